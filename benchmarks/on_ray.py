@@ -5,7 +5,7 @@
     python benchmarks/on_ray.py driver                 how long until a driver that goes has left nothing there
     python benchmarks/on_ray.py jobs --jobs 10000      jobs that do nothing, and what they cost in processor time
 
-`same` runs the experiment without Ray, on a local Ray, on the cluster, where it loses a worker, a raylet, all of a
+`same` runs the experiment without Ray, on the cluster, where it loses a worker, a raylet, all of a
 node, and its driver, which is started again, and with a shared store on an S3 server of which one request in ten
 goes wrong: from an engine that is killed and started again, once more where all that is needed is there, and by
 the cluster with its losses.
@@ -63,7 +63,6 @@ def same(overrides: Sequence[str], folder: Path, what: Sequence[str]) -> bool:
     """Whether an experiment leaves the same on all."""
     ways: dict[str, Callable[[Path], int]] = {
         "local": lambda where: _start(where, overrides).wait(),
-        "ray": lambda where: _start(where, [*overrides, "execution.backend=ray"]).wait(),
         "cluster": lambda where: _shot_at(where, overrides),
         "s3": lambda where: _killed_once(where, [*overrides, SHARED]),
         "fetched": lambda where: _start(where, [*overrides, SHARED]).wait(),

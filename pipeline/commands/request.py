@@ -18,8 +18,8 @@ from rich.filesize import decimal
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import fewer_than_usual
-from pipeline.config.place import install_command
-from pipeline.config.schema import AUTO, LOCAL, Backend, Config, ExecutionConfig, Keep
+from pipeline.config.place import has_package, install_command
+from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices, declared_gpus
@@ -27,7 +27,6 @@ from pipeline.engine.keeper import Keeper
 from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.shared import Session, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
-from pipeline.engine.workers.ray import is_installed
 from pipeline.errors import ConfigError, DeviceError, StoreError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.reference import CHECK, PREPARE
@@ -236,16 +235,14 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
 
 def on_cluster(config: Config) -> bool:
     """Whether the devices of a run are those of a cluster that is there, and none of this machine's."""
-    execution = config.execution
-    parallel = config.system.use_parallel_execution
-    return parallel and execution.backend is Backend.ray and execution.ray.address != LOCAL
+    return config.system.use_parallel_execution and config.execution.backend is Backend.ray
 
 
 def _devices(config: Config) -> tuple[list[Device], bool]:
     """The devices of a run, and whether they are there: a dry run may be for GPUs that are declared."""
     execution = config.execution
     if on_cluster(config):
-        from pipeline.engine.workers.ray.site import cluster_devices  # most runs have no use for it
+        from pipeline.engine.workers.on_ray import cluster_devices  # most runs have no use for it
 
         found = cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
         return found, True
@@ -278,13 +275,13 @@ def _said_of_declared(config: Config, devices: Sequence[Device], weights: Mappin
 def _check_ray(config: Config) -> None:
     if config.execution.backend is not Backend.ray:
         return
-    if not is_installed():
+    if not has_package("ray"):
         raise ConfigError(
             f"execution.backend=ray needs Ray, which is not installed: {install_command('ray')}, or set "
             "execution.backend=local"
         )
     check_fits_ray(config)
-    from pipeline.engine.workers.ray.site import check_environment  # as above
+    from pipeline.engine.workers.on_ray import check_environment  # as above
 
     check_environment(config.execution.ray)
 
@@ -297,7 +294,7 @@ def check_fits_ray(config: Config) -> None:
     """
     if config.execution.backend is not Backend.ray:
         return
-    from pipeline.engine.workers.ray.site import check_address  # as above
+    from pipeline.engine.workers.on_ray import check_address  # as above
 
     check_address(config.execution.ray)
     if (asked := config.execution.jobs_per_device) != 1:

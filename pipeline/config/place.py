@@ -5,6 +5,7 @@ Light: processes that grade import this too.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import shlex
 import sysconfig
@@ -98,6 +99,12 @@ def checkout() -> Path | None:
     """The folder of the project that the package lies in, or None where it was installed from a wheel."""
     root = Path(__file__).resolve().parents[2]
     return root if (root / "pyproject.toml").is_file() and (root / "conf").is_dir() else None
+
+
+def has_package(name: str) -> bool:
+    """Whether there is a package to import; nothing is imported."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None  # a mere folder of that name has none
 
 
 def install_command(extra: str = "") -> str:

@@ -26,8 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.config.place import install_command
-from pipeline.engine.workers.ray import is_installed
+from pipeline.config.place import has_package, install_command
 from pipeline.errors import ConfigError, WorkerError
 from pipeline.machine import descendants
 
@@ -63,7 +62,7 @@ def _of_job(environ: Mapping[str, str], name: str) -> str:
 
 
 def _check_installed() -> None:
-    if not is_installed():
+    if not has_package("ray"):
         raise ConfigError(f"a job with --ray needs Ray, which {sys.executable} has not: {install_command('ray')}")
 
 

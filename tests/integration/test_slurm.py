@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.engine.workers.ray import is_installed
+from pipeline.config.place import has_package
 from pipeline.slurm.script import MARK, written
 from pipeline.sweeps.storage import Record, Trial, sweep_folder
 from tests.doubles.slurm import NODES, Slurm, two_nodes, why_not
@@ -139,7 +139,7 @@ def processes(slurm: Slurm, job: str) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.skipif(not is_installed(), reason="Ray is not installed: pip install -e '.[ray]'")
+@pytest.mark.skipif(not has_package("ray"), reason="Ray is not installed: pip install -e '.[ray]'")
 def test_a_run_on_the_ray_of_its_own_job_is_cancelled_put_back_and_ends_in_the_same_bytes(
     slurm: Slurm, here: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

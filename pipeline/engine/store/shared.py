@@ -12,7 +12,6 @@ is uploaded when it can be reached again, or by the next run of the same.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import json
 import logging
 import math
@@ -34,7 +33,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta
 
-from pipeline.config.place import install_command
+from pipeline.config.place import has_package, install_command
 from pipeline.engine.store.store import KEY as STORE_KEY
 from pipeline.engine.store.store import Store, explained
 from pipeline.engine.store.verified import Verified
@@ -97,7 +96,7 @@ def check_address(url: str) -> tuple[str, str]:
             f"mkdir -p {shlex.quote(place)}"
         )
     module, extra = _LIBRARIES[kind]
-    if importlib.util.find_spec(module) is None:
+    if not has_package(module):
         raise ConfigError(f"{KEY}={url} needs {module}, which is not installed: {install_command(extra)}")
     return kind, place
 

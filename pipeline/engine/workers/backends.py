@@ -194,7 +194,7 @@ def make_pool(
         free_timeout_s=free_timeout_s(execution),
     )
     if execution.backend is Backend.ray:
-        from pipeline.engine.workers.ray.site import ray_pool  # most runs have no use for it
+        from pipeline.engine.workers.on_ray import ray_pool  # most runs have no use for it
 
         return ray_pool(execution, devices, settings, width)
     begun: set[int] = set()

@@ -40,10 +40,10 @@ Deliver = Callable[[FromWorker], None]
 class Site(Protocol):
     """Where the workers of a pool live, if it takes more than this machine."""
 
-    def open(self, reaper: Reaper) -> None:
+    def open(self) -> None:
         """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
 
-    def close(self, reaper: Reaper) -> None:
+    def close(self) -> None:
         """Let go of it, after the last worker has ended, and whatever has failed before."""
 
 
@@ -205,7 +205,7 @@ class Pool:
         self._reaper = Reaper()
         self._stopping = False
         if self._site:
-            self._site.open(self._reaper)
+            self._site.open()
         for index in range(self.size):
             self._slots.append(Slot(self._make(index, self._reaper)))
             self._begin(self._slots[index])
@@ -296,7 +296,7 @@ class Pool:
         finally:
             if self._reaper:
                 if self._site:
-                    self._site.close(self._reaper)
+                    self._site.close()
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
             self._slots, self._reaper = [], None

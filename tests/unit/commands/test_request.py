@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands.request import Request, prepare
+from pipeline.config.place import has_package
 from pipeline.config.schema import RayConfig
-from pipeline.engine.workers.ray import is_installed
-from pipeline.engine.workers.ray.site import check_environment
+from pipeline.engine.workers.on_ray import check_environment
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.prepared import prepare as write_prepared
@@ -77,19 +77,19 @@ def test_so_is_one_in_the_place_of_what_a_run_makes_in_it(tmp_path: Path, name: 
         (
             True,
             ["execution.ray.address=head"],
-            r"execution\.ray\.address=head: must be local, auto, host:port or ray://host:port",
+            r"execution\.ray\.address=head: must be auto, host:port or ray://host:port",
         ),
     ],
 )
 def test_what_cannot_be_done_on_ray_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, settings: list[str], said: str
 ) -> None:
-    monkeypatch.setattr("pipeline.commands.request.is_installed", lambda: installed)
+    monkeypatch.setattr("pipeline.commands.request.has_package", lambda _: installed)
     with pytest.raises(ConfigError, match=said):
         prepare(quick_config(["experiment.name=x", f"output_dir={tmp_path}", "execution.backend=ray", *settings]))
 
 
-@pytest.mark.skipif(not is_installed(), reason="Ray is not installed: pip install -e '.[ray]'")
+@pytest.mark.skipif(not has_package("ray"), reason="Ray is not installed: pip install -e '.[ray]'")
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

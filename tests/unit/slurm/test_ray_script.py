@@ -205,14 +205,14 @@ def test_the_port_follows_from_the_job_and_passes_over_what_is_taken() -> None:
 
 
 def test_the_address_is_by_slurms_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_nodes, "is_installed", lambda: True)
+    monkeypatch.setattr(ray_nodes, "has_package", lambda _: True)
     assert ray_nodes.head_address(JOB).startswith("127.0.0.1:2")
     with pytest.raises(ConfigError, match="SLURM_JOB_ID is not set, so this is no job of Slurm"):
         ray_nodes.head_address({})
 
 
 def test_where_ray_is_missing_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_nodes, "is_installed", lambda: False)
+    monkeypatch.setattr(ray_nodes, "has_package", lambda _: False)
     with pytest.raises(ConfigError, match=r"needs Ray, which .* has not: pip install .*\[ray\]"):
         ray_nodes.head_address(JOB)
 

@@ -183,7 +183,7 @@ def test_what_must_be_installed_is_said_and_a_library_that_is_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("importlib.util.find_spec", lambda name: None)
+        patched.setattr("pipeline.engine.store.shared.has_package", lambda name: False)
         with pytest.raises(ConfigError, match=r"pip install .*\[gcs\]"):
             check_address("gs://bucket/x")
     (tmp_path / "gcsfs.py").write_text("from json import nothing_of_that_name\n")

@@ -1,69 +1,258 @@
-"""A Ray cluster as the engine uses it, joined or started, and the workers on it as the pool sees them.
+"""Workers on a Ray cluster: Ray places them, carries messages and tells what is lost; our scheduler decides.
+
+    pool's thread                   sends orders, and takes messages when a descriptor tells of some
+    a thread of each worker's own   asks the worker's actor, `Host`, for what it says, again and again
+    actor                           leads a worker process (`entrypoint`), as the engine leads those on its machine
 
 Ray decides on which node an actor lives; it starts none of them anew, as what is tried again is decided here.
 Actors belong to the job that the engine is to Ray, so they end with it, whatever becomes of it. Where the head is
 gone Ray itself says so, and ends the engine.
 
-pool's thread                  sends orders, and takes messages when a descriptor tells of some
-a thread of each worker's own  asks the actor what the worker says, again and again; an error is the worker's end
+Jobs run in a process of their own rather than in the actor: its environment is whole before it starts, what a job
+does to its process is no concern of Ray's, and a new one takes a moment where a new actor takes seconds.
 """
 
 from __future__ import annotations
 
 import atexit
 import importlib
+import importlib.util
 import json
+import operator
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
+import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import structs
+
 import pipeline
-from pipeline.config.schema import AUTO, LOCAL, DeviceChoice, ExecutionConfig, RayConfig
-from pipeline.engine.devices.inventory import Device, cpu_slots, read_machine
+from pipeline.config.schema import AUTO, DeviceChoice, ExecutionConfig, RayConfig
+from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus, read_levels, read_machine
 from pipeline.engine.workers.messages import (
     FromWorker,
     RunJob,
     WorkerExited,
+    WorkerReady,
     WorkerUnreadable,
+    decode_order,
     decode_report,
     encode,
 )
 from pipeline.engine.workers.pool import Deliver, Pool, Worker
-from pipeline.engine.workers.process import ProcessSettings
-from pipeline.engine.workers.ray.host import POLLS, RAY_TOKEN, Host, HostSettings, search_path
+from pipeline.engine.workers.process import LocalWorker, ProcessSettings
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import ConfigError, DeviceError, WorkerError
 from pipeline.foreign import converted
-from pipeline.machine import descendants
 
-_OBJECT_STORE_BYTES = 80 << 20
-"""Messages are small and are never put there: the least that Ray takes, which it sets aside in memory."""
+RAY_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _CONNECT_S = 5.0
+_PROBE_S = 120.0
 _SHUTDOWN_S = 15.0
 """What Ray is given to take leave of a head, for whose answer it would wait for ever."""
-_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _KILL_S = 5.0
 """What the actor is given to end its worker; then it ends itself, by Ray."""
-
+_POLL_S = 2.0
+"""How long a host keeps the engine waiting where its worker says nothing."""
+POLLS = "poll"
+"""The group of calls that wait."""
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 _lives = count()
+
+# -- in an actor -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostSettings(ProcessSettings):
+    """What a host is told; `log_dir` is below the folder of the run, which all nodes must see.
+
+    Attributes:
+        device: What the engine takes its device for; the number of a GPU is Ray's to choose.
+        start_timeout_s: Seconds until a worker process must be ready.
+        sys_path: Where the engine finds modules.
+        folder: Where the engine works; "" to stay where Ray has put the actor.
+        version: Of this package, at the engine.
+    """
+
+    device: Device
+    start_timeout_s: float
+    sys_path: list[str]
+    folder: str
+    version: str
+
+
+def _polls(method: _Method) -> _Method:
+    """Have Ray give a method the thread of those that wait, as `ray.method` would, without Ray being imported.
+
+    Said with each call it would not get through Ray Client.
+    """
+    method.__ray_concurrency_group__ = POLLS  # type: ignore[attr-defined]
+    return method
+
+
+class Host:
+    """Keeps worker processes on one device. `poll` has a thread of its own, and all else shares another."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        """Take the device that Ray has given this process.
+
+        Raises:
+            WorkerError: The node cannot serve this run, and in words why not.
+        """
+        os.environ.pop(RAY_TOKEN, None)  # Ray has read it; jobs need not know it
+        self._settings = settings = converted(told, HostSettings)
+        _check(settings)
+        # Jobs find modules where the engine does, as far as that is here; and none of those that Ray brings.
+        there = [entry for entry in settings.sys_path if Path(entry).exists()]
+        sys.path[:] = list(dict.fromkeys([*there, *search_path()]))
+        if settings.folder and Path(settings.folder).is_dir():
+            os.chdir(settings.folder)
+        self._device = _device(settings.device)
+        self._level = read_levels([self._device]).get(self._device.uuid or "")
+        self._begun = False
+        self._reaper = Reaper()
+        self._worker: LocalWorker | None = None
+        self._life = -1
+        self._ready_by = 0.0
+        self._lock = threading.Lock()
+
+    @_polls
+    def begin(self, life: int) -> None:
+        """Start a worker process. The thread that polls calls it: the process ends with whoever starts it.
+
+        Args:
+            life: Number of the worker, which later calls name.
+        """
+        settings = self._settings
+        index = settings.device.index
+        level, self._begun = self._level if self._begun else None, True
+        with self._lock:
+            self._worker = LocalWorker(index, self._device, settings, self._reaper, level)
+            self._life = life
+            self._ready_by = time.monotonic() + settings.start_timeout_s
+            self._worker.start()
+
+    @_polls
+    def poll(self, life: int) -> dict[str, Any]:
+        """What the worker says, waited for a moment.
+
+        Returns:
+            Plain data, as far as there is any: ``lines``, messages of the worker, as it would send them to an
+            engine on its machine; ``unreadable``, why what it sent is no message; ``ended``, whether it is over,
+            and then its ``exit_code`` as in `WorkerExited`, and the end of its own log as ``last_words``.
+        """
+        worker = self._worker
+        if worker is None or life != self._life:
+            return {"ended": True}
+        left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else _POLL_S
+        said: list[FromWorker] = []
+        wait(worker.sources(), min(_POLL_S, left_s))
+        with self._lock:
+            worker.receive(said.append)
+            self._check_start(worker, said)
+        return self._heard(said, worker)
+
+    def _check_start(self, worker: LocalWorker, said: Sequence[FromWorker]) -> None:
+        if any(isinstance(message, WorkerReady) for message in said):
+            self._ready_by = 0.0
+        elif self._ready_by and time.monotonic() >= self._ready_by:
+            self._ready_by = 0.0
+            worker.kill()
+
+    def _heard(self, said: Sequence[FromWorker], worker: LocalWorker) -> dict[str, Any]:
+        lines: list[bytes] = []
+        answer: dict[str, Any] = {"lines": lines}
+        for message in said:
+            match message:
+                case WorkerExited():
+                    answer |= {"ended": True, "exit_code": message.exit_code, "last_words": worker.last_words()}
+                case WorkerUnreadable():
+                    answer["unreadable"] = message.reason
+                case WorkerReady():
+                    lines.append(encode(structs.replace(message, node=_node())))
+                case _:
+                    lines.append(encode(message))
+        return answer
+
+    def send(self, life: int, line: bytes) -> None:
+        """Hand a job to the worker."""
+        order = decode_order(line)
+        if isinstance(order, RunJob):
+            self._do(life, lambda worker: worker.send(order))
+
+    def act(self, life: int, action: str) -> None:
+        """Do something else about it: what the method of `Worker` of this name does."""
+        self._do(life, operator.methodcaller(action))
+
+    def _do(self, life: int, action: Callable[[LocalWorker], None]) -> None:
+        with self._lock:
+            if self._worker is not None and life == self._life:
+                action(self._worker)
+
+    def close(self) -> None:
+        """End what it has started."""
+        with suppress(Exception):
+            self._do(self._life, LocalWorker.kill)
+        self._reaper.close()
+
+
+def _check(settings: HostSettings) -> None:
+    """See that this node can serve the run."""
+    if pipeline.__version__ != settings.version:
+        raise WorkerError(
+            f"this node has version {pipeline.__version__} of the package, and the engine {settings.version}: "
+            "install the same on all, or name it in execution.ray.runtime_env"
+        )
+    if not Path(settings.log_dir).parent.is_dir():
+        raise WorkerError(
+            f"this node does not see {Path(settings.log_dir).parent}: output_dir and execution.store must be on a "
+            "disk that all nodes share, under the same path"
+        )
+
+
+def search_path() -> list[str]:
+    """Where this process finds modules, without what Ray has added for itself: copies of packages among them."""
+    spec = importlib.util.find_spec("ray")
+    ray = Path(spec.origin).parent if spec and spec.origin else Path(os.devnull)
+    return [entry or str(Path.cwd()) for entry in sys.path if ray not in (Path(entry), *Path(entry).parents)]
+
+
+def _device(asked: Device) -> Device:
+    if asked.kind == "cpu":
+        return asked
+    found = find_gpus(os.environ)
+    if not found:
+        mask = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        raise WorkerError(f"Ray has given a worker the GPU '{mask}' of this node, and the driver knows none there")
+    return found[0]
+
+
+def _node() -> str:
+    """The node that this process is on, in words."""
+    if (ray := sys.modules.get("ray")) is None:  # a test's
+        return ""
+    return f"node {ray.get_runtime_context().get_node_id()[:8]} ({ray.util.get_node_ip_address()})"
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -75,7 +264,6 @@ class RaySite:
         resources: What each place takes of it.
         nodes: Of each place, the node on which the devices of a job are to lie together.
         together: Whether there are such jobs: then the places of a node are a placement group.
-        visible: GPUs of this machine that a cluster started here may use, as CUDA_VISIBLE_DEVICES names them.
         ray: The library, once the site is open.
     """
 
@@ -83,54 +271,18 @@ class RaySite:
     resources: Mapping[str, float]
     nodes: Sequence[int]
     together: bool = False
-    visible: Sequence[str] = ()
     ray: Any = None
     _actors: dict[int, Any] = field(default_factory=dict)
     _groups: dict[int, Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _folder: Path | None = None
-    _tag: str = field(default_factory=descendants.new_tag)
 
-    def open(self, reaper: Reaper) -> None:
-        """Join the cluster, or start one.
+    def open(self) -> None:
+        """Join the cluster.
 
         Raises:
             WorkerError: That fails, in words.
         """
-        self.ray = library(self.settings)
-        try:
-            with _own_signals():
-                if self.settings.address == LOCAL:
-                    self._start_local(reaper)
-                else:
-                    join(self.ray, self.settings)
-        except Exception as error:
-            self.close(reaper)
-            raise cannot_join(self.settings.address, error) from error
-
-    def _start_local(self, reaper: Reaper) -> None:
-        # Sockets lie in it, whose paths may have some hundred characters; TMPDIR may be long.
-        self._folder = Path(tempfile.mkdtemp(prefix="ppl-ray-", dir="/tmp"))
-        reaper.watch_path(self._folder)
-        total = {name: value * len(self.nodes) for name, value in self.resources.items()}
-        seen = {"CUDA_VISIBLE_DEVICES": ",".join(self.visible)} if self.visible else {}
-        # What Ray's own processes have started outlasts them by a minute, and a head that is gone ends nobody.
-        reaper.watch_tag(self._tag)
-        seen |= descendants.with_tag(os.environ, self._tag)
-        # As on systems where it knows no clusters: else Ray listens at all interfaces, whatever it is told.
-        constants = "ray._private.ray_constants.ENABLE_RAY_CLUSTER"
-        with patch.dict(os.environ, seen), patch(constants, new=False):
-            self.ray.init(
-                address="local",
-                num_cpus=total.pop("CPU", 0),
-                num_gpus=total.pop("GPU", 0),
-                resources=total or None,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(self._folder),
-                _node_ip_address="127.0.0.1",
-                **_common(self.settings),
-            )
+        self.ray = join(self.settings)
 
     def actor(self, place: int, told: dict[str, Any]) -> Any:
         """The actor of a place, which may have to wait until the cluster has what it takes."""
@@ -168,19 +320,13 @@ class RaySite:
         with suppress(Exception):  # Ray has errors of many kinds for what is gone already
             self.ray.kill(actor)
 
-    def close(self, reaper: Reaper) -> None:
-        """End what this engine has on the cluster; one that was started here ends."""
+    def close(self) -> None:
+        """End what this engine has on the cluster."""
         leaving = threading.Thread(target=self._leave, name="ray shutdown", daemon=True)
         leaving.start()
         leaving.join(_SHUTDOWN_S)
         if leaving.is_alive():
             atexit.unregister(self.ray.shutdown)  # which would wait as long once more
-        if self._folder is not None:
-            descendants.end(lambda: descendants.tagged({self._tag}))
-            reaper.forget_tag(self._tag)
-            shutil.rmtree(self._folder, ignore_errors=True)
-            reaper.forget_path(self._folder)
-            self._folder = None
 
     def _leave(self) -> None:
         for place, actor in list(self._actors.items()):
@@ -193,17 +339,13 @@ class RaySite:
             self.ray.shutdown()
 
 
-def library(settings: RayConfig) -> Any:
+def library() -> Any:
     """Ray, which reads its environment once, when it is imported.
 
     Raises:
         WorkerError: It is not installed.
     """
-    quiet = dict(_QUIET)
-    if settings.address == LOCAL and os.environ.get("RAY_AUTH_MODE", "token") == "token":
-        # A token of its own that no file has: Ray itself would leave one in the user's home.
-        quiet |= {RAY_TOKEN: secrets.token_hex(32), "RAY_AUTH_MODE": "token"}
-    for name, value in quiet.items():
+    for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     try:
         return importlib.import_module("ray")
@@ -220,48 +362,41 @@ def endpoint_of(address: str) -> tuple[str, int] | None:
         return None
 
 
-def join(ray: Any, settings: RayConfig) -> None:
-    """Become a driver of a cluster that is there, unless this process is one already.
+def join(settings: RayConfig) -> Any:
+    """Become a driver of a cluster that is there, unless this process is one already; Ray's library.
 
     Raises:
-        WorkerError: Nothing is there. Ray's library would wait for minutes, deaf to Ctrl-C.
+        WorkerError: Nothing is there, or it takes another token.
     """
+    ray, address = library(), settings.address
     if ray.is_initialized():
-        return
-    if endpoint := endpoint_of(settings.address):
-        try:
+        return ray
+    asked = dict(settings.runtime_env)
+    paths = [str(Path(pipeline.__file__).parents[1]), *filter(None, [asked.get("env_vars", {}).get("PYTHONPATH")])]
+    asked["env_vars"] = {**asked.get("env_vars", {}), "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        if endpoint := endpoint_of(address):  # Ray would wait there for minutes, deaf to Ctrl-C
             socket.create_connection(endpoint, _CONNECT_S).close()
-        except OSError as error:
-            raise WorkerError(f"{settings.address}: {error.strerror or error}") from error
-    ray.init(address=settings.address, **_common(settings))
-
-
-def cannot_join(address: str, error: Exception) -> WorkerError:
-    """What to raise where a cluster is not there, takes another token, or cannot be started."""
-    said = " ".join(str(error).split())[:500] or type(error).__name__
-    if address == LOCAL:
-        return WorkerError(f"Ray cannot be started on this machine ({said})")
-    return WorkerError(
-        f"execution.ray.address={address}: Ray cannot be joined there ({said}). See that the address is right "
-        f"and that {RAY_TOKEN}, or ~/.ray/auth_token, is the token of that cluster"
-    )
+        with _own_signals():
+            ray.init(
+                address=address,
+                namespace=f"pipeline-{secrets.token_hex(8)}",
+                runtime_env=asked,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+    except Exception as error:  # Ray has no common class of errors for this
+        said = " ".join(str(error).split())[:500] or type(error).__name__
+        raise WorkerError(
+            f"execution.ray.address={address}: Ray cannot be joined there ({said}). See that the address is right "
+            f"and that {RAY_TOKEN}, or ~/.ray/auth_token, is the token of that cluster"
+        ) from error
+    return ray
 
 
 def places_of(there: Mapping[str, float], taken: Mapping[str, float]) -> int:
     """How many workers find room on a node."""
     return min((int(there.get(name, 0) / amount) for name, amount in taken.items() if amount), default=0)
-
-
-def _common(settings: RayConfig) -> dict[str, Any]:
-    asked = dict(settings.runtime_env)
-    paths = [str(Path(__file__).parents[4]), *filter(None, [asked.get("env_vars", {}).get("PYTHONPATH")])]
-    asked["env_vars"] = {**asked.get("env_vars", {}), "PYTHONPATH": os.pathsep.join(paths)}
-    return {
-        "namespace": f"pipeline-{secrets.token_hex(8)}",
-        "runtime_env": asked,
-        "log_to_driver": False,
-        "configure_logging": False,
-    }
 
 
 @contextmanager
@@ -449,19 +584,14 @@ class RayWorker(Worker):
 # What a run may ask of a Ray cluster, what that has for its workers, and the pool of them.
 
 
-_PROBE_S = 120.0
-
-
 def check_address(settings: RayConfig) -> None:
     """Refuse an address that no Ray can have.
 
     Raises:
         ConfigError: It is one.
     """
-    if settings.address not in (LOCAL, AUTO) and endpoint_of(settings.address) is None:
-        raise ConfigError(
-            f"execution.ray.address={settings.address}: must be local, auto, host:port or ray://host:port"
-        )
+    if settings.address != AUTO and endpoint_of(settings.address) is None:
+        raise ConfigError(f"execution.ray.address={settings.address}: must be auto, host:port or ray://host:port")
 
 
 def check_environment(settings: RayConfig) -> None:
@@ -473,7 +603,7 @@ def check_environment(settings: RayConfig) -> None:
     """
     if not (asked := settings.runtime_env):
         return
-    library(settings)
+    library()
     made: Any = importlib.import_module("ray.runtime_env").RuntimeEnv
     try:
         made(**asked)
@@ -503,13 +633,9 @@ def cluster_devices(
         WorkerError: The cluster is not there.
         DeviceError: It has nothing of what workers take.
     """
-    ray = library(execution.ray)
-    try:
-        join(ray, execution.ray)
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        gpus = _find_gpus(ray, nodes) if choice is not DeviceChoice.cpu else []
-    except Exception as error:  # Ray has no common class of errors for this
-        raise cannot_join(execution.ray.address, error) from error
+    ray = join(execution.ray)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    gpus = _find_gpus(ray, nodes) if choice is not DeviceChoice.cpu else []
     if choice is DeviceChoice.cuda and not gpus:
         raise DeviceError("device=cuda: no node of the Ray cluster has a GPU that its driver knows")
     taken = execution.ray.resources or ({"GPU": 1.0} if gpus else {"CPU": float(threads)})
@@ -547,7 +673,10 @@ def _find_gpus(ray: Any, nodes: Sequence[Mapping[str, Any]]) -> list[Device]:
         for node in nodes
         if node["Resources"].get("GPU")
     ]
-    told = [found for answer in ray.get(asked, timeout=_PROBE_S) for found in json.loads(answer)]
+    try:
+        told = [found for answer in ray.get(asked, timeout=_PROBE_S) for found in json.loads(answer)]
+    except Exception as error:  # as in `join`
+        raise WorkerError(f"the nodes of the Ray cluster do not tell their GPUs: {error}") from error
     return [converted(found, Device) for found in told]
 
 
@@ -570,14 +699,12 @@ def ray_pool(
         width: Devices that the widest job takes.
     """
     ray = execution.ray
-    gpus = [device for device in devices if device.kind == "cuda"]
-    taken = {"GPU": 1.0} if gpus else {"CPU": float(settings.threads)}
+    taken = {"GPU": 1.0} if devices[0].kind == "cuda" else {"CPU": float(settings.threads)}
     site = RaySite(
         ray,
         ray.resources or taken,
         [device.node for device in devices],
-        together=width > 1 and ray.address != LOCAL,
-        visible=[device.uuid or str(device.index) for device in gpus] if ray.address == LOCAL else (),
+        together=width > 1,
     )
     told = HostSettings(
         **asdict(settings),
@@ -586,7 +713,6 @@ def ray_pool(
         sys_path=search_path(),
         folder="" if "working_dir" in ray.runtime_env else str(Path.cwd()),
         version=pipeline.__version__,
-        name_nodes=ray.address != LOCAL,
     )
 
     def make(index: int, _reaper: Reaper) -> RayWorker:

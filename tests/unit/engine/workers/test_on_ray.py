@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import pipeline
+from pipeline.config.schema import RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.engine.workers import on_ray
 from pipeline.engine.workers.messages import (
     FromWorker,
     JobFinished,
@@ -23,10 +28,8 @@ from pipeline.engine.workers.messages import (
     WorkerExited,
     WorkerReady,
 )
+from pipeline.engine.workers.on_ray import POLLS, Host, HostSettings, RayWorker, join, nodes_of, places_of
 from pipeline.engine.workers.pool import Pool
-from pipeline.engine.workers.ray import host
-from pipeline.engine.workers.ray.host import Host, HostSettings
-from pipeline.engine.workers.ray.site import RayWorker
 from pipeline.errors import WorkerError
 
 PATIENCE_S = 60.0
@@ -72,7 +75,7 @@ class Actor:
         self.host = Host(told)
         self.calls: list[Call] = []
         self.lost: Exception | None = None
-        self.queues: dict[str, queue.Queue[Call | None]] = {"": queue.Queue(), host.POLLS: queue.Queue()}
+        self.queues: dict[str, queue.Queue[Call | None]] = {"": queue.Queue(), POLLS: queue.Queue()}
         self.threads = [
             threading.Thread(target=self._serve, args=[calls], daemon=True) for calls in self.queues.values()
         ]
@@ -99,9 +102,9 @@ class Site:
         self.actors: list[Actor] = []
         self.ray = self
 
-    def open(self, reaper: object) -> None: ...
+    def open(self) -> None: ...
 
-    def close(self, reaper: object) -> None:
+    def close(self) -> None:
         for actor in self.actors:
             for calls in actor.queues.values():
                 calls.put(None)
@@ -142,7 +145,6 @@ def settings(folder: Path) -> HostSettings:
         sys_path=sys.path,
         folder="",
         version=pipeline.__version__,
-        name_nodes=False,
     )
 
 
@@ -220,3 +222,34 @@ def test_a_worker_there_is_as_one_here(site: Site, tmp_path: Path) -> None:
 def test_a_node_that_cannot_serve_says_why(site: Site, tmp_path: Path, changes: dict[str, str], said: str) -> None:
     with pytest.raises(WorkerError, match=said):
         Host(asdict(replace(settings(tmp_path), **changes)))
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_where_nothing_answers_no_ray_is_asked(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(
+        on_ray, "library", lambda: SimpleNamespace(is_initialized=lambda: False)
+    )  # it has no `init`
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"{scheme}127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(WorkerError, match="refused"):
+        join(RayConfig(address=address))
+
+
+@pytest.mark.parametrize(
+    ("there", "taken", "places"),
+    [
+        ({"GPU": 4.0, "CPU": 8.0}, {"GPU": 1.0}, 4),
+        ({"GPU": 4.0, "CPU": 3.0}, {"GPU": 1.0, "CPU": 2.0}, 1),
+        ({"CPU": 8.0}, {"GPU": 1.0}, 0),
+        ({"CPU": 8.0}, {"CPU": 2.0, "memory": 0.0}, 4),
+    ],
+)
+def test_room_on_a_node(there: dict[str, float], taken: dict[str, float], places: int) -> None:
+    assert places_of(there, taken) == places
+
+
+def test_large_nodes_are_filled_first_and_those_to_come_are_as_large() -> None:
+    assert nodes_of([2, 4], 6) == [0, 0, 0, 0, 1, 1]
+    assert nodes_of([2, 4], 3) == [0, 0, 0]
+    assert nodes_of([2, 4], 11) == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
