@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -240,24 +239,6 @@ def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> N
             print(f"stopped {error}")
         for name in work.payload.get("unsaved", ()):
             _stop_unsaved(work, Ranks(met.rank, met.size, met.device, SPREADS[name]), name)
-
-
-def spread_over_machines(work: Work) -> None:
-    """Train a model that is spread over all ranks; in the first attempt wait, after a checkpoint, to be killed."""
-    prepare_torch(1)
-    with join(work.rank, work.world_size, work.device, Spread()) as met:
-        ranks = Ranks(met.rank, met.size, met.device, SPREADS["full_shard"])
-        steps: list[int] = []
-
-        def on_step(done: int) -> None:
-            steps.append(done)
-            if work.attempt == 1 and len(steps) == 5 and (flags := work.payload.get("flags")):
-                (Path(flags) / str(work.rank)).write_text(str(os.getpid()))
-                time.sleep(3600)
-
-        model, losses = value(ranks, checkpoints(work.checkpoints / "value", ranks, every_steps=2), on_step)
-        _keep(work, "value", model, losses, ranks)
-        print(f"{len(steps)} steps, {os.environ['LOCAL_WORLD_SIZE']} ranks here", flush=True)
 
 
 def _stop_unsaved(work: Work, ranks: Ranks, name: str) -> None:

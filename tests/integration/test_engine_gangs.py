@@ -9,14 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.devices.inventory import Device, cpu_slots
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.workers.gang import held_port
@@ -115,47 +113,6 @@ def test_one_rank_that_fails_ends_all(after_one_rank_failed: tuple[Engine, Outco
     assert (outcome.jobs[gang], outcome.jobs[f"below/{body}"]) == (JobStatus.failed, JobStatus.blocked)
 
 
-def machines(*counts: int) -> list[Device]:
-    """CPU slots, so many on each of several machines, all of which are this one."""
-    nodes = [node for node, count in enumerate(counts) for _ in range(count)]
-    return [replace(slot, node=node) for slot, node in zip(cpu_slots(len(nodes)), nodes, strict=True)]
-
-
-def test_ranks_of_several_machines_see_those_of_their_own(engine: Engine, tmp_path: Path) -> None:
-    payload = {"meeting": folder(tmp_path)}
-    outcome = engine.run(job("gang", "rank_facts", devices=4, payload=payload), devices=machines(2, 2))
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    ranks = [json.loads((tmp_path / "flags" / str(rank)).read_text()) for rank in range(4)]
-    assert [facts["RANK"] + facts["LOCAL_RANK"] + facts["WORLD_SIZE"] for facts in ranks] == [
-        "004", "114", "204", "314",
-    ]  # fmt: skip
-    assert [facts["work"] for facts in ranks] == [[rank, 4, "cpu"] for rank in range(4)]
-    assert len({(facts["MASTER_ADDR"], facts["MASTER_PORT"]) for facts in ranks}) == 1
-    groups = [facts["group"] for facts in ranks]  # each machine's are those of a worker there
-    assert (groups[0], groups[2]) == (groups[1], groups[3])
-    assert groups[0] != groups[2]
-    assert (engine.run_dir / "jobs/gang/log.rank2.txt").read_text().strip() == "this is rank 2"
-    assert json.loads((engine.store.path(key("gang")) / "facts.json").read_text()) == ranks[0]
-    assert not engine.events("AttemptFailed")
-
-
-def test_a_worker_that_is_killed_takes_its_ranks_along_and_the_attempt(engine: Engine, tmp_path: Path) -> None:
-    flags, killed = Path(folder(tmp_path)), list[list[int]]()
-
-    def kill_one(view: RunView) -> None:
-        if not killed and len(list(flags.iterdir())) == 2:
-            killed.append([pid for path in flags.iterdir() for pid in json.loads(path.read_text())])
-            os.kill(view.workers[1].pid or 0, signal.SIGKILL)
-
-    outcome = engine.run(
-        job("gang", "ranks_with_grandchildren", devices=2, payload={"flag": str(flags)}), devices=machines(1, 1),
-        retry=RetryConfig(worker_lost=1), watcher=kill_one,
-    )  # fmt: skip
-    assert killed
-    assert "worker 1 was lost (signal 9 (SIGKILL)" in outcome.reason("gang")
-    assert not any(map(is_living, killed[0]))
-
-
 def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> None:
     flags = Path(folder(tmp_path))
     killed: list[int] = []
@@ -188,8 +145,7 @@ def test_a_leader_that_hangs_is_killed_with_its_ranks(engine: Engine, tmp_path: 
     assert "in loop_without_progress" in (engine.run_dir / "jobs/gang/log.rank1.txt").read_text()
 
 
-@pytest.mark.parametrize("counts", [(2,), (1, 1)], ids=["one machine", "two machines"])
-def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path, counts: tuple[int, ...]) -> None:
+def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path) -> None:
     flags = Path(folder(tmp_path))
     gang = job("gang", "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
 
@@ -198,7 +154,7 @@ def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path, co
             os.kill(os.getpid(), signal.SIGINT)
             threading.Event().wait(0.05)
 
-    outcome = engine.run(gang, devices=machines(*counts), watcher=stop, stop_grace_s=10.0)
+    outcome = engine.run(gang, workers=2, watcher=stop, stop_grace_s=10.0)
     assert outcome.interrupted == "SIGINT"
     assert engine.events("JobStopped", "gang")
     # That another attempt goes on from there the next test sees.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from pipeline.config.place import has_package
 from pipeline.config.schema import Backend, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.machine import descendants
-from tests.doubles.engine import Engine, job, key
+from tests.doubles.engine import Engine, job
 from tests.doubles.ray_cluster import RayCluster, environment, ray_cluster, raylet
 
 pytestmark = [
@@ -44,13 +43,14 @@ def jobs() -> list[Any]:
     return [*plain, dies, job("last", needs=["job0", "job1"]), job("wide", devices=2)]
 
 
-@pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[RayCluster]:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
     """Two nodes of four pretended GPUs, beside a head that has none."""
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    with ray_cluster(2, num_cpus=4, num_gpus=4) as made:
-        yield made
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment().items():
+            patch.setenv(name, value)
+        with ray_cluster(2, num_cpus=4, num_gpus=4) as made:
+            yield made
 
 
 def test_a_run_on_ray_leaves_the_bytes_of_one_without_and_nothing_else(
@@ -121,56 +121,6 @@ def test_what_a_cluster_loses_costs_attempts_and_an_engine_that_is_killed_frees_
     assert all("Ray has lost its actor or node" in reason for reason in reasons), reasons
     assert engine.events("DeviceQuarantined") == []
     _a_node_joins(cluster, Engine(tmp_path / "joins"), ray)
-
-
-def test_a_training_on_several_nodes_is_that_of_one_and_outlives_the_loss_of_a_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    flags, ends = tmp_path / "flags", list[list[int]]()
-    flags.mkdir()
-    engine = Engine(tmp_path / "several")
-    with ray_cluster(3, num_cpus=2, num_gpus=2) as cluster:
-
-        def lose_a_node(_: Any) -> None:
-            told = [path.read_text() for path in sorted(flags.iterdir())]
-            if not ends and len(list(filter(None, told))) == 4:
-                ends.append([int(pid) for pid in told])
-                # Which nodes have the ranks depends on whose workers came first.
-                cluster.kill_node(next(node for node in cluster.nodes if ends[0][2] in cluster.processes(node)))
-
-        outcome = engine.run(
-            _training({"flags": str(flags)}),
-            devices=[replace(slot, node=slot.index // 2) for slot in cpu_slots(6)],
-            backend=Backend.ray,
-            ray=RayConfig(address=cluster.address, resources={"GPU": 1}),
-            watcher=lose_a_node,
-        )
-    log = engine.log("train", 1) + engine.log("train", 2) if ends else engine.log("train")
-    assert {status.value for status in outcome.jobs.values()} == {"done"}, log
-    (failed,) = engine.events("AttemptFailed")
-    assert re.search(r"worker \d was lost \(Ray has lost its actor or node", failed["reason"])
-    assert engine.events("DeviceQuarantined") == []
-    assert not any(map(_lives, ends[0]))
-    assert "going on from the checkpoint of step 4" in log
-    assert "3 steps, 2 ranks here" in log
-    other = Engine(tmp_path / "one")
-    other.run(_training({}), devices=cpu_slots(4))
-    assert "7 steps, 4 ranks here" in other.log("train")
-    assert trained(engine) == trained(other)
-    assert {"value/model.safetensors", "value/losses.json"} <= trained(engine).keys()
-
-
-def _training(payload: dict[str, str]) -> Any:
-    return job("train", "tests.doubles.ranks:spread_over_machines", devices=4, payload=payload)
-
-
-def trained(engine: Engine) -> dict[str, bytes]:
-    """What a training has stored, by the name of the file."""
-    root = engine.store.path(key("train"))
-    found = (path for path in root.rglob("*") if path.is_file() and path.name != "manifest.json")
-    return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 
 def _a_node_joins(cluster: RayCluster, engine: Engine, ray: RayConfig) -> None:

@@ -30,7 +30,7 @@ class Place:
         label: For messages.
         free_mb: Memory that one job could have; None where nobody counts it (a CPU slot).
         usable_mb: Memory that several jobs could have together, likewise.
-        node: The machine that it is on. The devices of a job are all on one, or all devices of several.
+        node: The machine that it is on. The devices of a job are all on one.
     """
 
     label: str
@@ -71,60 +71,11 @@ class Layout:
     def _nodes(self) -> list[int]:
         return [place.node for place in self.places]
 
-    def most_together(self, devices: Collection[int], width: int = 0) -> int:
-        """How many of some devices a job could have: those on one machine, at most.
-
-        Args:
-            devices: Of them.
-            width: What it asks for. If no machine has so many, whole machines of one size may make it up.
-        """
-        if self._is_one_machine:
+    def most_together(self, devices: Collection[int]) -> int:
+        """How many of some devices a job could have: those on one machine, at most."""
+        if len(self.devices_by_node) <= 1:
             return len(devices)
-        if self.is_spread(width) and any(
-            width <= size * len(whole) for size, whole in self._whole(devices, width)
-        ):
-            return width
-        return max(self._on_nodes(devices).values(), default=0)
-
-    def is_spread(self, width: int) -> bool:
-        """Whether a job of so many devices takes several machines: it does only if none has so many."""
-        return width > self._largest_node
-
-    def whole_nodes(self, devices: Collection[int], width: int) -> list[int]:
-        """The machines that a job of several takes, if all that it may have is some devices; else none.
-
-        Args:
-            devices: The better ones first.
-            width: How many it takes.
-        """
-        return next(
-            (nodes[: width // size] for size, nodes in self._whole(devices, width) if width <= size * len(nodes)),
-            [],
-        )
-
-    def _whole(self, devices: Collection[int], width: int) -> list[tuple[int, list[int]]]:
-        """Machines of which all devices are among some, by their size, as far as that divides a width."""
-        found: dict[int, list[int]] = {}
-        for node, count in self._on_nodes(devices).items():
-            if count == self.node_sizes[node] and width % count == 0:
-                found.setdefault(count, []).append(node)
-        return list(found.items())
-
-    def _on_nodes(self, devices: Collection[int]) -> Counter[int]:
-        return Counter(self.places[device].node for device in devices)
-
-    @cached_property
-    def node_sizes(self) -> Counter[int]:
-        """How many devices each machine has."""
-        return Counter({node: len(devices) for node, devices in self.devices_by_node.items()})
-
-    @cached_property
-    def _largest_node(self) -> int:
-        return max(self.node_sizes.values(), default=0)
-
-    @cached_property
-    def _is_one_machine(self) -> bool:
-        return len(self.devices_by_node) <= 1
+        return max(Counter(map(self.node_of, devices)).values(), default=0)
 
     @cached_property
     def devices_by_node(self) -> dict[int, list[int]]:
@@ -133,13 +84,6 @@ class Layout:
         for device, place in enumerate(self.places):
             found.setdefault(place.node, []).append(device)
         return found
-
-    def parts(self, workers: Sequence[int]) -> list[list[int]]:
-        """The workers of a job by machine, in their order."""
-        found: dict[int, list[int]] = {}
-        for worker in workers:
-            found.setdefault(self.places[self.device_of(worker)].node, []).append(worker)
-        return list(found.values())
 
     def workers_of(self, device: int) -> range:
         """The workers on a device."""

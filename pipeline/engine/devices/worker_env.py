@@ -36,8 +36,6 @@ _KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 LOOPBACK = "127.0.0.1"
-NODE_ADDRESS = "PIPELINE_NODE_ADDRESS"
-"""The variable by which a worker knows where other machines of the run reach its own; unset where it has one."""
 ON_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo") if sys.platform == "linux" else {}
 """For ranks that are all on this machine: nobody else is to reach the sockets that they listen at."""
 
@@ -125,37 +123,25 @@ def _tuned(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def rank_environment(
-    base_env: Mapping[str, str],
-    visible: Sequence[str],
-    *,
-    rank: int,
-    master_port: int,
-    master: str = LOOPBACK,
-    interface: str = "",
-    first: int = 0,
-    size: int | None = None,
+    base_env: Mapping[str, str], visible: Sequence[str], *, rank: int, master_port: int
 ) -> dict[str, str]:
     """The whole environment of one process of a job that needs several devices: what `init_process_group` reads.
 
     Args:
         base_env: That of the worker that starts them.
-        visible: What each worker on this machine sees of CUDA; all is visible to all ranks here, in their order.
+        visible: What each rank's worker sees of CUDA; all is visible to all ranks, in their order.
         rank: Which process.
         master_port: Where they meet.
-        master: The address of the machine of rank 0.
-        interface: By which this machine reaches that, where it is another one or others reach it; "" if unknown.
-        first: The first rank on this machine.
-        size: How many ranks there are; those of this machine if None.
     """
     return {
-        **(ON_LOOPBACK if master == LOOPBACK else dict.fromkeys(ON_LOOPBACK, interface) if interface else {}),
+        **ON_LOOPBACK,
         **base_env,
         "CUDA_VISIBLE_DEVICES": ",".join(name for name in visible if name),
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank - first),
-        "WORLD_SIZE": str(len(visible) if size is None else size),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(len(visible)),
         "LOCAL_WORLD_SIZE": str(len(visible)),
-        "MASTER_ADDR": master,
+        "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(master_port),
     }
 

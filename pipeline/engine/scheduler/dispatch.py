@@ -25,7 +25,7 @@ from pipeline.plan.graph import Job, Plan
 
 def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
     """Say why a job cannot run on some devices: there are too few of them, or they are too small."""
-    if job.devices <= layout.most_together(devices, job.devices):
+    if job.devices <= (most := layout.most_together(devices)):
         places = [layout.places[device] for device in devices]
         have = ", ".join(f"{place.label} has {(place.free_mb or 0) / 1024:.1f} GiB free" for place in places)
         return (
@@ -34,11 +34,9 @@ def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Nee
             "generation.batch_size, or share the training by training.gpus_per_job and training.strategy=fsdp, a "
             "model that writes by generation.gpus_per_job; or correct what memory_mb says"
         )
-    one = layout.most_together(devices)
-    could = [width for width in range(one + 1, len(devices) + 1) if layout.most_together(devices, width) == width]
-    whole = f" on one machine; a job of more has whole machines of one size, here {could}" if could else ""
+    where = "" if most == len(devices) else " on one machine, which is where a job has all of its devices"
     return (
-        f"{job.id} needs {job.devices} devices at once, and there are {one}{whole}. Ask for fewer "
+        f"{job.id} needs {job.devices} devices at once, and there are {most}{where}. Ask for fewer "
         "(training.gpus_per_job, generation.gpus_per_job), or run with more (distributed.num_gpus, "
         "execution.workers)"
     )
@@ -81,7 +79,7 @@ def check_runnable(
     fit: set[Kind] = set()
     for job in plan.jobs.values():
         if job.id not in stored and (kind := kind_of(job)) not in fit:
-            if job.devices > layout.most_together(needs.fitting(job, devices), job.devices):
+            if job.devices > layout.most_together(needs.fitting(job, devices)):
                 raise PlanError(too_few_devices(job, devices, layout, needs))
             fit.add(kind)
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:

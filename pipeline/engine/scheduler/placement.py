@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -98,8 +98,7 @@ class Room:
         """Those of them on which it may run next: where it has failed only if the others are too few."""
         if failed_on := self._state.blame.failed_on(job_id):
             elsewhere = [device for device in self.fitting(job_id) if device not in failed_on]
-            width = self._job(job_id).devices
-            if elsewhere and self._layout.most_together(elsewhere, width) >= width:
+            if elsewhere and self._layout.most_together(elsewhere) >= self._job(job_id).devices:
                 return set(elsewhere)
         if (kind := kind_of(self._job(job_id))) not in self._allowed:
             self._allowed[kind] = set(self.fitting(job_id))
@@ -111,10 +110,7 @@ class Room:
         """Where a job could start now, one place on each device, the best first."""
         allowed, width = self.allowed(job_id), self._job(job_id).devices
         # Most jobs of several devices find no machine on which so many idle, and cost no more than this.
-        if self._layout.is_spread(width):
-            machines = [found for found in self._idle_on if self._is_whole(found)]
-        else:
-            machines = list(takewhile(lambda found: len(found) >= width, self._idle_on))
+        machines = takewhile(lambda found: len(found) >= width, self._idle_on)
         idle = [device for found in machines for device in found]
         found = [seat for device in idle if device in allowed and (seat := self._seat_on(job_id, device))]
         return sorted(found, key=lambda seat: self._rank(job_id, seat))
@@ -130,7 +126,7 @@ class Room:
     def nodes_with_idle(self, job_id: str) -> list[int] | None:
         """The machines on which as many devices idle as a job has, where nothing else decides where it may run."""
         job = self._job(job_id)
-        if not self.is_plain or self._layout.is_spread(job.devices) or self._state.blame.failed_on(job_id):
+        if not self.is_plain or self._state.blame.failed_on(job_id):
             return None
         return [node for node, count in self._idle_count.items() if count >= job.devices]
 
@@ -138,22 +134,14 @@ class Room:
         """How many workers of a machine idle."""
         return self._idle_count[node]
 
-    def _is_whole(self, devices: Sequence[int]) -> bool:
-        """Whether some devices of a machine are all that it has."""
-        return len(devices) == self._layout.node_sizes[self._layout.node_of(devices[0])]
-
     def options(self, job_id: str, seats: Sequence[Seat]) -> list[list[Seat]]:
         """Of some seats as many as a job has devices, on one machine: all such choices that differ in worth.
 
-        For a job of one device each seat; for another one choice on each machine, the better one first; for one
-        that takes several machines those whose seats are better.
+        For a job of one device each seat; for another one choice on each machine, the better one first.
         """
         width = self._job(job_id).devices
         if width == 1:
             return [[seat] for seat in seats]
-        if self._layout.is_spread(width):
-            nodes = self._layout.whole_nodes([seat.device for seat in seats], width)
-            return [[seat for seat in seats if self.node_of(seat.worker) in nodes]] if nodes else []
         found: dict[int, list[Seat]] = {}
         options = []
         for seat in seats:
@@ -267,7 +255,7 @@ class Room:
             allowed = self.allowed(job_id)
             # Those that are taken idle, so they are among the free ones.
             left = bisect_right(self._free_on(job_id, node), time_s) - sum(one.device in allowed for one in mine)
-            return left >= self._width_on(job_id, node)
+            return left >= self._job(job_id).devices
         for seat in mine:
             self._on(seat.device).append(_Guest(seat.charge, until_s))
         start_s = self.start_s(job_id, node)
@@ -280,18 +268,10 @@ class Room:
     def start_s(self, job_id: str, node: int) -> float:
         """When by the estimates a job could start on a machine, with what runs and starts now.
 
-        Infinite where it never could. Of a job that takes several machines: when this one is idle as a whole.
+        Infinite where it never could.
         """
-        free_s, width = self._free_on(job_id, node), self._width_on(job_id, node)
+        free_s, width = self._free_on(job_id, node), self._job(job_id).devices
         return free_s[width - 1] if width <= len(free_s) else math.inf
-
-    def _width_on(self, job_id: str, node: int) -> int:
-        """How many devices of a machine a job takes; more than there are where it may not have any."""
-        width = self._job(job_id).devices
-        if not self._layout.is_spread(width):
-            return width
-        size = self._layout.node_sizes[node]
-        return size + 1 if width % size else size
 
     def spare(self, job_id: str, node: int, time_s: float) -> float:
         """How many devices of a machine, if others have them from now on, leave a job as many as it takes then.
@@ -300,7 +280,7 @@ class Room:
         """
         if self._state.blame.failed_on(job_id):
             return math.inf
-        return bisect_right(self._free_on(job_id, node), time_s) - self._width_on(job_id, node)
+        return bisect_right(self._free_on(job_id, node), time_s) - self._job(job_id).devices
 
     def _free_on(self, job_id: str, node: int) -> list[float]:
         """When each device of a machine on which a job may run has room for it, the first one first."""
@@ -313,23 +293,6 @@ class Room:
         if alike:
             self._free_s[place] = found
         return found
-
-    def first_nodes(self, job_id: str, among: Collection[int]) -> list[int]:
-        """Those of some machines, all of one size, that a job of several could have first: as many as it takes.
-
-        Fewer where the others of that size are not among them.
-        """
-        width = self._job(job_id).devices
-        by_size: dict[int, list[tuple[float, int]]] = {}
-        for node in self._layout.devices_by_node:
-            if (start_s := self.start_s(job_id, node)) < math.inf:
-                by_size.setdefault(self._layout.node_sizes[node], []).append((start_s, node))
-        options = []
-        for size, found in by_size.items():
-            if (takes := width // size) <= len(found):
-                left = sorted(one for one in found if one[1] in among)[:takes]
-                options.append((takes - len(left), left[-1:], left))
-        return [node for _, node in min(options, default=(0, [], []))[2]]
 
     def is_possible(self, job_id: str, node: int) -> bool:
         """Whether a machine has devices enough on which a job may run."""
@@ -381,32 +344,21 @@ class Promises:
     @property
     def job_ids(self) -> list[str]:
         """The jobs, in the order in which they were promised something."""
-        return list(dict.fromkeys(self.by_node.values()))
-
-    def nodes_of(self, job_id: str) -> list[int]:
-        """What a job was promised."""
-        return [node for node, one in self.by_node.items() if one == job_id]
+        return list(self.by_node.values())
 
     def free_nodes(self) -> set[int]:
         """The machines that nobody was promised."""
         return self._state.layout.devices_by_node.keys() - self.by_node.keys()
 
-    def give(self, job_id: str, nodes: Iterable[int]) -> None:
-        """Promise a job some machines."""
-        self.by_node |= dict.fromkeys(nodes, job_id)
+    def give(self, job_id: str, node: int) -> None:
+        """Promise a job a machine."""
+        self.by_node[node] = job_id
 
-    def take_back(self, job_id: str) -> list[int]:
+    def take_back(self, job_id: str) -> int:
         """Promise a job nothing any more, and say what it was."""
-        nodes = self.nodes_of(job_id)
-        for node in nodes:
-            del self.by_node[node]
-        return nodes
-
-    def forget(self, job_id: str) -> None:
-        """What was promised to a job is another thing now, so it may start at another time."""
-        for known in (self._due_s, self._spare):
-            for place in [place for place in known if place[1] == job_id]:
-                del known[place]
+        node = next(node for node, one in self.by_node.items() if one == job_id)
+        del self.by_node[node]
+        return node
 
     def started(self) -> None:
         """A job is about to start somewhere: fewer devices are left."""
@@ -431,9 +383,7 @@ class Promises:
     def due_s(self, node: int, promised: str) -> float:
         """Until when a job must be able to start that was promised a machine."""
         if (node, promised) not in self._due_s:
-            # One that takes several machines starts when the last of them is idle.
-            start_s = max(self._room.start_s(promised, one) for one in self.nodes_of(promised))
-            self._due_s[node, promised] = start_s + _SAME_S
+            self._due_s[node, promised] = self._room.start_s(promised, node) + _SAME_S
         return self._due_s[node, promised]
 
     def leave_none(self, node: int, job_id: str) -> bool:

@@ -190,11 +190,6 @@ class _Draft:
             in_vain: set[tuple[Kind, float]] = set()
             for job_id in self.promises.job_ids:
                 self._start_promised(job_id, in_vain)
-        for job_id in filter(self._is_spread, self.state.reserved):
-            if self.promises.take_back(job_id):
-                # What was left by those that start now, before a less urgent one is promised it.
-                self.promises.give(job_id, self.room.first_nodes(job_id, self.promises.free_nodes()))
-                self.promises.forget(job_id)
         self._retries = self._in_turn()
         if self.room.is_plain:
             self._fill_plainly()
@@ -293,27 +288,15 @@ class _Draft:
         return (kind[0] > 1 or not self.room.is_plain) and len(self.promises) < machines
 
     def _promise(self, job_id: str, node: int | None = None) -> None:
-        """Promise it a machine on which nothing is promised: that of before, or where it could start first.
-
-        One that takes several machines is promised those that are idle first, found anew each time; where others
-        were promised too many, those that are left, so that it has more each time one of the others starts.
-        """
+        """Promise it a machine on which nothing is promised: that of before, or where it could start first."""
         left = self.promises.free_nodes()
-        if self._is_spread(job_id):
-            if node is not None:  # those of other jobs of before are promised again to them, and not to this one
-                left -= {one for other, one in self.state.reserved.items() if not self._is_spread(other)}
-            nodes = self.room.first_nodes(job_id, left)
-            if nodes and node is None:
-                self.actions.append(Reserve(job_id, nodes[0]))
-            self.promises.give(job_id, nodes)
-            return
         if node is None or node not in left or not self.room.is_possible(job_id, node):
             found = [(at_s, one) for one in left if (at_s := self.room.start_s(job_id, one)) < math.inf]
             if not found:
                 return
             node = min(found)[1]
             self.actions.append(Reserve(job_id, node))
-        self.promises.give(job_id, [node])
+        self.promises.give(job_id, node)
 
     def _start_promised(self, job_id: str, in_vain: set[tuple[Kind, float]]) -> None:
         """Start a job that was promised a place, there or elsewhere, if there is one now.
@@ -323,18 +306,15 @@ class _Draft:
             in_vain: Kinds and estimates of others for which there was none since the last one started. What would
                 delay a third job is the same for all that are alike, so there is none for this one but its own.
         """
-        nodes, job = self.promises.take_back(job_id), self._job(job_id)
+        node, job = self.promises.take_back(job_id), self._job(job_id)
         alike = (kind_of(job), job.seconds)
-        if alike not in in_vain or self.room.idle_on(nodes[0]) >= job.devices:
+        if alike not in in_vain or self.room.idle_on(node) >= job.devices:
             if self._start_beside(job_id) is _Answer.starts:
                 in_vain.clear()
                 return
-            if self.room.is_plain and job_id not in self.state.retries and not self._is_spread(job_id):
+            if self.room.is_plain and job_id not in self.state.retries:
                 in_vain.add(alike)
-        self.promises.give(job_id, nodes)
-
-    def _is_spread(self, job_id: str) -> bool:
-        return self.state.layout.is_spread(self._job(job_id).devices)
+        self.promises.give(job_id, node)
 
     def _start_beside(self, job_id: str) -> _Answer:
         """Start a job in the place that suits it best, if there is one where it delays no other's."""

@@ -19,7 +19,6 @@ from pipeline.engine.scheduler.recovery import (
     renew_idle,
     renew_places,
     send_if_gathered,
-    starts_ranks,
     try_elsewhere,
     try_exclusively,
     unusable,
@@ -162,8 +161,6 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     give_back(run, index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
-    if starts_ranks(run, index) and not run.stopping and index not in run.renewed:
-        _ranks_lost(run, index, message)
     if process_ended(run, index):
         return
     before = run.state.workers[index]
@@ -186,20 +183,6 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
     if not run.state.workers[index].quarantined:
         run.process_starts(index)
     renew_places(run, workers[1:] and workers, but=(index,))
-
-
-def _ranks_lost(run: Run, index: int, message: WorkerExited) -> None:
-    """A worker has ended that had processes of a job which another leads: so ends the attempt, on all machines."""
-    state, worker = run.state, run.state.workers[index]
-    workers = state.jobs[worker.job_id].workers
-    leader = workers[0]
-    if leader in run.doomed:
-        return
-    lost = _worker_failure(index, message, worker.rss_bytes)
-    run.watchdog.ended(leader)
-    _attempt_lost(run, state.raised(leader), leader, lost, elsewhere=message.elsewhere)
-    renew_idle(run, [leader])
-    renew_places(run, workers, but=(leader, index))
 
 
 def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from msgspec.structs import replace as structs_replace
-
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run, Send, SetAside, judge
 from pipeline.engine.scheduler.state import WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
@@ -241,15 +239,12 @@ def send(run: Run, job_id: str) -> None:
     state = run.state.jobs[job_id]
     if len(state.workers) == 1:  # its process may have been replaced since the job was given to it
         run.state.workers[state.workers[0]].fresh = False
-    order = _order(run, job_id)
-    for part, worker in enumerate(_first_of_nodes(run, state.workers)):
-        run.do(Send(worker, structs_replace(order, part=part) if part else order))
+    run.do(Send(state.workers[0], _order(run, job_id)))
 
 
 def _order(run: Run, job_id: str) -> RunJob:
     """What a worker is told of a job that it was given."""
     state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
-    parts = run.state.layout.parts(state.workers) if len(state.workers) > 1 else []
     return RunJob(
         job_id=job_id,
         attempt=state.attempts,
@@ -262,7 +257,6 @@ def _order(run: Run, job_id: str) -> RunJob:
         verified=run.verified,
         log_path=run.log_path(job_id, state.attempts),
         gang=[run.state.workers[worker].visible for worker in state.workers] if job.devices > 1 else [],
-        spans=[len(part) for part in parts] if len(parts) > 1 else [],
         keep_models=state.keep_models,
         slots=run.state.layout.slots,
         shared=not state.exclusive,
@@ -339,21 +333,4 @@ def renew_places(run: Run, workers: Sequence[int], but: Collection[int] = ()) ->
         workers: All of the job, which is over.
         but: Those of them whose processes have ended, or are being replaced.
     """
-    started = _first_of_nodes(run, workers)[1:]
-    had = [index for index in workers if run.state.workers[index].visible or index in started]
-    renew_idle(run, [index for index in had if index not in but])
-
-
-def starts_ranks(run: Run, index: int) -> bool:
-    """Whether a worker that is lent to a job has processes of it: those of its machine, which is not the first."""
-    job_id = run.state.workers[index].job_id
-    if not run.state.workers[index].lent or job_id in run.gathering:
-        return False
-    return index in _first_of_nodes(run, run.state.jobs[job_id].workers)
-
-
-def _first_of_nodes(run: Run, workers: Sequence[int]) -> list[int]:
-    """Of the workers of a job those that are sent it: one on each machine, that which leads it first."""
-    if len(workers) < 2:
-        return list(workers)
-    return [part[0] for part in run.state.layout.parts(workers)]
+    renew_idle(run, [index for index in workers if run.state.workers[index].visible and index not in but])

@@ -269,7 +269,7 @@ class WorkerTable:
             self._fitting.clear()
         if (kind := kind_of(job)) not in self._fitting:
             found = self._needs.fitting(job, self.usable_devices())
-            self._fitting[kind] = found, self._layout.most_together(found, job.devices)
+            self._fitting[kind] = found, self._layout.most_together(found)
         return self._fitting[kind]
 
 

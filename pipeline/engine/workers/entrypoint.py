@@ -101,18 +101,11 @@ class _Main:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         fit = True
         while not isinstance(order := self.orders.get(), Shutdown) and not self.runner.stop_requested:
-            fit = fit and self._run(
-                order
-            )  # where it is not, the engine ends this process and begins the rest elsewhere
+            # Where no other may follow, the engine ends this process and begins the rest elsewhere.
+            fit = fit and self._run(order)
 
     def _run(self, order: RunJob) -> bool:
         """Run a job; False where no other may follow it in this process."""
-        if order.part:
-            from pipeline.engine.workers.gang_part import start_part  # as in the runner
-
-            runner = self.runner
-            start_part(order, self.settings.device.kind, lambda: runner.cut_off, lambda: runner.stop_requested)
-            return True
         said = self.runner.run(order)
         self.send(said)
         return isinstance(said, AttemptStopped) or not said.spoils

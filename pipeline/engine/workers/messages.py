@@ -92,10 +92,6 @@ class RunJob(_Message, frozen=True, kw_only=True):
     """File that receives everything the job writes to its standard output and error, native code included."""
     gang: list[str] = field(default_factory=list)
     """For a job of several devices, what each of its ranks sees in CUDA_VISIBLE_DEVICES; empty for one device."""
-    spans: list[Number] = field(default_factory=list)
-    """How many of these are on each machine, where they are on several."""
-    part: Count = 0
-    """Which machine this worker is on, of these. The first one leads; others start ranks as it says."""
     keep_models: bool = True
     """Whether models of earlier jobs may stay in memory; otherwise the worker lets go of them first."""
     slots: int = 1

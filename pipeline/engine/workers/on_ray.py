@@ -196,7 +196,12 @@ class Host:
         """Hand a job to the worker."""
         order = decode_order(line)
         if isinstance(order, RunJob):
-            self._do(life, lambda worker: worker.send(order))
+
+            def send(worker: LocalWorker) -> None:
+                worker.send(order)
+                worker.flush()
+
+            self._do(life, send)
 
     def act(self, life: int, action: str) -> None:
         """Do something else about it: what the method of `Worker` of this name does."""

@@ -1,6 +1,5 @@
 """Which job starts next, and what that guarantees."""
 
-import math
 import random
 from dataclasses import replace
 
@@ -214,65 +213,6 @@ def test_all_devices_of_a_job_are_on_one_machine() -> None:
     state = RunState(Plan([wide("gang", 3)], []), (), 6, layout=Layout(places=places))
     with pytest.raises(PlanError, match="needs 3 devices at once, and there are 2"):
         check_runnable(state.plan, state.layout)
-
-
-PAIRS = Layout(places=tuple(Place(label=str(at), node=at // 2) for at in range(6)))
-"""Three machines of two devices."""
-
-
-def on_pairs(*jobs: Job) -> RunState:
-    state = RunState(Plan(jobs, []), (), 6, layout=PAIRS)
-    for index in range(6):
-        state.worker_ready(index, "")
-    return state
-
-
-def test_machines_are_kept_for_a_job_of_several() -> None:
-    state = on_pairs(wide("gang", 4, 50), job("first", 8), job("second", 9), job("short", 7), job("long", 20))
-    state.start("first", 1)
-    state.start("second", 2)
-    # The third machine is idle, and the first one will be next: what ends by then may run on either.
-    (promised, *others) = next_actions(state)
-    assert promised == Reserve("gang", 2)
-    assert {(one.job_id, one.worker) for one in others if isinstance(one, Start)} == {("long", 3), ("short", 0)}
-    state.raised(1)
-    assert next_actions(state)[0] == Start("gang", 0, (1, 4, 5))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_jobs_over_several_machines_have_whole_ones_and_start_when_they_were_promised(seed: int) -> None:
-    rng = random.Random(seed)
-    widths = (1, 1, 2, 2, 4, 6)
-    plan = Plan([wide(f"j{at}", rng.choice(widths), rng.randint(1, 9)) for at in range(40)], [])
-    promised: dict[str, float] = {}
-    machines: dict[str, list[int]] = {}
-
-    def watch(state: RunState, now_s: float) -> None:
-        for job_id, one in state.jobs.items():
-            if one.workers and job_id not in machines:
-                machines[job_id] = sorted(PAIRS.places[worker].node for worker in one.workers)
-                assert now_s <= promised.get(job_id, math.inf)
-        if len(state.reserved) == 1:
-            (first,) = state.reserved
-            # All that runs has ended by then, and others may not delay it: estimates are right.
-            ends = [one.sent_s + one.job.seconds for one in state.jobs.values() if one.workers]
-            promised.setdefault(first, max([now_s, *ends]))
-
-    simulate(plan, 6, watch=watch, layout=PAIRS)
-    assert len(machines) == len(plan.jobs)
-    for job_id, nodes in machines.items():
-        width = plan.jobs[job_id].devices
-        assert all(nodes.count(node) == min(width, 2) for node in nodes), (job_id, nodes)
-
-
-@pytest.mark.parametrize(("width", "could"), [(3, False), (4, True), (5, False), (6, True), (8, False)])
-def test_a_width_that_whole_machines_do_not_make_up_is_refused(width: int, could: bool) -> None:
-    plan = Plan([wide("gang", width)], [])
-    if could:
-        check_runnable(plan, PAIRS)
-        return
-    with pytest.raises(PlanError, match=rf"needs {width} devices at once, .* here \[4, 6\]"):
-        check_runnable(plan, PAIRS)
 
 
 def test_idle_workers_are_kept_for_the_most_urgent_job_that_does_not_fit() -> None:

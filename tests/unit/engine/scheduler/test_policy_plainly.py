@@ -76,7 +76,7 @@ class _PlainDraft(policy._Draft):
 
     def _could_ever(self, job_id: str) -> bool:
         width = self._job(job_id).devices
-        return width <= self.state.layout.most_together(self.room.fitting(job_id), width)
+        return width <= self.state.layout.most_together(self.room.fitting(job_id))
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:
         for node, promised in self.promises.by_node.items():
@@ -112,8 +112,7 @@ class Trial:
             size = draw.choice(sizes) if counted else None
             places.append(Place(label=str(index), free_mb=size, usable_mb=size, node=index // each))
         self.layout = Layout(places=tuple(places), slots=slots, vouched=draw.random() < 0.5)
-        # In some runs there are jobs that are wider than a machine: they take several as a whole.
-        self.plan = self._plan(each, nodes if slots == 1 and not counted and draw.random() < 0.5 else 1)
+        self.plan = self._plan(each)
         self.state = RunState(
             self.plan, (), self.layout.workers, layout=self.layout, needs=Needs(self.layout), models_in_memory=2
         )
@@ -123,12 +122,10 @@ class Trial:
         self.ends: dict[str, tuple[float, int]] = {}
         self.actions: list[Action] = []
 
-    def _plan(self, widest: int, machines: int) -> Plan:
+    def _plan(self, widest: int) -> Plan:
         draw, jobs = self.draw, []
         for number in range(50):
             width = draw.randint(2, widest) if draw.random() < 0.3 else 1
-            if machines > 1 and draw.random() < 0.15:
-                width = widest * draw.randint(2, machines)
             jobs.append(
                 Job(
                     id=f"j{number}", key="", entry="m:f", payload={}, devices=width,

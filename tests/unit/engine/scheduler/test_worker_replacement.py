@@ -6,9 +6,8 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.run import Send
 from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import JobStarted, WorkerExited, WorkerUnusable
+from pipeline.engine.workers.messages import JobStarted, WorkerUnusable
 from pipeline.plan.graph import Job
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
@@ -18,40 +17,6 @@ PAIR = Layout(places=(Place(label="GPU 0", free_mb=100, usable_mb=100),), slots=
 
 def gang(name: str = "gang", needs: tuple[str, ...] = (), width: int = 2) -> Job:
     return job(name, needs=needs, devices=width)
-
-
-MACHINES = Layout(places=tuple(Place(label=str(at), node=at // 2) for at in range(4)))
-
-
-def on_machines(*jobs: Job) -> OnPaper:
-    return OnPaper(*jobs, layout=MACHINES, nodes="aabb")
-
-
-def test_a_job_of_several_machines_is_sent_to_one_worker_on_each() -> None:
-    paper = on_machines(gang(width=4), job("after", needs=["gang"]))
-    assert paper.start() == ["send gang to 0", "send gang to 2"]
-    orders = [effect.order for effect in paper.effects if isinstance(effect, Send)]
-    assert [(order.part, order.spans, len(order.gang)) for order in orders] == [(0, [2, 2], 4), (1, [2, 2], 4)]
-    assert paper.phases() == ["running", "lent", "lent", "lent"]
-    assert paper.finish("gang") == ["JobFinished gang", "restart 2"]  # it had processes of the job
-
-
-@pytest.mark.parametrize("elsewhere", [True, False], ids=["its machine was lost", "it died"])
-def test_the_loss_of_a_worker_that_had_ranks_ends_the_attempt_everywhere(elsewhere: bool) -> None:
-    paper = on_machines(gang(width=4))
-    paper.start()
-    paper.begin("gang")
-    assert paper.ended(3) == ["WorkerExited"]  # its device alone was in use
-    paper.ready(3)
-    lost = WorkerExited(exit_code=None if elsewhere else -9, how="its node was lost", elsewhere=elsewhere)
-    assert paper.hear(2, lost) == ["WorkerExited", "AttemptFailed gang", "restart 0"]
-    assert paper.record("AttemptFailed")["reason"] == "worker 2 was lost (its node was lost)"
-    assert paper.run.state.jobs["gang"].failures[FailureKind.lost] == (not elsewhere)
-    assert paper.run.state.blame.failed_on("gang") == frozenset()
-    assert paper.phases() == ["starting", "idle", "starting", "idle"]
-    assert paper.ended(0) == ["WorkerExited"]
-    paper.ready(0, 2)
-    assert paper.start() == ["send gang to 0", "send gang to 2"]
 
 
 def test_processes_that_have_run_jobs_are_replaced_before_a_gang_is_sent() -> None:

@@ -191,12 +191,12 @@ class Elsewhere:
         self.steps: list[str] = []
         self.error = error
 
-    def open(self, reaper: object) -> None:
+    def open(self) -> None:
         self.steps.append(f"open, {len(Pretender.made)} made")
         if self.error:
             raise WorkerError(self.error)
 
-    def close(self, reaper: object) -> None:
+    def close(self) -> None:
         self.steps.append("close")
 
 
