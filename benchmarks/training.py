@@ -8,7 +8,7 @@
 
 The same model of random weights, the same token ids in the same batches, the same learning rate, AdamW, clipping
 and number of loss tokens, in float32 (on a GPU with autocast in bfloat16) without gradient checkpointing. Ours
-goes through the functions that stages train by (`fit_sft`, `fit_dpo`, `fit_grpo`), theirs is `Trainer.train` of
+goes through the functions that stages train by (`fit` of `dpo_set` and so on), theirs is `Trainer.train` of
 TRL's class. Both have the forward passes that the method needs besides training: DPO's reference, and GRPO's
 reference and old log-probabilities. Nothing is generated: TRL is given the completions by its `rollout_func`.
 
@@ -57,18 +57,19 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from benchmarks.arguments import positive
 from pipeline.config.schema import DType, Schedule, TrainingConfig
-from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
+from pipeline.learning.algos import dpo, grpo
+from pipeline.learning.algos.policy_config import Sampling
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training import loop
 from pipeline.learning.training.grpo import (
-    Objective,
     Samples,
-    fit_grpo,
     group_advantages,
+    grpo_set,
     padded,
     supervised_columns,
 )
-from pipeline.learning.training.loop import Fitting, computing_in, fit_sft
-from pipeline.learning.training.preferences import DPOObjective, fit_dpo
+from pipeline.learning.training.loop import Fitting, computing_in, fit, fit_sft
+from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, without_padding
 from pipeline.learning.training.sequences import Sequences
 
@@ -208,7 +209,7 @@ def ours(load: Load, model: PreTrainedModel, args: argparse.Namespace) -> list[f
         return fit_sft(model, load.data, fitting)
     if load.method == "dpo":
         held = _scored(load, model, training, args, lambda values: values.double().sum(-1))
-        return fit_dpo(model, load.data, held, DPOObjective(loss_type=DPOLoss.sigmoid, beta=BETA), fitting)[0]
+        return fit(model, dpo_set(model, load.data, held, dpo.DPOConfig(beta=BETA), args.device), fitting)
     width = load.data.ids.shape[1]
     # Of the policy that drew the completions, and of the reference; here both are the model as it begins.
     old, anchor = (
@@ -216,8 +217,9 @@ def ours(load: Load, model: PreTrainedModel, args: argparse.Namespace) -> list[f
         for _ in range(2)
     )
     advantages = group_advantages(load.data.labels, GROUP, ScaleRewards.group)
-    objective = Objective(loss_type=GRPOLoss.grpo, beta=KL, epsilon_low=0.2, epsilon_high=0.2, longest=width)
-    return fit_grpo(model, Samples(load.data, old), advantages, anchor, objective, fitting, GROUP)
+    how: dict[str, Any] = {"num_generations": GROUP, "sampling": Sampling.round, "use_bias_correction_kl": False}
+    algo, samples = grpo.GRPOConfig(loss_type=GRPOLoss.grpo, beta=KL, **how), Samples(load.data, old)
+    return fit(model, grpo_set(model, samples, advantages, anchor, algo, args.device, longest=width), fitting)
 
 
 def _scored(

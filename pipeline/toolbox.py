@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from pipeline.learning.training.grpo import TokenBatch as TokenBatch
     from pipeline.learning.training.loop import Fitting as Fitting
     from pipeline.learning.training.loop import TrainingSet as TrainingSet
-    from pipeline.learning.training.loop import TrainSettings as TrainSettings
     from pipeline.learning.training.loop import fit as fit
     from pipeline.learning.training.loop import fit_sft as fit_sft
     from pipeline.learning.training.loop import train as train

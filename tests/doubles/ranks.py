@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.config.schema import Sharding, Strategy, SystemConfig, TrainingConfig
+from pipeline.config.schema import Sharding, Strategy, SystemConfig
 from pipeline.engine.workers.failure import classify
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
+from pipeline.learning.algos.dpo import DPOConfig, KTOConfig
+from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.algos.stage_entry import prepare_torch
-from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, HeadType, ScaleRewards
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.models.kinds import TinyModelConfig
@@ -36,13 +38,14 @@ from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
-from pipeline.learning.training.grpo import Objective, Samples, fit_grpo, group_advantages
-from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, fit, fit_online, sft_set
+from pipeline.learning.training.grpo import Samples, group_advantages, grpo_set
+from pipeline.learning.training.loop import Fitting, fit, sft_set
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.learning.training.preferences import KTOObjective, kto_set
+from pipeline.learning.training.preferences import dpo_set, kto_set
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_reward_model, fit_value, reward_scores
+from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.machine import listening, own_memory
 from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences
@@ -73,14 +76,13 @@ def value(
     losses = fit_value(
         model,
         small_sequences(),
-        Fitting(
+        fitting(
+            2,
             batch_size=7,
-            learning_rate=1e-2,
             head_learning_rate=3e-2,
             epochs=2,
-            training=TrainingConfig(micro_batch_size=2, warmup_steps=2, grad_clip=0.5),
-            seed=0,
-            device="cpu",
+            warmup_steps=2,
+            grad_clip=0.5,
             on_step=lambda done, total, tokens: on_step(done),
             checkpoint=checkpoint,
             ranks=ranks,
@@ -99,11 +101,6 @@ def reference(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
 
 def pairs(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     """DPO of adapters: most of the model is frozen. 5 pairs a step, 2 at once."""
-    from pipeline.learning.training.preferences import (  # and TRL, which other ranks need not load
-        DPOObjective,
-        fit_dpo,
-    )
-
     torch.manual_seed(0)
     model = with_adapters(tiny_policy(), LoraSettings(rank=2, alpha=4), seed=0)
     data, anchor = small_sequences(), tiny_policy(seed=1)
@@ -115,8 +112,7 @@ def pairs(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
         device="cpu",
         ranks=ranks,
     )
-    objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.5)
-    losses, _ = fit_dpo(model, data, held, objective, _fitting(10, 4, ranks, curve))
+    losses = fit(model, dpo_set(model, data, held, DPOConfig(beta=0.5), "cpu"), _fitting(10, 4, ranks, curve))
     ranks.gather(model)
     return merged(model) if ranks.is_first else tiny_policy(), losses
 
@@ -138,8 +134,8 @@ def labelled(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     data = replace(small_sequences(), prompts=np.arange(len(small_sequences())))
     data = replace(data, labels=(data.labels > 0.5).astype(np.float32))
     of = {"of_anchor": partial(scores, anchor), "of_policy": partial(scores, model)}
-    made = kto_set(model, data, KTOObjective(beta=0.5), "cpu", **of)
-    return model, fit(model, data, _fitting(10, 4, ranks, curve), made.loss_of, prepare=made.prepare)
+    made = kto_set(model, data, KTOConfig(beta=0.5), "cpu", **of)
+    return model, fit(model, made, _fitting(10, 4, ranks, curve))
 
 
 def reward(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
@@ -157,8 +153,8 @@ def groups(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     logprobs = np.full((len(data), 2), -2.0, np.float32)
     samples = Samples(sequences=data, logprobs=logprobs)
     advantages = group_advantages(data.labels, 4, ScaleRewards.group)
-    objective = Objective(loss_type=GRPOLoss.dapo, beta=0.0, epsilon_low=0.2, epsilon_high=0.2, longest=2)
-    return model, fit_grpo(model, samples, advantages, None, objective, _fitting(12, 4, ranks, curve), 4)
+    made = grpo_set(model, samples, advantages, None, of_grpo(loss_type=GRPOLoss.dapo), "cpu", longest=2)
+    return model, fit(model, made, _fitting(12, 4, ranks, curve))
 
 
 def drawn(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
@@ -166,20 +162,18 @@ def drawn(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     ranks = Ranks(ranks.rank, ranks.size, ranks.device)
     model, data = tiny_policy(), small_sequences()
     batches = [data.some(np.arange(start, stop)) for start, stop in ((0, 5), (5, 5), (5, 10))]
-    made = fit_online(
+    losses, _ = fit_drawn(
         model,
         Timetable(3, 1, 1),
         lambda number: DrawnBatch(sft_set(model, batches[number])),
         _fitting(5, 2, ranks, curve),
         longest=2,
     )
-    return model, made.losses
+    return model, losses
 
 
 def _fitting(batch: int, micro: int, ranks: Ranks, curve: Curve | None) -> Fitting:
-    training = TrainingConfig(micro_batch_size=micro, warmup_steps=1)
-    how = Fitting(batch_size=batch, epochs=1, learning_rate=1e-2, training=training, seed=0, device="cpu")
-    return replace(how, ranks=ranks, curve=curve)
+    return fitting(micro, batch_size=batch, warmup_steps=1, ranks=ranks, curve=curve)
 
 
 POLICIES = {

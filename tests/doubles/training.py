@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from pipeline.config.schema import TrainingConfig
 from pipeline.engine.workers.work import Work
 from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.choices import HeadType
@@ -28,9 +27,9 @@ from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import checkpoint
 from pipeline.learning.training.checkpoint import Checkpoints, State
 from pipeline.learning.training.curve import Curve
-from pipeline.learning.training.loop import Fitting
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_value
+from tests.doubles.fitting import fitting
 
 STEPS = 9
 """Of each training below."""
@@ -53,14 +52,11 @@ def _value(
     losses = fit_value(
         model,
         small_sequences(),
-        Fitting(
-            batch_size=8,
-            learning_rate=1e-2,
+        fitting(
+            3,
             head_learning_rate=3e-2,
             epochs=3,
-            training=TrainingConfig(micro_batch_size=3, warmup_steps=2),
-            seed=0,
-            device="cpu",
+            warmup_steps=2,
             checkpoint=checkpoints,
             hints=hints,
             curve=curve,

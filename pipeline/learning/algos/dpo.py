@@ -165,18 +165,9 @@ class DPO(PostTrainingAlgorithms):
         self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Compare the policy with its anchor on every pair."""
-        algo = ctx.settings(DPOConfig)
-        pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
-        objective = toolbox.preferences.DPOObjective(
-            loss_type=algo.loss_type,
-            beta=algo.beta,
-            label_smoothing=algo.label_smoothing,
-            sft_weight=algo.sft_weight,
-        )
+        algo, pairs = ctx.settings(DPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
         held = self._anchor_scores(ctx, algo.reference, pairs)
-        return toolbox.preferences.dpo_set(
-            model, pairs, held, toolbox.preferences.PairLoss(objective, ctx.device), ctx.device
-        )
+        return toolbox.preferences.dpo_set(model, pairs, held, algo, ctx.device)
 
     def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: toolbox.Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
@@ -383,11 +374,7 @@ class KTO(DPO):
         return toolbox.preferences.kto_set(
             model,
             toolbox.Sequences.load(folders),
-            toolbox.preferences.KTOObjective(
-                beta=algo.beta,
-                desirable_weight=algo.desirable_weight,
-                undesirable_weight=algo.undesirable_weight,
-            ),
+            algo,
             ctx.device,
             context=toolbox.load.context_length(model),
             of_anchor=partial(self._anchor_scores, ctx, algo.reference),

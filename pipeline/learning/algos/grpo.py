@@ -130,7 +130,7 @@ class GRPO(PostTrainingAlgorithms):
         Returns:
             With its gradient, shape [B, T] or [B, 1]; `loss_type` says how it is averaged.
         """
-        return toolbox.grpo.clipped_surrogate(tokens, ratio, self.objective(ctx))
+        return toolbox.grpo.clipped_surrogate(tokens, ratio, ctx.settings(GRPOConfig))
 
     def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Whole groups, without what was cut off where the settings say so."""
@@ -143,39 +143,24 @@ class GRPO(PostTrainingAlgorithms):
         self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
-        algo = ctx.settings(GRPOConfig)
-        samples = toolbox.Samples.load(folders)
+        samples, generation = toolbox.Samples.load(folders), ctx.config.generation
         advantages = toolbox.grpo.checked_advantages(self.advantages(ctx, samples), samples)
-        objective = self.objective(ctx)
-        anchor = self.anchor_logprobs(ctx, samples) if objective.beta else None
         return toolbox.grpo.grpo_set(
             model,
             samples,
             advantages,
-            anchor,
-            objective,
-            algo.num_generations,
+            self.held_to(ctx, samples),
+            ctx.settings(GRPOConfig),
             ctx.device,
+            longest=generation.max_new_tokens,
+            temperature=generation.temperature,
             ratio=lambda tokens: self.ratio(ctx, tokens),
             surrogate=lambda tokens, ratio: self.surrogate(ctx, tokens, ratio),
         )
 
-    def objective(self, ctx: JobContext) -> toolbox.Objective:
-        """The settings of the loss."""
-        algo = ctx.settings(GRPOConfig)
-        return toolbox.Objective(
-            loss_type=algo.loss_type,
-            beta=algo.beta,
-            epsilon_low=algo.epsilon,
-            epsilon_high=algo.epsilon if algo.epsilon_high is None else algo.epsilon_high,
-            longest=ctx.config.generation.max_new_tokens,
-            temperature=ctx.config.generation.temperature,
-            corrects_kl=algo.use_bias_correction_kl,
-            level=algo.importance_sampling_level,
-            delta=algo.delta,
-            is_on_policy=algo.is_on_policy,
-            entropy_coef=algo.entropy_coef,
-        )
+    def held_to(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32] | None:
+        """What the KL term of the loss is of, as `anchor_logprobs` gives it; None where the loss has none."""
+        return self.anchor_logprobs(ctx, samples) if ctx.settings(GRPOConfig).beta else None
 
     def anchor_logprobs(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
@@ -242,9 +227,8 @@ class RLOO(GRPO):
             rewards = rewards - algo.beta * toolbox.grpo.log_ratios(samples, self.anchor_logprobs(ctx, samples))
         return toolbox.grpo.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
 
-    def objective(self, ctx: JobContext) -> toolbox.Objective:
-        """GRPO's, without a divergence of its own."""
-        return replace(super().objective(ctx), beta=0.0)
+    def held_to(self, ctx: JobContext, samples: toolbox.Samples) -> None:
+        """Nothing: the divergence is part of the reward."""
 
 
 # -- reinforce pp ------------------------------------------------------------------------------------------------

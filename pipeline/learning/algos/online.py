@@ -3,24 +3,29 @@
     <checkpoints>/drawn/00000012/    batch.json, what `keep` writes of a batch, by the times that it was drawn, and
                                      the sums of all, sums.json; until a checkpoint is past it
 
-Each batch is on the disk before its first step. So a training that was cut off trains on the same completions and
+As TRL's `GRPOTrainer` does: ``steps_per_generation`` optimizer steps on each batch, ``num_iterations`` times. Each
+batch is on the disk before its first step. So a training that was cut off trains on the same completions and
 the same rewards once more, also on rewards that would not say the same again, and comes to the same weights.
 One that is no more what was written is drawn again; a checkpoint from between its steps is passed over then.
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import stat
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 from peft import PeftModel
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.files import file_sha256, fsync, json_text, walk
@@ -31,16 +36,179 @@ from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models.batch_size import BatchSizes
-from pipeline.learning.models.flops import Purpose, metered
+from pipeline.learning.models.flops import Purpose, metered, model_cost, spend
 from pipeline.learning.rewards.traits import RewardFailures
-from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, TrainingSet, computing_in
-from pipeline.learning.training.loop import fit_online as fit_drawn
+from pipeline.learning.training import loop
+from pipeline.learning.training.curve import add_to_curve, is_drawn
+from pipeline.learning.training.loop import Fitting, TrainingSet
+from pipeline.learning.training.scoring import passes_of, without_padding
 from pipeline.outputs.formats import Tally
 
 ABOUT = "batch.json"
 SUMS = "sums.json"
 _FAULT = "first_fault.txt"
 _TALLIED = ("count", "unscored", "equal", "wrong", "same")
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Which batch is trained on at which step. Pure.
+
+    Attributes:
+        prompts: Of the training.
+        at_once: Prompts of a batch; the last one may have fewer.
+        per_step: Prompts of an optimizer step.
+        epochs: How often each batch is gone over.
+    """
+
+    prompts: int
+    at_once: int
+    per_step: int
+    epochs: int = 1
+
+    @property
+    def batches(self) -> int:
+        """How many are drawn."""
+        return math.ceil(self.prompts / self.at_once)
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the training."""
+        whole, rest = divmod(self.prompts, self.at_once)
+        return self.epochs * (whole * math.ceil(self.at_once / self.per_step) + math.ceil(rest / self.per_step))
+
+    def at(self, step: int) -> tuple[int, int]:
+        """The batch of a step, and which of its steps it is; both from 0."""
+        return divmod(step, self.epochs * math.ceil(self.at_once / self.per_step))
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """The prompts of a batch, from the first to before the last."""
+        return batch * self.at_once, min(self.prompts, (batch + 1) * self.at_once)
+
+    def parts(self, batch: int) -> int:
+        """Steps that one pass over a batch takes."""
+        start, stop = self.rows(batch)
+        return math.ceil((stop - start) / self.per_step)
+
+    def drawn_after(self, step: int) -> int:
+        """Prompts whose batch is drawn when so many steps are done."""
+        return 0 if step == 0 else self.rows(self.at(step - 1)[0])[1]
+
+
+@dataclass(frozen=True)
+class DrawnBatch:
+    """A batch that was drawn, ready to be trained on.
+
+    Attributes:
+        made: Its sequences, and their loss.
+        figures: What the curve says of it, by name: values of which a step has the mean.
+        counts: What is added up over the training, by name; FLOPs of drawing and scoring it by their purposes.
+    """
+
+    made: TrainingSet
+    figures: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+def fit_drawn(
+    model: PreTrainedModel | PeftModel,
+    timetable: Timetable,
+    drawn: Callable[[int], DrawnBatch],
+    fitting: Fitting,
+    *,
+    longest: int,
+    group: int = 1,
+    **how: Any,
+) -> tuple[list[float], dict[str, int]]:
+    """Train a policy in place on what it draws.
+
+    Args:
+        model: On its device.
+        timetable: What is drawn when.
+        drawn: Draws a batch by the model as it is, or gives one again that was drawn in an earlier attempt. It is
+            asked for each in turn, and for one before which a training was cut off.
+        fitting: How to train; its `epochs` are those of the timetable.
+        longest: Tokens that a completion may have.
+        group: Sequences that belong together.
+        how: What else `train` is to know.
+
+    Returns:
+        The loss of each step; and counts of all batches together, with ``tokens``, those that were trained on.
+    """
+    micro_batch = fitting.micro_batch(
+        model, fitting.batch_size, longest=longest, group=group, policy=True, work=" online"
+    )
+    told: dict[str, list[float]] = defaultdict(list)
+    cost, now = model_cost(model), _Now()
+    loop.keep_few_activations(model, fitting)
+
+    def before(step: int) -> None:
+        """Have the batch of a step, and note what it takes."""
+        number, within = timetable.at(step)
+        if number != now.number:
+            model.eval()
+            batch = drawn(number)
+            with metered() as meter:
+                now.take(number, batch, timetable, fitting.seed)
+            model.train()
+            if within == 0:
+                for name, count in chain(meter.flops.items(), batch.counts.items()):
+                    told[name].append(count)
+        now.before(within)
+        data, rows = now.batch.made.data, now.parts[within]
+        told["tokens"].append(float(data.lengths[rows].sum()) + (told["tokens"][-1] if told["tokens"] else 0))
+        told["training"].append(cost.training(passes_of(model, data.some(rows))) if len(rows) else 0)
+
+    def losses_of(step: int) -> Iterator[Tensor]:
+        _, within = timetable.at(step)
+        if is_drawn():
+            add_to_curve(**now.batch.figures, staleness=within)
+        # Not around drawing, which goes through the model in other ways.
+        if len(now.parts[within]):
+            with without_padding(model, fitting.training.padding_free):
+                yield from fitting.losses(now.batch.made, now.parts[within], micro_batch)
+        if fitting.on_step is not None:
+            done = timetable.drawn_after(step + 1)
+            fitting.on_step(done, timetable.prompts, int(told["tokens"][-1]))
+
+    losses = loop.train(
+        model,
+        fitting,
+        timetable.steps,
+        losses_of,
+        micro_batch=micro_batch,
+        tokens_after=lambda steps: int(told["tokens"][steps - 1]) if steps else 0,
+        told=told,
+        before=before,
+        **how,
+    )
+    tokens = int(told.pop("tokens")[-1]) if losses else 0
+    counts = {name: int(sum(values)) for name, values in told.items()}
+    for purpose in [each for each in get_args(Purpose) if each in counts]:
+        spend(purpose, counts.pop(purpose))
+    return losses, {"tokens": tokens, **counts}
+
+
+class _Now:
+    """The batch that is trained on now, and the places of its sequences by step."""
+
+    number = -1
+    batch: DrawnBatch
+    parts: Sequence[NDArray[np.int64]]
+    before: Callable[[int], None]
+
+    def take(self, number: int, batch: DrawnBatch, timetable: Timetable, seed: int) -> None:
+        self.number, self.batch, made = number, batch, batch.made
+        epochs, parts, count = timetable.epochs, timetable.parts(number), len(made.data)
+        if count == 0:
+            self.parts, self.before = [np.zeros(0, np.int64)] * (epochs * parts), lambda _: None
+            return
+        # Where a pass is one step its order says nothing.
+        once, own_seed = epochs * parts == 1, seed * 1_000_003 + number
+        order = np.arange(count) if once else loop.grouped_order(count, made.group, epochs, own_seed)
+        passes = order.reshape(epochs, -1, made.group)
+        self.parts = [part.reshape(-1) for each in passes for part in np.array_split(each, parts)]
+        self.before = made.prepare(self.parts)
 
 
 class DrawsToTrain(Protocol):
@@ -97,7 +265,7 @@ def fit_online(
             drawn = draw_groups(own, dataset, policy, algo.num_generations, rows, name)
             return score_groups(own, dataset, drawn, name, judge)
 
-        with metered() as meter, computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+        with metered() as meter, loop.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
             every, taken = drawn_anew(groups_of, timetable.rows(number), most)
             decoding = int(ctx.ranks.sum(meter.flops["decoding"]))  # each rank has a part of the prompts
             if not ctx.ranks.is_first:
@@ -133,13 +301,12 @@ def fit_online(
         with metered() as meter:
             parts = sorted((part for part in folder.iterdir() if part.is_dir()), key=lambda part: int(part.name))
             made = algorithm.training_set(ctx, cast("PreTrainedModel", model), parts)
-        flops: dict[Purpose, int] = {name: int(count) for name, count in about["flops"].items()}
-        for name, count in meter.flops.items():
-            flops[name] = flops.get(name, 0) + count
         kept.note_fault(about["first fault"])
         figures = {name: np.asarray(values, np.float64) for name, values in about["figures"].items()}
         told = {name: int(value) for name, value in made.about.items() if isinstance(value, int)}
-        return DrawnBatch(made, flops, figures, {**about["counts"], **told})
+        flops = Counter(about["flops"])
+        flops.update(meter.flops)
+        return DrawnBatch(made, figures, {**flops, **about["counts"], **told})
 
     def lacks(step: int) -> str | None:
         number, within = timetable.at(step)
@@ -148,7 +315,7 @@ def fit_online(
     if fitting.checkpoint is not None:
         fitting.checkpoint.lacks = lacks
     previous = ctx.optional_input("train@previous") if algo.warm_start else None
-    trained = fit_drawn(
+    losses, counts = fit_drawn(
         model,
         timetable,
         drawn,
@@ -156,22 +323,22 @@ def fit_online(
         longest=policy.limit,
         group=algo.num_generations,
         steps_before=(ctx.round - 1) * timetable.steps if algo.warm_start else 0,
-        horizon=None if algo.horizon is None else algo.horizon * timetable.steps,
+        horizon=math.inf if algo.horizon is None else algo.horizon * timetable.steps,
         goes_on_from=previous,
         leaves_to=ctx.out,
     )
-    counts = dict(trained.counts)
     failures = RewardFailures(counts.pop("scored", 0), counts.pop("failed", 0), kept.first_fault)
     if ctx.ranks.is_first:
         failures.write(ctx.out)
+    tokens_trained = counts.pop("tokens") + algorithm.spent_before(ctx)
     tally = Tally("prompts", **{name: counts.pop(name, 0) for name in _TALLIED})
     about = {
         "tokens_generated": tokens_generated(ctx) + counts.pop("generated", 0),
         **counts,
         **algorithm.told_before(ctx),
-        "tokens_trained": trained.tokens + algorithm.spent_before(ctx),
+        "tokens_trained": tokens_trained,
     }
-    return {**about, "loss": trained.losses}, tally
+    return {**about, "loss": losses}, tally
 
 
 def drawn_anew(

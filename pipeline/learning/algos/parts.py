@@ -63,7 +63,7 @@ from pipeline.learning.training import grpo, preferences, value
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, save_model
-from pipeline.learning.training.grpo import Objective, Samples, TokenBatch
+from pipeline.learning.training.grpo import Samples, TokenBatch
 from pipeline.learning.training.loop import Fitting, TrainingSet, computing_in, fit, sft_set, trained_tokens
 from pipeline.learning.training.scoring import completion_logprobs, note_scored, score_sequences, without_padding
 from pipeline.learning.training.sequences import Sequences, prompt_folds

@@ -218,9 +218,7 @@ def _fit_round(
     """Train on what earlier stages have drawn: what ``training.json`` says of it, and what became of the draws."""
     spent = {"tokens_generated": tokens_generated(ctx)}
     made = algorithm.training_set(ctx, model, algorithm.data(ctx))
-    losses = toolbox.fit(
-        model, made.data, fitting, made.loss_of, group=made.group, told=made.told, prepare=made.prepare
-    )
+    losses = toolbox.fit(model, made, fitting)
     tally = tally_of(rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
     about = {**spent, **made.about, **algorithm.told_before(ctx)}
     tokens = toolbox.trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)

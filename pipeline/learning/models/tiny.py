@@ -17,15 +17,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
-from pipeline.config.schema import Schedule
+from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.learning.datasets.base import Dataset
-from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.loop import TrainSettings, train
+from pipeline.learning.training.loop import Fitting, train
 
 _INITIAL = 0.8
 """Standard deviation of initial weights times the root of the width. GPT-2's own 0.02 is 0.55 at its width of 768
@@ -147,7 +146,23 @@ def train_reference(
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
     rows = dataset.ids("train")
     demonstrations = Demonstrations(config, len(rows))
-    micro_batch = _micro_batch(BatchSizes(hints, device, model), config, ranks)
+    how = Fitting(
+        learning_rate=config.learning_rate,
+        training=TrainingConfig(
+            micro_batch_size=config.batch_size,
+            adam_beta2=0.98,
+            warmup_steps=config.warmup_steps,
+            schedule=Schedule.cosine_from_start,
+        ),
+        batch_size=config.batch_size,
+        device=device,
+        checkpoint=checkpoint,
+        hints=hints,
+        ranks=ranks,
+        curve=curve,
+    )
+    size = config.batch_size
+    micro_batch = how.micro_batch(model, size, longest=config.n_positions, group=1, policy=False)
 
     def losses_of(step: int) -> Iterator[torch.Tensor]:
         picked, draws = demonstrations.at(step)
@@ -169,37 +184,13 @@ def train_reference(
     ranks.say_batch(config.batch_size, micro_batch.size)
     losses = train(
         model,
-        _training_settings(config),
+        how,
+        config.steps,
         losses_of,
-        checkpoint=checkpoint,
         micro_batch=micro_batch,
-        ranks=ranks,
-        curve=curve,
-        tokens_after=lambda step: step * config.batch_size * length,
+        tokens_after=lambda step: step * size * length,
     )
     return model, losses
-
-
-def _micro_batch(sizes: BatchSizes, config: TinyModelConfig, ranks: Ranks) -> BatchSize:
-    return sizes.begin(
-        "train" if ranks.size == 1 else f"train on {ranks}",
-        config.batch_size,
-        length=config.n_positions,
-        what=MICRO_BATCH,
-        remedy="Try a smaller model or shorter texts.",
-    )
-
-
-def _training_settings(config: TinyModelConfig) -> TrainSettings:
-    return TrainSettings(
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        weight_decay=0.01,
-        betas=(0.9, 0.98),
-        grad_clip=1.0,
-        warmup_steps=config.warmup_steps,
-        schedule=Schedule.cosine_from_start,
-    )
 
 
 # -- imitation ---------------------------------------------------------------------------------------------------

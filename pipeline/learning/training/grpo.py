@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from pipeline.errors import JobError
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.curve import add_to_curve, is_drawn
-from pipeline.learning.training.loop import Fitting, TrainingSet, fit
+from pipeline.learning.training.loop import TrainingSet
 from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
 from pipeline.learning.training.sequences import Batch, Sequences, read_arrays
 from pipeline.outputs.formats import read_input
@@ -137,37 +138,22 @@ _SCALE_FLOOR = 1e-4
 """Added to standard deviations, as TRL does."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Objective:
-    """The settings of the loss.
-
-    Attributes:
-        loss_type: How it averages over tokens.
-        beta: Weight of the KL divergence from the anchor.
-        epsilon_low: The ratio is clipped to 1 - epsilon_low ...
-        epsilon_high: ... and 1 + epsilon_high; of `cispo` it is at most epsilon_high.
-        longest: Tokens that a completion may have; `dr_grpo` divides by it.
-        temperature: Of the policy that drew the completions, and so of the one that is trained.
-        corrects_kl: Whether the KL term is multiplied with the ratio, so that its gradient is that of the
-            divergence (arXiv 2512.02556), as TRL does by default.
-        level: What the ratio is of.
-        delta: The ratio is at most this also where the advantage is negative (arXiv 2505.07291), unless None.
-        is_on_policy: Whether what is trained on was drawn by the policy as it is, so that the ratio is 1 and only
-            its gradient matters; what was drawn need have no log-probabilities then.
-        entropy_coef: Weight of the mean entropy of tokens, which is to be large.
-    """
+class Objective(Protocol):
+    """The settings of the loss, which are of `GRPOConfig`."""
 
     loss_type: GRPOLoss
+    num_generations: int
     beta: float
-    epsilon_low: float
-    epsilon_high: float
-    longest: int
-    temperature: float = 1.0
-    corrects_kl: bool = False
-    level: ImportanceSampling = ImportanceSampling.token
-    delta: float | None = None
-    is_on_policy: bool = False
-    entropy_coef: float = 0.0
+    epsilon: float
+    epsilon_high: float | None
+    delta: float | None
+    importance_sampling_level: ImportanceSampling
+    use_bias_correction_kl: bool
+    entropy_coef: float
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether the policy as it is has drawn, so that the ratio is 1 and only its gradient matters."""
 
 
 def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewards) -> NDArray[np.float32]:
@@ -355,11 +341,16 @@ def clipped_surrogate(tokens: TokenBatch, ratio: Tensor, objective: Objective) -
     Returns:
         Shape [B, T].
     """
+    high = _high(objective)
     if objective.loss_type is GRPOLoss.cispo:
-        return ratio.clamp(max=objective.epsilon_high).detach() * tokens.advantages * tokens.logprobs
-    clipped = ratio.clamp(1 - objective.epsilon_low, 1 + objective.epsilon_high)
+        return ratio.clamp(max=high).detach() * tokens.advantages * tokens.logprobs
+    clipped = ratio.clamp(1 - objective.epsilon, 1 + high)
     bounded = ratio if objective.delta is None else ratio.clamp(max=objective.delta)
     return torch.min(bounded * tokens.advantages, clipped * tokens.advantages)
+
+
+def _high(objective: Objective) -> float:
+    return objective.epsilon if objective.epsilon_high is None else objective.epsilon_high
 
 
 def token_losses(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objective: Objective) -> Tensor:
@@ -367,7 +358,7 @@ def token_losses(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objective
     losses = -surrogate
     if tokens.anchor is not None:
         divergence = _k3(tokens.logprobs, tokens.anchor)
-        losses = losses + objective.beta * (divergence * ratio if objective.corrects_kl else divergence)
+        losses = losses + objective.beta * (divergence * ratio if objective.use_bias_correction_kl else divergence)
     return losses
 
 
@@ -390,7 +381,7 @@ def token_figures(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objectiv
         of the divergence from it. Each of shape [B, T].
     """
     if objective.loss_type is GRPOLoss.cispo:
-        clipped = (ratio > objective.epsilon_high) & (tokens.advantages > 0)
+        clipped = (ratio > _high(objective)) & (tokens.advantages > 0)
     else:
         (gradient,) = torch.autograd.grad(surrogate.sum(), tokens.logprobs, retain_graph=True)
         clipped = (gradient == 0) & (tokens.advantages != 0)
@@ -400,28 +391,25 @@ def token_figures(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objectiv
     return found
 
 
-def averaged(losses: Tensor, mask: Tensor, objective: Objective, *, sequences: int, tokens: float) -> Tensor:
+def averaged(
+    losses: Tensor, mask: Tensor, loss_type: GRPOLoss, *, sequences: int, tokens: float, longest: int
+) -> Tensor:
     """A micro-batch's share of the loss of its batch.
 
     Args:
         losses: Of every token, shape [B, T].
         mask: True where a token was drawn, shape [B, T].
-        objective: Settings.
+        loss_type: How to average.
         sequences: Completions of the whole batch.
         tokens: Tokens of the whole batch, for `dapo` and `cispo` of an average batch.
+        longest: Tokens that a completion may have.
     """
     kept = torch.where(mask, losses, torch.zeros_like(losses))
-    if objective.loss_type is GRPOLoss.grpo:
+    if loss_type is GRPOLoss.grpo:
         return (kept.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / sequences
-    if objective.loss_type is GRPOLoss.dr_grpo:
-        return kept.sum() / (sequences * objective.longest)
+    if loss_type is GRPOLoss.dr_grpo:
+        return kept.sum() / (sequences * longest)
     return kept.sum() / max(1.0, tokens)
-
-
-def entropy_bonus(entropies: Tensor, mask: Tensor, objective: Objective, *, tokens: float) -> Tensor:
-    """A micro-batch's share of the mean entropy over the tokens of its batch, weighted; of any `loss_type`."""
-    whole = torch.where(mask, entropies, torch.zeros_like(entropies)).sum()
-    return objective.entropy_coef * whole / max(1.0, tokens)
 
 
 def grpo_set(
@@ -430,9 +418,10 @@ def grpo_set(
     advantages: NDArray[np.float32],
     anchor: NDArray[np.float32] | None,
     objective: Objective,
-    group: int,
     device: str,
     *,
+    longest: int,
+    temperature: float = 1.0,
     ratio: Callable[[TokenBatch], Tensor] | None = None,
     surrogate: Callable[[TokenBatch, Tensor], Tensor] | None = None,
 ) -> TrainingSet:
@@ -445,12 +434,13 @@ def grpo_set(
         anchor: Log-probabilities of the drawn tokens under the anchor, laid out as `data.logprobs` are; None
             without a KL term.
         objective: Settings of the loss.
-        group: Completions of each prompt.
         device: Of the model.
+        longest: Tokens that a completion may have; `dr_grpo` divides by it.
+        temperature: Of the policy that drew the completions, and so of the one that is trained.
         ratio: See `importance_ratio`, which is None.
         surrogate: See `clipped_surrogate`, which is None.
     """
-    ratio_of = ratio or (lambda tokens: importance_ratio(tokens, objective.level))
+    ratio_of = ratio or (lambda tokens: importance_ratio(tokens, objective.importance_sampling_level))
     surrogate_of = surrogate or (lambda tokens, ratio: clipped_surrogate(tokens, ratio, objective))
     drawn = data.sequences.supervised.astype(np.float64)
 
@@ -459,9 +449,9 @@ def grpo_set(
             return _laid_out(values, part, batch, device)
 
         if objective.entropy_coef:
-            logprobs, entropies = logprobs_and_entropies(model, batch, objective.temperature)
+            logprobs, entropies = logprobs_and_entropies(model, batch, temperature)
         else:
-            logprobs, entropies = completion_logprobs(model, batch, objective.temperature), None
+            logprobs, entropies = completion_logprobs(model, batch, temperature), None
         of_whole = advantages.ndim == 1
         better = torch.from_numpy(advantages[part, None]).to(device) if of_whole else laid_out(advantages)
         tokens = TokenBatch(
@@ -484,35 +474,19 @@ def grpo_set(
                 entropy=-logprobs.detach()[batch.mask],
             )
         of_batch = drawn.mean() * len(whole) if objective.loss_type in _OF_AVERAGE else drawn[whole].sum()
-        loss = averaged(losses, batch.mask, objective, sequences=len(whole), tokens=float(of_batch))
+        kind, most = objective.loss_type, longest
+        loss = averaged(losses, batch.mask, kind, sequences=len(whole), tokens=float(of_batch), longest=most)
         if entropies is None:
             return loss
-        return loss - entropy_bonus(entropies, batch.mask, objective, tokens=float(drawn[whole].sum()))
+        bonus = torch.where(batch.mask, entropies, torch.zeros_like(entropies)).sum()
+        return loss - objective.entropy_coef * bonus / max(1.0, float(drawn[whole].sum()))
 
     masked = drawn == 0
-    silent = ((advantages.reshape(len(data), -1) == 0).all(1) | masked).reshape(-1, group)
+    silent = ((advantages.reshape(len(data), -1) == 0).all(1) | masked).reshape(-1, objective.num_generations)
     about = {"groups": len(silent), "groups_without_signal": int(silent.all(1).sum())}
     if masked.any():
         about["completions_masked"] = int(masked.sum())
-    return TrainingSet(data.sequences, loss_of, group, about)
-
-
-def fit_grpo(
-    model: nn.Module,
-    data: Samples,
-    advantages: NDArray[np.float32],
-    anchor: NDArray[np.float32] | None,
-    objective: Objective,
-    fitting: Fitting,
-    group: int,
-) -> list[float]:
-    """Train a policy in place on groups that were drawn beforehand; see `grpo_set`.
-
-    Returns:
-        The loss of every step.
-    """
-    made = grpo_set(model, data, advantages, anchor, objective, group, fitting.device)
-    return fit(model, made.data, fitting, made.loss_of, group=group)
+    return TrainingSet(data.sequences, loss_of, objective.num_generations, about)
 
 
 def _of_tokens(name: str, found: Tensor, batch: Batch) -> Tensor:

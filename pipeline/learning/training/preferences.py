@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -23,26 +23,18 @@ from torch import Tensor, nn
 
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
-from pipeline.learning.training.loop import Fitting, TrainingSet, fit
+from pipeline.learning.training.loop import TrainingSet
 from pipeline.learning.training.scoring import completion_logprobs, note_scored
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 
 
-@dataclass(frozen=True, kw_only=True)
-class DPOObjective:
-    """The settings of the loss.
-
-    Attributes:
-        loss_type: One of TRL's.
-        beta: Strength of the pull towards the anchor.
-        label_smoothing: For `robust` and `exo_pair`.
-        sft_weight: Weight of the negative log-likelihood of chosen completions, per token.
-    """
+class DPOObjective(Protocol):
+    """The settings of the loss, which are of `DPOConfig`."""
 
     loss_type: DPOLoss
     beta: float
-    label_smoothing: float = 0.0
-    sft_weight: float = 0.0
+    label_smoothing: float
+    sft_weight: float
 
 
 class _Given:
@@ -122,7 +114,7 @@ class PairLoss:
 
 
 def dpo_set(
-    model: nn.Module, pairs: Sequences, anchor: NDArray[np.float64], loss: PairLoss, device: str
+    model: nn.Module, pairs: Sequences, anchor: NDArray[np.float64], objective: DPOObjective, device: str
 ) -> TrainingSet:
     """Pairs, and the loss of a policy on them.
 
@@ -130,9 +122,10 @@ def dpo_set(
         model: The policy that is trained, on its device.
         pairs: Chosen and rejected completions, one after the other.
         anchor: Log-probability of each completion under the anchor, shape [2P].
-        loss: Of pairs.
+        objective: Settings of the loss.
         device: Of the model.
     """
+    loss = PairLoss(objective, device)
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         held = torch.from_numpy(anchor[part].astype(np.float32)).to(device)
@@ -141,7 +134,7 @@ def dpo_set(
         if is_drawn():
             apart = logprobs.detach().sum(-1) - held
             add_to_curve(
-                **of_pairs(loss.objective.beta * apart),
+                **of_pairs(objective.beta * apart),
                 kl=apart / batch.mask.sum(-1).clamp(min=1),
                 entropy=-logprobs.detach()[batch.mask],
             )
@@ -149,23 +142,6 @@ def dpo_set(
 
     told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
     return TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
-
-
-def fit_dpo(
-    model: nn.Module,
-    pairs: Sequences,
-    anchor: NDArray[np.float64],
-    objective: DPOObjective,
-    fitting: Fitting,
-) -> tuple[list[float], dict[str, list[float]]]:
-    """Train a policy in place on pairs that are there beforehand; see `dpo_set`.
-
-    Returns:
-        The loss of every step, and the share of pairs of every micro-batch whose chosen completion has the larger
-        implicit reward, with the mean margin. Large margins do not mean good completions: look at the metrics.
-    """
-    made = dpo_set(model, pairs, anchor, PairLoss(objective, fitting.device), fitting.device)
-    return fit(model, made.data, fitting, made.loss_of, group=made.group, told=made.told), dict(made.told)
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
@@ -179,19 +155,12 @@ Score = Callable[[Sequences], NDArray[np.float64]]
 """From completions to the log-probability of each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KTOObjective:
-    """The settings of the loss.
-
-    Attributes:
-        beta: Strength of the pull towards the anchor.
-        desirable_weight: Of desirable completions.
-        undesirable_weight: Of the others.
-    """
+class KTOObjective(Protocol):
+    """The settings of the loss, which are of `KTOConfig`."""
 
     beta: float
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
+    desirable_weight: float
+    undesirable_weight: float
 
 
 def kto_set(

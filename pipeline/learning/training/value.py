@@ -21,7 +21,7 @@ from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_tex
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.loop import Fitting, computing_in, fit
+from pipeline.learning.training.loop import Fitting, TrainingSet, computing_in, fit
 from pipeline.learning.training.scoring import in_rows, inputs_of, is_unpadded, places_of_tokens, score_sequences
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 from pipeline.outputs.formats import Calibration
@@ -144,7 +144,7 @@ def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: flo
             add_to_curve(brier=off**2, bias=off)
         return token_loss(values, batch.mask, batch.labels) / max(1, int(supervised[whole].sum()))
 
-    return fit(model, data, fitting, loss_of, backbone=model.backbone)
+    return fit(model, TrainingSet(data, loss_of), fitting, backbone=model.backbone)
 
 
 def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
@@ -399,7 +399,7 @@ def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: Fitting) -> l
             add_to_curve(**of_pairs(scores.detach()))
         return -F.logsigmoid(scores[0::2] - scores[1::2]).sum() / (len(whole) // 2)
 
-    return fit(model, pairs, fitting, loss_of, group=2, backbone=model.backbone)
+    return fit(model, TrainingSet(pairs, loss_of, group=2), fitting, backbone=model.backbone)
 
 
 def reward_scores(

@@ -11,20 +11,23 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from pipeline.config.schema import DType, TrainingConfig
+from pipeline.config.schema import DType
+from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, Others
+from pipeline.learning.choices import GRPOLoss, HeadType, Others
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, sample_keys
 from pipeline.learning.models.value import ValueConfig, ValueModel
 from pipeline.learning.training.curve import Curve
-from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
-from pipeline.learning.training.loop import Fitting, fit_sft
+from pipeline.learning.training.grpo import Samples, grpo_set
+from pipeline.learning.training.loop import Fitting, fit, fit_sft
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.preferences import DPOObjective, fit_dpo
+from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_value
+from tests.doubles.fitting import fitting as small_fitting
+from tests.doubles.fitting import of_grpo
 from tests.doubles.pretended_gpu import Counts, is_aligned, pretended_gpu
 
 VOCABULARY = 2100  # more than is looked through as a whole
@@ -219,15 +222,9 @@ SMALL: dict[str, Any] = {"vocabulary": 300, "spread": 0.02}
 
 
 def fitting(device: str, dtype: DType = DType.bfloat16, **training: Any) -> Fitting:
-    return Fitting(
-        batch_size=8,
-        epochs=2,
-        learning_rate=1e-3,
-        training=TrainingConfig(micro_batch_size=4, warmup_steps=1, **training),
-        seed=0,
-        device=device,
-        dtype=dtype,
-        curve=Curve(training="x", folder=Path(tempfile.mkdtemp()), show=lambda _: None),
+    curve = Curve(training="x", folder=Path(tempfile.mkdtemp()), show=lambda _: None)
+    return small_fitting(
+        4, epochs=2, learning_rate=1e-3, warmup_steps=1, device=device, dtype=dtype, curve=curve, **training
     )
 
 
@@ -236,17 +233,18 @@ def sft(device: str, **how: Any) -> list[float]:
 
 
 def dpo(device: str, **how: Any) -> list[float]:
-    objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.1)
-    held = np.linspace(-40, -50, 16)
-    return fit_dpo(policy("qwen3", **SMALL).to(device), DATA, held, objective, fitting(device, **how))[0]
+    model = policy("qwen3", **SMALL).to(device)
+    made = dpo_set(model, DATA, np.linspace(-40, -50, 16), DPOConfig(beta=0.1), device)
+    return fit(model, made, fitting(device, **how))
 
 
 def grpo(device: str, **how: Any) -> list[float]:
     old = np.full((16, int((DATA.lengths - DATA.starts).max())), -5, np.float32)
-    objective = Objective(loss_type=GRPOLoss.dapo, beta=0.04, epsilon_low=0.2, epsilon_high=0.2, longest=20)
+    algo = of_grpo(loss_type=GRPOLoss.dapo, beta=0.04)
     advantages = np.linspace(-1, 1, 16).astype(np.float32)
     model = policy("qwen3", **SMALL).to(device)
-    return fit_grpo(model, Samples(DATA, old), advantages, old - 0.1, objective, fitting(device, **how), 4)
+    made = grpo_set(model, Samples(DATA, old), advantages, old - 0.1, algo, device, longest=20)
+    return fit(model, made, fitting(device, **how))
 
 
 def value(device: str, head: HeadType = HeadType.v, atoms: int = 1, **how: Any) -> list[float]:

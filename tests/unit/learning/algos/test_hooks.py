@@ -13,10 +13,10 @@ from pipeline.errors import JobError
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig, REINFORCEpp, REINFORCEppConfig
 from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.choices import GRPOLoss
 from pipeline.learning.rewards.scoring import Scored
-from pipeline.learning.training.grpo import Objective, Samples, checked_advantages, grpo_set, padded
+from pipeline.learning.training.grpo import Samples, checked_advantages, grpo_set, padded
 from tests.doubles.contexts import context
+from tests.doubles.fitting import of_grpo
 from tests.doubles.groups import groups_of
 from tests.doubles.models import tiny_policy
 from tests.doubles.own_methods import RewardWeighted
@@ -61,8 +61,7 @@ def test_completions_that_were_cut_off_are_kept_without_a_part_in_the_loss(
     found = Samples.load([tmp_path])
     assert found.sequences.supervised.tolist() == [2, 0, 2, 1]
     advantages = np.float32([1, -1, 0, 0])
-    objective = Objective(loss_type=GRPOLoss.grpo, beta=0, epsilon_low=0.2, epsilon_high=0.2, longest=2)
-    made = grpo_set(tiny_policy(), found, advantages, None, objective, 2, "cpu")
+    made = grpo_set(tiny_policy(), found, advantages, None, of_grpo(num_generations=2), "cpu", longest=2)
     assert made.about == {"groups": 2, "groups_without_signal": 1, "completions_masked": 1}
 
 

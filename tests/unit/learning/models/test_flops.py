@@ -19,19 +19,22 @@ from transformers import (
 )
 
 from pipeline.config.schema import TrainingConfig
+from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType, Others
+from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, sample_keys
 from pipeline.learning.models.flops import Pass, metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
-from pipeline.learning.training.loop import Fitting, fit_sft
+from pipeline.learning.training.grpo import Samples, grpo_set
+from pipeline.learning.training.loop import Fitting, fit, fit_sft
 from pipeline.learning.training.lora import with_adapters
+from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_reward_model, fit_value, reward_scores
 from tests.doubles.families import tiny_model
+from tests.doubles.fitting import of_grpo
 
 BOUND = 0.05
 VOCABULARY = 19
@@ -161,21 +164,15 @@ def test_imitation(model: PreTrainedModel) -> None:
 
 
 def test_preferences(model: PreTrainedModel) -> None:
-    from pipeline.learning.training.preferences import (  # and TRL, which other tests need not load
-        DPOObjective,
-        fit_dpo,
-    )
-
-    objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.1)
-    check(lambda: fit_dpo(model, sequences(), np.zeros(8), objective, fitting()), "training")
+    made = dpo_set(model, sequences(), np.zeros(8), DPOConfig(), "cpu")
+    check(lambda: fit(model, made, fitting()), "training")
 
 
 def test_groups(model: PreTrainedModel) -> None:
     data = sequences()
     samples = Samples(data, np.zeros((8, 15), np.float32))
-    objective = Objective(loss_type=GRPOLoss.grpo, beta=0.0, epsilon_low=0.2, epsilon_high=0.2, longest=15)
-    advantages = np.ones(8, np.float32)
-    check(lambda: fit_grpo(model, samples, advantages, None, objective, fitting(), 4), "training")
+    made = grpo_set(model, samples, np.ones(8, np.float32), None, of_grpo(), "cpu", longest=15)
+    check(lambda: fit(model, made, fitting()), "training")
 
 
 @pytest.mark.parametrize("head", list(HeadType), ids=lambda head: head.name)

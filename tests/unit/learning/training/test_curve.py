@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped
-from pipeline.learning.choices import GRPOLoss, ScaleRewards
+from pipeline.learning.algos.dpo import DPOConfig
+from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.curve import Curve, add_to_curve, is_drawn
-from pipeline.learning.training.grpo import fit_grpo, group_advantages
-from pipeline.learning.training.loop import TrainSettings, fit, grouped_order, rate_at, train
+from pipeline.learning.training.grpo import group_advantages, grpo_set
+from pipeline.learning.training.loop import TrainingSet, fit, grouped_order, rate_at, train
+from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.learning.training.value import (
@@ -28,16 +28,17 @@ from pipeline.learning.training.value import (
 )
 from pipeline.outputs.check import check_output
 from pipeline.outputs.formats import CURVES, read_curve
+from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_dpo import anchored, pairs
-from tests.unit.learning.training.test_grpo import OBJECTIVE, samples
-from tests.unit.learning.training.test_training import fitting, sequences, value_model
+from tests.unit.learning.training.test_grpo import samples
+from tests.unit.learning.training.test_training import sequences, value_model
 
 
 def drawn(folder: Path, **given: Any) -> list[float]:
     """The losses of a fit of a value model, whose curve goes to a folder."""
-    given = {"training": TrainingConfig(micro_batch_size=8, warmup_steps=2), **given}
-    return fit_value(value_model(), sequences(), fitting(**given, curve=Curve(training="value", folder=folder)))
+    how = {"epochs": 2, "warmup_steps": 2, "learning_rate": 1e-3, **given}
+    return fit_value(value_model(), sequences(), fitting(**how, curve=Curve(training="value", folder=folder)))
 
 
 def test_every_step_of_a_short_training_is_told(tmp_path: Path) -> None:
@@ -46,10 +47,8 @@ def test_every_step_of_a_short_training_is_told(tmp_path: Path) -> None:
     check_output(tmp_path)
     assert [(row.training, row.step, row.steps) for row in rows] == [("value", at, 6) for at in range(1, 7)]
     assert [row.loss for row in rows] == pytest.approx(losses, rel=1e-5)
-    settings = TrainSettings(steps=6, learning_rate=1e-2, warmup_steps=2, schedule=TrainingConfig().schedule)
-    assert [row.learning_rate for row in rows] == pytest.approx(
-        [rate_at(at, settings) for at in range(6)], rel=1e-5
-    )
+    rates = [rate_at(at, fitting(warmup_steps=2), 6) for at in range(6)]
+    assert [row.learning_rate for row in rows] == pytest.approx(rates, rel=1e-5)
     assert rows[-1].tokens == 2 * sequences().lengths.sum()
     assert all(row.grad_norm is not None and row.grad_norm > 0 for row in rows)
     assert rows[0].extra == {"brier": 0.25, "bias": pytest.approx(0.5 - float(np.mean(labels_of(0))), abs=1e-5)}
@@ -72,9 +71,8 @@ def test_the_norm_is_that_of_the_gradient_before_it_is_clipped(tmp_path: Path) -
     norm = math.sqrt(sum(float((one.grad**2).sum()) for one in model.parameters() if one.grad is not None))
     for name, clip in (("clipped", norm / 10), ("not clipped", 0.0)):
         (tmp_path / name).mkdir()
-        training = TrainingConfig(micro_batch_size=3, warmup_steps=0, grad_clip=clip)
         curve = Curve(training="value", folder=tmp_path / name)
-        fit_value(value_model(), data, fitting(training=training, epochs=1, curve=curve))
+        fit_value(value_model(), data, fitting(3, grad_clip=clip, curve=curve))
         (row,) = read_curve(tmp_path / name)
         assert row.grad_norm == pytest.approx(norm, rel=1e-4)
 
@@ -103,12 +101,7 @@ def test_a_training_that_diverges_has_null_where_there_is_no_number(tmp_path: Pa
     def losses_of(step: int) -> Iterator[Tensor]:
         yield model(torch.ones(1)).sum() * (math.inf if step else 1.0)
 
-    train(
-        model,
-        TrainSettings(steps=3, learning_rate=0.1),
-        losses_of,
-        curve=Curve(training="mine", folder=tmp_path, show=shown.append),
-    )
+    train(model, fitting(curve=Curve(training="mine", folder=tmp_path, show=shown.append)), 3, losses_of)
     first, *later = read_curve(tmp_path)
     assert first.loss is not None
     assert [(row.loss, row.grad_norm) for row in later] == [(None, None)] * 2
@@ -128,10 +121,8 @@ def test_a_loss_of_a_users_own_adds_its_numbers(tmp_path: Path) -> None:
         add_to_curve(labels=batch.labels, nothing=batch.labels[:0], constant=3)
         return -logprobs.sum() / len(whole)
 
-    how = fitting(
-        epochs=1, training=TrainingConfig(micro_batch_size=3), curve=Curve(training="mine", folder=tmp_path)
-    )
-    fit(model, data, how, loss_of)
+    how = fitting(3, curve=Curve(training="mine", folder=tmp_path))
+    fit(model, TrainingSet(data, loss_of), how)
     (row,) = read_curve(tmp_path)
     assert row.extra == {"labels": pytest.approx(data.labels.mean(), abs=1e-5), "nothing": None, "constant": 3.0}
     assert seen == [True] * 3
@@ -140,13 +131,10 @@ def test_a_loss_of_a_users_own_adds_its_numbers(tmp_path: Path) -> None:
 
 
 def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
-    from pipeline.learning.choices import DPOLoss
-    from pipeline.learning.training.preferences import DPOObjective, fit_dpo
-
-    data = pairs()
-    how = fitting(batch_size=8, epochs=2, learning_rate=1e-2, curve=Curve(training="policy", folder=tmp_path))
-    objective = DPOObjective(loss_type=DPOLoss.ipo, beta=0.3)
-    _, reports = fit_dpo(tiny_policy(), data, anchored(data), objective, how)
+    data, model = pairs(), tiny_policy()
+    made = dpo_set(model, data, anchored(data), DPOConfig(loss_type=DPOLoss.ipo, beta=0.3), "cpu")
+    fit(model, made, fitting(epochs=2, curve=Curve(training="policy", folder=tmp_path)))
+    reports = made.told
     rows = read_curve(tmp_path)
     assert [row.extra["margin"] for row in rows] == pytest.approx(reports["margins"], abs=1e-4)
     assert [row.extra["accuracy"] for row in rows] == pytest.approx(reports["accuracies"], abs=1e-6)
@@ -157,9 +145,9 @@ def test_grpo_tells_divergence_clipping_and_rewards(tmp_path: Path) -> None:
     data = samples(model)
     data.sequences.labels[:4] = np.nan  # a group without rewards counts in no mean of rewards
     advantages = group_advantages(data.rewards, 4, ScaleRewards.group)
-    objective = replace(OBJECTIVE, loss_type=GRPOLoss.dapo, epsilon_low=1e-3, epsilon_high=1e-3)
-    how = fitting(batch_size=24, epochs=4, learning_rate=1e-2, curve=Curve(training="policy", folder=tmp_path))
-    fit_grpo(model, data, advantages, data.logprobs, objective, how, group=4)
+    algo = of_grpo(loss_type=GRPOLoss.dapo, beta=0.04, epsilon=1e-3)
+    made = grpo_set(model, data, advantages, data.logprobs, algo, "cpu", longest=9)
+    fit(model, made, fitting(24, batch_size=24, epochs=4, curve=Curve(training="policy", folder=tmp_path)))
     first, *_, last = (row.extra for row in read_curve(tmp_path))
     assert first == {
         "clip_share": 0.0,

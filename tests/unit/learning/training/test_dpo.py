@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped
+from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
+from pipeline.learning.training import loop
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.loop import Fitting
+from pipeline.learning.training.preferences import PairLoss, dpo_set
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Sequences, batch_of
+from tests.doubles.fitting import fitting
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_out_of_memory import Limited
-
-if TYPE_CHECKING:
-    from pipeline.learning.training.preferences import DPOObjective
 
 
 def pairs(count: int = 12) -> Sequences:
@@ -46,7 +45,7 @@ def anchored(data: Sequences) -> np.ndarray:
     )
 
 
-def trl_loss(model: GPT2LMHeadModel, data: Sequences, objective: DPOObjective, folder: Path) -> torch.Tensor:
+def trl_loss(model: GPT2LMHeadModel, data: Sequences, objective: DPOConfig, folder: Path) -> torch.Tensor:
     from datasets import Dataset
     from trl import DPOConfig as TrlConfig
     from trl import DPOTrainer
@@ -89,13 +88,8 @@ def trl_loss(model: GPT2LMHeadModel, data: Sequences, objective: DPOObjective, f
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("loss_type", list(DPOLoss))
 def test_loss_and_gradient_are_those_of_trls_trainer(loss_type: DPOLoss, tmp_path: Path) -> None:
-    from pipeline.learning.training.preferences import (  # and TRL, which other tests need not load
-        DPOObjective,
-        PairLoss,
-    )
-
     smoothing = {DPOLoss.exo_pair: 0.01, DPOLoss.robust: 0.1}.get(loss_type, 0.0)
-    objective = DPOObjective(loss_type=loss_type, beta=0.7, label_smoothing=smoothing)
+    objective = DPOConfig(loss_type=loss_type, beta=0.7, label_smoothing=smoothing)
     data, ours, theirs = pairs(), tiny_policy(), tiny_policy()
     expected = trl_loss(theirs.train(), data, objective, tmp_path)
     expected.backward()
@@ -120,23 +114,13 @@ def fit(
     epochs: int = 12,
     **settings: Any,
 ) -> tuple[GPT2LMHeadModel, list[float], dict[str, list[float]]]:
-    from pipeline.learning.training.preferences import DPOObjective, fit_dpo
-
     model, data = tiny_policy(seed=1), pairs()
     held = anchored(data)
     if limit:
         Limited(model, limit, first_call=5)
-    fitting = Fitting(
-        batch_size=8,
-        checkpoint=checkpoint,
-        epochs=epochs,
-        learning_rate=1e-2,
-        training=TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=0),
-        seed=0,
-        device="cpu",
-    )
-    objective = DPOObjective(**{"loss_type": DPOLoss.sigmoid, "beta": 1.0, **settings})
-    return model, *fit_dpo(model, data, held, objective, fitting)
+    made = dpo_set(model, data, held, DPOConfig(**{"beta": 1.0, **settings}), "cpu")
+    losses = loop.fit(model, made, fitting(micro_batch_size, checkpoint=checkpoint, epochs=epochs))
+    return model, losses, dict(made.told)
 
 
 def test_micro_batches_add_up_and_never_split_a_pair() -> None:

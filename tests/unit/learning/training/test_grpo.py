@@ -14,32 +14,31 @@ from torch import Tensor
 from transformers import GPT2LMHeadModel
 
 from examples.gspo import GSPO, GSPOConfig
-from pipeline.config.schema import GenerationConfig, StageConfig, TrainingConfig
+from pipeline.config.schema import GenerationConfig, StageConfig
 from pipeline.errors import JobError
-from pipeline.learning.algos.grpo import GRPO
+from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.grpo import (
-    Objective,
     Samples,
     TokenBatch,
     averaged,
     clipped_surrogate,
-    entropy_bonus,
-    fit_grpo,
     group_advantages,
+    grpo_set,
     importance_ratio,
     leave_one_out,
     supervised_columns,
     token_figures,
     token_losses,
 )
-from pipeline.learning.training.loop import Fitting
+from pipeline.learning.training.loop import fit
 from pipeline.learning.training.scoring import completion_logprobs, read_off
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.contexts import context
+from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.models import tiny_policy
 
-OBJECTIVE = Objective(loss_type=GRPOLoss.grpo, beta=0.04, epsilon_low=0.2, epsilon_high=0.3, longest=9)
+OBJECTIVE = of_grpo(beta=0.04, epsilon_high=0.3)
 
 
 def trl_loss(
@@ -48,7 +47,7 @@ def trl_loss(
     anchor: Tensor | None,
     advantages: Tensor,
     mask: Tensor,
-    objective: Objective,
+    objective: GRPOConfig,
     entropies: Tensor | None = None,
 ) -> Tensor:
     """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation.
@@ -68,17 +67,17 @@ def trl_loss(
             gather_for_metrics=lambda values: values,
         ),
         args=SimpleNamespace(
-            delta=objective.delta, use_bias_correction_kl=objective.corrects_kl, steps_per_generation=1
+            delta=objective.delta, use_bias_correction_kl=objective.use_bias_correction_kl, steps_per_generation=1
         ),
         aux_loss_enabled=False,
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
-        importance_sampling_level=objective.level.value,
+        importance_sampling_level=objective.importance_sampling_level.value,
         beta=objective.beta if anchor is not None else 0.0,
         loss_type=objective.loss_type.value,
-        epsilon_low=objective.epsilon_low,
+        epsilon_low=objective.epsilon,
         epsilon_high=objective.epsilon_high,
-        max_completion_length=objective.longest,
+        max_completion_length=9,
         current_gradient_accumulation_steps=1,
         use_vllm=False,
         vllm_importance_sampling_correction=False,
@@ -103,18 +102,18 @@ def trl_loss(
         "num_items_in_batch": mask.sum(),
         "old_logps": (old * mask).sum(1),
     }
-    kind = RLOOTrainer if objective.level is ImportanceSampling.product else GRPOTrainer
+    kind = RLOOTrainer if objective.importance_sampling_level is ImportanceSampling.product else GRPOTrainer
     loss: Tensor = kind._compute_loss(trainer, None, inputs)
     return loss
 
 
-def loss_and_clipped(tokens: TokenBatch, objective: Objective) -> tuple[Tensor, Tensor]:
-    ratio = importance_ratio(tokens, objective.level)
+def loss_and_clipped(tokens: TokenBatch, objective: GRPOConfig) -> tuple[Tensor, Tensor]:
+    ratio = importance_ratio(tokens, objective.importance_sampling_level)
     surrogate = clipped_surrogate(tokens, ratio, objective)
     told = token_figures(tokens, ratio, surrogate, objective)["clip_share"]
     losses = token_losses(tokens, ratio, surrogate, objective)
-    counted = tokens.mask
-    return averaged(losses, counted, objective, sequences=len(counted), tokens=float(counted.sum())), told
+    size = {"sequences": len(tokens.mask), "tokens": float(tokens.mask.sum()), "longest": 9}
+    return averaged(losses, tokens.mask, objective.loss_type, **size), told
 
 
 @pytest.mark.parametrize("loss_type", list(GRPOLoss))
@@ -129,7 +128,12 @@ def test_loss_and_gradient_are_those_of_trl(
     """Also of completions of which no token counts, as of those that were cut off, and of advantages of tokens."""
     high = 1.3 if loss_type is GRPOLoss.cispo else OBJECTIVE.epsilon_high
     objective = replace(
-        OBJECTIVE, loss_type=loss_type, level=level, corrects_kl=corrects_kl, delta=delta, epsilon_high=high
+        OBJECTIVE,
+        loss_type=loss_type,
+        importance_sampling_level=level,
+        use_bias_correction_kl=corrects_kl,
+        delta=delta,
+        epsilon_high=high,
     )
     generator = torch.Generator().manual_seed(3)
     for trial in range(20):
@@ -172,7 +176,7 @@ def test_the_bonus_for_entropy_is_that_of_trl(loss_type: GRPOLoss) -> None:
             tokens = TokenBatch(mask=mask, logprobs=logprobs, old=old, anchor=None, advantages=advantages[:, None])
             if whose == "ours":
                 loss, _ = loss_and_clipped(tokens, objective)
-                loss = loss - entropy_bonus(entropies, mask, objective, tokens=float(mask.sum()))
+                loss = loss - 0.1 * entropies[mask].sum() / mask.sum()
             else:
                 loss = trl_loss(logprobs, old, None, advantages, mask, objective, entropies)
             loss.backward()
@@ -211,7 +215,7 @@ def test_gspo_as_a_user_writes_it_is_what_the_setting_gives(tmp_path: Path) -> N
 
 
 def test_the_loss_of_rloo_is_that_of_trl() -> None:
-    objective = replace(OBJECTIVE, level=ImportanceSampling.product, beta=0.0)
+    objective = replace(OBJECTIVE, importance_sampling_level=ImportanceSampling.product, beta=0.0)
     generator = torch.Generator().manual_seed(4)
     for _ in range(20):
         lengths = torch.randint(0, 10, (8,), generator=generator)
@@ -294,17 +298,10 @@ def samples(model: GPT2LMHeadModel, count: int = 24) -> Samples:
 def train(micro_batch_size: int, loss_type: GRPOLoss, epochs: int = 1) -> tuple[GPT2LMHeadModel, list[float]]:
     model = tiny_policy()
     data = samples(model)
-    fitting = Fitting(
-        batch_size=8,
-        epochs=epochs,
-        learning_rate=1e-2,
-        training=TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=0),
-        seed=0,
-        device="cpu",
-    )
     advantages = group_advantages(data.rewards, 4, ScaleRewards.group)
-    objective = replace(OBJECTIVE, loss_type=loss_type)
-    return model, fit_grpo(model, data, advantages, data.logprobs, objective, fitting, group=4)
+    algo = replace(OBJECTIVE, loss_type=loss_type)
+    made = grpo_set(model, data, advantages, data.logprobs, algo, "cpu", longest=9)
+    return model, fit(model, made, fitting(micro_batch_size, epochs=epochs))
 
 
 @pytest.mark.parametrize("loss_type", list(GRPOLoss))

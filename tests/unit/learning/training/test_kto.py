@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,16 +13,18 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config.schema import TrainingConfig
+from pipeline.learning.algos.dpo import KTOConfig
+from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, TrainingSet, fit, fit_online
-from pipeline.learning.training.preferences import KTOObjective, kto_set, mismatched
+from pipeline.learning.training.loop import TrainingSet, fit
+from pipeline.learning.training.preferences import kto_set, mismatched
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
+from tests.doubles.fitting import fitting
 from tests.doubles.models import PLAINLY, tiny_policy
 
-OBJECTIVE = KTOObjective(beta=0.7, desirable_weight=1.3, undesirable_weight=0.8)
+OBJECTIVE = KTOConfig(beta=0.7, desirable_weight=1.3, undesirable_weight=0.8)
 
 
 def completions(count: int) -> Sequences:
@@ -126,8 +129,10 @@ def test_weights_after_six_steps_are_those_of_trls_trainer(tmp_path: Path) -> No
     def drawn(number: int) -> DrawnBatch:
         return DrawnBatch(set_of(ours, data.some(np.arange(8 * number, 8 * number + 8))))
 
-    trained = fit_online(ours, Timetable(48, 8, 8), drawn, fitting(8, 3), longest=12)
-    assert trained.losses == pytest.approx(trainer.losses, abs=1e-6)
+    losses, _ = fit_drawn(
+        ours, Timetable(48, 8, 8), drawn, fitting(3, weight_decay=0.0), longest=12, horizon=math.inf
+    )
+    assert losses == pytest.approx(trainer.losses, abs=1e-6)
     apart, far = 0.0, 0.0
     for begun, one, other in zip(start, ours.parameters(), theirs.parameters(), strict=True):
         apart += float((one - other).double().square().sum())
@@ -135,23 +140,12 @@ def test_weights_after_six_steps_are_those_of_trls_trainer(tmp_path: Path) -> No
     assert (apart / far) ** 0.5 < 1e-3
 
 
-def fitting(batch_size: int, micro_batch_size: int) -> Fitting:
-    return Fitting(
-        batch_size=batch_size,
-        epochs=2,
-        learning_rate=1e-2,
-        training=TrainingConfig(micro_batch_size=micro_batch_size, weight_decay=0.0, warmup_steps=0),
-        seed=0,
-        device="cpu",
-    )
-
-
 def test_micro_batches_change_nothing() -> None:
     found = []
     for size in (8, 3):
         model = tiny_policy(seed=1)
         made = set_of(model, completions(20))
-        found.append(fit(model, made.data, fitting(8, size), made.loss_of, prepare=made.prepare))
+        found.append(fit(model, made, fitting(size, epochs=2, weight_decay=0.0)))
     assert len(found[0]) == 5
     assert found[1] == pytest.approx(found[0], abs=1e-5)
 

@@ -1,6 +1,9 @@
 """Training on what is drawn on the way: which batch comes when, and an optimizer that goes on."""
 
+import math
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,14 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor
 
-from pipeline.config.schema import Optimizer, Schedule, TrainingConfig
+from pipeline.config.schema import Optimizer, Schedule
 from pipeline.errors import JobError, JobStopped
+from pipeline.learning.algos.grpo import GRPOConfig
+from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.grpo import (
-    Objective,
     Samples,
     group_advantages,
     grpo_set,
@@ -29,18 +34,11 @@ from pipeline.learning.training.grpo import (
     padded,
     supervised_columns,
 )
-from pipeline.learning.training.loop import (
-    DrawnBatch,
-    Fitting,
-    Timetable,
-    TrainSettings,
-    fit_online,
-    rate_at,
-    train,
-)
+from pipeline.learning.training.loop import Fitting, rate_at, train
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
-from pipeline.outputs.formats import OPTIMIZER
+from pipeline.outputs.formats import OPTIMIZER, read_curve
+from tests.doubles.fitting import fitting
 from tests.doubles.models import PLAINLY, tiny_policy
 
 numbers = st.integers(1, 12)
@@ -73,9 +71,9 @@ def losses_of(model: torch.nn.Module):  # type: ignore[no-untyped-def]
     return of
 
 
-def settings(steps: int, before: int = 0, kind: Optimizer = Optimizer.adamw) -> TrainSettings:
-    how = {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 3, "horizon": 9}
-    return TrainSettings(steps=steps, steps_before=before, optimizer=kind, **how)
+def how(kind: Optimizer = Optimizer.adamw, **given: Any) -> Fitting:
+    constant = Schedule.constant_with_warmup
+    return fitting(optimizer=kind, weight_decay=0.1, warmup_steps=3, schedule=constant, **given)
 
 
 @pytest.mark.parametrize("kind", Optimizer)
@@ -86,32 +84,28 @@ def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_
     if kind is Optimizer.adamw_8bit:
         pytest.importorskip("bitsandbytes")  # on a CPU too, where it is for tests alone
     whole, parted, stopped = tiny_policy(width=64), tiny_policy(width=64), tiny_policy(width=64)
-    expected = train(whole, settings(7, kind=kind), losses_of(whole))
-    found = train(parted, settings(4, kind=kind), losses_of(parted), leaves_to=tmp_path)
+    expected = train(whole, how(kind), 7, losses_of(whole))
+    found = train(parted, how(kind), 4, losses_of(parted), leaves_to=tmp_path)
     later = losses_of(parted)
-    rest = settings(3, before=4, kind=kind)
-    found += train(parted, rest, lambda step: later(step + 4), goes_on_from=tmp_path)
+    on = {"steps_before": 4, "goes_on_from": tmp_path}
+    found += train(parted, how(kind), 3, lambda step: later(step + 4), **on)
     assert found == expected
     assert all(map(torch.equal, whole.parameters(), parted.parameters()))
 
     calls = iter(range(9))
+    stopping = Checkpoints(tmp_path / "kept", {}, stopping=lambda: next(calls) == 3)
     with pytest.raises(JobStopped):
-        train(
-            stopped,
-            settings(7, kind=kind),
-            losses_of(stopped),
-            checkpoint=Checkpoints(tmp_path / "kept", {}, stopping=lambda: next(calls) == 3),
-        )
+        train(stopped, how(kind, checkpoint=stopping), 7, losses_of(stopped))
     other = tiny_policy(seed=1, width=64)
     kept = Checkpoints(tmp_path / "kept", {})
-    assert train(other, settings(7, kind=kind), losses_of(other), checkpoint=kept) == expected
+    assert train(other, how(kind, checkpoint=kept), 7, losses_of(other)) == expected
     assert all(map(torch.equal, whole.parameters(), other.parameters()))
 
 
 def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
     """Each as by itself, from the same gradients."""
     model, same = tiny_policy(), tiny_policy()
-    train(model, settings(3, kind=Optimizer.muon), losses_of(model))
+    train(model, how(Optimizer.muon), 3, losses_of(model))
     named = dict(same.named_parameters())
     hidden = [name for name, weight in named.items() if ".h." in name and weight.ndim == 2]
     rest = [weight for name, weight in named.items() if name not in hidden]
@@ -124,7 +118,7 @@ def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
         sum(losses_of(same)(step)).backward()
         torch.nn.utils.clip_grad_norm_(same.parameters(), 1.0)
         for part in parts:
-            part.param_groups[0]["lr"] = rate_at(step, settings(3))
+            part.param_groups[0]["lr"] = rate_at(step, how(), 3)
             part.step()
             part.zero_grad()
     assert all(map(torch.equal, model.parameters(), same.parameters()))
@@ -133,25 +127,26 @@ def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
 def test_an_optimizer_that_is_not_there_or_of_another_model_is_one_message(tmp_path: Path) -> None:
     model = tiny_policy()
     with pytest.raises(JobError, match="cannot go on with the optimizer"):
-        train(model, settings(1), losses_of(model), goes_on_from=tmp_path)
-    train(model, settings(1), losses_of(model), leaves_to=tmp_path)
+        train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
+    train(model, how(), 1, losses_of(model), leaves_to=tmp_path)
     whole = (tmp_path / OPTIMIZER).read_bytes()
     (tmp_path / OPTIMIZER).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(JobError, match="cannot go on with the optimizer"):
-        train(model, settings(1), losses_of(model), goes_on_from=tmp_path)
+        train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
 
 
-def test_a_rate_falls_over_its_horizon_whatever_the_rounds() -> None:
-    falling = [
-        TrainSettings(
-            steps=4, learning_rate=1.0, schedule=Schedule.cosine_from_start, steps_before=before, horizon=8
-        )
-        for before in (0, 4, 8)
-    ]
-    whole = TrainSettings(steps=8, learning_rate=1.0, schedule=Schedule.cosine_from_start)
-    rates = [rate_at(step, each) for each in falling[:2] for step in range(4)]
-    assert rates == [rate_at(step, whole) for step in range(8)]
-    assert rate_at(0, falling[2]) == pytest.approx(0, abs=1e-12)
+def test_a_rate_falls_over_its_horizon_whatever_the_rounds(tmp_path: Path) -> None:
+    def losses_of(step: int) -> Iterator[Tensor]:
+        yield model(torch.ones(1)).sum()
+
+    model, rates = torch.nn.Linear(1, 1), []
+    falling = fitting(schedule=Schedule.cosine_from_start)
+    for before in (0, 4):
+        curve = Curve(training=str(before), folder=tmp_path)
+        train(model, replace(falling, curve=curve), 4, losses_of, steps_before=before, horizon=8)
+    rates = [row.learning_rate for row in read_curve(tmp_path)]
+    assert rates == pytest.approx([rate_at(step, falling, 8) for step in range(8)], rel=1e-5)
+    assert rate_at(8, falling, 8) == pytest.approx(0, abs=1e-12)
 
 
 class Recorded:
@@ -243,15 +238,12 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
         trl = Recorded(tmp_path, loss_type, iterations, beta, masks)
     assert sum(len(set(one[at : at + 4])) == 1 for one in trl.rewards for at in range(0, 16, 4)) > 0
     model, anchor, is_rloo = tiny_policy(), tiny_policy(), loss_type == "rloo"
-    objective = Objective(
+    algo = GRPOConfig(
         loss_type=GRPOLoss.grpo if is_rloo else GRPOLoss[loss_type],
-        beta=0.0 if is_rloo else beta,
-        level=ImportanceSampling.product if is_rloo else ImportanceSampling.token,
-        epsilon_low=0.2,
-        epsilon_high=5.0 if loss_type == "cispo" else 0.2,
-        longest=5,
-        corrects_kl=True,
-        is_on_policy=iterations == 1,
+        beta=beta,
+        importance_sampling_level=ImportanceSampling.product if is_rloo else ImportanceSampling.token,
+        epsilon_high=5.0 if loss_type == "cispo" else None,
+        epochs=iterations,
     )
 
     shares: list[float] = []
@@ -274,25 +266,17 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
         held = scores(anchor) if beta else None
         if is_rloo:
             advantages = leave_one_out(rewards - beta * log_ratios(data, scores(anchor)), 4)
-            return DrawnBatch(grpo_set(model, data, advantages, None, objective, 4, "cpu"))
+            return DrawnBatch(grpo_set(model, data, advantages, None, algo, "cpu", longest=5))
         advantages = group_advantages(rewards, 4, ScaleRewards.group)
-        return DrawnBatch(grpo_set(model, data, advantages, held, objective, 4, "cpu"))
+        return DrawnBatch(grpo_set(model, data, advantages, held, algo, "cpu", longest=5))
 
-    fitting = Fitting(
-        batch_size=16,
-        epochs=iterations,
-        learning_rate=1e-2,
-        training=TrainingConfig(micro_batch_size=8, weight_decay=0.0, warmup_steps=0),
-        seed=0,
-        device="cpu",
-    )
-    batches = len(trl.batches)
-    trained = fit_online(model, Timetable(4 * batches, 4, 4, iterations), drawn, fitting, longest=5, group=4)
+    how, table = fitting(batch_size=16, weight_decay=0.0), Timetable(4 * len(trl.batches), 4, 4, iterations)
+    losses, _ = fit_drawn(model, table, drawn, how, longest=5, group=4, horizon=math.inf)
     assert max(shares) < 1
     assert (max(shares) > 0) == masks
     # `RLOOTrainer` leaves the division by the steps of accumulation to its base.
     theirs = [sum(trl.losses[at : at + 2]) / (2 if is_rloo else 1) for at in range(0, 12, 2)]
-    assert trained.losses == pytest.approx(theirs, abs=1e-5)
+    assert losses == pytest.approx(theirs, abs=1e-5)
     gone = [
         (ours.detach() - start, trls.detach() - start)
         for (name, ours), trls in zip(model.named_parameters(), trl.model.parameters(), strict=True)

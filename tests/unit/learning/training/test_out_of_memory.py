@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped, OutOfMemory
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.loop import Fitting
 from pipeline.learning.training.scoring import score_sequences
 from pipeline.learning.training.sequences import Batch
 from pipeline.learning.training.value import fit_value, token_values
+from tests.doubles.fitting import fitting
 from tests.unit.learning.training.test_training import sequences, value_model
 
 Fitted = tuple[dict[str, Tensor], list[float]]
@@ -40,17 +39,8 @@ def fit(
     micro_batch_size: int, limit: Limited | None = None, model: ValueModel | None = None, **options: Any
 ) -> Fitted:
     model = value_model() if model is None else model
-    fitting = Fitting(
-        batch_size=8,
-        learning_rate=1e-2,
-        head_learning_rate=3e-2,
-        epochs=2,
-        training=TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2),
-        seed=0,
-        device="cpu",
-        **options,
-    )
-    losses = fit_value(model, sequences(), fitting)
+    how = fitting(micro_batch_size, head_learning_rate=3e-2, epochs=2, warmup_steps=2, **options)
+    losses = fit_value(model, sequences(), how)
     return dict(model.state_dict()), losses
 
 
@@ -60,12 +50,12 @@ def assert_equal(found: Fitted, expected: Fitted) -> None:
     assert all(torch.equal(found[0][name], expected[0][name]) for name in expected[0])
 
 
-@pytest.mark.parametrize(("rows", "fitting"), [(5, 4), (3, 2), (1, 1)])
-def test_the_result_is_that_of_the_size_that_fits(rows: int, fitting: int) -> None:
+@pytest.mark.parametrize(("rows", "fits"), [(5, 4), (3, 2), (1, 1)])
+def test_the_result_is_that_of_the_size_that_fits(rows: int, fits: int) -> None:
     model = value_model()
     limit = Limited(model, rows)
     found = fit(8, model=model)
-    assert_equal(found, fit(fitting))
+    assert_equal(found, fit(fits))
     # The first step finds out, and no later one tries again.
     assert [count for count in limit.seen if count > rows] == [size for size in (8, 4, 2) if size > rows]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +9,21 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from pipeline.config.schema import DType, TrainingConfig
+from pipeline.config.schema import DType
+from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.choices import DPOLoss, HeadType
+from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
-from pipeline.learning.training.loop import Fitting, computing_in, fit_sft
+from pipeline.learning.training.loop import TrainingSet, computing_in, fit_sft
 from pipeline.learning.training.loop import fit as policy_fit
 from pipeline.learning.training.lora import merged, with_adapters
+from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.value import fit_value
+from tests.doubles.fitting import fitting
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.generation.conftest import language_model
 from tests.unit.learning.training.test_training import sequences as value_sequences
@@ -32,13 +34,6 @@ def sequences(count: int = 12) -> Sequences:
     lengths = generator.integers(5, 11, count)
     ids = [generator.integers(0, 10, length).tolist() for length in lengths]
     return Sequences.of(ids, [2 + row % 3 for row in range(count)], [0.0] * count)
-
-
-def fitting(micro_batch_size: int = 4, epochs: int = 1, checkpointing: bool = False) -> Fitting:
-    training = TrainingConfig(
-        micro_batch_size=micro_batch_size, warmup_steps=0, gradient_checkpointing=checkpointing
-    )
-    return Fitting(batch_size=4, epochs=epochs, learning_rate=1e-2, training=training, seed=0, device="cpu")
 
 
 def test_log_probabilities_are_those_of_each_sequence_alone() -> None:
@@ -90,12 +85,12 @@ def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
         assert set(part) <= set(whole)
         return completion_logprobs(model, batch).sum() * 0
 
-    policy_fit(model, sequences(), fitting(micro_batch_size), loss_of, group=4)
+    policy_fit(model, TrainingSet(sequences(), loss_of, group=4), fitting(micro_batch_size, batch_size=4))
     for part in seen:
         assert len(part) % 4 == 0
         assert [row // 4 for row in part] == [part[at - at % 4] // 4 for at in range(len(part))]
     with pytest.raises(ValueError, match="in groups of 3"):
-        policy_fit(model, sequences(), fitting(), loss_of, group=3)
+        policy_fit(model, TrainingSet(sequences(), loss_of, group=3), fitting(batch_size=4))
 
 
 def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> None:
@@ -111,9 +106,8 @@ def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> No
             assert [row // 2 for row in part[0::2]] == [row // 2 for row in part[1::2]]
             return completion_logprobs(tiny_policy(), batch).sum() * 0 + torch.zeros((), requires_grad=True)
 
-        how = fitting(4)
-        training = TrainingConfig(micro_batch_size=4, warmup_steps=0, group_by_length=grouped)
-        policy_fit(tiny_policy(), data, replace(how, batch_size=16, training=training), loss_of, group=2)
+        how = fitting(4, batch_size=16, group_by_length=grouped)
+        policy_fit(tiny_policy(), TrainingSet(data, loss_of, group=2), how)
     assert [whole for _, whole in found[True]] == [whole for _, whole in found[False]]
     widths = {
         grouped: sum(4 * max(len(ids[row]) for row in part) for part, _ in parts)
@@ -141,7 +135,7 @@ def test_adapters_are_trained_and_merged_into_a_model_like_any_other(tmp_path: P
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
-    losses = fit_sft(adapted, data, fitting(epochs=6, checkpointing=checkpointing))
+    losses = fit_sft(adapted, data, fitting(4, batch_size=4, epochs=6, gradient_checkpointing=checkpointing))
     assert losses[-1] < losses[0]
     batch = batch_of(data, np.arange(len(data)), "cpu")
     with torch.no_grad():
@@ -167,9 +161,8 @@ def fit(kind: str, checkpointing: bool) -> tuple[ValueModel, list[float], int]:
     layers = model.backbone.h if kind == "gpt2" else model.backbone.layers
     seen = []
     layers[0].mlp.register_forward_pre_hook(lambda *_: seen.append(1))
-    training = TrainingConfig(micro_batch_size=8, warmup_steps=2, gradient_checkpointing=checkpointing)
-    fitting = Fitting(batch_size=8, learning_rate=1e-2, epochs=1, training=training, seed=0, device="cpu")
-    losses = fit_value(model, value_sequences(), fitting)
+    how = fitting(warmup_steps=2, gradient_checkpointing=checkpointing)
+    losses = fit_value(model, value_sequences(), how)
     return model, losses, len(seen)
 
 
@@ -193,8 +186,6 @@ def pairs() -> Sequences:
 
 
 def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:
-    from pipeline.learning.training.preferences import DPOObjective, fit_dpo
-
     model, data = tiny_policy(), pairs()
     with computing_in(dtype, "cpu"):
         anchor = score_sequences(
@@ -203,11 +194,8 @@ def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:
             micro_batch_size=8,
             device="cpu",
         )
-    training = TrainingConfig(micro_batch_size=8, warmup_steps=0)
-    fitting = Fitting(
-        batch_size=8, epochs=4, learning_rate=1e-2, training=training, seed=0, device="cpu", dtype=dtype
-    )
-    return model, fit_dpo(model, data, anchor, DPOObjective(loss_type=DPOLoss.sigmoid, beta=1.0), fitting)[0]
+    made = dpo_set(model, data, anchor, DPOConfig(beta=1.0), "cpu")
+    return model, policy_fit(model, made, fitting(epochs=4, dtype=dtype))
 
 
 def test_a_policy_that_computes_like_its_anchor_starts_at_it() -> None:

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.schema import TrainingConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.loop import Fitting
 from pipeline.learning.training.sequences import Sequences, batch_of, prompt_folds
 from pipeline.learning.training.value import (
     fit_reward_model,
     sequence_scores,
 )
+from tests.doubles.fitting import fitting
 from tests.doubles.models import tiny_policy
 
 
@@ -29,9 +28,7 @@ def pairs(count: int = 40) -> Sequences:
 
 def fitted(micro_batch_size: int = 16, epochs: int = 30) -> tuple[ValueModel, list[float]]:
     model = value_model_from(tiny_policy(), HeadType.v)
-    training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=0)
-    how = Fitting(batch_size=16, epochs=epochs, learning_rate=1e-2, training=training, seed=0, device="cpu")
-    return model, fit_reward_model(model, pairs(), how)
+    return model, fit_reward_model(model, pairs(), fitting(micro_batch_size, batch_size=16, epochs=epochs))
 
 
 def test_micro_batches_add_up_to_the_batch() -> None:

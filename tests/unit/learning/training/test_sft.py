@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, ProgressCallback
 
-from pipeline.config.schema import Schedule, TrainingConfig
+from pipeline.config.schema import Schedule
 from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.from_files import FilesConfig, make_row
 from pipeline.learning.training.loop import Fitting, fit_sft
+from tests.doubles.fitting import fitting as small_fitting
 from tests.doubles.tokenizers import CHATML, tokenizer
 
 ASKED = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -54,9 +55,8 @@ def rows_of(found: list[dict[str, Any]]) -> list[Row]:
 
 
 def fitting(count: int = len(TEXT), **training: Any) -> Fitting:
-    shared = {"weight_decay": 0.0, "warmup_steps": 0, "schedule": Schedule.constant, "micro_batch_size": 3}
-    how = TrainingConfig(**shared, **training)
-    return Fitting(batch_size=count, epochs=STEPS, learning_rate=1e-3, training=how, seed=0, device="cpu")
+    plain = {"weight_decay": 0.0, "schedule": Schedule.constant, "learning_rate": 1e-3}
+    return small_fitting(3, batch_size=count, epochs=STEPS, **plain, **training)
 
 
 def by_trl(

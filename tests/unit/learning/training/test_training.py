@@ -1,7 +1,6 @@
 """The training loop and the fit of value models: exact accumulation, schedules, determinism."""
 
 import math
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +9,14 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, get_scheduler
 
-from pipeline.config.schema import Schedule, TrainingConfig
+from pipeline.config.schema import Schedule
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import value as fit_of_values
-from pipeline.learning.training.loop import Fitting, TrainSettings, all_at_once, rate_at
+from pipeline.learning.training.loop import all_at_once, rate_at
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_value, token_bce, token_values
+from tests.doubles.fitting import fitting
 
 
 def value_model(head: HeadType = HeadType.v, dropout: float = 0.0) -> ValueModel:
@@ -41,25 +41,17 @@ def fit(
     micro_batch_size: int = 8, epochs: int = 2, seed: int = 0, head: HeadType = HeadType.v, dropout: float = 0.0
 ) -> tuple[ValueModel, list[float]]:
     model = value_model(head, dropout)
-    training = TrainingConfig(micro_batch_size=micro_batch_size, warmup_steps=2)
-    how = {"learning_rate": 1e-2, "head_learning_rate": 3e-2, "epochs": epochs, "training": training, "seed": seed}
-    return model, fit_value(model, sequences(), fitting(**how))
-
-
-def fitting(**given: Any) -> Fitting:
-    """How a value model is fitted: as given, and otherwise in little batches by the micro-batch."""
-    training = TrainingConfig(micro_batch_size=8)
-    how = {"batch_size": 8, "learning_rate": 1e-3, "epochs": 2, "training": training, "seed": 0, "device": "cpu"}
-    return Fitting(**{**how, **given})
+    how = {"head_learning_rate": 3e-2, "epochs": epochs, "warmup_steps": 2, "seed": seed}
+    return model, fit_value(model, sequences(), fitting(micro_batch_size, **how))
 
 
 def test_schedules() -> None:
     ours = Schedule.cosine_from_start
-    settings = TrainSettings(steps=100, learning_rate=2.0, warmup_steps=10, schedule=ours, horizon=math.inf)
-    assert [rate_at(step, settings) for step in (0, 4, 9, 50, 99)] == pytest.approx([0.2, 1, 2, 2, 2])
-    cosine = TrainSettings(steps=100, learning_rate=2.0, schedule=ours)
-    assert [rate_at(step, cosine) for step in (0, 50)] == pytest.approx([2, 1])
-    assert rate_at(99, cosine) == pytest.approx(1 + math.cos(math.pi * 0.99))
+    settings = fitting(learning_rate=2.0, warmup_steps=10, schedule=ours)
+    assert [rate_at(step, settings, math.inf) for step in (0, 4, 9, 50, 99)] == pytest.approx([0.2, 1, 2, 2, 2])
+    cosine = fitting(learning_rate=2.0, schedule=ours)
+    assert [rate_at(step, cosine, 100) for step in (0, 50)] == pytest.approx([2, 1])
+    assert rate_at(99, cosine, 100) == pytest.approx(1 + math.cos(math.pi * 0.99))
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 3, 7, 9])
@@ -73,11 +65,9 @@ def test_a_schedule_of_transformers_name_is_theirs(schedule: Schedule, warmup_st
         optimizer.step()
         theirs.step()
         rates += theirs.get_last_lr()
-    whole = TrainSettings(steps=7, learning_rate=3e-4, warmup_steps=warmup_steps, schedule=schedule)
-    assert [rate_at(step, whole) for step in range(7)] == rates
-    later = replace(whole, steps=30, steps_before=4, horizon=7)
-    assert [rate_at(step, later) for step in range(3)] == rates[4:]
-    after = [rate_at(step, later) for step in range(6, 30)]
+    how = fitting(learning_rate=3e-4, warmup_steps=warmup_steps, schedule=schedule)
+    assert [rate_at(step, how, 7) for step in range(7)] == rates
+    after = [rate_at(step, how, 7) for step in range(10, 34)]
     assert len(set(after)) == 1
     assert after[0] <= rates[-1] or warmup_steps >= 7
 
@@ -129,9 +119,8 @@ def test_the_loss_is_the_cross_entropy_of_supervised_tokens() -> None:
 def test_a_head_may_learn_faster_than_its_backbone() -> None:
     def moved(head_learning_rate: float | None) -> dict[str, float]:
         model, before = value_model(), dict(value_model().named_parameters())
-        training = TrainingConfig(micro_batch_size=8, warmup_steps=0, weight_decay=0.0)
         rates = {"learning_rate": 1e-4, "head_learning_rate": head_learning_rate}
-        fit_value(model, sequences(), fitting(**rates, epochs=1, training=training))
+        fit_value(model, sequences(), fitting(**rates, weight_decay=0.0))
         # Three steps of AdamW, which moves what has gradients by nearly its rate in each.
         return {
             name: (weight - before[name]).abs().max().item() / 1e-4 for name, weight in model.named_parameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config.schema import TrainingConfig
+from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.learning.training.loop import DrawnBatch, Fitting, Timetable, TrainingSet, fit_online
+from pipeline.learning.training.loop import TrainingSet
 from pipeline.learning.training.preferences import orpo_set, simpo_set
 from pipeline.learning.training.sequences import Sequences, batch_of
+from tests.doubles.fitting import fitting
 from tests.doubles.models import PLAINLY, tiny_policy
 from tests.unit.learning.training.test_dpo import pairs
 
@@ -126,17 +128,10 @@ def test_weights_after_six_steps_are_those_of_trls_trainer(kind: str, tmp_path: 
         places = np.array([place for numbers, _ in batches[number] for place in numbers])
         return DrawnBatch(KINDS[kind][0](ours, data.some((2 * places[:, None] + [0, 1]).reshape(-1))))
 
-    fitting = Fitting(
-        batch_size=16,
-        epochs=1,
-        learning_rate=1e-2,
-        training=TrainingConfig(micro_batch_size=6, weight_decay=0.0, warmup_steps=0),
-        seed=0,
-        device="cpu",
-    )
-    trained = fit_online(ours, Timetable(6 * 8, 8, 8), drawn, fitting, longest=12, group=2)
+    how = fitting(6, batch_size=16, weight_decay=0.0)
+    found, _ = fit_drawn(ours, Timetable(6 * 8, 8, 8), drawn, how, longest=12, group=2, horizon=math.inf)
     losses = [sum(loss for _, loss in batch) / parts for batch in batches]
-    assert trained.losses == pytest.approx(losses, abs=1e-6)
+    assert found == pytest.approx(losses, abs=1e-6)
     apart, far = 0.0, 0.0
     for begun, one, other in zip(start, ours.parameters(), theirs.parameters(), strict=True):
         apart += float((one - other).double().square().sum())

@@ -1,7 +1,6 @@
 """Without padding the same is computed by the models for which it may be left out; others are left as they are."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.config.schema import TrainingConfig
 from pipeline.errors import JobStopped
+from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.choices import DPOLoss, GRPOLoss, HeadType
+from pipeline.learning.choices import HeadType
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import scoring
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.grpo import Objective, Samples, fit_grpo
-from pipeline.learning.training.loop import Fitting, fit_sft
+from pipeline.learning.training.grpo import Samples, grpo_set
+from pipeline.learning.training.loop import Fitting, fit, fit_sft
 from pipeline.learning.training.lora import with_adapters
+from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import (
     completion_logprobs,
     is_unpadded,
@@ -31,6 +31,8 @@ from pipeline.learning.training.scoring import (
 from pipeline.learning.training.sequences import Sequences, batch_of
 from pipeline.learning.training.value import fit_reward_model, fit_value
 from tests.doubles.families import tiny_model
+from tests.doubles.fitting import fitting as small_fitting
+from tests.doubles.fitting import of_grpo
 
 # A window that is shorter than texts, experts, latent attention.
 RIGHT = ["llama", "gpt2", "mistral", "gemma3_text", "mixtral", "deepseek_v3", "cohere2"]
@@ -116,10 +118,7 @@ def test_adapters_and_checkpointed_layers_go_along() -> None:
 
 
 def fitting(epochs: int = 1, **settings: Any) -> Fitting:
-    checkpoint = settings.pop("checkpoint", None)
-    training = TrainingConfig(warmup_steps=0, **{"micro_batch_size": 4, **settings})
-    how = Fitting(batch_size=8, epochs=epochs, learning_rate=1e-3, training=training, seed=0, device="cpu")
-    return replace(how, checkpoint=checkpoint)
+    return small_fitting(epochs=epochs, learning_rate=1e-3, **{"micro_batch_size": 4, **settings})
 
 
 def trained(method: str, how: Fitting) -> tuple[nn.Module, list[float]]:
@@ -127,15 +126,13 @@ def trained(method: str, how: Fitting) -> tuple[nn.Module, list[float]]:
     if method == "SFT":
         return model, fit_sft(model, data, how)
     if method == "DPO":
-        from pipeline.learning.training.preferences import DPOObjective, fit_dpo
-
-        objective = DPOObjective(loss_type=DPOLoss.sigmoid, beta=0.5)
-        return model, fit_dpo(model, data, np.linspace(-30.0, -20.0, 16), objective, how)[0]
+        made = dpo_set(model, data, np.linspace(-30.0, -20.0, 16), DPOConfig(beta=0.5), "cpu")
+        return model, fit(model, made, how)
     if method == "GRPO":
-        objective = Objective(loss_type=GRPOLoss.grpo, beta=0.1, epsilon_low=0.2, epsilon_high=0.2, longest=30)
         old = np.full((16, 30), -5.7, np.float32)
         better = np.linspace(-1, 1, 16, dtype=np.float32)
-        return model, fit_grpo(model, Samples(data, old), better, old, objective, how, 4)
+        made = grpo_set(model, Samples(data, old), better, old, of_grpo(beta=0.1), "cpu", longest=30)
+        return model, fit(model, made, how)
     value = value_model_from(model, HeadType.v).requires_grad_(True)
     return value, (fit_value if method == "value" else fit_reward_model)(value, data, how)
 
