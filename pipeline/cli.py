@@ -25,7 +25,7 @@ from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwrit
 from pipeline.config.checks import check_config
 from pipeline.config.explain import explain, for_hydra, read_flags
 from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
-from pipeline.config.place import conf_dir
+from pipeline.config.tables import conf_dir
 from pipeline.config.values import refuse_all
 from pipeline.config.words import as_meant
 from pipeline.errors import PipelineError

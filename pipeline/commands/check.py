@@ -26,9 +26,9 @@ from rich.text import Text
 from pipeline import arithmetic
 from pipeline.commands.start import refuse, unless_unwritten
 from pipeline.config.load import config_from_plain, load_config
-from pipeline.config.place import conf_dir, install_command
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import DeviceChoice
+from pipeline.config.tables import conf_dir
 from pipeline.engine.devices.inventory import (
     NOTHING,
     VISIBLE,
@@ -46,7 +46,7 @@ from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
-from pipeline.errors import ConfigError, DeviceError, PipelineError
+from pipeline.errors import ConfigError, DeviceError, PipelineError, install_command
 from pipeline.machine.memory import memory_available_bytes
 from pipeline.plan.graph import Job, Plan
 from pipeline.slurm.lint import slurm_checks

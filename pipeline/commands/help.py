@@ -15,8 +15,7 @@ from rich.text import Text
 
 from pipeline.config.explain import GROUPS, other_name, unknown_key
 from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
-from pipeline.config.place import conf_dir
-from pipeline.config.tables import TABLES, settings_class
+from pipeline.config.tables import TABLES, conf_dir, settings_class
 from pipeline.config.words import class_paths
 from pipeline.errors import ConfigError
 from pipeline.terminal.console import say

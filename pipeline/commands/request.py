@@ -18,7 +18,6 @@ from rich.filesize import decimal
 from pipeline.config.checks import check_config, check_together
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import fewer_than_usual
-from pipeline.config.place import has_package, install_command
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.layout import Layout, make_layout
@@ -27,7 +26,7 @@ from pipeline.engine.keeper import Keeper
 from pipeline.engine.store.measured import read_durations
 from pipeline.engine.store.shared import Session, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
-from pipeline.errors import ConfigError, DeviceError, StoreError
+from pipeline.errors import ConfigError, DeviceError, StoreError, has_package, install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.reference import CHECK, PREPARE
 from pipeline.learning.models.kinds import with_weights

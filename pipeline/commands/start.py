@@ -110,7 +110,7 @@ def _missing(module: str | None) -> str:
     """What to do about a package that this Python lacks."""
     import shlex
 
-    from pipeline.config.place import install_command
+    from pipeline.errors import install_command
 
     return (
         f"the package '{module}' is missing from {sys.executable}. Use the Python that has it, in a checkout "

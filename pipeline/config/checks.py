@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.place import defined_at
 from pipeline.config.schema import (
     NOTHING,
     POLYNOMIAL_END,
@@ -27,7 +26,7 @@ from pipeline.config.schema import (
 from pipeline.config.tables import REWARD_NAMES, SUFFIX, TABLES, as_typed, point_of, settings_of
 from pipeline.config.user_code import ask
 from pipeline.config.values import brief, held, refuse_all, value_problems
-from pipeline.errors import ConfigError, PipelineError, unknown_name
+from pipeline.errors import ConfigError, PipelineError, defined_at, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

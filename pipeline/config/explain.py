@@ -13,9 +13,8 @@ import yaml
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.place import conf_dir
 from pipeline.config.schema import Config
-from pipeline.config.tables import TABLES, all_shipped
+from pipeline.config.tables import TABLES, all_shipped, conf_dir
 from pipeline.config.user_code import import_object
 from pipeline.config.values import one_line
 from pipeline.errors import ConfigError, unknown_name

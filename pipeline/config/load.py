@@ -31,10 +31,17 @@ from pipeline.config.explain import (
     unknown_key,
 )
 from pipeline.config.meaning import in_words, meanings_of
-from pipeline.config.place import conf_dir
 from pipeline.config.plain import default_values, filled, is_no_value, kinds_of
 from pipeline.config.schema import MISSING, Config, EvaluationConfig
-from pipeline.config.tables import TABLES, all_shipped, point_of, settings_class, settings_of, with_points
+from pipeline.config.tables import (
+    TABLES,
+    all_shipped,
+    conf_dir,
+    point_of,
+    settings_class,
+    settings_of,
+    with_points,
+)
 from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.config.words import as_meant
 from pipeline.errors import ConfigError, PipelineError, unknown_name

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import MISSING, AlgoConfig, DatasetConfig, ModelConfig
@@ -204,6 +205,13 @@ def _text(key: str, setting: str, value: object) -> str:
     if isinstance(value, (dict, list)) or not _TEXT.fullmatch(text):
         raise ConfigError(f"{key}.{setting}: {brief(value)} is no number or plain word")
     return text
+
+
+def conf_dir() -> Path:
+    """The folder of configuration groups: beside the package in a checkout, inside it when installed."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
 
 
 @dataclass(frozen=True)

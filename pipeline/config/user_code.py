@@ -19,9 +19,8 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.config.place import is_installed, own_place, place_of, told
 from pipeline.config.reached import reached_hash
-from pipeline.errors import ConfigError, JobError, PipelineError
+from pipeline.errors import ConfigError, JobError, PipelineError, is_installed, own_place, place_of, told
 
 _OURS = "pipeline"
 _Answer = TypeVar("_Answer")

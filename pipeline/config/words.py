@@ -23,7 +23,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
-from pipeline.config.bounds import LONGEST_OVERRIDE
 from pipeline.config.plain import hints_of, kinds_of
 from pipeline.config.schema import MODEL_TEXT, PATH, Config
 from pipeline.config.tables import TABLES, all_shipped, settings_class
@@ -49,6 +48,8 @@ def at_home(words: Sequence[str]) -> list[str]:
     return [_MEANT.sub(lambda found: f"{found[1]}{home}", word, count=1) for word in words]
 
 
+_LONGEST = 10_000
+"""Characters of a setting that is looked at for what was meant."""
 _WORD = re.compile(r"(\+{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _ELEMENT = re.compile(
     r"""'(?:\\.|[^'\\])*' | "(?:\\.|[^"\\])*" | [^\s,\[\]{}()'"][^,\[\]{}()'"]*""", re.DOTALL | re.VERBOSE
@@ -115,7 +116,7 @@ def _field(schema: Any, parts: Sequence[str]) -> tuple[Any, Mapping[str, Any]] |
 
 
 def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
-    found = _WORD.fullmatch(word) if len(word) <= LONGEST_OVERRIDE else None
+    found = _WORD.fullmatch(word) if len(word) <= _LONGEST else None
     table, name = ([*found[1].lstrip("+").split("."), ""] if found else ["", ""])[:2]
     about = _declared(found[1].lstrip("+"), own.get(table, {}).get(name)) if found else None
     if found is None or about is None:

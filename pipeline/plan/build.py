@@ -21,11 +21,10 @@ from numbers import Real
 from sys import intern
 from typing import Any
 
-from pipeline.config.place import defined_at
 from pipeline.config.schema import AlgoConfig, Config, Keep, StageChoice
 from pipeline.config.user_code import ask, import_object
 from pipeline.config.values import brief
-from pipeline.errors import ConfigError, PlanError
+from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation

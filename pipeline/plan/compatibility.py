@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.ignored import GPU_PROFILES
-from pipeline.config.place import install_command
 from pipeline.config.schema import (
     AUTO,
     AlgoConfig,
@@ -22,7 +21,7 @@ from pipeline.config.schema import (
     TextBackend,
 )
 from pipeline.config.values import refuse_all
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import Algorithm, Stage
 from pipeline.learning.algos.registry import load_algorithm

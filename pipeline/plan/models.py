@@ -19,9 +19,8 @@ from typing import Any
 from packaging.version import Version
 from safetensors import SafetensorError, safe_open
 
-from pipeline.config.place import install_command
 from pipeline.config.schema import Config, ModelConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, install_command
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json
 from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline

@@ -17,9 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pipeline.config.place import install_command
 from pipeline.config.tables import point_of
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, install_command
 from pipeline.files import replacing
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import TrainingStep, by_training

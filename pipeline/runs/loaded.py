@@ -19,14 +19,13 @@ from typing import Any
 import psutil
 import yaml
 
-from pipeline.config.bounds import LARGEST_FILE, RESOLVED, read_resolved
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.journal import LINE, SHARED_STORE, Event, JournalReader, read_event
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError
 from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, converted, read_plain
+from pipeline.foreign import LARGEST_FILE, RESOLVED, ForeignDataError, converted, read_plain, read_resolved
 from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.outputs.formats import (
     CURVES,

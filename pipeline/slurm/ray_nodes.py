@@ -26,8 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.config.place import has_package, install_command
-from pipeline.errors import ConfigError, WorkerError
+from pipeline.errors import ConfigError, WorkerError, has_package, install_command
 from pipeline.machine import descendants
 
 JOIN_S = 300.0

@@ -17,10 +17,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.bounds import LARGEST_FILE
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
-from pipeline.foreign import read_plain
+from pipeline.foreign import LARGEST_FILE, read_plain
 from pipeline.sweeps.file import ENVVAR, NUM_GPUS, PROGRAM, Sweep, macro_of, nested
 
 Values = Mapping[str, Any]

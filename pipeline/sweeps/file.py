@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 import yaml
 from msgspec import Meta
 
-from pipeline.config.bounds import LARGEST_FILE, check_yaml
 from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import ConfigError, known_names, unknown_name
-from pipeline.foreign import ForeignDataError, converted, read_plain
+from pipeline.foreign import LARGEST_FILE, ForeignDataError, check_yaml, converted, read_plain
 from pipeline.runs.tracking.trackers import is_of_other_run
 from pipeline.sweeps.reporting import VARIABLE
 

@@ -22,11 +22,10 @@ from typing import Any
 
 import yaml
 
-from pipeline.config.place import install_command
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.launch.run import LOOPBACK, Meeting, listen, ranks_command, supervise
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.errors import ConfigError, PipelineError, describe_exit
+from pipeline.errors import ConfigError, PipelineError, describe_exit, install_command
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.machine import children

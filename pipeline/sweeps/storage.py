@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipeline.config.place import install_command
-from pipeline.errors import ConfigError, PipelineError, StoreError, known_names
+from pipeline.errors import ConfigError, PipelineError, StoreError, install_command, known_names
 from pipeline.files import Inside, open_plain
 from pipeline.foreign import converted
 from pipeline.locks import LocksUnsupportedError, lock

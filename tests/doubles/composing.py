@@ -13,8 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import load
 from pipeline.config.explain import explain
-from pipeline.config.place import conf_dir
 from pipeline.config.schema import Config
+from pipeline.config.tables import conf_dir
 from pipeline.config.words import as_meant
 
 

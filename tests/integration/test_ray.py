@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.config.place import has_package
 from pipeline.config.schema import Backend, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
+from pipeline.errors import has_package
 from pipeline.machine import descendants
 from tests.doubles.engine import Engine, job
 from tests.doubles.ray_cluster import RayCluster, environment, ray_cluster, raylet

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForCausalLM
 from pipeline.commands.run import run_experiment
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
-from pipeline.config.place import conf_dir
+from pipeline.config.tables import conf_dir
 from tests.doubles.gguf import TOKENS, write_gguf
 
 SMALL = [

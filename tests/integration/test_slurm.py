@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.config.place import has_package
+from pipeline.errors import has_package
 from pipeline.slurm.script import MARK, written
 from pipeline.sweeps.storage import Record, Trial, sweep_folder
 from tests.doubles.slurm import NODES, Slurm, two_nodes, why_not

@@ -33,11 +33,10 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from msgspec import Meta
 
-from pipeline.config.place import has_package, install_command
 from pipeline.engine.store.store import KEY as STORE_KEY
 from pipeline.engine.store.store import Store, explained
 from pipeline.engine.store.verified import Verified
-from pipeline.errors import ConfigError, StoreError
+from pipeline.errors import ConfigError, StoreError, has_package, install_command
 from pipeline.files import json_text, remove_tree
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.outputs.manifest import MANIFEST, TOMBSTONE, NotAnOutputError, find_problem, read_manifest

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from pipeline.config.place import own_place
 from pipeline.engine.store.store import Store, remedy
 from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify, storage_errno
 from pipeline.engine.workers.messages import (
@@ -37,7 +36,7 @@ from pipeline.engine.workers.messages import (
     RunJob,
     is_number_name,
 )
-from pipeline.errors import DamagedOutput, GangError, JobError, JobStopped, PipelineError, StoreError
+from pipeline.errors import DamagedOutput, GangError, JobError, JobStopped, PipelineError, StoreError, own_place
 from pipeline.files import in_folder
 from pipeline.machine.memory import imported_for_good, no_garbage_collection
 

@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.place import defined_at, told
 from pipeline.config.schema import DatasetConfig
 from pipeline.config.tables import DATASETS
 from pipeline.config.user_code import import_object
-from pipeline.errors import ConfigError, PipelineError, unknown_name
+from pipeline.errors import ConfigError, PipelineError, defined_at, told, unknown_name
 from pipeline.learning.overriding import other_arguments
 
 SPLITS = ("train", "validation", "test")

@@ -20,8 +20,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from pipeline.config.place import install_command
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, install_command
 from pipeline.learning.rewards.traits import RewardTraits, Text, judged, reward, stripped, text_of
 
 _REASONING = (

@@ -31,8 +31,7 @@ from itertools import groupby
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.place import is_own, own_place, told
-from pipeline.errors import ConfigError, JobError, PipelineError
+from pipeline.errors import ConfigError, JobError, PipelineError, is_own, own_place, told
 from pipeline.learning.rewards.answers import gold_box
 from pipeline.learning.rewards.traits import (
     RewardTraits,

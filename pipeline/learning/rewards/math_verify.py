@@ -20,8 +20,7 @@ from pkgutil import resolve_name
 from typing import Any
 from unicodedata import normalize
 
-from pipeline.config.place import install_command
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, install_command
 from pipeline.learning.rewards.answers import (
     MARK,
     MARKED,

@@ -26,10 +26,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipeline.config.place import told
 from pipeline.config.plain import stage_config_from_plain
 from pipeline.config.schema import DatasetConfig
-from pipeline.errors import ConfigError, DataError, JobError, PipelineError
+from pipeline.errors import ConfigError, DataError, JobError, PipelineError, told
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.base import Dataset, Row, load_dataset, plain_text
 from pipeline.learning.datasets.chat import TemplateOfFolder, refusal_of, unread

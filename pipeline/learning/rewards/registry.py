@@ -10,11 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.place import install_command
 from pipeline.config.schema import NOTHING, DatasetConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS, TRL_REWARDS
 from pipeline.config.user_code import import_object
-from pipeline.errors import ConfigError, unknown_name
+from pipeline.errors import ConfigError, install_command, unknown_name
 from pipeline.learning.rewards.calling import GIVEN, bind, makes_rewards
 from pipeline.learning.rewards.traits import RewardTraits
 

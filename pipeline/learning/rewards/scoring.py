@@ -31,11 +31,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.place import told
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.tables import REWARD_MODEL
 from pipeline.config.user_code import import_object
-from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit
+from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit, told
 from pipeline.foreign import parse_json
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.calling import Item, arguments, batches, bind, items_of, needed_columns

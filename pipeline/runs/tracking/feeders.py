@@ -14,10 +14,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 
-from pipeline.config.place import install_command
 from pipeline.config.schema import TrackingConfig, TrackingMode
 from pipeline.engine.run_folder import RunFolder
-from pipeline.errors import WorkerError
+from pipeline.errors import WorkerError, install_command
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.machine.children import Child, end
 from pipeline.runs.report.format import command, shown_path

@@ -12,7 +12,7 @@ import pipeline
 from pipeline import cli
 from pipeline.__main__ import app
 from pipeline.commands.help import help_on, typed_command, usage
-from pipeline.config.place import conf_dir
+from pipeline.config.tables import conf_dir
 from pipeline.errors import ConfigError
 
 

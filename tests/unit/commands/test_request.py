@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands.request import Request, prepare
-from pipeline.config.place import has_package
 from pipeline.config.schema import RayConfig
 from pipeline.engine.workers.on_ray import check_environment
-from pipeline.errors import ConfigError, DeviceError
+from pipeline.errors import ConfigError, DeviceError, has_package
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.prepared import prepare as write_prepared
 from pipeline.plan.build import build_plan

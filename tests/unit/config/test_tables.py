@@ -10,9 +10,8 @@ import pytest
 from pipeline.config.checks import check_config
 from pipeline.config.ignored import idle_settings
 from pipeline.config.load import load_config
-from pipeline.config.place import conf_dir
 from pipeline.config.schema import AlgoConfig, Config, Settings, number
-from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shipped
+from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shipped, conf_dir
 from pipeline.config.user_code import check_settings_class
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import Algorithm

@@ -5,8 +5,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from pipeline.config.place import install_command
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, install_command
 from pipeline.plan.compatibility import check_compatible
 from tests.doubles.composing import quick_config
 

@@ -1,13 +1,24 @@
-"""The line of the user's own code that is to blame: not ours, and not that of a library."""
+"""What messages name: the line of one's own code that is to blame, and what to install."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from pipeline.config.place import own_place, place_of, told
+import pipeline
+from pipeline import errors
 from pipeline.config.values import short
-from pipeline.errors import ConfigError, JobError
+from pipeline.errors import (
+    DISTRIBUTION,
+    ConfigError,
+    JobError,
+    checkout,
+    install_command,
+    own_place,
+    place_of,
+    told,
+)
 
 HERE = __file__
 
@@ -66,3 +77,28 @@ def test_an_exception_that_cannot_be_told_is_told() -> None:
         raise Odd
 
     assert "Odd: <exception str() failed>" in told(caught(raises))
+
+
+ROOT = Path(pipeline.__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_name_that_is_installed_is_the_one_of_this_project() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
+    own = [each for each in PROJECT["optional-dependencies"]["dev"] if each.partition("[")[0] == DISTRIBUTION]
+    assert own == [f"{DISTRIBUTION}[docs,figures,gguf,math,s3,sentiment,sweeps,tensorboard,trackio,wandb]"]
+
+
+def test_in_a_checkout_the_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert checkout() == ROOT
+    monkeypatch.chdir(ROOT)
+    assert install_command("math") == "pip install -e '.[math]'"
+    assert install_command() == "pip install -e ."
+    monkeypatch.chdir(tmp_path)
+    assert install_command("math") == f"pip install -e '{ROOT}[math]'"
+
+
+def test_from_a_wheel_the_distribution_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "site-packages/pipeline/errors.py"))
+    assert checkout() is None
+    assert install_command("math") == f"pip install '{DISTRIBUTION}[math]'"
