@@ -28,7 +28,7 @@ from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.plan.graph import Job, chain_name
 from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS, ResultRow, collect_rows, place_of, primary_metric
 from pipeline.runs.run_view import RunView
-from pipeline.runs.tracking.trackers import leave_values, sweep_trial
+from pipeline.runs.trackers import leave_values, sweep_trial
 from pipeline.sweeps.reporting import TRIALS, log, own_trial
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"

@@ -26,7 +26,7 @@ from pipeline.runs.figures import Format, without_rounds, write_figures
 from pipeline.runs.index import choose_run, experiments, newest_of_several, runs_of
 from pipeline.runs.loaded import LoadedRun, load, load_planned
 from pipeline.runs.report.format import count
-from pipeline.runs.tracking.feeders import Feeders
+from pipeline.runs.trackers import Feeders
 from pipeline.sweeps.file import SPLIT
 from pipeline.sweeps.storage import SweepFolder, sweep_folder
 from pipeline.terminal.console import make_console, say

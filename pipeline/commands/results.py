@@ -43,8 +43,7 @@ from pipeline.runs.record import Results, write_results, write_samples
 from pipeline.runs.report.format import count, jobs, shown_path
 from pipeline.runs.report.status import shared_in_words
 from pipeline.runs.run_view import RunView
-from pipeline.runs.tracking.feeders import Feeders
-from pipeline.runs.tracking.trackers import sweep_trial
+from pipeline.runs.trackers import Feeders, sweep_trial
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import say
 

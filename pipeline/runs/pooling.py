@@ -20,25 +20,9 @@ from numpy.typing import NDArray
 from pipeline.config.schema import ENOUGH
 from pipeline.config.tables import point_of
 from pipeline.learning.algos.base import REFERENCE
+from pipeline.learning.evaluation import paired, statistics
 from pipeline.learning.evaluation.metrics import is_share, reach_of, rounded
 from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front
-from pipeline.learning.evaluation.paired import (
-    Bounds,
-    holm,
-    least_detectable_share,
-    paired_by_prompt,
-    paired_intervals,
-    paired_tests,
-    smallest_detectable,
-)
-from pipeline.learning.evaluation.statistics import (
-    Floats,
-    Ratios,
-    Spread,
-    known_spread,
-    per_prompt,
-    share_interval,
-)
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.record import (
@@ -85,14 +69,14 @@ class Grid:
             return "policies"
         return "references" if len(self.references) >= ENOUGH else "seeds"
 
-    def scope_of(self, spread: Spread) -> Scope:
+    def scope_of(self, spread: statistics.Spread) -> Scope:
         """What the interval of a mean over these chains holds for, be it of a level or of a difference.
 
         Where neither seeds nor prompts differ in it, nothing tells what others would give.
         """
         return self.scope if spread.variance > 0 else "policies"
 
-    def shaped(self, values: Floats) -> Floats:
+    def shaped(self, values: statistics.Floats) -> statistics.Floats:
         """Values of shape [C, P] as [R, S, P]."""
         return values.reshape(len(self.references), len(self.seeds), -1)
 
@@ -121,7 +105,7 @@ class Stack:
 
     grid: Grid
     rows: NDArray[np.int64]
-    sums: Mapping[str, Ratios]
+    sums: Mapping[str, statistics.Ratios]
 
     def part(self, grid: Grid, rows: NDArray[np.int64]) -> Stack:
         """Some of the cells and prompts."""
@@ -129,11 +113,11 @@ class Stack:
         chosen = np.ix_(cells, np.searchsorted(self.rows, rows))
         return Stack(grid, rows, {name: _chosen(ratios, chosen) for name, ratios in self.sums.items()})
 
-    def values(self, metric: str) -> Floats:
+    def values(self, metric: str) -> statistics.Floats:
         """What each prompt says of a metric, shape [R, S, P], without those that say nothing of it."""
         ratios = self.sums[metric]
         told = (ratios.denominators > 0).any(0)
-        return self.grid.shaped(per_prompt(_chosen(ratios, np.s_[:, told])))
+        return self.grid.shaped(statistics.per_prompt(_chosen(ratios, np.s_[:, told])))
 
 
 def stack(grid: Grid, measures: Mapping[GridCell, PromptMeasures]) -> Stack:
@@ -143,10 +127,10 @@ def stack(grid: Grid, measures: Mapping[GridCell, PromptMeasures]) -> Stack:
     names = sorted(set.intersection(*(set(one.sums) for one in every)))
     places = [np.searchsorted(one.rows, rows) for one in every]
 
-    def side(name: str, which: int) -> Floats:
+    def side(name: str, which: int) -> statistics.Floats:
         return np.stack([one.sums[name][which][place] for one, place in zip(every, places, strict=True)])
 
-    return Stack(grid, rows, {name: Ratios(side(name, 0), side(name, 1)) for name in names})
+    return Stack(grid, rows, {name: statistics.Ratios(side(name, 0), side(name, 1)) for name in names})
 
 
 def common_rows(rows: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -161,8 +145,8 @@ def aligned(stacks: Sequence[Stack]) -> list[Stack]:
     return [one.part(grid, rows) for one in stacks]
 
 
-def _chosen(ratios: Ratios, at: Any) -> Ratios:
-    return Ratios(ratios.numerators[at], ratios.denominators[at])
+def _chosen(ratios: statistics.Ratios, at: Any) -> statistics.Ratios:
+    return statistics.Ratios(ratios.numerators[at], ratios.denominators[at])
 
 
 # -- differences -------------------------------------------------------------------------------------------------
@@ -188,9 +172,9 @@ class Difference:
 
     grid: Grid
     metric: str
-    values: Floats
+    values: statistics.Floats
     reach: float
-    spread: Spread
+    spread: statistics.Spread
 
     @property
     def value(self) -> float:
@@ -207,28 +191,28 @@ class Difference:
         """What its interval and its test hold for."""
         return self.grid.scope_of(self.spread)
 
-    def by_prompt(self) -> Floats:
+    def by_prompt(self) -> statistics.Floats:
         """The mean over chains, shape [P]."""
         return np.asarray(self.values.mean((0, 1)))
 
 
 def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None:
     """The difference of two, of the same chains and prompts; None where nothing can be said of it."""
-    paired = paired_by_prompt(first.sums[metric], second.sums[metric])
-    values = first.grid.shaped(paired.differences)
-    spread = known_spread(values)
-    return None if spread is None else Difference(first.grid, metric, values, reach_of(metric, paired), spread)
+    own = paired.paired_by_prompt(first.sums[metric], second.sums[metric])
+    values = first.grid.shaped(own.differences)
+    spread = statistics.known_spread(values)
+    return None if spread is None else Difference(first.grid, metric, values, reach_of(metric, own), spread)
 
 
-def intervals(differences: Sequence[Difference], confidence: float) -> list[Bounds]:
+def intervals(differences: Sequence[Difference], confidence: float) -> list[paired.Bounds]:
     """The ends of the interval of each; that of shares stays between -1 and 1."""
     alone = [one for one in differences if one.over == "policies"]
-    ends = paired_intervals([one.by_prompt() for one in alone], [one.reach for one in alone], confidence)
-    paired = iter(ends)
-    return [next(paired) if one.over == "policies" else _crossed_interval(one, confidence) for one in differences]
+    ends = paired.paired_intervals([one.by_prompt() for one in alone], [one.reach for one in alone], confidence)
+    own = iter(ends)
+    return [next(own) if one.over == "policies" else _crossed_interval(one, confidence) for one in differences]
 
 
-def _crossed_interval(one: Difference, confidence: float) -> Bounds:
+def _crossed_interval(one: Difference, confidence: float) -> paired.Bounds:
     half, most = float(one.spread.half_width(confidence)), 1.0 if is_share(one.metric) else math.inf
     low, high = (min(max(end, -most), most) for end in (one.value - half, one.value + half))
     return low, high
@@ -237,9 +221,9 @@ def _crossed_interval(one: Difference, confidence: float) -> Bounds:
 def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
     """The p-value of each, and how it was found."""
     alone = [one for one in differences if one.over == "policies"]
-    paired = iter(paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
+    own = iter(paired.paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
     return [
-        next(paired) if one.over == "policies" else (float(one.spread.p_value()), "crossed") for one in differences
+        next(own) if one.over == "policies" else (float(one.spread.p_value()), "crossed") for one in differences
     ]
 
 
@@ -248,9 +232,9 @@ def detectable(one: Difference, comparisons: int, confidence: float) -> float | 
 
     None where nothing varies, so that nothing tells what could be found, unless the test itself does.
     """
-    by_spread = float(smallest_detectable(one.spread, comparisons, confidence))
+    by_spread = float(paired.smallest_detectable(one.spread, comparisons, confidence))
     if is_share(one.metric) and one.over == "policies":
-        return max(by_spread, least_detectable_share(one.prompts, comparisons, confidence))
+        return max(by_spread, paired.least_detectable_share(one.prompts, comparisons, confidence))
     return by_spread if one.spread.variance > 0 else None
 
 
@@ -326,7 +310,7 @@ def _corrected(
     known = [(pair, difference) for pair, difference in found if difference is not None]
     differences = [difference for _, difference in known]
     tested, ends = tests(differences), intervals(differences, confidence)
-    corrected = holm([p for p, _ in tested])
+    corrected = paired.holm([p for p, _ in tested])
     return [
         _comparison(pair, difference, bounds, (p, test), detectable(difference, len(known), confidence))
         for (pair, difference), bounds, p, (_, test) in zip(known, ends, corrected, tested, strict=True)
@@ -334,7 +318,7 @@ def _corrected(
 
 
 def _comparison(
-    pair: Pair, difference: Difference, bounds: Bounds, tested: tuple[float, Test], least: float | None
+    pair: Pair, difference: Difference, bounds: paired.Bounds, tested: tuple[float, Test], least: float | None
 ) -> Comparison:
     numbers = {"difference": difference.value, "ci_low": bounds[0], "ci_high": bounds[1], "p": tested[0]}
     kept: dict[str, Any] = {name: _kept(number) for name, number in numbers.items()}
@@ -430,9 +414,11 @@ def _level(group: Group, metric: str, confidence: float) -> _Number:
     grid = group.grid
     if len(grid) > 1 and group.stack is not None and metric in group.stack.sums:
         values = group.stack.values(metric)
-        if (spread := known_spread(values)) is not None:
+        if (spread := statistics.known_spread(values)) is not None:
             value, half = float(spread.value), float(spread.half_width(confidence))
-            low, high = share_interval(spread, confidence) if is_share(metric) else (value - half, value + half)
+            low, high = (
+                statistics.share_interval(spread, confidence) if is_share(metric) else (value - half, value + half)
+            )
             return _Number(value, float(low), float(high), grid.scope_of(spread), grid, values.shape[-1])
     own = [group.rows[cell][metric] for cell in grid.cells if metric in group.rows[cell]]
     known = [row.value for row in own if row.value is not None]

@@ -50,7 +50,7 @@ from pipeline.foreign import ForeignDataError, converted, read_json
 from pipeline.machine import children, descendants
 from pipeline.machine.children import Channel, Child
 from pipeline.machine.descendants import begin
-from pipeline.runs.tracking.trackers import is_of_other_run
+from pipeline.runs.trackers import is_of_other_run
 from pipeline.sweeps.command import as_ranks
 from pipeline.sweeps.reporting import VARIABLE
 

@@ -99,7 +99,7 @@ def test_why_a_job_ran_again(twice: Path) -> None:
     text = look(twice, "why", "t", "PITA/r1/metrics").output
     assert "algos.PITA.eta: 1.0 -> 0.5" in text
     assert text.count("->") < 6
-    assert "Its output is in the store" in text
+    assert "The same command would not run it again" in text
     assert "Nothing changed since run" in look(twice, "why", "t", "QSharp/r1/metrics").output
 
 

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.machine import descendants
-from pipeline.runs.tracking.feeders import Feeders
-from pipeline.runs.tracking.trackers import leave_values
+from pipeline.runs.trackers import Feeders, leave_values
 from pipeline.sweeps.metrics import WandbRun
 from tests.doubles.small_runs import ROOT, calm_run, results, run_here, wait_for
 from tests.doubles.tracked import TrackedRun, points
@@ -140,7 +139,7 @@ def test_a_killed_engine_takes_the_processes_of_trackers_along(tmp_path: Path) -
     code = (
         "import sys, time; from pathlib import Path; "
         "from pipeline.config.schema import Tracker, TrackingConfig; "
-        "from pipeline.engine.run_folder import RunFolder; from pipeline.runs.tracking.feeders import Feeders; "
+        "from pipeline.engine.run_folder import RunFolder; from pipeline.runs.trackers import Feeders; "
         "kept = Feeders(RunFolder(Path(sys.argv[1])), TrackingConfig(report_to=list(Tracker)), print); "
         "time.sleep(600)"
     )

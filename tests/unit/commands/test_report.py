@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError
 from pipeline.runs.origin import Origin, write_origin
 from pipeline.runs.record import Results, write_results
-from pipeline.runs.tracking.trackers import TRACKERS
+from pipeline.runs.trackers import TRACKERS
 from tests.doubles.pooled import pooled_row
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.sweeps import SweepOnPaper
@@ -245,8 +244,7 @@ def test_trackers_are_heard_meanwhile_waited_for_and_ended(noted: list[Noted], r
 def test_a_tracker_that_is_not_installed_costs_a_warning_that_says_how(
     run: TrackedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missing = {**TRACKERS, "wandb": replace(TRACKERS["wandb"], package="no_such_package")}
-    monkeypatch.setattr("pipeline.runs.tracking.feeders.TRACKERS", missing)
+    monkeypatch.setattr(TRACKERS["wandb"], "package", "no_such_package")
     out = io.StringIO()
     with StopSignals() as signals, results.tracked(run.folder, ASKED, Console(file=out, width=1000), signals):
         pass

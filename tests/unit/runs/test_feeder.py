@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.plan.graph import Job
+from pipeline.runs.feeder import BatchReader, Feed, tracked_chains
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.tracking.feeder import BatchReader, Feed, tracked_chains
-from pipeline.runs.tracking.trackers import Batch, TrackedChain
+from pipeline.runs.trackers import Batch, TrackedChain
 from tests.doubles.tracked import STEPS, TrackedRun, job_id, points
 
 

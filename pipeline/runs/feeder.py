@@ -1,4 +1,4 @@
-"""The process of one tracker: follows a run until it is told that the run has ended. Started by `feeders`.
+"""The process of one tracker: follows a run until it is told that it has ended. Started by `Feeders`.
 
 A chain of the plan is a run of the tracker, and an output that has something for it is a batch, always the same:
 
@@ -33,35 +33,13 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.locks import claim
 from pipeline.machine.children import Channel
 from pipeline.machine.descendants import begin
-from pipeline.outputs.formats import (
-    CURVES,
-    METRICS,
-    SAMPLES,
-    Count,
-    Metric,
-    TrainingStep,
-    read_curve,
-    read_metrics,
-    read_shown_samples,
-)
+from pipeline.outputs import formats
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import RecordedPlan
+from pipeline.runs import trackers
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import METRICS_STAGE, reading
-from pipeline.runs.tracking.trackers import (
-    ROUND,
-    STEP,
-    TRACKERS,
-    Batch,
-    Row,
-    Shown,
-    SweepTrial,
-    TrackedChain,
-    TrackerPlace,
-    TrackerRun,
-    left_values,
-)
 from pipeline.terminal.streams import printable
 
 _NAMES = ("name", "class_path", "_schema_")
@@ -73,7 +51,7 @@ _LOOK_S = 2.0
 _NOISE = 1 << 20
 """Bytes that are kept of what a tracker prints."""
 _SAID = 500
-_Begin = Callable[[TrackedChain, str], TrackerRun]
+_Begin = Callable[[trackers.TrackedChain, str], Any]
 _Key = Annotated[str, Meta(max_length=100)]
 
 log = logging.getLogger("pipeline")
@@ -82,13 +60,13 @@ log = logging.getLogger("pipeline")
 # -- chains ----------------------------------------------------------------------------------------------------
 
 
-def tracked_chains(plan: RecordedPlan, experiment: str) -> list[TrackedChain]:
+def tracked_chains(plan: RecordedPlan, experiment: str) -> list[trackers.TrackedChain]:
     """The chains of a plan, in its order; references are chains too."""
     jobs: dict[str, list[Job]] = {}
     for job in plan.jobs.values():
         jobs.setdefault(job.chain, []).append(job)
     return [
-        TrackedChain(
+        trackers.TrackedChain(
             id=_id(experiment, chain, found),
             # The algorithm first, so that trackers group by it; what all seeds share has none.
             name=f"{found[0].algo}/{chain.removesuffix(f'/{found[0].algo}').removesuffix('/any')}",
@@ -138,45 +116,47 @@ def _flat(value: object, name: str) -> Iterator[tuple[str, str | float | bool]]:
 class BatchReader:
     """Reads the batches of one chain, each once, as its jobs get done."""
 
-    def __init__(self, chain: TrackedChain, store: Store, samples: int) -> None:
+    def __init__(self, chain: trackers.TrackedChain, store: Store, samples: int) -> None:
         """Prepare; a batch has so many samples at most."""
         self._chain, self._store, self._samples = chain, store, samples
         self._left = telling(chain)
         self._steps: Counter[str] = Counter()
 
-    def new(self, is_there: Callable[[Job], bool]) -> list[Batch]:
+    def new(self, is_there: Callable[[Job], bool]) -> list[trackers.Batch]:
         """Those of outputs that were not there before, in the order of the plan; many have nothing in them."""
         found = [job for job in self._left if is_there(job)]
         self._left = [job for job in self._left if job not in found]
         return [self._batch(job, self._store.path(job.key)) for job in found]
 
-    def _batch(self, job: Job, output: Path) -> Batch:
-        if job.stage == METRICS_STAGE:
-            rows, samples = self._measured(job, output), self._shown(job, output)
+    def _batch(self, job: Job, output: Path) -> trackers.Batch:
+        rows: list[trackers.Row] = []
+        samples: list[trackers.Shown] = []
+        if job.stage != METRICS_STAGE:
+            with reading(job, formats.CURVES):
+                steps = formats.read_curve(output)
+                rows += [self._step(job.round, step) for step in steps]
+                self._steps.update({step.training: step.steps for step in steps})
         else:
-            rows, samples = self._trained(job, output), []
-        return Batch(id=job.key, round=job.round, time=_made(output), rows=rows, samples=samples)
+            with reading(job, formats.METRICS):
+                values = {name: value for row in formats.read_metrics(output).rows for name, value in _result(row)}
+                if values:
+                    values |= self._time(job.round)
+                    rows.append(trackers.Row(axis=trackers.ROUND, at=job.round, round=job.round, values=values))
+            with reading(job, formats.SAMPLES):
+                samples += [
+                    row for one in formats.read_shown_samples(output) for row in _completions(job.round, one)
+                ]
+        # When it was committed is the same whoever asks, as a store never changes what it has.
+        made = manifest.stat().st_mtime if (manifest := output / MANIFEST).exists() else 0.0
+        return trackers.Batch(id=job.key, round=job.round, time=made, rows=rows, samples=samples[: self._samples])
 
-    def _trained(self, job: Job, output: Path) -> list[Row]:
-        rows: list[Row] = []
-        curve: Sequence[TrainingStep] = ()
-        with reading(job, CURVES):
-            curve = read_curve(output)
-        for step in curve:
-            told = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
-            named = {f"train/{step.training}/{name}": value for name, value in {**told, **step.extra}.items()}
-            values = {name: value for name, value in named.items() if value is not None}
-            rows.append(Row(axis=STEP, at=self._steps[step.training] + step.step, round=job.round, values=values))
-        self._steps.update({step.training: step.steps for step in curve})
-        return rows
-
-    def _measured(self, job: Job, output: Path) -> list[Row]:
-        values: dict[str, float] = {}
-        with reading(job, METRICS):
-            values = {name: value for row in read_metrics(output).rows for name, value in _result(row)}
-        if not values:
-            return []
-        return [Row(axis=ROUND, at=job.round, round=job.round, values={**values, **self._time(job.round)})]
+    def _step(self, number: int, step: formats.TrainingStep) -> trackers.Row:
+        told = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
+        named = {f"train/{step.training}/{name}": value for name, value in {**told, **step.extra}.items()}
+        values = {name: value for name, value in named.items() if value is not None}
+        return trackers.Row(
+            axis=trackers.STEP, at=self._steps[step.training] + step.step, round=number, values=values
+        )
 
     def _time(self, number: int) -> dict[str, float]:
         """Seconds that devices were held by the stages of a round, and what they made in one of them."""
@@ -192,26 +172,20 @@ class BatchReader:
                 found |= {f"time/{stage}/{unit}_per_s": much / seconds for unit, much in made.items()}
         return found
 
-    def _shown(self, job: Job, output: Path) -> list[Shown]:
-        found: list[Shown] = []
-        with reading(job, SAMPLES):
-            found += [row for sample in read_shown_samples(output) for row in _completions(job.round, sample)]
-        return found[: self._samples]
 
-
-def telling(chain: TrackedChain) -> list[Job]:
+def telling(chain: trackers.TrackedChain) -> list[Job]:
     """The jobs of a chain that may have something for a tracker: none of those that are split, as they draw."""
     return [job for job in chain.jobs if job.shard is None]
 
 
-def _result(row: Metric) -> Iterator[tuple[str, float]]:
+def _result(row: formats.Metric) -> Iterator[tuple[str, float]]:
     """The number and the ends of its interval, apart from it so that trackers show numbers first."""
     name = row.metric
     told = {f"eval/{name}": row.value, f"interval/{name}/low": row.ci_low, f"interval/{name}/high": row.ci_high}
     yield from ((place, value) for place, value in told.items() if value is not None)
 
 
-def _completions(number: int, sample: Mapping[str, Any]) -> Iterator[Shown]:
+def _completions(number: int, sample: Mapping[str, Any]) -> Iterator[trackers.Shown]:
     """A row for each completion of a sample; it may hold anything, as it is for people."""
     completions = sample.get("completions")
     for completion in completions if isinstance(completions, list) else []:
@@ -229,14 +203,6 @@ def _text(value: object) -> str:
     return printable(text[:_TEXT]) + (" ..." if len(text) > _TEXT else "")
 
 
-def _made(output: Path) -> float:
-    """When an output was committed; the same whoever asks, as a store never changes what it has."""
-    try:
-        return (output / MANIFEST).stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 # -- telling ---------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +218,7 @@ class Told:
     """
 
     name: str
-    batches: list[tuple[_Key, Count]] = field(default_factory=list)
+    batches: list[tuple[_Key, formats.Count]] = field(default_factory=list)
     kept: bool = False
 
 
@@ -278,7 +244,7 @@ class Feed:
             self._told = {}
         self._left = tracked_chains(run.plan, run.name)
         self._readers: dict[str, BatchReader] = {}
-        self._begun: dict[str, TrackerRun] = {}
+        self._begun: dict[str, Any] = {}
 
     def look(self) -> None:
         """Tell what is new; whatever the tracker raises comes out of this."""
@@ -296,7 +262,7 @@ class Feed:
         for chain in self._left:
             self._close(chain)
 
-    def _look_at(self, chain: TrackedChain) -> None:
+    def _look_at(self, chain: trackers.TrackedChain) -> None:
         if chain.id not in self._readers:
             told = self._told.get(chain.id)
             ready = {job.key for job in telling(chain) if self._is_there(job)}
@@ -307,7 +273,7 @@ class Feed:
         if new := self._readers[chain.id].new(self._is_there):
             self._tell(chain, self._told[chain.id], new)
 
-    def _tell(self, chain: TrackedChain, told: Told, new: Sequence[Batch]) -> None:
+    def _tell(self, chain: trackers.TrackedChain, told: Told, new: Sequence[trackers.Batch]) -> None:
         """Send batches, in the order in which they were sent the first time."""
         log.info("%s: tells what %d jobs left", told.name, len(new))
         known = dict(told.batches)
@@ -322,7 +288,7 @@ class Feed:
                     self._begun[chain.id] = self._begin(chain, told.name)
                 self._begun[chain.id].add(batch, sum(rows for _, rows in told.batches[: order[batch.id]]))
 
-    def _close(self, chain: TrackedChain) -> None:
+    def _close(self, chain: trackers.TrackedChain) -> None:
         if self._readers.pop(chain.id, None) is None:
             return
         if (begun := self._begun.pop(chain.id, None)) is not None:
@@ -331,7 +297,7 @@ class Feed:
         self._told[chain.id].kept = True
         self._write()
 
-    def _free_name(self, chain: TrackedChain) -> str:
+    def _free_name(self, chain: trackers.TrackedChain) -> str:
         """The name of a chain, or with its id if that of other settings has it already."""
         taken = chain.name in {told.name for told in self._told.values()}
         return f"{chain.name}@{chain.id[:6]}" if taken else chain.name
@@ -376,8 +342,8 @@ def _follow(
 ) -> None:
     log.info("tells %s of run %s", tracker, run)
     recorded = LoadedRun(RunFolder(Path(run)))
-    there = TrackerPlace(**{**place, "folder": Path(place["folder"])})
-    begin_in, note = TRACKERS[tracker].begin, there.told / f"{recorded.name}.json"
+    there = trackers.TrackerPlace(**{**place, "folder": Path(place["folder"])})
+    begin_in, note = trackers.TRACKERS[tracker], there.told / f"{recorded.name}.json"
     feed = Feed(recorded, lambda chain, name: begin_in(there, chain, name), note, samples)
     # Two processes that told the same chains would tell them twice.
     while (held := claim(note.with_suffix(".lock"))) is None:
@@ -391,8 +357,8 @@ def _follow(
         while not is_over:
             is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
             feed.look()
-            for values in left_values(recorded.folder.path)[told:] if trial else ():
-                judged = judged or SweepTrial(**(trial or {})).begin(there, recorded.name)
+            for values in trackers.left_values(recorded.folder.path)[told:] if trial else ():
+                judged = judged or trackers.SweepTrial(**(trial or {})).begin(there, recorded.name)
                 judged.log(values)
                 told += 1
             if not is_over:

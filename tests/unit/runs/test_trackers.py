@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.runs.tracking.trackers import (
+from pipeline.runs.trackers import (
     ROUND,
     STEP,
     Batch,

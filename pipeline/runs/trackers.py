@@ -1,6 +1,11 @@
-"""The trackers that there are, what they are given of a chain, and what W&B's agent says of a trial.
+"""Telling trackers (TensorBoard, trackio, wandb) of a run, from the files that it leaves and never in its way.
 
-Their packages are imported only where a chain is begun: in the process of a tracker, see `feeder`.
+    engine --> journal, plan, outputs --> `feeder`, a process for each tracker --> the tracker
+       |                                     ^      |
+       '---- start, the end is near, kill ---'      '--> a note of what it was told, in the order in which it was
+
+Our files are the record: a tracker can be told anew what it has lost, and is told nothing twice. Nothing that
+happens in these processes reaches the run but a warning; packages of trackers are imported there alone.
 """
 
 from __future__ import annotations
@@ -9,18 +14,28 @@ import hashlib
 import json
 import os
 import re
+import select
+import shlex
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from pipeline.config.schema import TrackingConfig, TrackingMode
 from pipeline.engine.journal import whole_lines
+from pipeline.engine.run_folder import RunFolder
+from pipeline.errors import WorkerError, install_command
 from pipeline.files import json_text, open_plain, remove_tree
 from pipeline.foreign import ForeignDataError, read_json
+from pipeline.machine.children import Child, end
 from pipeline.plan.graph import Job
+from pipeline.runs.report.format import command, shown_path
+from pipeline.terminal.streams import printable
 
 ROUND, STEP = "round", "train/step"
 """What numbers are drawn over: those of a round over rounds, those of trainings over their steps."""
@@ -108,24 +123,20 @@ class TrackerPlace:
         return self.folder / ".told" / hashlib.sha256(what.encode()).hexdigest()[:8]
 
 
-class TrackerRun(Protocol):
-    """A chain in a tracker. Its batches are all added again, from the first one on, whenever it is begun."""
-
-    def add(self, batch: Batch, first_row: int, /) -> None:
-        """Tell a batch.
-
-        Args:
-            batch: It has rows or samples.
-            first_row: Rows of the chain before it, in the order in which they were first told.
-        """
-
-    def close(self) -> None:
-        """Nothing more follows for now; what was added is kept then."""
+# -- trackers ----------------------------------------------------------------------------------------------------
+# Each has a chain: its batches are all added again, from the first one on, whenever it is begun. `add` takes a
+# batch that has rows or samples, and how many rows of the chain were before it when they were first told; after
+# `close` all that was added is kept. `package` is what it imports, `folder` its folder below that of all
+# experiments (``{}`` is the experiment), `look` what a user types to see it, `environment` that of its process.
 
 
 class TensorBoard:
     """Events of a chain, in a new file each time: after a kill nobody knows how much of the last one counts."""
 
+    package = "tensorboardX"
+    folder = "{}/tracking/tensorboard"
+    look = "tensorboard --logdir {folder}"
+    environment: Mapping[str, str] = {}
     _odd = re.compile(r"[^\w.@=+-]")
 
     def __init__(self, place: TrackerPlace, chain: TrackedChain, name: str) -> None:
@@ -143,7 +154,7 @@ class TensorBoard:
         self._settings = json.dumps(chain.settings, indent=1)
 
     def add(self, batch: Batch, _first_row: int, /) -> None:
-        """See `TrackerRun.add`."""
+        """Tell a batch."""
         from tensorboardX.proto.summary_pb2 import Summary
         from tensorboardX.summary import text
 
@@ -159,7 +170,7 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """See `TrackerRun.close`."""
+        """Nothing more follows for now."""
         self._writer.close()
 
 
@@ -180,6 +191,16 @@ class Trackio:
     Through what its server writes with: `trackio.init` would start that.
     """
 
+    package = "trackio"
+    folder = ".trackio"
+    look = "TRACKIO_DIR={folder} trackio show --project {project}"
+    environment: Mapping[str, str] = {
+        "TRACKIO_DIR": "{folder}",
+        "TRACKIO_SQLITE_SYNCHRONOUS": "FULL",  # a transaction is on disk before the next one
+        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+
     def __init__(self, place: TrackerPlace, chain: TrackedChain, name: str) -> None:
         from trackio.sqlite_storage import SQLiteStorage
 
@@ -187,7 +208,7 @@ class Trackio:
         self._storage, self._project, self._chain, self._name = SQLiteStorage, place.project, chain, name
 
     def add(self, batch: Batch, _first_row: int, /) -> None:
-        """See `TrackerRun.add`."""
+        """Tell a batch."""
         rows: list[dict[str, Any]] = [dict(row.values) for row in batch.rows]
         places, ids = [row.at for row in batch.rows], [str(number) for number in range(len(rows))]
         if batch.samples:
@@ -210,7 +231,7 @@ class Trackio:
         )
 
     def close(self) -> None:
-        """See `TrackerRun.close`: each batch was a transaction, forced to disk."""
+        """Nothing is left to do: each batch was a transaction, forced to disk."""
 
 
 class Wandb:
@@ -219,6 +240,17 @@ class Wandb:
     The steps of wandb number the rows as they were first sent, since it takes no row with a smaller one. What
     numbers are drawn over are the rounds, and the steps of trainings.
     """
+
+    package = "wandb"
+    folder = "{}/tracking/wandb"
+    look = "wandb sync {folder}/offline-run-*"
+    environment: Mapping[str, str] = {
+        "WANDB_SILENT": "true",
+        "WANDB_ERROR_REPORTING": "false",
+        # Copies of tables, which a later `wandb sync` needs.
+        "WANDB_DATA_DIR": "{folder}/.data",
+        "WANDB_CACHE_DIR": "{folder}/.data",
+    }
 
     def __init__(self, place: TrackerPlace, chain: TrackedChain, name: str) -> None:
         if not place.is_online:
@@ -234,7 +266,7 @@ class Wandb:
                 self._run.define_metric(f"{part}/*", step_metric=axis)
 
     def add(self, batch: Batch, first_row: int, /) -> None:
-        """See `TrackerRun.add`."""
+        """Tell a batch."""
         rows: list[dict[str, Any]] = []
         for row in batch.rows:
             axis = {STEP: row.at} if row.axis == STEP else {}
@@ -249,7 +281,7 @@ class Wandb:
                 self._run.log(values, step=step)
 
     def close(self) -> None:
-        """See `TrackerRun.close`."""
+        """Nothing more follows for now."""
         self._run.finish()
 
 
@@ -270,52 +302,10 @@ def _wandb_run(place: TrackerPlace, *, sweep_id: str | None = None, **given: Any
     )
 
 
-@dataclass(frozen=True)
-class Known:
-    """A tracker by name.
-
-    Attributes:
-        package: What it imports.
-        begin: Begins a chain in it under a name, or goes on with one; takes a second or two at first.
-        folder: Its folder below that of all experiments; ``{}`` is the experiment.
-        look: What a user types to look at what it was told, with the folder and the project.
-        environment: Variables that its process is given, with the folder.
-    """
-
-    package: str
-    begin: Callable[[TrackerPlace, TrackedChain, str], TrackerRun]
-    folder: str
-    look: str
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-
-TRACKERS: Mapping[str, Known] = {
-    "tensorboard": Known("tensorboardX", TensorBoard, "{}/tracking/tensorboard", "tensorboard --logdir {folder}"),
-    "trackio": Known(
-        "trackio",
-        Trackio,
-        ".trackio",
-        "TRACKIO_DIR={folder} trackio show --project {project}",
-        {
-            "TRACKIO_DIR": "{folder}",
-            "TRACKIO_SQLITE_SYNCHRONOUS": "FULL",  # a transaction is on disk before the next one
-            "HF_HUB_OFFLINE": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-        },
-    ),
-    "wandb": Known(
-        "wandb",
-        Wandb,
-        "{}/tracking/wandb",
-        "wandb sync {folder}/offline-run-*",
-        {
-            "WANDB_SILENT": "true",
-            "WANDB_ERROR_REPORTING": "false",
-            # Copies of tables, which a later `wandb sync` needs.
-            "WANDB_DATA_DIR": "{folder}/.data",
-            "WANDB_CACHE_DIR": "{folder}/.data",
-        },
-    ),
+TRACKERS: Mapping[str, type[TensorBoard] | type[Trackio] | type[Wandb]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": Wandb,
 }
 
 
@@ -393,3 +383,143 @@ def left_values(run: Path) -> list[dict[str, float | None]]:
     with suppress(OSError, ForeignDataError, json.JSONDecodeError), open_plain(values_file(run)) as file:
         found.extend(read_json(line, dict[str, float | None]) for line in whole_lines(file))
     return found
+
+
+# -- their processes ---------------------------------------------------------------------------------------------
+
+
+_MODULE = "pipeline.runs.feeder"
+_LONGEST = 1 << 16
+"""Bytes of what a process says at most."""
+_SEND_S = 1.0
+_WAIT_S = 3600.0
+"""Seconds of one wait at most, as the system takes no longer ones."""
+Warn = Callable[[str], None]
+
+
+class Feeders:
+    """The processes of all trackers of a run.
+
+    Attributes:
+        told: How to look at the trackers that were told everything: name -> command.
+    """
+
+    def __init__(self, run: RunFolder, tracking: TrackingConfig, warn: Warn) -> None:
+        """Start them; what is not installed is warned of.
+
+        Args:
+            run: The run; it has its plan.
+            tracking: What is to be told.
+            warn: Takes warnings in words.
+        """
+        self.told: dict[str, str] = {}
+        self._run, self._warn = run, warn
+        self._live: dict[str, Child] = {}
+        self._places: dict[str, TrackerPlace] = {}
+        for name in dict.fromkeys(tracker.value for tracker in tracking.report_to):
+            try:
+                if find_spec(TRACKERS[name].package) is None:
+                    self._tell(name, f"it is not installed: {install_command(name)}")
+                else:
+                    self._start(name, tracking)
+            except OSError as error:
+                self._tell(name, f"it could not be started ({error.strerror or error})")
+
+    def look(self) -> None:
+        """Hear what they say, without waiting."""
+        for name, child in list(self._live.items()):
+            try:  # the one thing that it says, at its end: why that is early, or null if all is told
+                said = [read_json(line, dict[str, str | None])["problem"] for line in child.channel.receive()]
+            except (ForeignDataError, WorkerError, OSError, KeyError):
+                said = ["its process says what cannot be understood"]
+            if said:
+                self._over(name, said[0])
+            elif child.channel.closed:
+                self._over(name, "its process has ended")
+
+    def finish(self, timeout_s: float, interrupted: int = -1) -> None:
+        """Have them tell the rest, and end them.
+
+        Args:
+            timeout_s: Seconds that this may take.
+            interrupted: A descriptor that is readable when nobody is to wait any more; -1 for none.
+        """
+        for child in self._live.values():
+            with suppress(OSError):  # it is gone, which is heard below
+                child.channel.send(b"end")
+        give_up, is_interrupted = time.monotonic() + timeout_s, False
+        while self._live and not is_interrupted and (left := give_up - time.monotonic()) > 0:
+            is_interrupted = self._wait(left, interrupted)
+            self.look()
+        for name in self._live if not is_interrupted else ():
+            self._tell(name, f"it takes longer than tracking.finish_timeout_s={timeout_s:g} to take the rest")
+        self.end()
+
+    def end(self) -> None:
+        """End them at once, with all that they have started."""
+        live, self._live = list(self._live.values()), {}
+        end(live)
+        for child in live:
+            child.wait()
+
+    def _start(self, name: str, tracking: TrackingConfig) -> None:
+        place = self._places[name] = _place(name, self._run, tracking)
+        logs = self._run.path / "tracking"
+        logs.mkdir(exist_ok=True)
+        with (logs / f"{name}.log").open("wb", buffering=0) as output:
+            output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} the process of {name} is started\n".encode())
+            self._live[name] = Child(
+                _MODULE,
+                _environment(name, place),
+                {
+                    "run": str(self._run.path),
+                    "tracker": name,
+                    "place": {**asdict(place), "folder": str(place.folder)},
+                    "samples": tracking.samples,
+                    "trial": asdict(trial) if name == "wandb" and (trial := sweep_trial()) else None,
+                },
+                max_bytes=_LONGEST,
+                send_timeout_s=_SEND_S,
+                output=output,
+                own_group=True,
+            )
+
+    def _over(self, name: str, problem: str | None) -> None:
+        child = self._live.pop(name)
+        end([child])
+        child.wait()
+        if problem is None:
+            place = self._places[name]
+            folder, project = shlex.quote(shown_path(place.folder)), shlex.quote(place.project)
+            self.told[name] = TRACKERS[name].look.format(folder=folder, project=project)
+        else:
+            self._tell(name, printable(problem).rstrip(" ."))
+
+    def _wait(self, seconds: float, interrupted: int) -> bool:
+        waiting = [child.channel.fileno() for child in self._live.values()] + [interrupted] * (interrupted >= 0)
+        return interrupted in select.select(waiting, [], [], min(seconds, _WAIT_S))[0]
+
+    def _tell(self, name: str, problem: str) -> None:
+        """Say what is wrong, and what tells a tracker of this run whichever runs there are by then."""
+        words = f"track {shlex.quote(self._run.experiment)} --run {self._run.stamp} --report-to {name}"
+        told = command(words, self._run.path.parent.parent)
+        log = self._run.path / "tracking" / f"{name}.log"
+        more = f" Its log: {log}." if log.exists() else ""
+        self._warn(
+            f"tracking: {name}: {problem}. The run does not need it; `{told}` tells it what is missing.{more}"
+        )
+
+
+def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> TrackerPlace:
+    return TrackerPlace(
+        folder=run.path.parent.parent / TRACKERS[name].folder.format(run.experiment),
+        project=tracking.project or run.experiment,
+        entity=tracking.entity,
+        is_online=tracking.mode is TrackingMode.online,
+    )
+
+
+def _environment(name: str, place: TrackerPlace) -> Mapping[str, str]:
+    given = {key: value.format(folder=place.folder) for key, value in TRACKERS[name].environment.items()}
+    offline = {} if place.is_online else {"WANDB_MODE": "offline"}
+    return {**own_runs(os.environ), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given, **offline}
