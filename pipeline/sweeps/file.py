@@ -27,7 +27,7 @@ from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import ConfigError, known_names, unknown_name
 from pipeline.foreign import LARGEST_FILE, ForeignDataError, check_yaml, converted, read_plain
-from pipeline.runs.tracking.trackers import is_of_other_run
+from pipeline.runs.trackers import is_of_other_run
 from pipeline.sweeps.reporting import VARIABLE
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.machine import children
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import count
-from pipeline.runs.tracking.trackers import own_runs
+from pipeline.runs.trackers import own_runs
 from pipeline.sweeps.file import NUM_GPUS, Sweep, as_values, kind_of
 from pipeline.sweeps.plan import AgentPool, most_devices
 from pipeline.sweeps.trial_process import Handle, Order, SideBySide
