@@ -33,11 +33,11 @@ from rich.console import Console
 from pipeline.config.load import load_config
 from pipeline.config.plain import to_plain
 from pipeline.config.tables import ALGORITHMS
-from pipeline.engine.run_folder import find_run
 from pipeline.errors import PipelineError, StoreError
 from pipeline.plan.compatibility import usable_attention
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
+from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import PooledRow, ResultRow, Results, primary_metric, read_results
 from pipeline.runs.report.format import decimal, interval
@@ -276,7 +276,7 @@ def block(part: Part, out: Path) -> str:
         SystemExit: There is no run of it that ended well and whose numbers can be read.
     """
     try:
-        folder = find_run(out, part.name)
+        folder = choose_run(out, part.name)
         _check_run(part, out, LoadedRun(folder, glance=True))
         results, compute = read_results(folder.results_json), read_compute(folder.path)
         if part.with_costs and not compute.costs:

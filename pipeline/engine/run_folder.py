@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pipeline.errors import ConfigError, known_names
+from pipeline.errors import ConfigError
 from pipeline.files import Inside
 
 STAMP_FORMAT = "%Y-%m-%d_%H-%M-%S"
@@ -82,29 +82,22 @@ def create_run_folder(output_dir: Path, name: str, now: datetime | None = None) 
     Raises:
         ConfigError: The folder cannot be made.
     """
-    stamp = f"{now or datetime.now():{STAMP_FORMAT}}"
+    stamp, latest = f"{now or datetime.now():{STAMP_FORMAT}}", output_dir / name / "latest"
+    if latest.is_dir() and not latest.is_symlink():
+        raise ConfigError(f"{latest} is a folder, where the link to the newest run belongs: rename or remove it")
     try:
         (output_dir / name).mkdir(parents=True, exist_ok=True)
         folder = _fresh(output_dir / name, stamp)
-        _point_latest(folder)
+        # A link is replaced by renaming a new one over it, so a reader always finds one or the other.
+        temporary = latest.with_name(f".latest.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(folder.name)
+        temporary.replace(latest)
     except OSError as error:
         raise ConfigError(
             f"cannot write to {output_dir / name}: {error.strerror or error}. Set output_dir to a folder you own."
         ) from error
     return RunFolder(folder)
-
-
-def find_run(output_dir: Path, name: str) -> RunFolder:
-    """The newest run of an experiment.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    latest = output_dir / name / "latest"
-    if not latest.is_dir():
-        known = [path.parent.name for path in output_dir.glob("*/latest")]
-        raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known) if known else ''}")
-    return RunFolder(latest.resolve())
 
 
 def _fresh(parent: Path, stamp: str) -> Path:
@@ -116,11 +109,3 @@ def _fresh(parent: Path, stamp: str) -> Path:
             continue
         return folder
     raise FileExistsError(f"{parent / stamp} and 999 like it exist")
-
-
-def _point_latest(folder: Path) -> None:
-    # A link is replaced by renaming a new one over it, so a reader always finds one or the other.
-    temporary = folder.parent / f".latest.{os.getpid()}"
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(folder.name)
-    temporary.replace(folder.parent / "latest")

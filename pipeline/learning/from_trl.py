@@ -298,7 +298,7 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
         kind = next((name for name in kinds if name in named), "")
         if not kind:
             raise ConfigError(
-                f"from_trl: a {type(config).__name__} has no counterpart here; it takes one of TRL's "
+                f"from_trl: {type(config).__name__} has no counterpart here; it takes one of TRL's "
                 f"{', '.join(named)}, or a dict with algo={', '.join(named.values())}"
             )
         algo, defaults = named[kind], _defaults(kinds[kind])

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from pipeline.engine.run_folder import RunFolder, find_run
+from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, known_names
 from pipeline.plan.graph import ANY
 from pipeline.runs.origin import read_origin
@@ -154,7 +154,7 @@ def choose_run(output_dir: Path, name: str, stamp: str | None = None) -> RunFold
     """
     runs = runs_of(output_dir, name)
     if stamp is None:
-        return find_run(output_dir, name)
+        return runs[-1] if runs else RunFolder((output_dir / name / "latest").resolve())
     exact = [run for run in runs if run.stamp == stamp]
     fitting = exact or [run for run in runs if run.stamp.startswith(stamp)]
     if len(fitting) == 1:

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipeline.__main__ import app
-from pipeline.engine.run_folder import find_run
+from pipeline.runs.index import choose_run
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.shared import made_once
 from tests.doubles.small_runs import SMALL, run_here
@@ -60,7 +60,7 @@ def test_status_of_all_and_of_one(twice: Path) -> None:
 def test_a_table_is_shown_with_how_its_run_stands_where_that_is_not_done(twice: Path, tmp_path: Path) -> None:
     assert "this run" not in look(twice, "show", "t").output
     shutil.copytree(twice, tmp_path / "outputs", symlinks=True)
-    journal = find_run(tmp_path / "outputs", "t").journal
+    journal = choose_run(tmp_path / "outputs", "t").journal
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]))  # what says that the run is over
     shown = look(tmp_path / "outputs", "show", "t").output

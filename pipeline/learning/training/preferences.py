@@ -9,9 +9,11 @@ Shapes: P pairs, in 2P sequences: chosen and rejected one after the other; B seq
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -47,6 +49,23 @@ class _Given:
         return values
 
     gather_for_metrics = gather
+
+
+@cache
+def _dpo_trainer() -> Any:
+    """TRL's, which takes seconds to import, for trainings on pairs alone.
+
+    TRL would import wandb, which makes folders for files at once, and leaves them when the worker is killed.
+    """
+    hidden: dict[str, Any] = sys.modules
+    absent = "wandb" not in hidden
+    hidden.setdefault("wandb", None)
+    try:
+        from trl.trainer.dpo_trainer import DPOTrainer
+    finally:
+        if absent:
+            del hidden["wandb"]
+    return DPOTrainer
 
 
 class PairLoss:
@@ -103,10 +122,7 @@ class PairLoss:
         def model(**_: Any) -> SimpleNamespace:
             return SimpleNamespace(log_probs=given, entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
 
-        from trl.trainer.dpo_trainer import DPOTrainer  # seconds, which only trainings on pairs wait for
-
-        trainer: Any = self._trainer
-        loss: Tensor = DPOTrainer._compute_loss(trainer, model, inputs, return_outputs=False)
+        loss: Tensor = _dpo_trainer()._compute_loss(self._trainer, model, inputs, return_outputs=False)
         if self.objective.sft_weight:
             chosen = logprobs[both[0]].sum(-1) / batch.mask[both[0]].sum(-1).clamp(min=1)
             loss = loss - self.objective.sft_weight * chosen.mean()

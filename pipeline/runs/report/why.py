@@ -94,7 +94,9 @@ def _standing(run: LoadedRun, job: JobView, engine: bool | None, now: float) -> 
 
 def _pending(run: LoadedRun, job: JobView, engine: bool | None, now: float) -> Lines:
     if job.stopped:
-        yield "It was stopped with the run; the next one goes on with it, from its checkpoint if it left one."
+        saved = run.store.checkpoints(run.plan.jobs[job.id].key).is_dir()
+        how = "goes on from its checkpoint" if saved else "begins it anew, as it left no checkpoint"
+        yield f"It was stopped with the run; the next one {how}."
     if (state := run.view.state(engine)) != "running":
         if not job.stopped:
             yield f"It has not been done: the run is over ({state}). The same command goes on with it."
@@ -195,7 +197,8 @@ def _would_run(store: Store, plan: Plan, job_id: str, shared: Collection[str] = 
         what = f"what is stored under its key {key[:12]} cannot be used ({problem})"
     missing = missing_jobs(plan, lambda key: is_there(key, None), lambda key: is_there(key, None, REMOVED))
     would = job_id in missing
-    return would, what if would else f"{what}, and nothing that must run reads it"
+    left = ", but a checkpoint is there that it goes on from" if store.checkpoints(key).is_dir() else ""
+    return would, f"{what}{left}" if would else f"{what}, and nothing that must run reads it"
 
 
 def _because(old: LoadedRun, new: RecordedPlan, job_id: str) -> Lines:

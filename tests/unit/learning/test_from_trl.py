@@ -174,7 +174,7 @@ def test_texts_arrive_as_they_are() -> None:
     [
         ({"betta": 1}, "GRPO", "unknown argument 'betta'.*Did you mean 'beta'"),
         ({"beta": 1}, "", "unknown algorithm ''"),
-        (object(), "", "a object has no counterpart here"),
+        (object(), "", "object has no counterpart here"),
     ],
 )
 def test_what_is_no_configuration_of_trl_is_refused(config: object, algo: str, said: str) -> None:

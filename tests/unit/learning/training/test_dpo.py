@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -153,3 +156,18 @@ def test_likelihood_of_the_chosen_can_be_held_up() -> None:
         with torch.no_grad():
             likelihoods.append(completion_logprobs(model, batch).sum().item())
     assert likelihoods[1] > likelihoods[0]
+
+
+def test_trl_is_imported_without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would make folders in TMPDIR that a killed worker leaves."""
+    from pipeline.learning.training.preferences import _dpo_trainer
+
+    class Watching(ModuleType):
+        def __getattr__(self, name: str) -> bool:
+            return importlib.util.find_spec("wandb") is not None
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "trl.trainer.dpo_trainer", Watching("trl.trainer.dpo_trainer"))
+    assert _dpo_trainer.__wrapped__() is False
+    assert "wandb" not in sys.modules

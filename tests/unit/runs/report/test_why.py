@@ -104,7 +104,7 @@ def lost_its_device(run: WrittenRun) -> None:
         (waits_for_another_run, ["It waits: run 7 of other computes it"]),
         (
             was_stopped,
-            ["It was stopped with the run; the next one goes on with it, from its checkpoint if it left one."],
+            ["It was stopped with the run; the next one begins it anew, as it left no checkpoint."],
         ),
         (was_found, ["It is stored: another run finished it while this one was under way."]),
         (was_reopened, ["It was made again in this run", "out.txt does not have its checksum"]),
@@ -197,6 +197,9 @@ def test_a_request_that_is_not_started(tmp_path: Path) -> None:
 
     assert f"{TRAIN} would run: nothing is stored" in asked(TRAIN)
     assert "the same key" in asked(TRAIN)
+    assert "checkpoint" not in asked(TRAIN)
+    recorded.store.checkpoints(run.plan.jobs[TRAIN].key).mkdir(parents=True)
+    assert "a checkpoint is there" in asked(TRAIN)
     for job in run.plan.jobs:
         store_output(run, job)
     assert f"{TRAIN} would not run: its output is stored" in asked(TRAIN)
