@@ -29,18 +29,7 @@ from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import DeviceChoice
 from pipeline.config.tables import conf_dir
-from pipeline.engine.devices.inventory import (
-    NOTHING,
-    VISIBLE,
-    Device,
-    Machine,
-    NoDriver,
-    cpu_slots,
-    read_machine,
-    session,
-    usable_cores,
-    visible_gpus,
-)
+from pipeline.engine.devices import inventory
 from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.select import choose_devices
 from pipeline.engine.run_jobs import run_jobs
@@ -168,7 +157,7 @@ def check_devices() -> Iterator[Check]:
     """GPUs as the driver lists them, or CPU slots where there are none."""
     devices = choose_devices(DeviceChoice.auto, None)
     if devices[0].kind == "cpu":
-        yield passed("devices", f"no GPU; {usable_cores()} usable cores: {len(devices)} CPU workers")
+        yield passed("devices", f"no GPU; {inventory.usable_cores()} usable cores: {len(devices)} CPU workers")
     else:
         names = (f"{gpu.index}: {gpu.name} ({gpu.memory_total_bytes / 2**30:.0f} GiB)" for gpu in devices)
         yield passed("devices", f"{len(devices)} GPUs: {', '.join(names)}")
@@ -235,14 +224,14 @@ def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
         yield failed("imports", torch["failure"], f"run `{install_command()}` again")
     else:
         yield passed("imports", f"torch {torch['version']}, transformers {torch['transformers']}")
-    machine = Machine()
+    machine = inventory.Machine()
     try:
-        machine = read_machine()
-        with session() as nvml:
+        machine = inventory.read_machine()
+        with inventory.session() as nvml:
             number = int(nvml.nvmlSystemGetCudaDriverVersion())
             driver = f"{nvml.nvmlSystemGetDriverVersion()} (CUDA up to {number // 1000}.{number % 1000 // 10})"
         yield from _gpu_checks(machine, driver, torch)
-    except NoDriver:
+    except inventory.NoDriver:
         if nodes := [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]:
             yield failed(
                 "driver",
@@ -255,7 +244,7 @@ def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
             )
     except DeviceError as error:
         yield failed("driver", str(error), "reboot if it was updated; until then use device=cpu")
-    yield from limits(_cgroup(), usable_cores(), memory_available_bytes())
+    yield from limits(_cgroup(), inventory.usable_cores(), memory_available_bytes())
     if _SHM.is_dir():
         size = shutil.disk_usage(_SHM).total / 2**30
         yield (
@@ -270,7 +259,7 @@ def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
     yield from slurm_checks(os.environ)
 
 
-def _gpu_checks(machine: Machine, driver: str, torch: Mapping[str, Any]) -> Iterator[Check]:
+def _gpu_checks(machine: inventory.Machine, driver: str, torch: Mapping[str, Any]) -> Iterator[Check]:
     """The driver answers for every GPU, the mask means what it seems to, and torch sees what the driver lists."""
     if machine.broken:
         places = {uuid: place for place, uuid in enumerate(machine.uuids)}
@@ -279,24 +268,24 @@ def _gpu_checks(machine: Machine, driver: str, torch: Mapping[str, Any]) -> Iter
         yield warned("driver", seen, remedy)
     else:
         yield passed("driver", f"NVIDIA {driver}; {len(machine.uuids)} GPUs")
-    mask = os.environ.get(VISIBLE)
-    if mask is not None and mask.strip() in NOTHING:
-        seen = f"{VISIBLE}={mask} hides all {len(machine.uuids)} GPUs"
-        yield warned(VISIBLE, seen, f"`unset {VISIBLE}`, unless you mean the CPU")
+    mask = os.environ.get(inventory.VISIBLE)
+    if mask is not None and mask.strip() in inventory.NOTHING:
+        seen = f"{inventory.VISIBLE}={mask} hides all {len(machine.uuids)} GPUs"
+        yield warned(inventory.VISIBLE, seen, f"`unset {inventory.VISIBLE}`, unless you mean the CPU")
         return
     try:
-        visible = visible_gpus(machine, os.environ)
+        visible = inventory.visible_gpus(machine, os.environ)
     except DeviceError as error:
         remedy = f"give numbers from 0 to {len(machine.uuids) - 1}, each once, with commas between"
-        yield failed(VISIBLE, str(error), remedy)
+        yield failed(inventory.VISIBLE, str(error), remedy)
         return
-    yield passed(VISIBLE, f"{mask or 'not set'}: {', '.join(gpu.label for gpu in visible)}")
+    yield passed(inventory.VISIBLE, f"{mask or 'not set'}: {', '.join(gpu.label for gpu in visible)}")
     if "failure" not in torch:
         yield _torch_sees(visible, driver, torch)
     yield _gpu_memory(machine, visible)
 
 
-def _torch_sees(visible: Sequence[Device], driver: str, torch: Mapping[str, Any]) -> Check:
+def _torch_sees(visible: Sequence[inventory.Device], driver: str, torch: Mapping[str, Any]) -> Check:
     name, seen = (
         "torch and driver",
         f"torch {torch['version']} for CUDA {torch['cuda']} sees {torch['count']} GPUs",
@@ -316,9 +305,9 @@ def _torch_sees(visible: Sequence[Device], driver: str, torch: Mapping[str, Any]
     return passed(name, seen)
 
 
-def _gpu_memory(machine: Machine, visible: Sequence[Device]) -> Check:
+def _gpu_memory(machine: inventory.Machine, visible: Sequence[inventory.Device]) -> Check:
     """No other program than runs holds much of the GPUs that a run would use."""
-    held, seen, busy, pids = holders(list(visible)), list[str](), list[Device](), set[int]()
+    held, seen, busy, pids = holders(list(visible)), list[str](), list[inventory.Device](), set[int]()
     for gpu in visible:
         use, holder = machine.usage[gpu.uuid or ""], held.get(gpu.uuid or "")
         share = use.used_bytes / use.total_bytes
@@ -440,11 +429,11 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
         used = ", ".join(f"{report['memory_bytes'] / 2**30:.2f} GiB" for report in reports)
         yield passed("memory in use", f"peak per worker: {used}")
         if not on_cpu:
-            outcome = run_jobs(Plan([FINGERPRINT], []), store, cpu_slots(1), Path(folder), portable=True)
+            outcome = run_jobs(Plan([FINGERPRINT], []), store, inventory.cpu_slots(1), Path(folder), portable=True)
         yield judge(store, outcome)
 
 
-def which_device(devices: Sequence[Device], reports: Sequence[Mapping[str, Any]]) -> Check:
+def which_device(devices: Sequence[inventory.Device], reports: Sequence[Mapping[str, Any]]) -> Check:
     """Whether each worker had a process and a device of its own."""
     seen = "; ".join(f"pid {report['pid']} on {_place(report)}" for report in reports)
     pids, remedy = {report["pid"] for report in reports}, ""

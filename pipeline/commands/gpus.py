@@ -3,47 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from pipeline.commands.typed import Every, Watch, examples, refuse_both
 from pipeline.config.schema import Optimizer, Sharding, Strategy
-from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, read_machine, visible_gpus
-from pipeline.engine.devices.lease import Holder, holders
+from pipeline.engine.devices.inventory import GpuUsage, read_machine, visible_gpus
+from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.select import pick
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.gpus import get_gpu_info
-from pipeline.learning.memory import fit as fitting
-from pipeline.learning.memory.fit import (
-    GB,
-    DecodingLoad,
-    Fit,
-    Precision,
-    TriedLayout,
-    Workload,
-    compute_bytes,
-    decoding_footprint,
-)
+from pipeline.learning.memory import fit as memory
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 from pipeline.terminal import console as watching
-from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable
+from pipeline.terminal.columns import EXTRA, Column, FittedTable
 from pipeline.terminal.console import make_console, print_json, say
 
 app = typer.Typer(
     epilog=examples("pipeline gpus", "pipeline gpus --watch", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M"),
 )
+GB = memory.GB
 _MOST, _MOST_GPUS = 1_000_000, 10_000
 """Far above what there is, and far below where the reckoning has no numbers any more."""
-
-
-# -- gpu tables --------------------------------------------------------------------------------------------------
-# Tables for the terminal: the GPUs of this machine with who uses them, and how a model fits on them.
-
-
 _UUID_SHOWN = 12
 _LEAST_NAME = 8
 _LEAST_HOLDER = 16
@@ -62,10 +45,32 @@ def gpu_table(environ: Mapping[str, str] | None = None) -> FittedTable:
     visible = visible_gpus(machine, os.environ if environ is None else environ)
     devices = list(machine.devices.values())
     held = holders(devices) if devices else {}
-    table = FittedTable(_gpu_columns(), title="GPUs")
+    columns = [
+        Column(heading="id", right=True),
+        Column(heading="GPU", right=True, rank=8),
+        Column(heading="uuid", rank=EXTRA),
+        Column(heading="name", rank=6, least=_LEAST_NAME),
+        Column(heading="used", right=True, rank=1),
+        Column(heading="total", right=True, rank=2),
+        Column(heading="busy", right=True, rank=3),
+        Column(heading="held by", rank=4, least=_LEAST_HOLDER),
+        Column(heading="processes", rank=5),
+    ]
+    table = FittedTable(columns, title="GPUs")
     for device in devices:
-        number = str(visible.index(device)) if device in visible else "hidden"
-        table.add_row(*_gpu_row(number, device, machine, held.get(device.uuid or "")))
+        uuid = device.uuid or ""
+        use, holder = machine.usage[uuid], held.get(uuid)
+        table.add_row(
+            str(visible.index(device)) if device in visible else "hidden",
+            device.label.removeprefix("GPU "),
+            uuid[:_UUID_SHOWN],
+            device.name,
+            f"{use.used_bytes / 2**30:.1f}",
+            f"{use.total_bytes / 2**30:.1f} GiB",
+            "?" if use.utilization is None else f"{use.utilization}%",
+            holder.words() if holder else "",
+            _processes(use),
+        )
     notes = []
     for place, uuid in enumerate(machine.uuids):
         if uuid in machine.broken:
@@ -79,91 +84,15 @@ def gpu_table(environ: Mapping[str, str] | None = None) -> FittedTable:
     return table
 
 
-def _gpu_columns() -> Iterator[Column]:
-    yield Column(heading="id", right=True)
-    yield Column(heading="GPU", right=True, rank=8)
-    yield Column(heading="uuid", rank=EXTRA)
-    yield Column(heading="name", rank=6, least=_LEAST_NAME)
-    yield Column(heading="used", right=True, rank=1)
-    yield Column(heading="total", right=True, rank=2)
-    yield Column(heading="busy", right=True, rank=3)
-    yield Column(heading="held by", rank=4, least=_LEAST_HOLDER)
-    yield Column(heading="processes", rank=5)
-
-
-def _gpu_row(number: str, device: Device, machine: Machine, holder: Holder | None) -> list[Cell]:
-    use = machine.usage[device.uuid or ""]
-    return [
-        number,
-        device.label.removeprefix("GPU "),
-        (device.uuid or "")[:_UUID_SHOWN],
-        device.name,
-        f"{use.used_bytes / 2**30:.1f}",
-        f"{use.total_bytes / 2**30:.1f} GiB",
-        "?" if use.utilization is None else f"{use.utilization}%",
-        holder.words() if holder else "",
-        _processes(use),
-    ]
-
-
 def _processes(use: GpuUsage) -> tuple[str, ...]:
-    """Each with its memory."""
-    if use.processes is None:
-        return ("?",)
-    each = [
-        (str(one.pid), f"({one.memory_bytes / 2**30:.1f} GiB)")
-        if one.memory_bytes is not None
-        else (str(one.pid),)
-        for one in use.processes
-    ]
-    separated = [(*words[:-1], f"{words[-1]},") for words in each[:-1]] + each[-1:]
-    return tuple(word for words in separated for word in words)
-
-
-def fit_table(fit: Fit) -> FittedTable:
-    """How a training fits: a row for each strategy, with what takes the memory of each GPU."""
-    work = fit.work
-    what = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
-    table = FittedTable(
-        _fit_columns(),
-        title=f"{fit.shape.name}: {fit.shape.size} parameters, GB on each GPU",
-        caption=f"{work.batch} x {work.tokens} tokens, {work.precision.name}, {work.optimizer.name}, {what}, "
-        f"checkpointing {'on' if work.checkpointing else 'off'}; an estimate",
-    )
-    for trial in fit.shown():
-        need = trial.need
-        sizes = (
-            need.weights,
-            need.gradients,
-            need.optimizer,
-            need.buckets + need.gathered,
-            need.activations,
-            need.logits,
-            need.total,
-            trial.usable,
-            need.host,
-        )
-        style = "bold green" if trial is fit.chosen else ""
-        verdict = "taken" if trial is fit.chosen else _short(trial)
-        table.add_row(trial.label, *(f"{size / GB:.1f}" for size in sizes), verdict, style=style)
-    return table
-
-
-def _fit_columns() -> Iterator[Column]:
-    yield Column(heading="strategy")
-    parts = {"weights": 1, "grads": 4, "optim": 2, "work": 5, "activ": 3, "logits": 6}
-    for heading, place in parts.items():
-        yield Column(heading=heading, right=True, rank=EXTRA + place)
-    yield Column(heading="all", right=True, rank=2)
-    yield Column(heading="usable", right=True, rank=3)
-    yield Column(heading="host", right=True, rank=4)
-    yield Column(heading="verdict", rank=1)
-
-
-def _short(trial: TriedLayout) -> str:
-    if trial.short:
-        return f"{trial.short / GB:.1f} GB short"
-    return f"host: {trial.host_short / GB:.1f} GB short" if trial.host_short else "fits"
+    """Each with its memory, in pieces that may stand on lines of their own."""
+    pieces: list[str] = []
+    for one in use.processes or ():
+        pieces.append(str(one.pid))
+        if one.memory_bytes is not None:
+            pieces.append(f"({one.memory_bytes / 2**30:.1f} GiB)")
+        pieces[-1] += ","
+    return (*pieces[:-1], pieces[-1].removesuffix(",")) if pieces else ("?" if use.processes is None else "",)
 
 
 @app.callback(invoke_without_command=True)
@@ -176,18 +105,14 @@ def gpus(
     """Show every GPU with its memory, its load, who holds it and what runs there."""
     if context.invoked_subcommand is not None:
         return
-    if watch:
-        refuse_both(watch="--watch", json="--json" if as_json else "")
-        _watch(make_console(), every)
-    elif as_json:
+    refuse_both(watch="--watch" if watch else "", json="--json" if as_json else "")
+    if as_json:
         print_json(get_gpu_info())
-    else:
-        make_console().print(gpu_table())
-
-
-def _watch(console: Console, every_s: float) -> None:
-    """Show the GPUs until Ctrl-C."""
+        return
     table, told = gpu_table(), ""
+    if not watch:
+        make_console().print(table)
+        return
 
     def look() -> bool:
         nonlocal table
@@ -199,7 +124,10 @@ def _watch(console: Console, every_s: float) -> None:
         before, told = told, "\n".join(table.in_words())
         return [] if told == before else [told]
 
-    watching.watch(console, every_s, look, lambda _width, _height: [table], lines)
+    watching.watch(make_console(), every, look, lambda _width, _height: [table], lines)
+
+
+# -- fit ---------------------------------------------------------------------------------------------------------
 
 
 @app.command(
@@ -222,34 +150,35 @@ def fit(
         int | None,
         typer.Option(min=1, max=_MOST, help="Sequences of an optimizer step; says how many steps to accumulate."),
     ] = None,
-    precision: Annotated[Precision, typer.Option(help="Of weights and optimizer state.")] = Precision.mixed,
+    precision: Annotated[memory.Precision, typer.Option(help="Of weights and optimizer state.")] = (
+        memory.Precision.mixed
+    ),
     optimizer: Annotated[Optimizer, typer.Option(help="What takes the steps.")] = Optimizer.adamw,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
-    eager: Annotated[bool, typer.Option("--eager", help="Attention that stores its scores.")] = False,
     lora_rank: Annotated[
         int | None, typer.Option(min=1, max=_MOST, help="Train adapters of this rank alone.")
     ] = None,
     rows: Annotated[int, typer.Option(min=1, max=_MOST, help="Texts that are written at once.")] = 32,
-    num_gpus: Annotated[int | None, typer.Option(min=1, max=_MOST_GPUS, help="Exactly so many.")] = None,
     gpus: Annotated[
         int | None, typer.Option(min=1, max=_MOST_GPUS, help="Plan for so many GPUs that need not exist ...")
     ] = None,
-    memory: Annotated[float | None, typer.Option(min=1, max=_MOST, help="... with so many GiB each.")] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option("--memory", min=1, max=_MOST, help="... with so many GiB each.")
+    ] = None,
 ) -> None:
     """Show what fits, why the others do not, and the figures behind it."""
     from pipeline.learning.memory.shape import read_shape, shape_for_writing  # imports torch
 
-    console, (available, free_bytes) = make_console(), gpus_to_fit(gpus, memory)
-    work = Workload(
+    console, (available, free_bytes) = make_console(), gpus_to_fit(gpus, memory_gib)
+    work = memory.Workload(
         batch=batch,
         tokens=tokens,
         precision=precision,
         optimizer=optimizer,
         checkpointing=checkpointing,
-        flash=not eager,
         lora_rank=lora_rank,
     )
-    found = fitting.fit(
+    found = memory.fit(
         read_shape(model),
         work,
         available,
@@ -258,17 +187,46 @@ def fit(
         strategy=strategy,
         sharding=sharding,
         offload=cpu_offload,
-        num_gpus=num_gpus,
     )
     console.print(fit_table(found))
     shape, widths = shape_for_writing(model)
-    writing = DecodingLoad(policy=shape, rows=rows, tokens=tokens, number_bytes=compute_bytes(precision))
+    bits = memory.compute_bytes(precision)
+    writing = memory.DecodingLoad(policy=shape, rows=rows, tokens=tokens, number_bytes=bits)
     say(console, of_writing(writing, widths, available, free_bytes))
     say(console, summary(found, effective_batch))
 
 
+def fit_table(fit: memory.Fit) -> FittedTable:
+    """How a training fits: a row for each strategy, with what takes the memory of each GPU."""
+    work = fit.work
+    what = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
+    ranks = {"weights": 11, "grads": 14, "optim": 12, "work": 15, "activ": 13, "logits": 16}
+    ranks |= {"all": 2, "usable": 3, "host": 4}
+    table = FittedTable(
+        [
+            Column(heading="strategy"),
+            *(Column(heading=heading, right=True, rank=rank) for heading, rank in ranks.items()),
+            Column(heading="verdict", rank=1),
+        ],
+        title=f"{fit.shape.name}: {fit.shape.size} parameters, GB on each GPU",
+        caption=f"{work.batch} x {work.tokens} tokens, {work.precision.name}, {work.optimizer.name}, {what}, "
+        f"checkpointing {'on' if work.checkpointing else 'off'}; an estimate",
+    )
+    for trial in fit.shown():
+        need = trial.need
+        shared = need.buckets + need.gathered
+        sizes = [need.weights, need.gradients, need.optimizer, shared, need.activations, need.logits]
+        sizes += [need.total, trial.usable, need.host]
+        host = f"host: {trial.host_short / GB:.1f} GB short" if trial.host_short else "fits"
+        verdict = f"{trial.short / GB:.1f} GB short" if trial.short else host
+        chosen = trial is fit.chosen
+        cells = [f"{size / GB:.1f}" for size in sizes]
+        table.add_row(trial.label, *cells, "taken" if chosen else verdict, style="bold green" if chosen else "")
+    return table
+
+
 def of_writing(
-    writing: DecodingLoad, widths: Sequence[int], available: int, free_bytes: Callable[[int], int]
+    writing: memory.DecodingLoad, widths: Sequence[int], available: int, free_bytes: Callable[[int], int]
 ) -> str:
     """On how few GPUs a model writes texts, in a line.
 
@@ -278,18 +236,14 @@ def of_writing(
         available: GPUs there are.
         free_bytes: From a number of GPUs to what is free on the fullest of the best so many.
     """
-    possible = [width for width in widths if width <= available]
-    usable = {width: usable_bytes(free_bytes(width)) for width in possible}
-    fitting_widths = (width for width in possible if decoding_footprint(writing, width).total <= usable[width])
-    width = next(fitting_widths, possible[-1])
-    need = decoding_footprint(writing, width)
+    for width in (width for width in widths if width <= available):
+        need, usable = memory.decoding_footprint(writing, width), usable_bytes(free_bytes(width))
+        verdict = f"it fits by generation.gpus_per_job={width}; a value model comes on top, whole"
+        if need.total <= usable:
+            break
+        verdict = f"it does not fit into the {usable / GB:.1f} GB that are usable; it can be split over "
+        verdict += " or ".join(map(str, widths))
     parts = f"weights {need.weights / GB:.1f}, texts {need.cache / GB:.1f}, logits {need.logits / GB:.1f}"
-    verdict = (
-        f"it fits by generation.gpus_per_job={width}; a value model comes on top, whole"
-        if need.total <= usable[width]
-        else f"it does not fit into the {usable[width] / GB:.1f} GB that are usable; it can be split over "
-        f"{' or '.join(map(str, widths))}"
-    )
     return (
         f"Writing {writing.rows} texts of {writing.tokens} tokens at once takes {need.total / GB:.1f} GB of "
         f"each of {width} GPUs ({parts}): {verdict}."
@@ -307,24 +261,18 @@ def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Calla
     Raises:
         DeviceError: Only one of the two is given.
     """
-    if (count is None) != (memory_gib is None):
-        raise DeviceError(
-            "to plan for other GPUs than those of this machine, give their number and their memory: --gpus 8 "
-            "--memory 80 (--num-gpus asks for so many of this machine)"
-        )
     if count is not None and memory_gib is not None:
         return count, lambda _: int(memory_gib * 2**30)
+    if count is not None or memory_gib is not None:
+        raise DeviceError("for other GPUs than those of this machine give number and memory: --gpus 8 --memory 80")
     machine = read_machine()
-    visible = visible_gpus(machine, os.environ)
-    return len(visible), partial(_free_bytes, visible, machine.usage)
+    visible, usage = visible_gpus(machine, os.environ), machine.usage
+    return len(visible), lambda wanted: min(
+        usage[gpu.uuid or ""].free_bytes for gpu in pick(visible, usage, wanted)
+    )
 
 
-def _free_bytes(devices: Sequence[Device], usage: Mapping[str, GpuUsage], count: int) -> int:
-    chosen = pick(devices, usage, count)
-    return min(usage[gpu.uuid or ""].free_bytes for gpu in chosen)
-
-
-def summary(found: Fit, effective_batch: int | None) -> str:
+def summary(found: memory.Fit, effective_batch: int | None) -> str:
     """What to do, in a line or two.
 
     Args:

@@ -13,20 +13,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from pipeline.commands.typed import (
-    OUTPUTS,
-    AsJson,
-    Attempt,
-    Every,
-    Experiment,
-    LastLines,
-    OutputDir,
-    Raw,
-    Stamp,
-    examples,
-    experiments,
-    refuse_both,
-)
+from pipeline.commands import typed
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.runs import index
@@ -46,13 +33,13 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog=examples(
+    epilog=typed.examples(
         "pipeline show first_run",
         "pipeline show first_run --run 2026-11-27_09",
         "pipeline show first_run --output-dir /data/outputs",
     ),
 )
-def show(name: Experiment, run: Stamp = None, output_dir: OutputDir = OUTPUTS) -> None:
+def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.OutputDir = typed.OUTPUTS) -> None:
     """Print results that are on disk; of a run that is not done, so that rows may be missing, how it stands."""
     folder, console = choose_run(output_dir, name, run), make_console()
     if not folder.results_json.is_file():
@@ -68,7 +55,7 @@ def show(name: Experiment, run: Stamp = None, output_dir: OutputDir = OUTPUTS) -
 
 
 @app.command(
-    epilog=examples(
+    epilog=typed.examples(
         "pipeline status",
         "pipeline status first_run --watch",
         "pipeline status first_run --json",
@@ -76,21 +63,21 @@ def show(name: Experiment, run: Stamp = None, output_dir: OutputDir = OUTPUTS) -
 )
 def status(
     name: Annotated[
-        str | None, typer.Argument(help="The experiment; all if left out.", autocompletion=experiments)
+        str | None, typer.Argument(help="The experiment; all if left out.", autocompletion=typed.experiments)
     ] = None,
-    run: Stamp = None,
-    as_json: AsJson = False,
+    run: typed.Stamp = None,
+    as_json: typed.AsJson = False,
     watch: Annotated[
         bool,
         typer.Option(
             "--watch", "-w", help="Show it again and again: one run until it is over, without NAME until Ctrl-C."
         ),
     ] = False,
-    every: Every = 2.0,
-    output_dir: OutputDir = OUTPUTS,
+    every: typed.Every = 2.0,
+    output_dir: typed.OutputDir = typed.OUTPUTS,
 ) -> None:
     """Print all experiments, or one run; once, or again and again."""
-    refuse_both(watch="--watch" if watch else "", json="--json" if as_json else "")
+    typed.refuse_both(watch="--watch" if watch else "", json="--json" if as_json else "")
     console = make_console()
     if name is not None:
         found = load_planned(choose_run(output_dir, name, run))
@@ -172,21 +159,21 @@ def _glances(output_dir: Path) -> list[Glance]:
 
 
 @app.command(
-    epilog=examples(
+    epilog=typed.examples(
         "pipeline logs first_run -f",
         "pipeline logs first_run PITA/r1/train",
         "pipeline logs first_run 'PITA/r1/*/003' --attempt 1",
     ),
 )
 def logs(
-    name: Experiment,
+    name: typed.Experiment,
     job: Annotated[str | None, typer.Argument(help="A job, see `why`; the engine's own log if left out.")] = None,
-    run: Stamp = None,
-    attempt: Attempt = None,
-    lines: LastLines = None,
+    run: typed.Stamp = None,
+    attempt: typed.Attempt = None,
+    lines: typed.LastLines = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job or run is over.")] = False,
-    raw: Raw = False,
-    output_dir: OutputDir = OUTPUTS,
+    raw: typed.Raw = False,
+    output_dir: typed.OutputDir = typed.OUTPUTS,
 ) -> None:
     """Print the engine's log or a job's, until there is no more or nobody reads it any more."""
     if job is None:

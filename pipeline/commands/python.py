@@ -34,20 +34,8 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.source import snapshot
+from pipeline.outputs import guidance as saved
 from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
-from pipeline.outputs.guidance import (
-    ADAPTERS,
-    GUIDANCE,
-    USAGE,
-    Drawing,
-    GuidanceSettings,
-    Prompting,
-    Usage,
-    adapter_folders,
-    read_adapters,
-    read_guidance,
-    read_usage,
-)
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.notebook import Run
@@ -275,9 +263,9 @@ class _Found:
     """
 
     weights: Path
-    usage: Usage
+    usage: saved.Usage
     reference: Callable[[], str]
-    guidance: GuidanceSettings | None = None
+    guidance: saved.GuidanceSettings | None = None
     offset: Callable[[float], Offset] | None = None
     trusts_code: bool = False
 
@@ -333,20 +321,26 @@ def _of_run(found: Trained) -> _Found:
 
 def _of_folder(folder: Path) -> _Found:
     """A model of which only its folder is known: exported, or in a store."""
-    adapters = _read(folder / ADAPTERS, read_adapters)
+    adapters = _read(folder / saved.ADAPTERS, saved.read_adapters)
     if adapters is None and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{folder} holds no model. Give the name of an experiment, the folder of a run, of the output of a "
             "training or of an exported model, or the id of a model on the hub"
         )
-    usage, guidance = _read(folder / USAGE, read_usage), _read(folder / GUIDANCE, read_guidance)
+    usage, guidance = (
+        _read(folder / saved.USAGE, saved.read_usage),
+        _read(folder / saved.GUIDANCE, saved.read_guidance),
+    )
     is_value = adapters is None and (folder / "value_head.json").is_file()
     if is_value and guidance is None:
-        raise ConfigError(f"{folder} holds a value model, and no {GUIDANCE} that says how it guides")
+        raise ConfigError(f"{folder} holds a value model, and no {saved.GUIDANCE} that says how it guides")
     key = adapters.reference if adapters is not None else guidance.reference if guidance is not None else None
     return _Found(
         weights=folder,
-        usage=usage or Usage(kind="value" if is_value else "policy", drawing=Drawing(), prompting=Prompting()),
+        usage=usage
+        or saved.Usage(
+            kind="value" if is_value else "policy", drawing=saved.Drawing(), prompting=saved.Prompting()
+        ),
         guidance=guidance if is_value else None,
         reference=lambda: _reference_of(folder, usage.reference if usage and is_value else None, key),
     )
@@ -414,7 +408,7 @@ def _loaded(
         with _reading(found.weights), without_progress_bars():
             value = load_value(found.weights, system, chosen)
         guide = SavedGuide(model=value, settings=found.guidance, offset=offset or found.offset)
-    elif adapter_folders(found.weights):
+    elif saved.adapter_folders(found.weights):
         base = found.reference()
     with _reading(source), without_progress_bars():
         policy = load_policy(source, system, chosen, base=base, trust_remote_code=found.trusts_code)

@@ -32,20 +32,11 @@ from pipeline.learning.algos.reference import CHECK, PREPARE
 from pipeline.learning.models.kinds import with_weights
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
+from pipeline.plan import compatibility
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import PREPARATION, REFERENCE, check_size, extent_of
-from pipeline.plan.compatibility import (
-    check_compatible,
-    named_by_bits,
-    nucleus_beside_logprobs,
-    plain_attention,
-    resolve_widths,
-    said_of_attention,
-    slow_precision,
-    usable_attention,
-)
 from pipeline.plan.contents import import_warnings
-from pipeline.plan.disk import DiskNeed, disk_need
+from pipeline.plan.disk import disk_need
 from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import peak_flops
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
@@ -108,31 +99,16 @@ class Request:
         return read_durations(self.store.root) if self.are_here else Durations()
 
     def unread(self, missing: Collection[str]) -> list[str]:
-        """Names of the datasets whose rows are still to be read.
-
-        Args:
-            missing: Ids of the jobs that must run.
-        """
-        return sorted({job.dataset for job in self._left(missing) if _reads_rows(job)})
+        """Names of the datasets whose rows are still to be read, of the ids of jobs that must run."""
+        return sorted({job.dataset for job in map(self.plan.jobs.__getitem__, missing) if _reads_rows(job)})
 
     def used_datasets(self, missing: Collection[str]) -> list[str]:
-        """Names of the datasets that jobs are still to use; rows that are stored may not suit another model.
-
-        Args:
-            missing: Ids of the jobs that must run.
-        """
-        return sorted({job.dataset for job in self._left(missing) if job.dataset})
+        """Names of the datasets that jobs are still to use; rows that are stored may not suit another model."""
+        return sorted({self.plan.jobs[job_id].dataset for job_id in missing} - {""})
 
     def needed_models(self, missing: Collection[str]) -> list[str]:
-        """Names of the models with which something is still to be done.
-
-        Args:
-            missing: Ids of the jobs that must run.
-        """
-        return sorted({job.model for job in self._left(missing) if not _reads_rows(job)})
-
-    def _left(self, missing: Collection[str]) -> list[Job]:
-        return [self.plan.jobs[job_id] for job_id in missing]
+        """Names of the models with which something is still to be done."""
+        return sorted({job.model for job in map(self.plan.jobs.__getitem__, missing) if not _reads_rows(job)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,12 +165,12 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     devices, are_here = _devices(config)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
-    check_compatible(config, gpu=gpu)
-    widths = resolve_widths(config)
+    compatibility.check_compatible(config, gpu=gpu)
+    widths = compatibility.resolve_widths(config)
     idle = idle_settings(config, given, gpu=gpu)
-    config = named_by_bits(config)
-    config, warning = usable_attention(config, gpu=gpu)
-    plain = plain_attention(config)
+    config = compatibility.named_by_bits(config)
+    config, warning = compatibility.usable_attention(config, gpu=gpu)
+    plain = compatibility.plain_attention(config)
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: count_weights(model) for name, model in config.models.items()}
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
@@ -209,23 +185,21 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         widths=widths,
         rows=lambda name, key: rows.setdefault(name, count(name, key)),
     )
-    fewer = fewer_than_usual(config, given)
     notes = (
         warning,
-        said_of_attention(plain),
-        slow_precision(config, gpu),
-        nucleus_beside_logprobs(config),
-        fewer,
+        compatibility.said_of_attention(plain),
+        compatibility.slow_precision(config, gpu),
+        compatibility.nucleus_beside_logprobs(config),
+        fewer_than_usual(config, given),
         None if are_here else _said_of_declared(config, devices, weights),
+        said_of_best(config),
     )
-    said = [one for one in notes if one is not None]
-    warnings = (*import_warnings(), *said, *idle)
     return Request(
         config=config,
         plan=plan,
         store=store,
         devices=devices,
-        warnings=warnings,
+        warnings=(*import_warnings(), *(one for one in notes if one is not None), *idle),
         given=tuple(given),
         are_here=are_here,
         rows=rows,
@@ -374,18 +348,6 @@ def look_up(request: Request, problem_of: Callable[[str], str | None], shared: C
     return Stored(missing=missing, damaged=damaged, elsewhere=fetched)
 
 
-# -- dry run -----------------------------------------------------------------------------------------------------
-# What a dry run shows: the plan, what of it is stored, and what nobody can know before it runs.
-
-
-# -- disk room ---------------------------------------------------------------------------------------------------
-# Whether a run has room on the disk of its store: said before it runs, and refused where it cannot have it.
-
-
-# -- keeping -----------------------------------------------------------------------------------------------------
-# `execution.keep` in a run: what removes weights, how the best round is chosen, and what users are told.
-
-
 def keeper_of(request: Request, missing: Collection[str], scratch: Path) -> Keeper:
     """What removes weights in a run.
 
@@ -446,27 +408,16 @@ _LEAST = 1_000_000
 """Bytes free below which a disk is as good as full for other reasons; an estimate is no better than that."""
 
 
-def need_of(request: Request, stored: Stored) -> DiskNeed:
-    """What the jobs that are to run take of the disk."""
-    return disk_need(request.plan, request.config, stored.missing, request.layout.workers)
-
-
 def check_room(request: Request, stored: Stored) -> None:
     """Refuse a run that cannot fit the disk of its store.
 
     Raises:
         StoreError: It cannot; says what it needs, what is free and what would help.
     """
-    if problem := no_room(request, stored, need_of(request, stored)):
-        raise StoreError(problem)
-
-
-def no_room(request: Request, stored: Stored, need: DiskNeed) -> str | None:
-    """Why a run cannot fit the disk of its store; None where it can, or where that is not known."""
-    free = free_bytes(request.store.root)
+    need, free = disk_need(request.plan, request.config, stored.missing, request.layout.workers), _free(request)
     if free is None or need.least <= max(free, _LEAST) or need.least <= free + _removed_first(request, stored):
-        return None
-    return (
+        return
+    raise StoreError(
         f"the disk of {request.store.root} has {decimal(free)} free, and the models that this run trains take "
         f"{decimal(need.least)} at least. Use execution.store=FOLDER on a larger disk, free space (python -m "
         "pipeline store gc), keep fewer weights (execution.keep=last), or ask for fewer rounds_of_training, "
@@ -479,19 +430,20 @@ def _removed_first(request: Request, stored: Stored) -> int:
     return keeper_of(request, stored.missing, request.store.root / ".tmp" / "none").removable()
 
 
-def free_bytes(store: Path) -> int | None:
-    """What is free on the disk of a store, which need not be there yet; None where nobody can tell."""
+def _free(request: Request) -> int | None:
+    """Bytes that are free on the disk of the store, which need not be there yet; None where nobody can tell."""
+    store = request.store.root
     try:
         return shutil.disk_usage(next(one for one in (store, *store.parents) if one.is_dir())).free
     except (OSError, StopIteration):
         return None
 
 
-def print_need(request: Request, stored: Stored, console: Console) -> None:
+def _print_need(request: Request, stored: Stored, console: Console) -> None:
     """What the models that the rest of a plan trains take of the disk, and what is free."""
     if not stored.missing:
         return
-    need, free = need_of(request, stored), free_bytes(request.store.root)
+    need, free = disk_need(request.plan, request.config, stored.missing, request.layout.workers), _free(request)
     text = f"About {decimal(need.made)} of models that are trained"
     keep = request.config.execution.keep
     if keep is not Keep.all:
@@ -501,10 +453,12 @@ def print_need(request: Request, stored: Stored, console: Console) -> None:
     say(console, f"{text}; {'what is free is not known' if free is None else f'{decimal(free)} are free'}.")
     if need.unknown:
         say(console, f"Not in these figures, since nothing tells how large: {', '.join(need.unknown)}.")
-    if problem := no_room(request, stored, need):
+    try:
+        check_room(request, stored)
+        if free is not None and need.stays + need.checkpoints > free:
+            say(console, "warning: it would start, and may fill the disk.", "bold")
+    except StoreError as problem:
         say(console, f"warning: this would not start: {problem}", "bold")
-    elif free is not None and need.stays + need.checkpoints > free:
-        say(console, "warning: it would start, and may fill the disk.", "bold")
 
 
 MOST_ROWS = 300
@@ -519,7 +473,7 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
         say(console, line)
     say(console, f"{in_short(request, stored)}. Nothing was started.")
-    print_need(request, stored, console)
+    _print_need(request, stored, console)
     missing = stored.missing
     if unseen := _not_looked_at(request, missing):
         say(console, f"Not looked at before the run: {', '.join(unseen)}.")

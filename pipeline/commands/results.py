@@ -20,16 +20,7 @@ from pipeline.config.schema import Config, Tracker, TrackingConfig, TrackingMode
 from pipeline.engine.journal import SHARED_STORE, Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.shared import (
-    BadOutputError,
-    Objects,
-    Session,
-    SharedOutputs,
-    Traffic,
-    UnreachableError,
-    connect,
-    look,
-)
+from pipeline.engine.store import shared
 from pipeline.engine.store.store import NOT_STORED, REMOVED
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import StoreError
@@ -276,7 +267,7 @@ def looked_at(config: Config, console: Console) -> Collection[str] | None:
     """
     if config.execution.shared_store is None:
         return None
-    keys, why = look(config.execution.shared_store)
+    keys, why = shared.look(config.execution.shared_store)
     if why:
         _tell_away(why, console)
     return None if why else keys
@@ -303,10 +294,10 @@ def sharing(request: Request, verified: Verified, console: Console) -> Iterator[
     if url is None:
         yield request
         return
-    objects, keys, why = connect(url)
+    objects, keys, why = shared.connect(url)
     if why:
         _tell_away(why, console)
-    session = Session(objects, verified, keys, limit=request.layout.workers, away=why)
+    session = shared.Session(objects, verified, keys, limit=request.layout.workers, away=why)
     try:
         yield replace(request, shared=session)
     finally:
@@ -341,7 +332,7 @@ def look_up_shared(request: Request, verified: Verified, console: Console) -> St
     return stored
 
 
-def note_traffic(request: Request, run: RunFolder, *, over: bool = False) -> Traffic:
+def note_traffic(request: Request, run: RunFolder, *, over: bool = False) -> shared.Traffic:
     """Have the journal of a run that is over tell what came from the shared store and went there until now.
 
     Args:
@@ -349,9 +340,9 @@ def note_traffic(request: Request, run: RunFolder, *, over: bool = False) -> Tra
         run: Its folder.
         over: Whether nothing more is going to be uploaded.
     """
-    traffic = request.shared.traffic if request.shared is not None else Traffic()
+    traffic = request.shared.traffic if request.shared is not None else shared.Traffic()
     try:
-        if traffic != Traffic():
+        if traffic != shared.Traffic():
             with closing(Journal(run.journal)) as journal:
                 journal.write(SHARED_STORE, **vars(traffic), **({"over": True} if over else {}))
     except StoreError as error:
@@ -360,7 +351,7 @@ def note_traffic(request: Request, run: RunFolder, *, over: bool = False) -> Tra
 
 
 def uploaded_before_end(
-    request: Request, run: RunFolder, noted: Traffic, signals: StopSignals, console: Console
+    request: Request, run: RunFolder, noted: shared.Traffic, signals: StopSignals, console: Console
 ) -> bool:
     """Wait until what was made is in the shared store, and say it where it is not; False where there is none.
 
@@ -411,11 +402,11 @@ def bring_model(found: Trained, scratch: Path, console: Console) -> None:
     if url is None or not absent:
         return
     say(console, f"{found.job.id}: looking in the shared store for what is not here")
-    outputs = SharedOutputs(Objects(url))
+    outputs = shared.SharedOutputs(shared.Objects(url))
     try:
         for key in absent:
             outputs.fetch(key, store, scratch)
-    except (UnreachableError, BadOutputError) as error:
+    except (shared.UnreachableError, shared.BadOutputError) as error:
         say(console, f"warning: it was not fetched: {error}", "bold")
 
 

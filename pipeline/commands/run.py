@@ -28,7 +28,6 @@ from pipeline.commands.request import (
     on_cluster,
     prepare,
     print_plan,
-    said_of_best,
     tell_removed,
 )
 from pipeline.commands.results import (
@@ -112,8 +111,6 @@ def run_experiment(
     request = prepare(config, given, lambda text: say(console, text))
     request = replace(request, label=label, command=tuple(command), on_begin=on_begin)
     _check_arithmetic(request)
-    if best := said_of_best(config):
-        request = replace(request, warnings=(*request.warnings, best))
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
     if config.dry_run:

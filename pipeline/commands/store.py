@@ -14,21 +14,7 @@ from rich.filesize import decimal
 from rich.progress import track
 
 from pipeline.commands.typed import examples, refuse_both
-from pipeline.engine.store.gc import (
-    Finding,
-    Garbage,
-    RunReference,
-    active_run,
-    check_outputs,
-    choose_keys,
-    find_garbage,
-    find_runs,
-    measure,
-    newest_runs,
-    open_store,
-    remove,
-    runs_since,
-)
+from pipeline.engine.store import gc as garbage
 from pipeline.engine.store.store import Store, users
 from pipeline.errors import ConfigError, StoreError
 from pipeline.runs.report.format import count
@@ -57,9 +43,9 @@ def verify(
     ] = False,
 ) -> int:
     """Read every stored output; exit code 1 if one of them is damaged."""
-    opened, console = open_store(_root(store, output_dir)), make_console()
-    chosen = choose_keys(opened, keys or [])
-    checked = check_outputs(opened, chosen)
+    opened, console = garbage.open_store(_root(store, output_dir)), make_console()
+    chosen = garbage.choose_keys(opened, keys or [])
+    checked = garbage.check_outputs(opened, chosen)
     shown = track(
         checked, "reading", len(chosen), console=console, transient=True, disable=not console.is_terminal
     )
@@ -78,7 +64,7 @@ def verify(
     return SOMETHING_WRONG if damaged else 0
 
 
-def _repaired(store: Store, finding: Finding) -> str:
+def _repaired(store: Store, finding: garbage.Finding) -> str:
     try:
         moved = store.set_aside(finding.key)
     except StoreError as error:
@@ -89,8 +75,10 @@ def _repaired(store: Store, finding: Finding) -> str:
 @app.command(epilog=examples("pipeline store du", "pipeline store du --output-dir /data/outputs"))
 def du(store: StoreOption = None, output_dir: OutputDir = None) -> None:
     """Show what takes the space of the store."""
-    opened = open_store(_root(store, output_dir))
-    make_console().print(usage_table(measure(opened, find_runs(_output_dirs(opened, output_dir), opened.root))))
+    opened = garbage.open_store(_root(store, output_dir))
+    make_console().print(
+        usage_table(garbage.measure(opened, garbage.find_runs(_output_dirs(opened, output_dir), opened.root)))
+    )
 
 
 @app.command(epilog=examples("pipeline store gc --dry-run", "pipeline store gc --keep-runs 2 --yes"))
@@ -111,11 +99,11 @@ def gc(
         runs="--keep-runs" if keep_runs is not None else "", days="--older-than" if older_than is not None else ""
     )
     refuse_both(dry="--dry-run" if dry_run else "", yes="--yes" if yes else "")
-    opened, console = open_store(_root(store, output_dir)), make_console()
+    opened, console = garbage.open_store(_root(store, output_dir)), make_console()
     folders = _output_dirs(opened, output_dir)
 
-    def find() -> list[Garbage]:
-        return find_garbage(opened, _kept(opened, folders, keep_runs, older_than))
+    def find() -> list[garbage.Garbage]:
+        return garbage.find_garbage(opened, _kept(opened, folders, keep_runs, older_than))
 
     if dry_run:
         if _report(find(), folders, console):
@@ -132,7 +120,7 @@ def gc(
     number = freed = failed = 0
     with _alone(opened):
         shown = {thing.path for thing in found}
-        for thing, failure in remove(opened, [thing for thing in find() if thing.path in shown]):
+        for thing, failure in garbage.remove(opened, [thing for thing in find() if thing.path in shown]):
             if failure is None:
                 number, freed = number + 1, freed + thing.size
             else:
@@ -145,9 +133,9 @@ def gc(
 
 def _kept(
     store: Store, folders: Sequence[Path], keep_runs: int | None, older_than: float | None
-) -> list[RunReference]:
+) -> list[garbage.RunReference]:
     """The runs whose outputs stay."""
-    runs = find_runs(folders, store.root)
+    runs = garbage.find_runs(folders, store.root)
     if not runs:
         where = f" in {', '.join(map(str, folders))}" if folders else ""
         raise ConfigError(
@@ -155,11 +143,11 @@ def _kept(
             f"--output-dir; to remove everything, delete {store.root} itself"
         )
     if keep_runs is not None:
-        return newest_runs(runs, keep_runs)
-    return runs if older_than is None else runs_since(runs, datetime.now() - timedelta(days=older_than))
+        return garbage.newest_runs(runs, keep_runs)
+    return runs if older_than is None else garbage.runs_since(runs, datetime.now() - timedelta(days=older_than))
 
 
-def _report(found: Sequence[Garbage], folders: Sequence[Path], console: Console) -> bool:
+def _report(found: Sequence[garbage.Garbage], folders: Sequence[Path], console: Console) -> bool:
     for folder in folders:
         if not folder.is_dir():
             say(console, f"note: {folder}, whose runs used this store, is gone: they count no more")
@@ -173,7 +161,7 @@ def _report(found: Sequence[Garbage], folders: Sequence[Path], console: Console)
 @contextmanager
 def _alone(store: Store) -> Iterator[None]:
     with store.alone():
-        if (name := active_run(store)) is not None:
+        if (name := garbage.active_run(store)) is not None:
             raise StoreError(f"the run {name} is using {store.root}: nothing was removed. Try again later.")
         yield
 

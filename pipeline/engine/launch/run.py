@@ -22,16 +22,7 @@ from types import FrameType
 
 from pipeline import arithmetic
 from pipeline.config.schema import DeviceChoice
-from pipeline.engine.devices.inventory import (
-    FREE_TIMEOUT_S,
-    VISIBLE,
-    Device,
-    cpu_slots,
-    find_gpus,
-    read_levels,
-    usable_cores,
-    wait_until_free,
-)
+from pipeline.engine.devices import inventory
 from pipeline.engine.devices.lease import LeaseSet, claim_lease, lease_dir
 from pipeline.engine.devices.select import DeviceRequest, candidates
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
@@ -372,13 +363,13 @@ def launch(request: LaunchRequest, say: Say) -> int:
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
         environment = rank_environment(
-            arithmetic.outside(os.environ), lease.devices, usable_cores(), alone=meeting.nnodes == 1
+            arithmetic.outside(os.environ), lease.devices, inventory.usable_cores(), alone=meeting.nnodes == 1
         )
-        levels = read_levels(lease.devices)
+        levels = inventory.read_levels(lease.devices)
         arguments = [*arguments, program.name, *program.arguments]
         words, environment = ranks_command(arguments, environment, request.grace_s, server)
         code = supervise(words, environment, request.grace_s, server=server)
-        for held_memory in wait_until_free(lease.devices, levels, FREE_TIMEOUT_S):
+        for held_memory in inventory.wait_until_free(lease.devices, levels, inventory.FREE_TIMEOUT_S):
             say(held_memory)
         return code
 
@@ -396,9 +387,13 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
         DeviceError: There are none such, or others hold them.
     """
     if request.nproc is not None:
-        return LeaseSet(cpu_slots(request.nproc), {})
-    if not find_gpus(environ):
-        hidden = f": {VISIBLE}={environ[VISIBLE]!r} hides them, or there is none" if VISIBLE in environ else ""
+        return LeaseSet(inventory.cpu_slots(request.nproc), {})
+    if not inventory.find_gpus(environ):
+        hidden = (
+            f": {inventory.VISIBLE}={environ[inventory.VISIBLE]!r} hides them, or there is none"
+            if inventory.VISIBLE in environ
+            else ""
+        )
         raise DeviceError(
             f"there is no usable GPU{hidden}. `python -m pipeline check` says more; for processes without GPUs "
             "use --device cpu --nproc N."
@@ -427,7 +422,7 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
     return lease
 
 
-def _refuse_slices(devices: Sequence[Device]) -> None:
+def _refuse_slices(devices: Sequence[inventory.Device]) -> None:
     slices = [device.label for device in devices if device.slice_index is not None]
     if slices and len(devices) > 1:
         raise DeviceError(
@@ -437,7 +432,7 @@ def _refuse_slices(devices: Sequence[Device]) -> None:
 
 
 def rank_environment(
-    base: Mapping[str, str], devices: Sequence[Device], cores: int, *, alone: bool
+    base: Mapping[str, str], devices: Sequence[inventory.Device], cores: int, *, alone: bool
 ) -> dict[str, str]:
     """The environment of every rank: LOCAL_RANK i computes on ``devices[i]``, which is its ``cuda:i``.
 
@@ -449,12 +444,12 @@ def rank_environment(
     """
     environment = {name: value for name, value in base.items() if not is_of_launcher(name)}
     gpus = [device.uuid or str(device.index) for device in devices if device.kind == "cuda"]
-    environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", VISIBLE: ",".join(gpus), "PYTHONUNBUFFERED": "1"}
+    environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", inventory.VISIBLE: ",".join(gpus), "PYTHONUNBUFFERED": "1"}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // len(devices))))
     return {**ON_LOOPBACK, **environment} if alone else environment
 
 
-def describe(devices: Sequence[Device], meeting: Meeting) -> str:
+def describe(devices: Sequence[inventory.Device], meeting: Meeting) -> str:
     """One line about what is started."""
     many = f"{len(devices)} process{'es' if len(devices) != 1 else ''}"
     if devices[0].kind == "cpu":
