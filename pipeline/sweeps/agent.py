@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, leftover, read_levels, usable_cores
@@ -39,9 +39,11 @@ _FIXED = ("method", "metric", "parameters", "program", "command")
 """What trials have in common; a sweep with others is another sweep."""
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 60.0
+_PAUSE_S = 5.0
+"""For which a device is left alone that a trial could not have."""
 _CURVE = 20
 """Values of a curve that Optuna's tools are given."""
+_ONCE = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
 
 
 def begin_sweep(
@@ -94,10 +96,8 @@ def check_same(record: Record, sweep: Sweep) -> None:
     Raises:
         ConfigError: There is another one.
     """
-    if not record.about.started:
-        return
     # What it was may not be told any more, and is replaced.
-    there = record.asked or sweep
+    there = (record.asked if record.about.started else None) or sweep
     if other := [key for key in _FIXED if there.given.get(key) != sweep.given.get(key)]:
         raise ConfigError(
             f"sweep {record.name} in {record.folder.path} was begun with other {', '.join(other)}: its trials "
@@ -115,17 +115,19 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
     record = Record(folder, say)
     with record.turn():
         record.note_lost()
-        halted, running = record.about.halted, record.having("running")
-        name, because = record.name, f" ({record.about.reason})" if record.about.reason else ""
+        name, halted, running = record.name, record.about.halted, record.having("running")
+        is_so = f"sweep {name} is {halted} already{f' ({record.about.reason})' if record.about.reason else ''}"
         if word == "resume":
             if not halted:
                 raise ConfigError(f"sweep {name} goes on already, so there is nothing to resume")
+            if halted == "finished" and not record.having("failed", "cancelled", "lost", "waiting"):
+                raise ConfigError(f"{is_so}, and no trial has failed. `sweep run` its file with a larger run_cap")
             record.tell(halted="", reason="", round=record.about.round + 1)
             joins = f", once an agent works on it: `{command(f'sweep agent {name}', folder.output_dir)}`"
             return f"sweep {name} goes on{'' if record.agents() else joins}"
         state = {"stop": "stopped", "cancel": "cancelled", "pause": "paused"}[word]
         if halted in ("finished", state) or (halted and word == "pause"):
-            raise ConfigError(f"sweep {name} is {halted} already{because}: there is nothing to {word}")
+            raise ConfigError(f"{is_so}: there is nothing to {word}")
         record.tell(halted=state, reason="asked for")
     ends = "ended" if word == "cancel" else "left to come to their end"
     under_way = f"; {count(len(running), 'trial')} under way {ends}" if running else ""
@@ -146,9 +148,6 @@ def may_create(record: Record, sweep: Sweep) -> bool:
     return len(record.trials) < min(caps, default=len(record.trials) + 1)
 
 
-# -- devices -----------------------------------------------------------------------------------------------------
-
-
 class AgentDevices:
     """The devices of one agent: which of them a trial can have now.
 
@@ -163,10 +162,8 @@ class AgentDevices:
             devices: All, the best first.
             name: Of the sweep. What other trials of it have comes back; what others have may never.
         """
-        self.devices, self._name = list(devices), name
-        self._levels = read_levels(devices)
-        self._pauses: dict[Device, tuple[float, float]] = {}
-        self._suspects: dict[Device, float] = {}
+        self.devices, self._name, self._levels = list(devices), name, read_levels(devices)
+        self._paused, self._suspects = dict[Device, float](), dict[Device, float]()
 
     def free(self, used: Collection[Device], promised: Collection[str] = ()) -> tuple[list[Device], int, str]:
         """Those that can be had now, how many can be counted on, and who has the others.
@@ -176,59 +173,47 @@ class AgentDevices:
             promised: UUIDs of those that other agents have chosen for theirs, which are perhaps just starting.
         """
         gpus = [device for device in self.devices if device.kind == "cuda" and device not in used]
-        held = holders(gpus) if gpus else {}
+        held, now = holders(gpus) if gpus else {}, time.monotonic()
         # A run of this package has its devices under its own name, which is that of the sweep.
-        ours = (self._name, f"sweep {self._name}, ")
-        outside = [
+        ours = [
             each
             for each in held.values()
-            if each.experiment != ours[0] and not each.experiment.startswith(ours[1])
+            if f"{each.experiment},".startswith((f"{self._name},", f"sweep {self._name},"))
         ]
-        unused = [each for each in self.devices if each not in used and each.uuid not in {*held, *promised}]
-        now = time.monotonic()
         free = [
-            each for each in unused if self._pauses.get(each, (0.0, 0.0))[0] <= now and self._is_back(each, now)
+            each
+            for each in self.devices
+            if each not in used
+            and each.uuid not in {*held, *promised}
+            and self._paused.get(each, now) <= now
+            and self._is_back(each, now)
         ]
         who = ", ".join(f"{each.label} has {held[each.uuid]}" for each in gpus if each.uuid in held)
-        return free, len(self.devices) - len(outside), who
+        return free, len(self.devices) - len(held) + len(ours), who
 
-    def put_back(self, devices: Sequence[Device], *, seen_free: bool, busy: bool) -> None:
+    def put_back(self, devices: Sequence[Device], said: Said) -> None:
         """Take devices back from a trial that has had them; leave alone for a while what it could not have."""
         now = time.monotonic()
-        for device in devices:
-            _, before = self._pauses.pop(device, (0.0, _FIRST_PAUSE_S / 2))
-            if busy:
-                pause_s = min(2 * before, _LONGEST_PAUSE_S)
-                self._pauses[device] = (now + pause_s, pause_s)
-            if not seen_free and device.uuid in self._levels:
-                self._suspects[device] = now + FREE_TIMEOUT_S
+        if said.busy:
+            self._paused |= dict.fromkeys(devices, now + _PAUSE_S)
+        if said == Said():  # killed
+            self._suspects |= {each: now + FREE_TIMEOUT_S for each in devices if each.uuid in self._levels}
 
     def _is_back(self, device: Device, now: float) -> bool:
         """Whether its memory is free again, or has not become so for so long that it is given up."""
-        if device in self._suspects and now < self._suspects[device]:
-            if leftover(device, self._levels[device.uuid or ""]):
-                return False
-            del self._suspects[device]
+        if now < self._suspects.get(device, now) and leftover(device, self._levels[device.uuid or ""]):
+            return False
+        self._suspects.pop(device, None)
         return True
 
 
-# -- what runs ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """What is to be started: a ``trial``, or what is done once, ``prepared`` or ``winner``."""
-
-    what: str
-    trial: Trial
-    devices: list[Device]
-
-
 class _Running(Handle):
-    """A job under way; `asked` says what it is being ended for, and why."""
+    """A trial under way, or what is done once; `asked` says what it is being ended for, and why."""
 
-    def __init__(self, job: _Job, order: Order, curve: Curve, tag: str) -> None:
-        self.job, self.curve, self.compared = job, curve, 0
+    def __init__(
+        self, what: str, trial: Trial, devices: Sequence[Device], order: Order, curve: Curve, tag: str
+    ) -> None:
+        self.what, self.trial, self.devices, self.curve, self.compared = what, trial, devices, curve, 0
         self.asked: tuple[str, str] | None = None
         self.at_wandb = curve.at_wandb(Path(order.folder))
         super().__init__(order, tag)
@@ -310,15 +295,14 @@ class Agent:
 
     def _stop(self, signal: str) -> None:
         """End the trials of this agent, which others or a later one will begin again."""
-        if self.interrupted:
-            for one in self._running:
-                one.kill()
-            return
-        self.interrupted, self._leaving = signal, True
-        many = count(len(self._running), "running trial")
-        self._say(f"stopping: {many} may take {self._grace_s} s to end, and will be tried again; once more kills")
+        if not self.interrupted:
+            many = count(len(self._running), "running trial")
+            self._say(
+                f"stopping: {many} may take {self._grace_s} s to end, and will be tried again; once more kills"
+            )
         for one in self._running:
-            one.ask("waiting", "interrupted")
+            one.kill() if self.interrupted else one.ask("waiting", "interrupted")
+        self.interrupted, self._leaving = self.interrupted or signal, True
 
     def _collect(self) -> None:
         for one in [one for one in self._running if one.is_over()]:
@@ -328,11 +312,11 @@ class Agent:
         for one in self._running:
             one.curve.follow(one.at_wandb)
             # Asking for one trial reads what all have logged, so news are known by their number.
-            if rule and metric and one.job.what == "trial" and one.compared < len(one.curve.judged):
+            if rule and metric and one.what == "trial" and one.compared < len(one.curve.judged):
                 one.compared = len(one.curve.judged)
                 begun = [trial for trial in self._record.trials.values() if trial.attempts]
                 values = {trial.number: self._curve(trial).finite() for trial in begun}
-                if reason := why_stop(rule, metric.goal, one.job.trial.number, values):
+                if reason := why_stop(rule, metric.goal, one.trial.number, values):
                     one.ask("stopped", reason)
 
     def _curve(self, trial: Trial) -> Curve:
@@ -344,9 +328,9 @@ class Agent:
     def _ending(self, one: _Running) -> End:
         one.curve.follow(one.at_wandb, to_its_end=True)
         said = one.said
-        self._devices.put_back(one.job.devices, seen_free=said != Said(), busy=bool(said.busy))
+        self._devices.put_back(one.devices, said)
         if said.busy:
-            self._begun.discard(one.job.trial.number)
+            self._begun.discard(one.trial.number)
             return End(state="waiting", reason=said.busy)
         if said.refused:
             return End(state="failed", reason=said.refused)
@@ -357,7 +341,7 @@ class Agent:
                 "offline", f"without a login W&B was not told of trials: wandb sync {shown_path(files)}"
             )
         ended = one.curve.end(said.exit_code, one.asked)
-        others = one.at_wandb.other_values(nested(self._sweep.parameters, one.job.trial.parameters))
+        others = one.at_wandb.other_values(nested(self._sweep.parameters, one.trial.parameters))
         if others and ended.state in ("done", "stopped"):
             reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
         elif one.at_wandb.exit_code and ended.state == "done":
@@ -371,47 +355,35 @@ class Agent:
     def _take_turn(self, tag: str) -> None:
         """Write what has ended, choose what comes next, and start it."""
         with self._record.turn():
-            self._note_ends()
+            while self._ended:
+                self._note(*self._ended[0])
+                self._ended.pop(0)
             for trial in self._record.note_lost():
                 self._say(f"trial {trial.number}: {trial.reason}")
             self._heed()
-            jobs = self._choose()
-        for job in jobs:
-            self._start(job, tag)
+            chosen = self._choose()
+        for what, trial, devices in chosen:
+            self._start(what, trial, devices, tag)
         self._show(self._record)
 
-    def _note_ends(self) -> None:
-        while self._ended:
-            one, ended = self._ended[0]
-            what, number = one.job.what, one.job.trial.number
-            if what == "trial":
-                steps = range(1, len(one.curve.judged) + 1)
-                chosen = steps[:: max(1, len(steps) // _CURVE)]
-                values = {step: one.curve.judged[step - 1] for step in chosen}
-                curve = {step: value for step, value in values.items() if value is not None}
-                self._record.end(one.job.trial.key, ended, curve)
-                metric = self._sweep.metric
-                value = (
-                    f", {on_one_line(metric.name)} {ended.value:.6g}" if metric and ended.value is not None else ""
-                )
-                self._say(f"trial {number}: {ended.state}{value}{f' ({ended.reason})' if ended.reason else ''}")
-            else:
-                self._note_once(one, ended)
-            self._ended.pop(0)
-
-    def _note_once(self, one: _Running, ended: End) -> None:
-        what, number = one.job.what, one.job.trial.number
-        place = self._folder.once(what)
+    def _note(self, one: _Running, ended: End) -> None:
+        number, metric = one.trial.number, self._sweep.metric
+        if one.what == "trial":
+            judged = list(enumerate(one.curve.judged, 1))
+            chosen = judged[:: max(1, len(judged) // _CURVE)]
+            self._record.end(one.trial.key, ended, {step: value for step, value in chosen if value is not None})
+            value = f", {on_one_line(metric.name)} {ended.value:.6g}" if metric and ended.value is not None else ""
+            self._say(f"trial {number}: {ended.state}{value}{f' ({ended.reason})' if ended.reason else ''}")
+            return
         done = ended.exit_code == 0 and ended.state != "waiting"
-        self._record.note(what, Once(agent=self.id, done=done, trial=number, results=dict(ended.values)))
+        self._record.note(one.what, Once(agent=self.id, done=done, trial=number, results=dict(ended.values)))
         if done or ended.state == "waiting":
             return
-        problem = f"{ended.reason}{tail(place.log(1))}"
-        if what == "prepared":
+        problem = f"{ended.reason}{tail(Path(one.order.log))}"
+        if one.what == "prepared":
             self._record.tell(halted="stopped", reason=f"preparing failed: {problem}")
         else:
-            self._told.add("no test")
-            self._say(f"trial {number} was not evaluated on the test split: {problem}")
+            self._say_once("no test", f"trial {number} was not evaluated on the test split: {problem}")
 
     def _heed(self) -> None:
         """Do what the state of the sweep asks for."""
@@ -427,29 +399,29 @@ class Agent:
 
     # -- choosing ----------------------------------------------------------------------------------------------
 
-    def _choose(self) -> list[_Job]:
-        """Hand out jobs to this agent, as long as there are devices for the next one."""
-        jobs: list[_Job] = []
+    def _choose(self) -> list[tuple[str, Trial, list[Device]]]:
+        """Hand out trials, or what is done once, to this agent, as long as there are devices for the next one."""
+        chosen: list[tuple[str, Trial, list[Device]]] = []
         if self._leaving or self._record.about.halted == "paused":
-            return jobs
-        used = [device for one in self._running for device in one.job.devices]
+            return chosen
+        used = [device for one in self._running for device in one.devices]
         others = [trial for trial in self._record.having("running") if trial.agent != self.id]
         promised = {word for trial in others for name in trial.devices for word in name.split()}
         free, reachable, who = self._devices.free(used, promised)
         if not free and not self._running and who:
             self._say_once(f"wait {who}", f"waiting for devices: {who}")
         # Without free devices nothing is chosen, as more may be known when there are.
-        while (free or self._record.about.halted) and len(self._running) + len(jobs) < self._pool.at_once:
+        while (free or self._record.about.halted) and len(self._running) + len(chosen) < self._pool.at_once:
             found = self._next(reachable)
             if found is None:
-                if not self._running and not jobs:
+                if not self._running and not chosen:
                     every = len(self._pool.devices)
                     nothing = reachable == every or self._next(every) is None
                     self._leaving = nothing and not self._finish()
                 break
             what, trial = found
             needed = min(trial.num_gpus, len(self._pool.devices))
-            if what == "wait" or needed > len(free) or (what == "prepared" and jobs):
+            if what == "wait" or needed > len(free) or (what == "prepared" and chosen):
                 break
             devices, free = free[:needed], free[needed:]
             if what == "trial":
@@ -458,37 +430,32 @@ class Agent:
                 self._begun.add(trial.number)
             else:
                 self._record.note(what, Once(agent=self.id, trial=trial.number))
-            jobs.append(_Job(what=what, trial=trial, devices=devices))
+            chosen.append((what, trial, devices))
             if what != "trial":
                 break
-        return jobs
+        return chosen
 
     def _next(self, devices: int) -> tuple[str, Trial] | None:
         """What is to be done next on so many devices, ``wait`` where another agent does it; None for nothing."""
         record, sweep = self._record, self._sweep
         if record.about.halted:
-            best = untested(sweep, record)
-            once = record.once.get("winner", Once())
+            best, once = untested(sweep, record), record.once.get("winner", Once())
             taken = not once.done and record.lives(once.agent)  # whoever finds another at it leaves it to that one
             return ("winner", best) if best and not taken and "no test" not in self._told else None
         if record.reached(sweep.metric) or (self._own is not None and len(self._begun) >= self._own):
             return None
-        trial = self._waiting(devices)
-        if trial is None:
+        if (trial := self._waiting(devices)) is None:
             return None
         once = record.once.get("prepared", Once())
         if once.done or not (sweep.options.prepare or sweep.is_own):
             return "trial", trial
-        if not record.lives(once.agent):
-            return "prepared", trial
-        if once.agent != self.id:
+        if record.lives(once.agent) and once.agent != self.id:
             log = shown_path(self._folder.once("prepared").log(1))
             self._say_once(
                 "prepares", f"waiting for agent {once.agent}, which prepares once for all trials: {log}"
             )
             return "wait", trial
-        busy = any(one.job.what == "prepared" for one in self._running)
-        return ("wait" if busy else "prepared"), trial
+        return ("wait" if any(one.what == "prepared" for one in self._running) else "prepared"), trial
 
     def _waiting(self, devices: int) -> Trial | None:
         """The trial whose turn it is, be it a new one; None where nothing is left that the devices would do for.
@@ -502,17 +469,20 @@ class Agent:
                     return trial
             if not may_create(self._record, self._sweep) or (choice := self._ask()) is None:
                 return None
-            needed = int(choice.parameters.get(NUM_GPUS, self._pool.each))
-            self._record.create(num_gpus=needed, **vars(choice))
+            self._record.create(num_gpus=self._needed(choice), **vars(choice))
         return None
 
     def _ask(self) -> Choice | None:
-        metric, asked = self._sweep.metric, list[Trial]()
+        asked = list[Trial]()
         for trial in self._record.trials.values():
-            curve = self._curve(trial) if metric and trial.state == "running" else None
-            value = next(reversed(curve.finite()), None) if curve else None
-            asked.append(trial if curve is None else replace(trial, value=value, best=curve.best()))
+            if self._sweep.metric and trial.state == "running":
+                curve = self._curve(trial)
+                trial = replace(trial, value=next(reversed(curve.finite()), None), best=curve.best())
+            asked.append(trial)
         return ask(self._sweep, asked)
+
+    def _needed(self, choice: Choice) -> int:
+        return int(choice.parameters.get(NUM_GPUS, self._pool.each))
 
     def _finish(self) -> bool:
         """Say that the sweep is over, if nothing is left for anybody; whether there is more to do after it."""
@@ -521,10 +491,10 @@ class Agent:
             return False
         reason = record.reached(self._sweep.metric)
         left = record.ready(self._sweep.options.max_attempts) or may_create(record, self._sweep)
-        if reason or not left:
-            record.tell(halted="finished", reason=reason)
-            return self._next(len(self._pool.devices)) is not None
-        return False
+        if left and not reason:
+            return False
+        record.tell(halted="finished", reason=reason)
+        return self._next(len(self._pool.devices)) is not None
 
     def next_in_words(self, most: int | None) -> Iterator[tuple[str, str]]:
         """What would be tried next, with nothing begun: a line, and what is to be copied.
@@ -537,12 +507,12 @@ class Agent:
         bounds = [each for each in (most, most_trials(sweep)) if each is not None]
         trials = f"{count(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"
         on = f"{pool.at_once} at a time on {count(len(pool.devices), pool.kind)}"
-        yield f"sweep {sweep.name}: {sweep.method}, {trials}, {before:,} of them begun; {on}", ""
+        yield f"sweep {sweep.name}: {sweep.method}, {trials}, {before:,} begun; {on}", ""
         choice = self._ask() if before < min(bounds, default=before + 1) else None
         if choice is not None:
-            needed = int(choice.parameters.get(NUM_GPUS, pool.each))
+            needed = self._needed(choice)
             trial = Trial(number=before, parameters=choice.parameters, num_gpus=needed)
-            order = self.order("trial", trial, 1, self._folder.trial(before), pool.devices[:needed])
+            order = self._order("trial", trial, 1, self._folder.trial(before), pool.devices[:needed])
             yield f"trial {before} with {count(needed, pool.kind)}: {in_words(choice.parameters)}", ""
             yield f"it would run, in {sweep.folder}:", ""
             yield " ", typed_command(as_typed(order.words))
@@ -550,35 +520,35 @@ class Agent:
 
     # -- starting ----------------------------------------------------------------------------------------------
 
-    def _start(self, job: _Job, tag: str) -> None:
-        """Start a job.
+    def _start(self, what: str, trial: Trial, devices: Sequence[Device], tag: str) -> None:
+        """Start a trial, or what is done once.
 
         Raises:
             WorkerError: No process can be started, or its folder cannot be written.
         """
-        trial, once = job.trial, job.what != "trial"
         place, attempt = self._folder.trial(trial.number), trial.attempts
-        if once:
-            place, attempt = self._folder.once(job.what), 1
-        said = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
-        where = ", ".join(device.label for device in job.devices)
-        self._say(said.get(job.what, f"trial {trial.number} on {where}: {in_words(trial.parameters)}"))
+        if what != "trial":
+            place, attempt = self._folder.once(what), 1
+        where = ", ".join(device.label for device in devices)
+        self._say(_ONCE.get(what, f"trial {trial.number} on {where}: {in_words(trial.parameters)}"))
         try:
             place.path.mkdir(parents=True, exist_ok=True)
             # Of what is done once, or of a sweep whose study was removed or has lost its end.
             for old in (place.metrics(attempt), place.log(attempt)):
                 old.unlink(missing_ok=True)
-            if not once:
+            if what == "trial":
                 values = nested(self._sweep.parameters, trial.parameters)
                 write_whole(place.parameters, json.dumps(values, indent=1) + "\n")
                 write_parameters_for_wandb(place, values)
-            curve = Curve(place, 1, None) if once else self._curve(trial)
-            order = self.order(job.what, trial, attempt, place, job.devices)
-            self._running.append(_Running(job, order, curve, tag))
         except OSError as error:
             raise WorkerError(f"trial {trial.number} cannot be started: {error}") from error
+        curve = self._curve(trial) if what == "trial" else Curve(place, 1, None)
+        order = self._order(what, trial, attempt, place, devices)
+        self._running.append(_Running(what, trial, devices, order, curve, tag))
 
-    def order(self, what: str, trial: Trial, attempt: int, place: TrialFolder, devices: Sequence[Device]) -> Order:
+    def _order(
+        self, what: str, trial: Trial, attempt: int, place: TrialFolder, devices: Sequence[Device]
+    ) -> Order:
         """What a process is told to run."""
         sweep, options = self._sweep, self._sweep.options
         ids = [self._pool.places[device.uuid or ""] for device in devices if device.kind == "cuda"]

@@ -36,7 +36,7 @@ def told(file: Path, *words: str, code: int = 0) -> str:
 
 def test_it_tells_trials_devices_and_the_command_of_the_next(file: Path) -> None:
     said = told(file, "--agents", "2")
-    assert "sweep fit: grid, 2 trials at most, 0 of them begun; 2 at a time on 2 CPU slots" in said
+    assert "sweep fit: grid, 2 trials at most, 0 begun; 2 at a time on 2 CPU slots" in said
     assert "trial 0 with 1 CPU slot: lr=0.5" in said
     assert f"it would run, in {file.parent}:" in said
     assert "\n  python own.py --lr=0.5" in said, "and not /usr/bin/env and the path of python"

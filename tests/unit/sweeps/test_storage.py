@@ -172,6 +172,19 @@ def test_words_to_a_sweep(paper: SweepOnPaper) -> None:
     assert told("cancel") == "cancelled"
 
 
+def test_a_finished_sweep_is_resumed_for_what_has_failed_alone(paper: SweepOnPaper) -> None:
+    for number, state in enumerate(("done", "failed")):
+        paper.create(number, {})
+        paper.start(number)
+        paper.end(number, state, 0.5 if state == "done" else None)
+        paper.tell(halted="finished")
+        if state == "done":
+            with pytest.raises(ConfigError, match="finished already, and no trial has failed"):
+                tell(paper.folder, "resume", lambda _: None)
+    tell(paper.folder, "resume", lambda _: None)
+    assert states(Record(paper.folder)) == {0: "done", 1: "waiting"}
+
+
 def test_resuming_gives_what_has_failed_another_chance(paper: SweepOnPaper) -> None:
     for number, state in enumerate(("failed", "cancelled", "done")):
         paper.create(number, {})
