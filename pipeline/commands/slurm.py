@@ -21,7 +21,6 @@ from pipeline import arithmetic
 from pipeline.commands import launch, sweep
 from pipeline.commands.multirun import FLAGS, as_overrides, requests
 from pipeline.commands.request import check_fits_ray
-from pipeline.commands.sweep_run import check_settings
 from pipeline.commands.typed import WRONG_USE, examples, in_words
 from pipeline.config.checks import check_config
 from pipeline.config.explain import read_flags
@@ -347,7 +346,7 @@ def _sweep_name(words: Sequence[str]) -> str:
     strategy, overrides = split_words(given["words"] or [])
     asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
     check_program(asked)
-    check_settings(asked)
+    sweep.check_settings(asked)
     if strategy:
         plan_agents(strategy, most_trials(asked))
     return asked.name

@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
 
+import pipeline
 from pipeline.commands.launch import parse_ids
-from pipeline.commands.typed import AsJson, Attempt, Every, LastLines, Raw, answering, examples, refuse_both
+from pipeline.commands.looking import log_output, note_of_log
+from pipeline.commands.start import INTERRUPTED_BY, settle
+from pipeline.commands.typed import OUTPUTS, AsJson, Attempt, Every, LastLines, Raw, examples, refuse_both
 from pipeline.config.schema import LONGEST_S, DeviceChoice
-from pipeline.terminal.console import make_console
+from pipeline.engine.devices.inventory import find_gpus
+from pipeline.engine.devices.lease import holders
+from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError, WorkerError, known_names
+from pipeline.files import json_text, plain_target
+from pipeline.runs.loaded import logs_in
+from pipeline.runs.report.format import command, shown_path
+from pipeline.runs.report.format import count as counted
+from pipeline.runs.report.logs import follow_attempts, print_log
+from pipeline.sweeps import agent as agents_of
+from pipeline.sweeps import report as reports
+from pipeline.sweeps.command import check_program, overrides_of
+from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
+from pipeline.sweeps.online import OnlineAgents, created, devices_of_agents, wandb_config
+from pipeline.sweeps.plan import DevicesAsked, check_fits, fit_agents, plan_agents, split_words
+from pipeline.sweeps.search import ask, most_trials
+from pipeline.sweeps.storage import Record, SweepFolder, check_installed, choose_sweep, sweep_folder, sweeps_in
+from pipeline.terminal.console import make_console, print_json, say, wait_for
+from pipeline.terminal.console import watch as watch_it
 
+# What carries out or reports whole runs is imported late: Hydra and numpy take long to load.
 app = typer.Typer(no_args_is_help=True, help="Search settings with many trials, and look at them.")
+log = logging.getLogger("pipeline")
+FAILED = 1
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs and sweeps.")]
 Name = Annotated[str, typer.Argument(help="The sweep.")]
@@ -30,38 +63,24 @@ Grace = Annotated[
 Count = Annotated[
     int | None, typer.Option(min=1, help="The most trials: of the sweep, or that this agent begins.")
 ]
-OUTPUTS = Path("outputs")
-# What does the work is imported late: it takes time to load, which the help need not wait for.
 
 
-@app.command(epilog=examples("pipeline sweep status", "pipeline sweep status lr --watch"))
-def status(
-    name: Annotated[str | None, typer.Argument(help="The sweep; all if left out.")] = None,
-    as_json: AsJson = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show one again and again.")] = False,
-    every: Every = 2.0,
-    output_dir: OutputDir = OUTPUTS,
-) -> None:
-    """Show where sweeps stand: all of them, or one with its trials."""
-    from pipeline.commands import sweep_look
+# -- running -----------------------------------------------------------------------------------------------------
 
-    with answering():
-        if watch:
-            refuse_both(watch="--watch", json="--json" if as_json else "", all="" if name else "all sweeps")
-            sweep_look.watch_status(output_dir, name or "", make_console(), every)
-        else:
-            sweep_look.status(output_dir, name, make_console(), as_json=as_json)
+
+def _where(device: DeviceChoice, agents: int | None, each: int | None, gpu_list: str | None) -> DevicesAsked:
+    ids = None if gpu_list is None else parse_ids(gpu_list, "--gpu-list")
+    return DevicesAsked(device=device, agents=agents, each=each, ids=ids)
 
 
 @app.command(
-    "run",
     epilog=examples(
         "pipeline sweep run lr.yaml --agents 4 --gpus-per-agent 2",
         "pipeline sweep run lr.yaml --device cpu --agents 2 epochs=3",
         "pipeline sweep run lr.yaml balanced 27 2 --dry-run",
     ),
 )
-def run_(
+def run(
     file: Annotated[Path, typer.Argument(help="The sweep file, as W&B has it.")],
     words: Annotated[
         list[str] | None,
@@ -81,24 +100,46 @@ def run_(
         bool, typer.Option("--dry-run", help="Tell what would be tried, and begin nothing.")
     ] = False,
     output_dir: OutputDir = OUTPUTS,
-) -> None:
+) -> int:
     """Begin a sweep, or go on with it: sweep run FILE [KEY=VALUE ...]."""
-    from pipeline.commands.sweep_run import SweepRequest, run, run_online
-    from pipeline.sweeps.plan import DevicesAsked
-
-    with answering():
-        ids = None if gpu_list is None else parse_ids(gpu_list, "--gpu-list")
-        request = SweepRequest(
-            file=file,
-            words=words or [],
-            output_dir=output_dir,
-            where=DevicesAsked(device=device, agents=agents, each=each, ids=ids),
-            name=name,
-            count=count,
-            grace_s=grace,
-            dry_run=dry_run,
-        )
-        raise typer.Exit((run_online if wandb else run)(request, make_console()))
+    console, where = make_console(), _where(device, agents, each, gpu_list)
+    strategy, overrides = split_words(words or [])
+    if wandb and dry_run:
+        raise ConfigError("--dry-run with --wandb: W&B would choose the trials. Leave one of them out")
+    if not wandb:
+        check_installed()
+    sweep = read_sweep(file, name=name, overrides=overrides)
+    if wandb and sweep.is_own:
+        raise ConfigError(f"{PROGRAM} is searched on this machine: leave out --wandb, or track its runs there")
+    check_program(sweep)
+    check_settings(sweep)
+    if strategy:
+        if agents is not None or each is not None:
+            raise ConfigError(
+                f"{' '.join(strategy)}: a strategy says how many agents and devices: no --agents, --gpus-per-agent"
+            )
+        gpus = where.gpus()
+        plan = fit_agents(plan_agents(strategy, most_trials(sweep)), gpus)
+        for line in plan.lines("GPU" if gpus else "CPU slot"):
+            say(console, line)
+        if not dry_run and plan.confirm and console.is_interactive and not typer.confirm("Begin?"):
+            return 0
+        count = min((most for most in (count, plan.total) if most is not None), default=None)
+        where = replace(where, agents=plan.at_once, each=plan.devices)
+    if wandb:
+        return _online(sweep, where, output_dir, console, count, grace)
+    pool = where.pool(sweep)
+    if note := check_fits(sweep, pool):
+        say(console, note)
+    if dry_run:
+        folder = sweep_folder(output_dir.absolute(), sweep.name)
+        one = agents_of.Agent(sweep, folder, pool, partial(say, console), lambda _record: None)
+        for line, copy in one.next_in_words(count):
+            say(console, line, copy=copy)
+        return 0
+    told = partial(say, console)
+    folder = agents_of.begin_sweep(sweep, file, output_dir, overrides=overrides, most=count, say=told)
+    return _work(sweep, folder, where, console, None, grace)
 
 
 @app.command(epilog=examples("pipeline sweep agent lr", "pipeline sweep agent lr --gpu-list 4,5,6,7 --count 10"))
@@ -111,15 +152,121 @@ def agent(
     count: Count = None,
     grace: Grace = 30,
     output_dir: OutputDir = OUTPUTS,
-) -> None:
+) -> int:
     """Work on a sweep that was begun, beside those who do already: on other GPUs, or another machine."""
-    from pipeline.commands import sweep_run
-    from pipeline.sweeps.plan import DevicesAsked
+    console, where = make_console(), _where(device, agents, each, gpu_list)
+    folder = choose_sweep(output_dir.absolute(), name)
+    record = Record(folder)
+    about = record.about
+    if about.halted in ("stopped", "cancelled"):
+        resume = command(f"sweep resume {name}", folder.output_dir)
+        raise ConfigError(f"sweep {name} is {about.halted}: {about.reason}. `{resume}` lets it go on")
+    sweep = read_sweep(folder.file, name=name, overrides=about.overrides)
+    sweep = replace(sweep, folder=Path(about.folder or sweep.folder))
+    if about.halted == "finished" and agents_of.untested(sweep, record) is None:
+        say(console, f"sweep {name} is finished: nothing is left for an agent")
+        return 0
+    if note := check_fits(sweep, where.pool(sweep)):
+        say(console, note)
+    return _work(sweep, folder, where, console, count, grace)
 
-    with answering():
-        ids = None if gpu_list is None else parse_ids(gpu_list, "--gpu-list")
-        where = DevicesAsked(device=device, agents=agents, each=each, ids=ids)
-        raise typer.Exit(sweep_run.agent(name, output_dir, make_console(), where, count, grace))
+
+def _work(
+    sweep: Sweep, folder: SweepFolder, where: DevicesAsked, console: Console, own: int | None, grace_s: int
+) -> int:
+    """Be an agent of a sweep; the exit code: 0 all well, 1 some failed, 130 and 143 interrupted."""
+    pool = where.pool(sweep)
+    with StopSignals() as signals, reports.shown_on(console, Record(folder)) as (hear, show):
+        one = agents_of.Agent(sweep, folder, pool, hear, show, own=own, grace_s=grace_s)
+        try:
+            one.run(signals)
+        except (StoreError, WorkerError) as error:
+            say(console, f"error: {error}. Mend that, then run the same command.", "red")
+            return FAILED
+    conclude(folder, console)
+    record = Record(folder)
+    if one.interrupted:
+        return INTERRUPTED_BY[one.interrupted]
+    left = [trial for trial in record.ready(sweep.options.max_attempts) if trial.num_gpus > len(pool.devices)]
+    if left and not record.about.halted:
+        here = f"the {len(pool.devices)} here"
+        say(console, f"left: {counted(len(left), 'trial')} that need more devices than {here}")
+        return FAILED
+    return FAILED if record.having("failed") or record.about.halted == "stopped" else 0
+
+
+def conclude(folder: SweepFolder, console: Console) -> None:
+    """Show where a sweep stands that this process has worked on, and leave its page; that changes nothing of it.
+
+    Raises:
+        StoreError: Its record cannot be read.
+    """
+    sweep = Record(folder)
+    reports.print_sweep(sweep, time.time(), console)
+    try:
+        reports.write_sweep_page(folder.report, sweep)
+    except Exception as error:  # whatever is wrong with a page, the trials are there
+        log.info("no report was written", exc_info=True)
+        say(console, f"warning: no report was written ({error}). `sweep report {sweep.name}` tries again.", "bold")
+        return
+    say(console, "report:", copy=shown_path(folder.report.absolute()))
+
+
+def check_settings(sweep: Sweep) -> None:
+    """Refuse settings with which a run of this package would be refused, and a metric that it would not tell.
+
+    A sweep that has begun keeps its parameters, so a name that is misspelt would cost it its name too.
+
+    Raises:
+        ConfigError: Says what is wrong with which setting, or with the metric.
+    """
+    program = Path(pipeline.__file__).parents[1] / PROGRAM
+    words = (sweep.program, *sweep.command)
+    if not any(Path(word).name == PROGRAM and (sweep.folder / word).resolve() == program for word in words):
+        return  # not a run of this very package: what its settings are is not known
+    from pipeline.commands.multirun import COMPARED, OBJECTIVE
+    from pipeline.config.checks import check_config
+    from pipeline.config.load import load_config
+    from pipeline.learning.evaluation.metrics import metric_names
+
+    first = ask(sweep, [])
+    given = {name: value for name, value in (first.parameters if first else {}).items() if name != NUM_GPUS}
+    try:
+        check_config(
+            config := load_config(overrides_of({**given, "experiment.name": sweep.name, SPLIT: "validation"}))
+        )
+    except ConfigError as error:
+        raise ConfigError(f"the first trial would be refused: {error}") from error
+    # Algorithms of the user's own may measure what they like, and parts of rewards be called anything.
+    own = any(algo.enabled and algo.class_path is not None for algo in config.algos.values())
+    name = sweep.metric.name if sweep.metric else OBJECTIVE
+    if own or ("/" in name and COMPARED not in name):
+        return
+    if name not in (known := [OBJECTIVE, *metric_names(config.evaluation)]):
+        near = known_names(name.partition(COMPARED)[0], known)
+        raise ConfigError(f"metric.name: no trial would tell a metric '{name}'.{near} See docs/evaluation.md")
+
+
+def _online(
+    sweep: Sweep, where: DevicesAsked, output_dir: Path, console: Console, most: int | None, grace_s: int
+) -> int:
+    """Create a sweep at W&B, or go on with it, and run its trials; 0 where W&B had none left, 1 if agents fail."""
+    share = devices_of_agents(sweep, where.each)
+    pool = replace(where, each=share).pool(sweep)
+    if len(pool.devices) < share:
+        raise ConfigError(
+            f"trials of this sweep need {counted(share, pool.kind)}, and there are {len(pool.devices)}"
+        )
+    folder = sweep_folder(output_dir.absolute(), sweep.name).path
+    path, new = created(wandb_config(sweep, share), folder / "wandb.json")
+    say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=path)
+    work = OnlineAgents(sweep, path, pool, folder, partial(say, console), limit=most, grace_s=grace_s)
+    with StopSignals() as signals:
+        interrupted = work.run(signals)
+        say(console, f"{counted(work.trials, 'trial')} run; what they have reached is at W&B")
+        code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if work.gave_up else 0
+        settle(code)
+    return code
 
 
 def _order(word: str, about: str) -> None:
@@ -127,71 +274,15 @@ def _order(word: str, about: str) -> None:
 
     @app.command(word, help=about, epilog=examples(f"pipeline sweep {word} lr"))
     def tell(name: Name, output_dir: OutputDir = OUTPUTS) -> None:
-        from pipeline.commands import sweep_run
-
-        with answering():
-            sweep_run.tell(word, name, output_dir, make_console())
+        console = make_console()
+        folder = choose_sweep(output_dir.absolute(), name)
+        say(console, agents_of.tell(folder, word, partial(say, console)))
 
 
 _order("stop", "Begin no more trials; those under way go on.")
 _order("cancel", "Give a sweep up: end its trials now.")
 _order("pause", "Begin no more trials until `sweep resume`.")
 _order("resume", "Let a sweep go on; what has failed gets another chance.")
-
-
-@app.command(epilog=examples("pipeline sweep best lr", "pipeline sweep best lr --json"))
-def best(name: Name, as_json: AsJson = False, output_dir: OutputDir = OUTPUTS) -> None:
-    """Show the best trial: what it reached, and its settings."""
-    from pipeline.commands import sweep_look
-
-    with answering():
-        sweep_look.best(output_dir, name, make_console(), as_json=as_json)
-
-
-@app.command(epilog=examples("pipeline sweep export lr --to lr.csv", "pipeline sweep export lr --to lr.json"))
-def export(
-    name: Name,
-    to: Annotated[Path | None, typer.Option(help="*.csv or *.json; standard output if left out.")] = None,
-    as_json: AsJson = False,
-    output_dir: OutputDir = OUTPUTS,
-) -> None:
-    """Write all trials as a table for other programs."""
-    from pipeline.commands import sweep_look
-
-    with answering():
-        sweep_look.export(output_dir, name, to, make_console(), as_json=as_json)
-
-
-@app.command(epilog=examples("pipeline sweep logs lr 7", "pipeline sweep logs lr -f"))
-def logs(
-    name: Name,
-    trial: Annotated[
-        int | None, typer.Argument(min=0, help="Its number; the one that began last if left out.")
-    ] = None,
-    attempt: Attempt = None,
-    lines: LastLines = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial is over.")] = False,
-    raw: Raw = False,
-    output_dir: OutputDir = OUTPUTS,
-) -> None:
-    """Print what a trial printed."""
-    from pipeline.commands import sweep_look
-
-    with answering():
-        sweep_look.logs(output_dir, name, trial, attempt=attempt, lines=lines, follow=follow, raw=raw)
-
-
-@app.command(epilog=examples("pipeline sweep report lr", "pipeline sweep report lr --out lr.html"))
-def report(
-    name: Name,
-    out: Annotated[Path | None, typer.Option(help="File to write; report.html of the sweep if left out.")] = None,
-    output_dir: OutputDir = OUTPUTS,
-) -> None:
-    """Write the page of a sweep: history, parameters, importance, front."""
-    from pipeline.commands import sweep_look
-
-    with answering():
-        sweep_look.report(output_dir, name, out, make_console())
 
 
 @app.command(
@@ -214,13 +305,198 @@ def multi(
     queue: Annotated[bool, typer.Option("--queue", help="Let runs wait for GPUs that others have.")] = False,
     grace: Grace = 30,
     output_dir: OutputDir = OUTPUTS,
-) -> None:
+) -> int:
     """Run several experiments side by side, NAME.run1 and so on, each on GPUs of its own."""
-    from pipeline.commands.sweep_run import multi as several
+    from pipeline.commands.request import prepare
+    from pipeline.config.checks import check_config
+    from pipeline.config.load import load_config
+    from pipeline.sweeps.multi import carry_out, plan_runs, split_total
 
-    with answering():
-        raise typer.Exit(
-            several(
-                name, gpus_per_run, num_runs, words or [], output_dir, make_console(), queue=queue, grace_s=grace
-            )
+    total, settings = split_total(words or [])
+    on_cpu, folder = "device=cpu" in settings, output_dir.absolute()
+    devices = choose_devices(DeviceChoice.cpu, total) if on_cpu else find_gpus(os.environ)
+    if total is not None and total > len(devices):
+        raise ConfigError(
+            f"TOTAL_GPUS {total}, but {counted(len(devices), 'GPU')} can be used; device=cpu has CPU slots"
         )
+    devices, kind = devices[:total], "CPU slot" if on_cpu else "GPU"
+    runs = plan_runs(name, gpus_per_run, num_runs, len(devices), settings, queue=queue, kind=kind)
+    configs = [load_config(one.typed(folder, on_cpu=on_cpu, queue=queue)) for one in runs]
+    for config in configs:
+        check_config(config)
+    prepare(configs[0])
+    used = [devices[place] for place in sorted({place for one in runs for place in one.places})]
+    held = holders(used)
+    if not queue and (leased := [f"{one.label} by {held[one.uuid]}" for one in used if one.uuid in held]):
+        raise DeviceError(f"leased by others: {'; '.join(leased)}. Nothing was started; --queue waits for them")
+    told = partial(say, make_console())
+    with StopSignals() as signals:
+        interrupted, left = carry_out(runs, devices, folder, signals, told, queue=queue, grace_s=grace)
+        code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if left else 0
+        settle(code)
+    return code
+
+
+# -- looking: what follows reads what sweeps leave, and changes nothing ------------------------------------------
+
+
+@app.command(epilog=examples("pipeline sweep status", "pipeline sweep status lr --watch"))
+def status(
+    name: Annotated[str | None, typer.Argument(help="The sweep; all if left out.")] = None,
+    as_json: AsJson = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show one again and again.")] = False,
+    every: Every = 2.0,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Show where sweeps stand: all of them, or one with its trials."""
+    console, now = make_console(), time.time()
+    if watch:
+        refuse_both(watch="--watch", json="--json" if as_json else "", all="" if name else "all sweeps")
+        _watch(output_dir, name or "", console, every)
+    elif name is not None:
+        sweep = Record(choose_sweep(output_dir, name))
+        print_json(reports.sweep_json(sweep, now)) if as_json else reports.print_sweep(sweep, now, console)
+    elif as_json:
+        print_json(list(_rows(output_dir, now)))
+    elif not (rows := list(_rows(output_dir, now))):
+        say(console, f"there are no sweeps in {output_dir}")
+    else:
+        console.print(reports.sweeps_table(rows))
+        for row in rows:
+            if "problem" in row:
+                say(console, f"{row['name']}: {row['problem']}", "red")
+
+
+def _rows(output_dir: Path, now: float) -> Iterator[dict[str, Any]]:
+    """Sweeps in a row each; one that cannot be read has a row that says so."""
+    for name in sweeps_in(output_dir):
+        try:
+            yield reports.row_of(Record(sweep_folder(output_dir, name)), now)
+        except (PipelineError, OSError) as error:
+            yield {"name": name, "problem": str(error)}
+
+
+def _watch(output_dir: Path, name: str, console: Console, every_s: float) -> None:
+    """Show a sweep until it is over; waits for it to begin."""
+    known: dict[int, str] = {}
+
+    def missing() -> str:
+        try:
+            choose_sweep(output_dir, name)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    wait_for(console, every_s, missing)
+    sweep = Record(choose_sweep(output_dir, name))
+
+    def look() -> bool:
+        sweep.refresh()
+        return sweep.state() not in ("finished", "cancelled", "stopped")
+
+    def shown(width: int, height: int) -> Sequence[RenderableType]:
+        return reports.watched_sweep(sweep, time.time(), width, height)
+
+    watch_it(console, every_s, look, shown, lambda: reports.news(sweep, known))
+    if not console.is_interactive:
+        reports.print_sweep(sweep, time.time(), console)
+
+
+@app.command(epilog=examples("pipeline sweep best lr", "pipeline sweep best lr --json"))
+def best(name: Name, as_json: AsJson = False, output_dir: OutputDir = OUTPUTS) -> None:
+    """Show the best trial: what it reached, and its settings."""
+    sweep, console = Record(choose_sweep(output_dir, name)), make_console()
+    if as_json:
+        print_json(reports.best_json(sweep, time.time()))
+        return
+    for line, copy in reports.best_lines(sweep):
+        say(console, line, copy=copy)
+
+
+@app.command(epilog=examples("pipeline sweep export lr --to lr.csv", "pipeline sweep export lr --to lr.json"))
+def export(
+    name: Name,
+    to: Annotated[Path | None, typer.Option(help="*.csv or *.json; standard output if left out.")] = None,
+    as_json: AsJson = False,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Write all trials as a table for other programs."""
+    from pipeline.commands.report import is_standard_output, refuse_records, write_table
+
+    sweep = Record(choose_sweep(output_dir, name))
+    to = None if is_standard_output(to) else to
+    if to is not None:
+        refuse_records("--to", to, ())
+        if to.suffix.lower() not in ((".json",) if as_json else (".csv", ".json")):
+            raise ConfigError(f"--to {to}: the name of the file says what it holds: *.csv, or *.json")
+        as_json = to.suffix.lower() == ".json"
+    rows = reports.export_rows(sweep, time.time())
+    if to is not None:
+        text = json_text(rows, indent=1) + "\n" if as_json else reports.as_csv(rows)
+        write_table(to, text, make_console())
+    else:
+        print_json(rows) if as_json else sys.stdout.write(reports.as_csv(rows))
+
+
+@app.command(epilog=examples("pipeline sweep logs lr 7", "pipeline sweep logs lr -f"))
+def logs(
+    name: Name,
+    trial: Annotated[
+        int | None, typer.Argument(min=0, help="Its number; the one that began last if left out.")
+    ] = None,
+    attempt: Attempt = None,
+    lines: LastLines = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial is over.")] = False,
+    raw: Raw = False,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Print what a trial printed, until there is no more or nobody reads it any more."""
+    sweep = Record(choose_sweep(output_dir, name))
+    if trial is None:
+        begun = [each for each in sweep.trials.values() if each.started is not None]
+        newest = max(begun, key=lambda each: (each.state == "running", each.started or 0.0), default=None)
+        if newest is None:
+            raise ConfigError(f"no trial of sweep {name} has begun yet.")
+        trial = newest.number
+        note_of_log(f"trial {trial}, {newest.state}; `sweep logs {name} TRIAL` shows another")
+    if trial not in sweep.trials:
+        raise ConfigError(f"sweep {name} has no trial {trial}. There are: 0 to {max(sweep.trials, default=-1)}.")
+    folder, number = sweep.folder.trial(trial).path, trial
+
+    def look() -> tuple[str, Mapping[int, Path]]:
+        sweep.refresh()
+        one = sweep.trials[number]
+        over = one.state in ("done", "stopped", "cancelled", "failed")
+        idle = "" if sweep.agents() else f"no agent of sweep {name} is at work"
+        why = f": {one.reason}" if one.reason else ""
+        return (f"trial {number}: {one.state}{why}" if over else idle), logs_in(folder)
+
+    with log_output(raw=raw) as out:
+        if follow:
+            named = f"trial {number}"
+            follow_attempts(named, look, out, note_of_log, attempt=attempt, lines=lines, sleep=out.pause)
+            return
+        found = logs_in(folder)
+        chosen = max(found, default=1) if attempt is None else attempt
+        if chosen not in found:
+            there = ", ".join(map(str, found)) or "none"
+            raise ConfigError(f"trial {number} of {name} has no log of attempt {chosen}; there are: {there}.")
+        print_log(found[chosen], out, lines)
+
+
+@app.command(epilog=examples("pipeline sweep report lr", "pipeline sweep report lr --out lr.html"))
+def report(
+    name: Name,
+    out: Annotated[Path | None, typer.Option(help="File to write; report.html of the sweep if left out.")] = None,
+    output_dir: OutputDir = OUTPUTS,
+) -> None:
+    """Write the page of a sweep: history, parameters, importance, front."""
+    from pipeline.commands.report import refuse_records, written
+
+    sweep = Record(choose_sweep(output_dir, name))
+    if out is not None:
+        refuse_records("--out", out, (), is_page=True)
+    path = out or sweep.folder.report
+    written(
+        path, lambda: reports.write_sweep_page(path if out is None else plain_target(path), sweep), make_console()
+    )

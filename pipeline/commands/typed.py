@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -61,26 +60,6 @@ def refuse_both(**options: str) -> None:
     given = [option for option in options.values() if option]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} do not go together; give one of them")
-
-
-@contextmanager
-def answering() -> Iterator[None]:
-    """Answer what a user did wrong with one message, and Ctrl-C with its exit code.
-
-    Raises:
-        typer.Exit: 1 if what was to be shown could not be written, 2 for a wrong request, 130 for Ctrl-C; or what
-            the command raised.
-    """
-    try:
-        yield
-    except PipelineError as error:
-        raise typer.Exit(refuse(error)) from error
-    except KeyboardInterrupt as interrupt:
-        raise typer.Exit(INTERRUPTED) from interrupt
-    except typer.Exit as end:
-        raise typer.Exit(unless_unwritten(end.exit_code)) from end
-    if code := unless_unwritten(0):
-        raise typer.Exit(code)
 
 
 # -- command line ------------------------------------------------------------------------------------------------

@@ -9,17 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from pipeline.commands.sweep_run import SweepRequest, run_online
+from pipeline.commands import sweep
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps import online
 from pipeline.sweeps.file import read_sweep
-from pipeline.sweeps.plan import DevicesAsked
 from tests.doubles import fake_nvml, wandb_server, wandb_stand_in
 from tests.doubles.small_runs import wait_for
 
@@ -31,6 +30,7 @@ folder, rank = os.environ["WANDB_STAND_IN"], os.environ.get("RANK", "alone")
 with open(f"{folder}/{rank}-{'-'.join(sys.argv[1:])}.json", "w") as file:
     json.dump(told, file)
 """
+Run = Callable[..., tuple[int, str]]
 SWEEP = """
 program: train.py
 method: grid
@@ -71,17 +71,17 @@ def told(place: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted((place / "server").glob("*-*.json"))]
 
 
-def run(place: Path, **options: Any) -> tuple[int, str]:
-    with (place / "said").open("w+") as file:
-        where = DevicesAsked(agents=options.pop("agents", None))
-        request = SweepRequest(file=place / "lr.yaml", output_dir=place / "out", where=where, **options)
-        code = run_online(request, Console(file=file, width=200))
-        file.seek(0)
-        return code, file.read()
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def _run(place: Path, **options: Any) -> tuple[int, str]:
+        code = sweep.run(place / "lr.yaml", wandb=True, output_dir=place / "out", **options)
+        return code, capsys.readouterr().out
+
+    return _run
 
 
 def test_trials_run_on_devices_of_their_own_until_none_is_left(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run a second time, it goes on with the same sweep and finds nothing to do."""
     fake_nvml.use(monkeypatch, place, "two")
@@ -106,7 +106,7 @@ def test_trials_run_on_devices_of_their_own_until_none_is_left(
         run(place)
 
 
-def test_of_a_trial_on_several_devices_rank_0_alone_is_a_run(place: Path) -> None:
+def test_of_a_trial_on_several_devices_rank_0_alone_is_a_run(place: Path, run: Run) -> None:
     (place / "lr.yaml").write_text(SWEEP.replace("[1e-3, 1e-2]", "[1e-3]") + "  num_gpus: {value: 2}\n")
     code, said = run(place, agents=1)
     assert code == 0, said
@@ -118,7 +118,7 @@ def test_of_a_trial_on_several_devices_rank_0_alone_is_a_run(place: Path) -> Non
 
 
 def test_what_wandb_does_wrong_is_one_message_and_starts_nothing(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mode(place, "fails")
     with pytest.raises(PipelineError, match=r"(?s)exit code 1\):.*api_key not configured"):
@@ -139,7 +139,7 @@ def test_what_wandb_does_wrong_is_one_message_and_starts_nothing(
         run(place)
 
 
-def test_agents_that_fail_stop_the_sweep_and_those_without_trials_end(place: Path) -> None:
+def test_agents_that_fail_stop_the_sweep_and_those_without_trials_end(place: Path, run: Run) -> None:
     mode(place, "agent fails")
     code, said = run(place, agents=1)
     assert code == 1
@@ -171,12 +171,12 @@ def test_an_agent_has_what_the_largest_trial_needs(
 ) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(f"program: train.py\nmethod: random\nparameters:\n  a: {{value: 1}}\n  {parameters}\n")
-    sweep = read_sweep(file)
+    asked = read_sweep(file)
     if isinstance(needed, int):
-        assert online.devices_of_agents(sweep, each) == needed
+        assert online.devices_of_agents(asked, each) == needed
         return
     with pytest.raises(ConfigError, match=needed):
-        online.devices_of_agents(sweep, each)
+        online.devices_of_agents(asked, each)
 
 
 def test_a_trial_that_needs_more_than_its_agent_has_says_so(place: Path) -> None:
@@ -201,7 +201,7 @@ if sys.argv[1] == "--lr=0.1":
 
 
 def test_the_real_agent_runs_trials_and_tells_them_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package as it is installed: one agent runs a trial to its end, and is followed by that of the next.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.commands import sweep_look
+from pipeline.commands import sweep as sweep_command
 from pipeline.sweeps.storage import sweep_folder
 from tests.doubles.sweeps import SweepOnPaper, searched
 
@@ -141,7 +141,7 @@ def test_the_page_of_a_sweep_is_written_where_it_is_asked_for(outputs: Path, tmp
     assert told(outputs, "report", "begun").endswith("begun/sweep/report.html\n")
     told(outputs, "report", "begun", "--out", str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    assert "--out" in told(outputs, "report", "begun", "--out", str(tmp_path / "no/page.html"), code=2)
+    assert "cannot write" in told(outputs, "report", "begun", "--out", str(tmp_path / "page.html/x.html"), code=2)
 
 
 @pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), KeyError("loss")])
@@ -151,9 +151,9 @@ def test_a_page_that_cannot_be_written_is_one_message(
     def refuse(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(sweep_look, "_write_page", refuse)
+    monkeypatch.setattr("pipeline.sweeps.report.write_sweep_page", refuse)
     out = io.StringIO()
-    sweep_look.conclude(sweep_folder(outputs, "begun"), Console(file=out, width=200))
+    sweep_command.conclude(sweep_folder(outputs, "begun"), Console(file=out, width=200))
     assert out.getvalue().count("no report was written") == 1
 
 
