@@ -20,9 +20,8 @@ from typing import Any
 from pipeline.config.schema import Config
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import reading_order
 from pipeline.runs.record import ByMetric, PooledRow, csv_text, primary_metric
-from pipeline.runs.report.format import decimal, interval, short, si, title
+from pipeline.runs.report.format import decimal, interval, reading_order, short, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 

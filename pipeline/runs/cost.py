@@ -22,19 +22,8 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import GENERATE, REFERENCE, START_TRAIN
 from pipeline.outputs.formats import ANSWERING
 from pipeline.plan.graph import Job
+from pipeline.runs import record
 from pipeline.runs.origin import Maker
-from pipeline.runs.record import (
-    ByMetric,
-    PooledRow,
-    ResultRow,
-    Results,
-    Scope,
-    Told,
-    collect_rows,
-    place_of,
-    primary_metric,
-    prompt_reader,
-)
 
 FILE = "compute.json"
 EVALUATION = ("evaluate", "metrics", "sweep")
@@ -148,7 +137,7 @@ class BudgetRow:
     ci_low: float | None = None
     ci_high: float | None = None
     kl: float | None = None
-    over: Scope | None = None
+    over: record.Scope | None = None
     references: _Count | None = None
     seeds: _Count | None = None
     n: _Count | None = None
@@ -259,7 +248,7 @@ _KL = "kl_per_sequence"
 
 
 def costs_of(
-    results: Iterable[ResultRow], compute: Iterable[ComputeRow], starts: Mapping[str, str]
+    results: Iterable[record.ResultRow], compute: Iterable[ComputeRow], starts: Mapping[str, str]
 ) -> list[CostRow]:
     """What every method takes up to the end of each round; methods of which nothing is known are left out.
 
@@ -276,7 +265,7 @@ def costs_of(
     cells: dict[tuple[_Method, int], set[tuple[int, int]]] = {}
     for result in results:
         method = (result.dataset, result.model, result.algo)
-        cells.setdefault((method, result.round), set()).add((place_of(result)[2], result.seed))
+        cells.setdefault((method, result.round), set()).add((record.place_of(result)[2], result.seed))
 
     def of_chain(method: _Method, cell: tuple[int, int], number: float) -> list[ComputeRow]:
         """What a chain has taken up to a round: of its own, what all seeds share, and what it began with."""
@@ -323,7 +312,9 @@ def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) 
     )
 
 
-def at_budgets(pooled: Iterable[PooledRow], costs: Iterable[CostRow], budgets: Sequence[float]) -> list[BudgetRow]:
+def at_budgets(
+    pooled: Iterable[record.PooledRow], costs: Iterable[CostRow], budgets: Sequence[float]
+) -> list[BudgetRow]:
     """What every method has reached within each budget after its last round; rounds are never interpolated.
 
     Args:
@@ -331,7 +322,7 @@ def at_budgets(pooled: Iterable[PooledRow], costs: Iterable[CostRow], budgets: S
         costs: What they took.
         budgets: FLOPs that the training of one chain may take, all rounds together.
     """
-    cells: dict[tuple[str, str], dict[tuple[str, int], dict[str, PooledRow]]] = {}
+    cells: dict[tuple[str, str], dict[tuple[str, int], dict[str, record.PooledRow]]] = {}
     for row in pooled:
         cell = cells.setdefault((row.dataset, row.model), {}).setdefault((row.algo, row.round), {})
         if row.value is not None:
@@ -339,7 +330,7 @@ def at_budgets(pooled: Iterable[PooledRow], costs: Iterable[CostRow], budgets: S
     spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}
     found: list[BudgetRow] = []
     for (dataset, model), own in sorted(cells.items()):
-        primary = primary_metric(cell for cell in own.values() if cell)
+        primary = record.primary_metric(cell for cell in own.values() if cell)
         methods: dict[str, dict[int, float | None]] = {}
         for algo, number in sorted(own):
             if algo != REFERENCE:
@@ -364,7 +355,9 @@ def _last_within(taken: Mapping[int, float | None], budget: float) -> int | None
     )
 
 
-def _after(bare: BudgetRow, number: int, flops: float | None, cell: ByMetric, primary: str | None) -> BudgetRow:
+def _after(
+    bare: BudgetRow, number: int, flops: float | None, cell: record.ByMetric, primary: str | None
+) -> BudgetRow:
     if flops is None:
         return replace(bare, is_known=False)
     reached, row, kl = replace(bare, round=number, flops=flops), cell.get(primary or ""), cell.get(_KL)
@@ -385,8 +378,8 @@ def results_of(
     settings: EvaluationConfig,
     *,
     bounded: Iterable[str],
-    tell: Told | None = None,
-) -> Results:
+    tell: record.Told | None = None,
+) -> record.Results:
     """The results of the jobs that are stored.
 
     Args:
@@ -400,11 +393,11 @@ def results_of(
     # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
     from pipeline.runs.pooling import fronts, pooled
 
-    rows = collect_rows(store, jobs, tell)
-    found, comparisons = pooled(rows, prompt_reader(store, jobs, tell), last_round, settings.confidence)
+    rows = record.collect_rows(store, jobs, tell)
+    found, comparisons = pooled(rows, record.prompt_reader(store, jobs, tell), last_round, settings.confidence)
     points, matched = fronts(found, settings.matched_kl, settings.split)
     made_by = {job.key: job.algo for job in jobs}
-    return Results(
+    return record.Results(
         rows=rows,
         pooled=found,
         comparisons=comparisons,
@@ -423,7 +416,7 @@ def results_of(
     )
 
 
-def compute_of(store: Store, jobs: Iterable[Job], results: Results, budgets: Sequence[float]) -> Compute:
+def compute_of(store: Store, jobs: Iterable[Job], results: record.Results, budgets: Sequence[float]) -> Compute:
     """What the results took, as far as the store remembers it.
 
     Args:

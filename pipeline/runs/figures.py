@@ -25,18 +25,16 @@ from pipeline.outputs.formats import TrainingStep, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow, CostRow
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import (
+from pipeline.runs.record import PooledRow, Results, primary_metric
+from pipeline.runs.report.format import (
     COLOURS,
     DASHES,
     MARKS,
     PATTERNS,
-    Bar,
-    bars,
     drawn_methods,
     in_order_of_work,
     reading_order,
 )
-from pipeline.runs.record import PooledRow, Results, primary_metric
 from pipeline.runs.report.tables import HEADINGS
 from pipeline.terminal.streams import printable
 
@@ -76,7 +74,6 @@ _SETTINGS: Any = {
     "text.parse_math": False,  # a dollar in a name is a dollar
     "text.usetex": False,
 }
-_MOST_BARS = 200
 _PANELS = 3
 """Of trainings, side by side."""
 _BAND = 0.18
@@ -159,9 +156,6 @@ def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
             yield f"training_{where}", partial(_training, panels)
         if seconds := _seconds_by_stage(compute.rows, place):
             yield f"cost_{where}", partial(_cost, seconds, stages)
-    if spans := run.timeline():
-        drawn = bars(spans, min(span.start for span in spans), run.view.last, _MOST_BARS)
-        yield "timeline", partial(_timeline, drawn, stages)
 
 
 def without_rounds(run: LoadedRun) -> list[str]:
@@ -389,31 +383,6 @@ def _cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> 
     axes.set_yticks(range(len(names)), [_label(name) for name in names])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("seconds on devices, without loading")
-    return _with_legend(figure, axes)
-
-
-def _timeline(found: Sequence[Bar], stages: Sequence[str]) -> Figure:
-    """Which worker did what when; what is white was idle. Stages look as in `_cost`."""
-    devices = {bar.worker: bar.device or f"worker {bar.worker}" for bar in found}
-    lanes = sorted(devices)
-    figure, axes = _figure(PAGE_IN, 0.9 + 0.28 * len(lanes))
-    for stage, (colour, hatch) in _fills(stages, {bar.stage for bar in found}).items():
-        for at, lane in enumerate(lanes):
-            own = [bar for bar in found if (bar.worker, bar.stage) == (lane, stage)]
-            axes.broken_barh(
-                [(bar.start, bar.end - bar.start) for bar in own],
-                (at - 0.38, 0.76),
-                facecolors=colour,
-                hatch=hatch,
-                edgecolors=["#cc0000" if bar.outcome in ("failed", "lost") else "white" for bar in own],
-                linewidth=0.25,
-                label=_label(stage) if at == 0 else "_",
-            )
-    axes.set_yticks(range(len(lanes)), [_label(devices[lane]) for lane in lanes])
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("seconds from the beginning")
-    axes.set_xlim(left=0)
     return _with_legend(figure, axes)
 
 

@@ -27,16 +27,7 @@ from pipeline.errors import ConfigError, PlanError
 from pipeline.files import open_plain
 from pipeline.foreign import LARGEST_FILE, RESOLVED, ForeignDataError, converted, read_plain, read_resolved
 from pipeline.locks import LocksUnsupportedError, lock
-from pipeline.outputs.formats import (
-    CURVES,
-    METRICS,
-    SAMPLES,
-    Sample,
-    TrainingStep,
-    count_lines,
-    read_curve,
-    read_lines,
-)
+from pipeline.outputs import formats
 from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
@@ -334,7 +325,7 @@ class LoadedRun:
 
     def samples(
         self, wanted: Callable[[Job], bool] | None = None, most_each: int | None = None
-    ) -> Iterator[tuple[Job, Sample]]:
+    ) -> Iterator[tuple[Job, formats.Sample]]:
         """Every evaluated completion that is stored, by dataset, model, reference, algorithm, seed and round.
 
         Args:
@@ -343,25 +334,29 @@ class LoadedRun:
         """
         for job in filter(wanted or (lambda _: True), self._in_order()):
             output = self.store.path(job.key)
-            if not (output / METRICS).exists():  # that has those picked for people, of the same completions
-                with reading(job, SAMPLES):
-                    for sample in _first_prompts(read_lines(output / SAMPLES, Sample), most_each):
+            if not (
+                output / formats.METRICS
+            ).exists():  # that has those picked for people, of the same completions
+                with reading(job, formats.SAMPLES):
+                    for sample in _first_prompts(
+                        formats.read_lines(output / formats.SAMPLES, formats.Sample), most_each
+                    ):
                         yield job, sample
 
     def count_samples(self, jobs: Iterable[Job]) -> int:
         """How many completions of some jobs are stored."""
         found = 0
         for job in jobs:
-            with reading(job, SAMPLES):
-                found += count_lines(self.store.path(job.key) / SAMPLES)
+            with reading(job, formats.SAMPLES):
+                found += formats.count_lines(self.store.path(job.key) / formats.SAMPLES)
         return found
 
-    def curves(self) -> list[tuple[Job, list[TrainingStep]]]:
+    def curves(self) -> list[tuple[Job, list[formats.TrainingStep]]]:
         """The steps of every training that is stored, by job in the order of `samples`."""
-        found: list[tuple[Job, list[TrainingStep]]] = []
+        found: list[tuple[Job, list[formats.TrainingStep]]] = []
         for job in self._in_order():
-            with reading(job, CURVES):
-                if steps := read_curve(self.store.path(job.key)):
+            with reading(job, formats.CURVES):
+                if steps := formats.read_curve(self.store.path(job.key)):
                     found.append((job, steps))
         return found
 
@@ -410,7 +405,7 @@ def load_planned(folder: RunFolder) -> LoadedRun:
 # A file that cannot be read costs itself alone: where many files make the whole, the others still tell.
 
 
-def _first_prompts(found: Iterable[Sample], most: int | None) -> Iterator[Sample]:
+def _first_prompts(found: Iterable[formats.Sample], most: int | None) -> Iterator[formats.Sample]:
     """Those to the first prompts, to each of them all: at least so many where there are."""
     row = None
     for number, sample in enumerate(found):

@@ -13,21 +13,7 @@ from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
-from pipeline.outputs.formats import (
-    DATASET,
-    FAULTS,
-    REWARD,
-    TOKENIZED,
-    TRAINING,
-    Faults,
-    PreparedRows,
-    read_faults,
-    read_metrics,
-    read_prepared_rows,
-    read_reward_fit,
-    read_tokenized,
-    read_training,
-)
+from pipeline.outputs import formats
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import logs_of
 from pipeline.runs.origin import MADE_IN
@@ -48,14 +34,14 @@ def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
     return [*notes, *_of_texts(store, ordered)]
 
 
-def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, PreparedRows]:
+def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, formats.PreparedRows]:
     """What became of the rows of each dataset that is read rather than made."""
-    found: dict[str, PreparedRows] = {}
+    found: dict[str, formats.PreparedRows] = {}
     for job in jobs:
         if job.round:
             continue
         with suppress(OSError, ForeignDataError):  # of another kind of job, or not there
-            found[job.dataset] = read_prepared_rows(store.path(job.key) / DATASET)
+            found[job.dataset] = formats.read_prepared_rows(store.path(job.key) / formats.DATASET)
     return dict(sorted(found.items()))
 
 
@@ -86,7 +72,7 @@ def short_of_rows(
     return lines
 
 
-def _fewer_prompts(prepared: PreparedRows, evaluation: EvaluationConfig) -> list[str]:
+def _fewer_prompts(prepared: formats.PreparedRows, evaluation: EvaluationConfig) -> list[str]:
     """That policies are evaluated on fewer prompts than were asked for; what is stored knows nothing of that."""
     there = prepared.rows.get(evaluation.split)
     if there is None or there >= evaluation.num_prompts:
@@ -96,7 +82,11 @@ def _fewer_prompts(prepared: PreparedRows, evaluation: EvaluationConfig) -> list
 
 
 def _notes_of(store: Store, job: Job) -> Iterable[str]:
-    for name, read in ((TOKENIZED, read_tokenized), (REWARD, read_reward_fit), (TRAINING, read_training)):
+    for name, read in (
+        (formats.TOKENIZED, formats.read_tokenized),
+        (formats.REWARD, formats.read_reward_fit),
+        (formats.TRAINING, formats.read_training),
+    ):
         with suppress(OSError, ForeignDataError):  # not there
             if note := read(store.path(job.key) / name).note:
                 yield " ".join(note.split())[:_LONGEST]
@@ -109,7 +99,7 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
     for job in jobs:
         place = f"{job.dataset}/{job.model}"
         with suppress(OSError, ForeignDataError):
-            for row in read_metrics(store.path(job.key)).rows:
+            for row in formats.read_metrics(store.path(job.key)).rows:
                 if row.metric == "truncated" and (row.value or 0) >= MANY_CUT:
                     cut = (row.value or 0, f"{job.algo}, round {job.round}")
                     most[place] = max(most.get(place, (0.0, "")), cut, key=lambda each: each[0])
@@ -138,15 +128,15 @@ def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[st
         jobs: Jobs of a plan.
         run: Where the logs of its jobs are.
     """
-    found: dict[tuple[str, int], list[tuple[Job, Faults]]] = {}
+    found: dict[tuple[str, int], list[tuple[Job, formats.Faults]]] = {}
     for job in sorted(jobs, key=lambda job: (job.chain, job.round, job.stage, job.id)):
         with suppress(OSError, ForeignDataError):
-            faults = read_faults(store.path(job.key) / FAULTS)
+            faults = formats.read_faults(store.path(job.key) / formats.FAULTS)
             found.setdefault((job.chain, job.round), []).append((job, faults))
     return [f"{chain}, {_rounds([number])}: {_failed(own, run)}" for (chain, number), own in found.items()]
 
 
-def _failed(own: list[tuple[Job, Faults]], run: RunFolder) -> str:
+def _failed(own: list[tuple[Job, formats.Faults]], run: RunFolder) -> str:
     counts: dict[str, Counter[str]] = {}
     for job, faults in own:
         counts.setdefault(job.stage, Counter()).update(failed=faults.failed, of=faults.completions, jobs=1)

@@ -25,19 +25,7 @@ from pipeline.learning.evaluation.metrics import is_share, reach_of, rounded
 from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.outputs.prompts import PromptMeasures
-from pipeline.runs.record import (
-    PRIMARY_METRICS,
-    ByMetric,
-    Comparison,
-    FrontRow,
-    MatchedRow,
-    Place,
-    PooledRow,
-    ResultRow,
-    Scope,
-    place_of,
-    primary_metric,
-)
+from pipeline.runs import record
 
 # -- cells -------------------------------------------------------------------------------------------------------
 # Chains of one method side by side: measures by reference, seed and prompt, of prompts that all of them have.
@@ -63,13 +51,13 @@ class Grid:
         return [(reference, seed) for reference in self.references for seed in self.seeds]
 
     @property
-    def scope(self) -> Scope:
+    def scope(self) -> record.Scope:
         """What an interval over these chains can hold for."""
         if len(self.seeds) < ENOUGH:
             return "policies"
         return "references" if len(self.references) >= ENOUGH else "seeds"
 
-    def scope_of(self, spread: statistics.Spread) -> Scope:
+    def scope_of(self, spread: statistics.Spread) -> record.Scope:
         """What the interval of a mean over these chains holds for, be it of a level or of a difference.
 
         Where neither seeds nor prompts differ in it, nothing tells what others would give.
@@ -187,7 +175,7 @@ class Difference:
         return int(self.values.shape[-1])
 
     @property
-    def over(self) -> Scope:
+    def over(self) -> record.Scope:
         """What its interval and its test hold for."""
         return self.grid.scope_of(self.spread)
 
@@ -242,22 +230,22 @@ def detectable(one: Difference, comparisons: int, confidence: float) -> float | 
 # The chains of a method after a round: their rows, and what they say prompt by prompt.
 
 
-Read = Callable[[Place], PromptMeasures | None]
+Read = Callable[[record.Place], PromptMeasures | None]
 
 
 class Group:
     """The chains of a method after a round, on one dataset and model."""
 
-    def __init__(self, rows: Iterable[ResultRow], read: Read) -> None:
+    def __init__(self, rows: Iterable[record.ResultRow], read: Read) -> None:
         """Read what the chains say prompt by prompt.
 
         Args:
             rows: Rows of the chains.
             read: Gives the measures of a chain.
         """
-        self.rows: dict[GridCell, dict[str, ResultRow]] = {}
+        self.rows: dict[GridCell, dict[str, record.ResultRow]] = {}
         for row in rows:
-            self.rows.setdefault((place_of(row)[2], row.seed), {})[row.metric] = row
+            self.rows.setdefault((record.place_of(row)[2], row.seed), {})[row.metric] = row
         first = next(iter(next(iter(self.rows.values())).values()))
         self.algo = first.algo
         self.place: dict[str, Any] = {"dataset": first.dataset, "model": first.model, "round": first.round}
@@ -279,7 +267,7 @@ class Group:
 Pair = tuple[Group, Group]
 
 
-def compared(methods: list[Group], reference: Group, confidence: float) -> list[Comparison]:
+def compared(methods: list[Group], reference: Group, confidence: float) -> list[record.Comparison]:
     """The family: each method with the reference, then each with each; both corrected by themselves.
 
     Args:
@@ -288,7 +276,7 @@ def compared(methods: list[Group], reference: Group, confidence: float) -> list[
         confidence: Level of intervals, and 1 less that of the two corrections.
     """
     groups = [group for group in (*methods, reference) if group.stack is not None]
-    metric = primary_metric(group.stack.sums for group in groups if group.stack)
+    metric = record.primary_metric(group.stack.sums for group in groups if group.stack)
     if reference.stack is None or len(groups) < 2 or metric is None:
         return []
     stacks = dict(zip(groups, aligned([group.stack for group in groups if group.stack]), strict=True))
@@ -305,7 +293,7 @@ def compared(methods: list[Group], reference: Group, confidence: float) -> list[
 
 def _corrected(
     pairs: list[Pair], stacks: Mapping[Group, Stack], metric: str, confidence: float
-) -> list[Comparison]:
+) -> list[record.Comparison]:
     found = [(pair, difference_of(stacks[pair[0]], stacks[pair[1]], metric)) for pair in pairs]
     known = [(pair, difference) for pair, difference in found if difference is not None]
     differences = [difference for _, difference in known]
@@ -319,10 +307,10 @@ def _corrected(
 
 def _comparison(
     pair: Pair, difference: Difference, bounds: paired.Bounds, tested: tuple[float, Test], least: float | None
-) -> Comparison:
+) -> record.Comparison:
     numbers = {"difference": difference.value, "ci_low": bounds[0], "ci_high": bounds[1], "p": tested[0]}
     kept: dict[str, Any] = {name: _kept(number) for name, number in numbers.items()}
-    return Comparison(
+    return record.Comparison(
         **pair[0].place,
         metric=difference.metric,
         first=pair[0].algo,
@@ -347,8 +335,8 @@ _AGAINST = "/vs_"
 
 
 def pooled(
-    rows: Iterable[ResultRow], read: Read, last_round: int, confidence: float
-) -> tuple[list[PooledRow], list[Comparison]]:
+    rows: Iterable[record.ResultRow], read: Read, last_round: int, confidence: float
+) -> tuple[list[record.PooledRow], list[record.Comparison]]:
     """Pool the chains of every method, and compare methods after the last round.
 
     Args:
@@ -361,11 +349,11 @@ def pooled(
     Returns:
         A row for every method, round and metric, and the comparisons.
     """
-    places: dict[tuple[str, str], dict[tuple[str, int], list[ResultRow]]] = {}
+    places: dict[tuple[str, str], dict[tuple[str, int], list[record.ResultRow]]] = {}
     for row in rows:
         places.setdefault((row.dataset, row.model), {}).setdefault((row.algo, row.round), []).append(row)
-    found: list[PooledRow] = []
-    comparisons: list[Comparison] = []
+    found: list[record.PooledRow] = []
+    comparisons: list[record.Comparison] = []
     for chains in places.values():
         reference = Group(chains[REFERENCE, 0], read) if (REFERENCE, 0) in chains else None
         last: list[Group] = []
@@ -385,7 +373,7 @@ class _Number(NamedTuple):
     value: float | None
     low: float | None
     high: float | None
-    over: Scope
+    over: record.Scope
     grid: Grid
     prompts: int
 
@@ -400,13 +388,13 @@ _LEVEL = ("value", "ci_low", "ci_high", "over", "references", "seeds", "n")
 _APART = tuple(f"difference{part}" for part in ("", "_low", "_high", "_over", "_references", "_seeds", "_n"))
 
 
-def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterator[PooledRow]:
+def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterator[record.PooledRow]:
     metrics = sorted({name for cell in group.grid.cells for name in group.rows[cell] if _AGAINST not in name})
     apart = _differences(group, reference, metrics, confidence) if reference is not None else {}
     for metric in metrics:
         level = _level(group, metric, confidence).fields(*_LEVEL)
         difference = apart[metric].fields(*_APART) if metric in apart else dict.fromkeys(_APART)
-        yield PooledRow(**group.place, algo=group.algo, metric=metric, **level, **difference)
+        yield record.PooledRow(**group.place, algo=group.algo, metric=metric, **level, **difference)
 
 
 def _level(group: Group, metric: str, confidence: float) -> _Number:
@@ -457,8 +445,8 @@ _PARTS = (0.25, 0.5, 1.0)
 
 
 def fronts(
-    pooled: Iterable[PooledRow], matched_kl: Sequence[float], split: str
-) -> tuple[list[FrontRow], list[MatchedRow]]:
+    pooled: Iterable[record.PooledRow], matched_kl: Sequence[float], split: str
+) -> tuple[list[record.FrontRow], list[record.MatchedRow]]:
     """The points of all fronts after the last round, and their rewards at matched divergence.
 
     Args:
@@ -467,8 +455,8 @@ def fronts(
         split: That methods were tested on.
     """
     ordered = sorted(pooled, key=lambda row: (row.dataset, row.model))
-    points: list[FrontRow] = []
-    matched: list[MatchedRow] = []
+    points: list[record.FrontRow] = []
+    matched: list[record.MatchedRow] = []
     for _, rows in groupby(ordered, key=lambda row: (row.dataset, row.model)):
         found = _points(list(rows), split)
         by_front = {name: list(own) for name, own in groupby(found, key=lambda row: row.front)}
@@ -478,15 +466,15 @@ def fronts(
     return points, matched
 
 
-def _points(rows: Sequence[PooledRow], split: str) -> list[FrontRow]:
+def _points(rows: Sequence[record.PooledRow], split: str) -> list[record.FrontRow]:
     """The points of all fronts of a dataset and model, by front and divergence."""
     last = max(row.round for row in rows)
-    cells: dict[str, dict[str, PooledRow]] = {}
+    cells: dict[str, dict[str, record.PooledRow]] = {}
     for row in rows:
         if row.value is not None and (row.round == last or row.algo == REFERENCE):
             cells.setdefault(row.algo, {})[row.metric] = row
-    primary = primary_metric(cells.values())
-    found: dict[str, list[FrontRow]] = {}
+    primary = record.primary_metric(cells.values())
+    found: dict[str, list[record.FrontRow]] = {}
     for algo, cell in cells.items():
         name, point = point_of(algo)
         if point and primary in cell and _KL in cell:
@@ -501,17 +489,21 @@ def _points(rows: Sequence[PooledRow], split: str) -> list[FrontRow]:
     return [row for name in sorted(found) if len(found[name]) > 1 for row in _marked(found[name])]
 
 
-def _strengths(algo: str, cell: ByMetric) -> Iterator[FrontRow]:
+def _strengths(algo: str, cell: record.ByMetric) -> Iterator[record.FrontRow]:
     labels = [metric.removeprefix(f"{_KL}/") for metric in cell if metric.startswith(f"{_KL}/{ETA}")]
-    metric = primary_metric([[name for name in PRIMARY_METRICS if f"{name}/{label}" in cell] for label in labels])
+    metric = record.primary_metric(
+        [[name for name in record.PRIMARY_METRICS if f"{name}/{label}" in cell] for label in labels]
+    )
     for label in labels if metric else []:
         yield _fronts_row(algo, label, SWEEP_SPLIT, cell[f"{_KL}/{label}"], cell[f"{metric}/{label}"])
 
 
-def _fronts_row(front: str, point: str, split: str, kl: PooledRow, reward: PooledRow) -> FrontRow:
+def _fronts_row(
+    front: str, point: str, split: str, kl: record.PooledRow, reward: record.PooledRow
+) -> record.FrontRow:
     same = ("dataset", "model", "round", "ci_low", "ci_high", "over", "references", "seeds", "n")
     alike: dict[str, Any] = {name: getattr(reward, name) for name in same}
-    return FrontRow(
+    return record.FrontRow(
         front=front,
         point=point,
         split=split,
@@ -525,21 +517,21 @@ def _fronts_row(front: str, point: str, split: str, kl: PooledRow, reward: Poole
     )
 
 
-def _marked(rows: list[FrontRow]) -> list[FrontRow]:
+def _marked(rows: list[record.FrontRow]) -> list[record.FrontRow]:
     """By divergence, those that no other one beats marked."""
     best = {(point.kl, point.reward) for point in reward_kl_front(FrontPoint(row.kl, row.value) for row in rows)}
     marked = [replace(row, is_best=(row.kl, row.value) in best) for row in rows]
     return sorted(marked, key=lambda row: (row.kl, row.point))
 
 
-def _common(found: list[list[FrontRow]]) -> list[float]:
+def _common(found: list[list[record.FrontRow]]) -> list[float]:
     """Divergences that all fronts span."""
     low = max((own[0].kl for own in found), default=0.0)
     high = min((own[-1].kl for own in found), default=0.0)
     return [float(rounded(low + part * (high - low)) or 0.0) for part in _PARTS] if high > low else []
 
 
-def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
+def _at(rows: Sequence[record.FrontRow], kl: float) -> record.MatchedRow:
     """The reward of a front at a divergence: on the line between the two best points beside it.
 
     Behind the best point of all it stays as it is, as far as anything was measured; beyond that it is None. Which
@@ -557,7 +549,7 @@ def _at(rows: Sequence[FrontRow], kl: float) -> MatchedRow:
         within = len(known) == len(best) and rows[0].kl <= kl <= rows[-1].kl
         return rounded(float(np.interp(kl, [row.kl for row in best], known))) if within else None
 
-    return MatchedRow(
+    return record.MatchedRow(
         dataset=best[0].dataset,
         model=best[0].model,
         round=max(row.round for row in rows),

@@ -28,9 +28,8 @@ from pipeline.errors import ConfigError, StoreError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file, read_plain
 from pipeline.runs.compare import headings_of
-from pipeline.runs.looks import Looks
 from pipeline.runs.record import csv_cell
-from pipeline.runs.report.format import command, count, duration, roughly, short, shown_path, typed_command
+from pipeline.runs.report.format import Looks, command, count, duration, roughly, short, shown_path, typed_command
 from pipeline.runs.report.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed

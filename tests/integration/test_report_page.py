@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.runs.figures import looks
 from pipeline.runs.loaded import load
-from pipeline.runs.looks import MARKS, drawn_methods
+from pipeline.runs.report.format import MARKS, drawn_methods
 from pipeline.runs.report.html import write_page
 from pipeline.runs.report.page import page_of
 from pipeline.sweeps.report import write_sweep_page

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pipeline.config.tables import by_settings, point_of
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.runs.record import Results
 from pipeline.runs.run_view import AttemptView
 
 _PREFIXES = ["", *"kMGTPEZYRQ"]
@@ -141,3 +146,70 @@ def command(words: str, output_dir: Path) -> str:
     """What to type here to have a command look into that folder."""
     where = "" if shown_path(output_dir) == "outputs" else f" --output-dir {shlex.quote(shown_path(output_dir))}"
     return f"python -m pipeline {words}{where}"
+
+
+# -- looks -------------------------------------------------------------------------------------------------------
+# How methods, stages and times look, on pages and in figures alike: their order, and what goes by it. Pure.
+# The first six differ by colour; further ones have the same colours again with other dashes, marks or
+# patterns.
+
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
+"""Of Okabe and Ito, which people of every colour vision can tell apart; the orange darker, to be seen on white."""
+ON_DARK = ("#4ba6e0", "#f0803c", "#2fc496", "#e39cc4", "#e6b93c", "#9bd4f5")
+"""The same for a dark ground."""
+DASHES: Mapping[str, Any] = {
+    "solid": "-",
+    "dash": "--",
+    "dot": ":",
+    "dashdot": "-.",
+    "longdash": (0, (8, 3)),
+    "longdashdot": (0, (8, 3, 1, 3)),
+}
+"""What plotly calls a line -> what matplotlib does."""
+MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P", "x": "X"}
+"""Likewise of a point,"""
+PATTERNS = {"": "", "/": "////", "x": "xxxx", ".": "...."}
+"""and of what fills a bar."""
+_STAGES = ("prepare", "check", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics")
+"""Of a round's work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks:
+    """The same by their names in plotly, for the scripts of a page.
+
+    Attributes:
+        light: Colours.
+        dark: Those for a dark ground.
+        dashes: Of lines.
+        marks: Of points.
+        patterns: Of bars.
+    """
+
+    light: Sequence[str] = COLOURS
+    dark: Sequence[str] = ON_DARK
+    dashes: Sequence[str] = tuple(DASHES)
+    marks: Sequence[str] = tuple(MARKS)
+    patterns: Sequence[str] = tuple(PATTERNS)
+
+
+def reading_order(name: str) -> tuple[object, ...]:
+    """What methods are sorted by where they are read: the reference first, points of a front beside each other."""
+    return (name != REFERENCE, *by_settings(name))
+
+
+def drawn_methods(results: Results) -> list[str]:
+    """The methods of a run in the order of their looks, without the reference.
+
+    Points of fronts come after all methods, so that they change the look of none; a method that ran at several
+    points alone is there too, as the name of its front.
+    """
+    names = {row.algo for row in results.pooled} | {row.front for row in results.fronts}
+    return sorted(names - {REFERENCE}, key=lambda name: (point_of(name)[1] != "", by_settings(name)))
+
+
+def in_order_of_work(stages: Iterable[str]) -> list[str]:
+    """Each stage once: those that ship in the order of a round's work, then others as they come."""
+    found = list(dict.fromkeys(stages))
+    return sorted(found, key=lambda stage: _STAGES.index(stage) if stage in _STAGES else len(_STAGES))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
@@ -20,15 +21,23 @@ from pipeline.outputs.formats import FIELDS, Sample, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.looks import Looks, bars, drawn_methods, in_order_of_work, reading_order
 from pipeline.runs.notes import failed_rewards
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, primary_metric
-from pipeline.runs.report.format import beginning, count, decimal, duration
+from pipeline.runs.report.format import (
+    Looks,
+    beginning,
+    count,
+    decimal,
+    drawn_methods,
+    duration,
+    in_order_of_work,
+    reading_order,
+)
 from pipeline.runs.report.html import page_table, points_each, thinned
 from pipeline.runs.report.status import origins, place_in_words, shared_in_words
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, budget_tables, first_few, front_tables, result_tables
-from pipeline.runs.run_view import AttemptView, JobView, RunView
+from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
 MOST_FAILURES = 500
 LONGEST_REASON = 20_000
@@ -429,6 +438,72 @@ def _timeline(run: LoadedRun) -> Object | None:
         "attempts": len(spans),
         "bars": columns,
     }
+
+
+_FINEST = 1 / 4000
+"""Part of a run: where the folding of bars begins."""
+
+
+@dataclass(kw_only=True)
+class Bar:
+    """A time in which a worker was taken, in seconds from the begin of the run.
+
+    Attributes:
+        worker: Which one.
+        device: Its device in words.
+        stage: What it did.
+        outcome: As of a `Span`.
+        start: Begin.
+        end: End.
+        jobs: How many attempts at jobs are folded into it.
+        busy: Seconds between begin and end in which one ran.
+        first: Id of the job, or of the first.
+        last: Of the last.
+    """
+
+    worker: int
+    device: str
+    stage: str
+    outcome: str
+    start: float
+    end: float
+    jobs: int = 0
+    busy: float = 0.0
+    first: str
+    last: str = ""
+
+
+def bars(spans: Iterable[Span], began: float, until: float, most: int) -> list[Bar]:
+    """Who was taken when, folded until it can be drawn: attempts of one stage that nearly touch are one bar.
+
+    Args:
+        spans: Of the whole run.
+        began: Seconds since 1970 at which it began.
+        until: Likewise what ends those that go on.
+        most: Bars that there may be; every worker has one for each stage and outcome at least.
+    """
+    ordered = sorted(spans, key=lambda span: (span.start, span.end or until))
+    whole, width = max([until - began, *(span.end - began for span in ordered if span.end)]), 0.0
+    while len(found := _folded(ordered, began, until, width)) > most and width <= whole:
+        width = 2 * width or _FINEST * whole
+    return found
+
+
+def _folded(spans: Sequence[Span], began: float, until: float, width: float) -> list[Bar]:
+    found: list[Bar] = []
+    latest: dict[tuple[int, str, str], Bar] = {}
+    for span in spans:
+        start = max(0.0, span.start - began)
+        end = max(start, (until if span.end is None else span.end) - began)
+        kind = (span.worker, span.stage, span.outcome)
+        bar = latest.get(kind)
+        if bar is None or not width or start - bar.end > width:
+            where = {"worker": span.worker, "device": span.device, "stage": span.stage, "outcome": span.outcome}
+            bar = latest[kind] = Bar(**where, start=start, end=end, first=span.job)  # type: ignore[arg-type]
+            found.append(bar)
+        bar.end, bar.last = max(bar.end, end), span.job
+        bar.jobs, bar.busy = bar.jobs + 1, bar.busy + end - start
+    return sorted(found, key=lambda bar: bar.worker)
 
 
 # -- failures --------------------------------------------------------------------------------------------------

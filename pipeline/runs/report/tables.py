@@ -15,19 +15,9 @@ from pipeline.config.tables import by_values
 from pipeline.engine.run_folder import RunFolder
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
+from pipeline.runs import record
 from pipeline.runs.cost import BudgetRow, CostRow, read_compute
-from pipeline.runs.looks import reading_order
-from pipeline.runs.record import (
-    MANY_CUT,
-    ByMetric,
-    Comparison,
-    FrontRow,
-    MatchedRow,
-    PooledRow,
-    Results,
-    primary_metric,
-)
-from pipeline.runs.report.format import count, decimal, interval, shown_path, si, title
+from pipeline.runs.report.format import count, decimal, interval, reading_order, shown_path, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 from pipeline.terminal.console import say
 
@@ -143,7 +133,7 @@ At = tuple[str, int]
 """Algorithm and round."""
 
 
-def print_results(console: Console, results: Results, run: RunFolder, label: str = "") -> None:
+def print_results(console: Console, results: record.Results, run: RunFolder, label: str = "") -> None:
     """Print the tables of results and where the rest of them is; a label goes to the titles."""
     compute = read_compute(run.path)
     tables = result_tables(results, compute.costs, label)
@@ -159,7 +149,7 @@ def print_results(console: Console, results: Results, run: RunFolder, label: str
     say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
 
 
-def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = "") -> list[FittedTable]:
+def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label: str = "") -> list[FittedTable]:
     """One table for each dataset and model: the reference with its anchors, then every algorithm round by round.
 
     A number is the mean over all seeds and references. What its interval holds for, what the p-values of the last
@@ -170,7 +160,7 @@ def result_tables(results: Results, costs: Iterable[CostRow] = (), label: str = 
         costs: What methods took.
         label: What tells these results from others that are printed beside them, for the titles; "" for nothing.
     """
-    grouped: dict[tuple[str, str], dict[At, dict[str, PooledRow]]] = {}
+    grouped: dict[tuple[str, str], dict[At, dict[str, record.PooledRow]]] = {}
     for row in results.pooled:
         table = grouped.setdefault((row.dataset, row.model), {})
         table.setdefault((row.algo, row.round), {})[row.metric] = row
@@ -190,7 +180,7 @@ def number_column(heading: str, rank: int) -> Column:
     return Column(heading=heading, right=True, rank=rank)
 
 
-def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
+def _sizes(cells: Mapping[At, record.ByMetric], split: str | None) -> list[str]:
     """Numbers of references, seeds and prompts, without the prompts that strengths of guidance were tried on."""
     every = [row for cell in cells.values() for row in cell.values()]
     every = [row for row in every if f"/{ETA}" not in row.metric] or every
@@ -202,14 +192,14 @@ def _sizes(cells: Mapping[At, ByMetric], split: str | None) -> list[str]:
 
 def _table(
     headline: str,
-    cells: Mapping[At, ByMetric],
-    comparisons: list[Comparison],
+    cells: Mapping[At, record.ByMetric],
+    comparisons: list[record.Comparison],
     costs: Mapping[At, CostRow],
-    results: Results,
+    results: record.Results,
 ) -> FittedTable:
     metrics = _worth_showing(cells)
     valued = ([name for name, row in cell.items() if row.value is not None] for cell in cells.values())
-    primary = primary_metric(valued)
+    primary = record.primary_metric(valued)
     metrics.sort(key=lambda name: name != primary)
     comparisons = [one for one in comparisons if one.metric in metrics[:1]]
     anchors = _anchors(cells)
@@ -250,10 +240,10 @@ def _reading(at: At) -> tuple[object, ...]:
     return *reading_order(at[0]), at[1]
 
 
-def _anchors(cells: Mapping[At, ByMetric]) -> dict[str, ByMetric]:
+def _anchors(cells: Mapping[At, record.ByMetric]) -> dict[str, record.ByMetric]:
     """What results are held against besides the reference: rows of their own, of metrics that it has."""
     own = cells.get((REFERENCE, 0), {})
-    found: dict[str, ByMetric] = {
+    found: dict[str, record.ByMetric] = {
         anchor: {
             name.removeprefix(f"{anchor}/"): row for name, row in own.items() if name.startswith(f"{anchor}/")
         }
@@ -298,21 +288,21 @@ def _spent(cost: CostRow | None) -> list[str]:
     return [*flops, "" if cost.device_s is None else f"{cost.device_s:.1f}"]
 
 
-def _worth_showing(cells: Mapping[At, ByMetric]) -> list[str]:
+def _worth_showing(cells: Mapping[At, record.ByMetric]) -> list[str]:
     """Metrics that occur, without a reward that is correctness again, and without few completions cut off."""
     found = [name for name in HEADINGS if any(name in cell for cell in cells.values())]
     if all(_value(cell, "reward") == _value(cell, "pass@1") for cell in cells.values()):
         found = [name for name in found if name != "reward" or "pass@1" not in found]
-    if all((_value(cell, "truncated") or 0) < MANY_CUT for cell in cells.values()):
+    if all((_value(cell, "truncated") or 0) < record.MANY_CUT for cell in cells.values()):
         found = [name for name in found if name != "truncated"]
     return found
 
 
-def _value(cell: ByMetric, metric: str) -> float | None:
+def _value(cell: record.ByMetric, metric: str) -> float | None:
     return cell[metric].value if metric in cell else None
 
 
-def _numbers(cell: ByMetric, metrics: list[str], p: float | None) -> Iterator[str]:
+def _numbers(cell: record.ByMetric, metrics: list[str], p: float | None) -> Iterator[str]:
     for name in metrics:
         row = cell.get(name)
         yield "-" if row is None or row.value is None else decimal(row.value)
@@ -333,9 +323,9 @@ def _p_value(p: float | None) -> str:
 
 
 def _notes(
-    cells: Mapping[At, ByMetric],
+    cells: Mapping[At, record.ByMetric],
     metrics: list[str],
-    comparisons: list[Comparison],
+    comparisons: list[record.Comparison],
     confidence: float,
     headings: Collection[str],
 ) -> Iterator[str]:
@@ -366,7 +356,7 @@ def _notes(
         )
 
 
-def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:
+def _chosen(cells: Mapping[At, record.ByMetric]) -> list[str]:
     """Of each method, which strengths of guidance its last round is tested at."""
     found = []
     for algo, number in dict(
@@ -381,7 +371,7 @@ def _chosen(cells: Mapping[At, ByMetric]) -> list[str]:
 
 
 def _about_anchors(
-    anchors: Mapping[str, ByMetric], common_eta: float | None, shown: Collection[str]
+    anchors: Mapping[str, record.ByMetric], common_eta: float | None, shown: Collection[str]
 ) -> Iterator[str]:
     """What the rows of anchors are, and the columns of J and regret where these are shown."""
     of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in anchors else []
@@ -404,7 +394,7 @@ def _so(shown: Collection[str]) -> str:
     return " and ".join(said for heading, said in follows.items() if heading in shown)
 
 
-def _rests_on(row: PooledRow) -> Chains:
+def _rests_on(row: record.PooledRow) -> Chains:
     """Of what a row's mean rests on and its difference, the fewer."""
     references, seeds = row.difference_references, row.difference_seeds
     return Chains(
@@ -413,7 +403,7 @@ def _rests_on(row: PooledRow) -> Chains:
     )
 
 
-def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
+def _what_intervals_hold_for(shown: Mapping[At, record.PooledRow]) -> str:
     scopes = {scope for row in shown.values() for scope in (row.over, row.difference_over) if scope}
     if scopes == {"policies"}:
         chains = max(row.seeds * row.references for row in shown.values())
@@ -433,7 +423,7 @@ def _what_intervals_hold_for(shown: Mapping[At, PooledRow]) -> str:
     return f"Intervals hold for other seeds, conditional on {which}{some}."
 
 
-def _what_p_says(comparisons: list[Comparison]) -> str:
+def _what_p_says(comparisons: list[record.Comparison]) -> str:
     known = [one.detectable for one in comparisons if one.detectable is not None]
     least = f"; a difference of {decimal(median(known))} is about what such a run can find" if known else ""
     few = [one.first for one in comparisons if one.over == "policies"]
@@ -460,7 +450,7 @@ _WITHIN = "Each method after its last round whose training, all rounds before in
 _UNKNOWN = "what some of their rounds took is not known, so neither is which one is the last within a budget."
 
 
-def front_tables(results: Results, label: str = "") -> list[FittedTable]:
+def front_tables(results: record.Results, label: str = "") -> list[FittedTable]:
     """One table for each dataset and model with fronts: their points by KL, then what they reach at equal KL."""
     tables = []
     for (dataset, model), rows in groupby(results.fronts, key=lambda row: (row.dataset, row.model)):
@@ -469,7 +459,7 @@ def front_tables(results: Results, label: str = "") -> list[FittedTable]:
     return tables
 
 
-def budget_tables(rows: Iterable[BudgetRow], results: Results, label: str = "") -> list[FittedTable]:
+def budget_tables(rows: Iterable[BudgetRow], results: record.Results, label: str = "") -> list[FittedTable]:
     """One table for each dataset and model: every method at every training budget.
 
     Args:
@@ -483,7 +473,9 @@ def budget_tables(rows: Iterable[BudgetRow], results: Results, label: str = "") 
     return tables
 
 
-def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow], results: Results) -> FittedTable:
+def _front_table(
+    headline: str, rows: list[record.FrontRow], matched: list[record.MatchedRow], results: record.Results
+) -> FittedTable:
     heading = HEADINGS[rows[0].metric]
     rested = {
         row.point if row.point == REFERENCE else f"{row.front} {row.point}": Chains(row.references, row.seeds)
@@ -526,7 +518,7 @@ def _front_table(headline: str, rows: list[FrontRow], matched: list[MatchedRow],
     return table
 
 
-def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> FittedTable:
+def _budget_table(headline: str, rows: list[BudgetRow], results: record.Results) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
     unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
     rested = {
@@ -566,7 +558,7 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: Results) -> Fit
     return table
 
 
-def _fewer(rested: Mapping[str, Chains], place: FrontRow | BudgetRow, results: Results) -> list[str]:
+def _fewer(rested: Mapping[str, Chains], place: record.FrontRow | BudgetRow, results: record.Results) -> list[str]:
     """Rows that rest on fewer chains than others of the same dataset and model, those in no front included."""
     others = [
         Chains(row.references, row.seeds)
