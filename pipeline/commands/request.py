@@ -24,7 +24,7 @@ from pipeline.engine.devices.layout import Layout, make_layout
 from pipeline.engine.devices.select import choose_devices, declared_gpus
 from pipeline.engine.keeper import Keeper
 from pipeline.engine.store.measured import read_durations
-from pipeline.engine.store.shared import Session, check_address
+from pipeline.engine.store.shared import SharedStore, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.errors import ConfigError, DeviceError, StoreError, has_package, install_command
 from pipeline.foreign import ForeignDataError
@@ -74,7 +74,7 @@ class Request:
     """Dataset -> rows of each split, as far as they are known."""
     are_here: bool = True
     """Whether the devices are there, rather than declared for a dry run."""
-    shared: Session | None = None
+    shared: SharedStore | None = None
     """The store that other machines share, while it is in use."""
 
     @property

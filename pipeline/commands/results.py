@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import subprocess
 import sys
 import time
@@ -297,7 +296,7 @@ def sharing(request: Request, verified: Verified, console: Console) -> Iterator[
     objects, keys, why = shared.connect(url)
     if why:
         _tell_away(why, console)
-    session = shared.Session(objects, verified, keys, limit=request.layout.workers, away=why)
+    session = shared.SharedStore(objects, verified, keys, away=why)
     try:
         yield replace(request, shared=session)
     finally:
@@ -306,25 +305,19 @@ def sharing(request: Request, verified: Verified, console: Console) -> Iterator[
 
 
 def look_up_shared(request: Request, verified: Verified, console: Console) -> Stored:
-    """See what of a plan must run; where nothing must, what is stored elsewhere alone is fetched at once.
+    """See what of a plan must run; what is stored elsewhere alone, and is needed, is fetched at once.
 
     What is stored here and not there is uploaded meanwhile: an earlier run may have been cut off before.
     """
     shared = request.shared
     if shared is None:
         return look_up(request, verified.problem)
-    stored = look_up(request, verified.problem, shared.keys)
-    while stored.elsewhere and not stored.missing:
+    while (stored := look_up(request, verified.problem, shared.keys)).elsewhere:
         say(console, f"fetching {count(len(stored.elsewhere), 'output')} from the shared store")
-        keys = {job_id: request.plan.jobs[job_id].key for job_id in stored.elsewhere}
-        shared.expect(keys)
-        waits = set(keys)
-        while waits:
-            select.select([shared.fileno()], [], [])
-            waits -= set(shared.answered())
+        keys = {request.plan.jobs[job_id].key for job_id in stored.elsewhere}
+        shared.fetch_all(keys)
         # What did not come, as it is bad or cannot be reached, is made here.
-        shared.keys -= {key for job_id, key in keys.items() if verified.problem(key) is not None}
-        stored = look_up(request, verified.problem, shared.keys)
+        shared.keys -= {key for key in keys if verified.problem(key) is not None}
     for job in request.plan.jobs.values():
         store = request.store
         if job.key not in stored.damaged and store.is_committed(job.key) and not store.is_removed(job.key):
@@ -402,12 +395,14 @@ def bring_model(found: Trained, scratch: Path, console: Console) -> None:
     if url is None or not absent:
         return
     say(console, f"{found.job.id}: looking in the shared store for what is not here")
-    outputs = shared.SharedOutputs(shared.Objects(url))
+    use = shared.SharedStore(shared.Objects(url), Verified(store, scratch))
     try:
         for key in absent:
-            outputs.fetch(key, store, scratch)
+            use.fetch(key)
     except (shared.UnreachableError, shared.BadOutputError) as error:
         say(console, f"warning: it was not fetched: {error}", "bold")
+    finally:
+        use.conclude()
 
 
 def _tell_away(why: str, console: Console) -> None:

@@ -563,7 +563,6 @@ def _run_missing(
             listener=Listener(on_event=take, on_tick=show, on_stop=stop),
             signals=signals,
             shared=request.shared,
-            elsewhere=stored.elsewhere,
         )
     gpus.conclude()
     # Beside the store, for later plans.

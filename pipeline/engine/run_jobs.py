@@ -16,7 +16,7 @@ from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.measured import read_peaks
-from pipeline.engine.store.shared import Session
+from pipeline.engine.store.shared import SharedStore
 from pipeline.engine.store.store import Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.backends import free_timeout_s, make_pool
@@ -38,13 +38,9 @@ def run_jobs(
     verified: Verified | None = None,
     listener: Listener | None = None,
     signals: StopSignals | None = None,
-    shared: Session | None = None,
-    elsewhere: Sequence[str] = (),
+    shared: SharedStore | None = None,
 ) -> Outcome:
-    """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`.
-
-    Those in `elsewhere` are fetched from the store that is shared with other machines.
-    """
+    """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
     levels = _levels(devices, execution)
     wanted = set(plan.jobs if missing is None else missing)
@@ -63,7 +59,7 @@ def run_jobs(
         with closing(Journal(RunFolder(run_dir).journal)) as journal:
             return run_plan(
                 plan,
-                stored=set(plan.jobs) - wanted - set(elsewhere),
+                stored=set(plan.jobs) - wanted,
                 store=store,
                 pool=pool,
                 journal=journal,
@@ -75,7 +71,6 @@ def run_jobs(
                 listener=listener,
                 signals=signals,
                 shared=shared,
-                elsewhere=elsewhere,
             )
     finally:
         _wait_for_memory(devices, levels, execution)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from pipeline.engine.devices.layout import make_layout
 from pipeline.engine.journal import Journal, Listener, read_journal
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.store.shared import Session
+from pipeline.engine.store.shared import SharedStore
 from pipeline.engine.store.store import Scratch, Store, remove_leftovers
 from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Job, Plan
@@ -79,8 +79,7 @@ class Engine:
         stop_grace_s: float = 2.0,
         watcher: Callable[[RunView], object] = lambda _: None,
         on_stop: Callable[[str], object] = lambda _: None,
-        shared: Session | None = None,
-        elsewhere: Collection[str] = (),
+        shared: SharedStore | None = None,
         **settings: Any,
     ) -> Outcome:
         """Run jobs to the end and keep the journal.
@@ -98,7 +97,6 @@ class Engine:
             watcher: Looks at the run a few times a second.
             on_stop: Told what a signal means for the jobs that run.
             shared: A store that other machines share.
-            elsewhere: Ids of jobs whose outputs are fetched from there.
             settings: Further settings of `ExecutionConfig`.
         """
         self.runs += 1
@@ -140,7 +138,6 @@ class Engine:
                 peaks=peaks,
                 listener=Listener(on_event=view.take, on_tick=lambda: watcher(view), on_stop=on_stop),
                 shared=shared,
-                elsewhere=elsewhere,
             )
         finally:
             journal.close()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.schema import Backend
-from pipeline.engine.store.shared import Objects, Session, SharedOutputs, connect
+from pipeline.engine.store.shared import Objects, SharedStore, connect
 from pipeline.engine.store.verified import Verified
 from pipeline.plan.graph import Job
 from pipeline.runs.index import choose_run
@@ -44,19 +44,20 @@ def machine(tmp_path: Path) -> Callable[[], Engine]:
     return make
 
 
-def run(
-    engine: Engine, url: str, *jobs: Job, stored: tuple[str, ...] = (), elsewhere: tuple[str, ...] = ()
-) -> Session:
-    """Run a plan here; the session, which is over."""
+def opened(objects: Objects, engine: Engine, keys: Collection[str] = ()) -> SharedStore:
+    return SharedStore(objects, Verified(engine.store, engine.root / "verified"), keys)
+
+
+def run(engine: Engine, url: str, *jobs: Job) -> SharedStore:
+    """Fetch what is there of a plan, and run the rest; the use of the shared store, which is over."""
     objects, keys, _ = connect(url)
-    verified = Verified(engine.store, engine.root / "verified")
-    session = Session(objects, verified, keys, limit=1)
-    outcome = engine.run(
-        *jobs, backend=Backend.inline, workers=1, shared=session, stored=stored, elsewhere=elsewhere
-    )
+    shared = opened(objects, engine, keys)
+    shared.fetch_all({job.key for job in jobs if not engine.store.has(job.key)} & keys)
+    stored = [job.id for job in jobs if engine.store.has(job.key)]
+    outcome = engine.run(*jobs, backend=Backend.inline, workers=1, shared=shared, stored=stored)
     assert outcome.failures() == []
-    assert session.conclude() == ""
-    return session
+    assert shared.conclude() == ""
+    return shared
 
 
 def ran(engine: Engine) -> set[str]:
@@ -81,21 +82,10 @@ def test_what_one_machine_made_another_only_fetches(url: str, machine: Callable[
     session = run(other, url, *CHAIN)
     assert (ran(one), ran(other)) == ({"a", "b", "c"}, set())
     assert session.traffic.fetched == 3
-    (told, *_) = reversed(other.events("SharedStore"))
+    (*_, told) = other.events("SharedStore")
     assert (told["fetched"], told["fetched_bytes"]) == (3, session.traffic.fetched_bytes)
     assert told["fetched_bytes"] == sum(map(len, outputs(other)))
     assert values(one, "a", "b", "c") == values(other, "a", "b", "c")
-
-
-def test_an_input_that_is_stored_elsewhere_alone_is_fetched_and_nothing_that_led_to_it(
-    url: str, machine: Callable[[], Engine]
-) -> None:
-    one, other = machine(), machine()
-    run(one, url, *CHAIN[:2])
-    run(other, url, *CHAIN, stored=("a",), elsewhere=("b",))
-    assert ran(other) == {"c"}
-    assert not other.store.has(key("a"))
-    assert [event["job"] for event in other.events("JobFoundStored")] == ["b"]
 
 
 def test_one_that_is_bad_there_is_made_again_with_what_it_needs(
@@ -103,11 +93,11 @@ def test_one_that_is_bad_there_is_made_again_with_what_it_needs(
 ) -> None:
     one, other = machine(), machine()
     run(one, url, *CHAIN[:2])
-    entry = SharedOutputs(objects).entry(key("b"))
+    entry = opened(objects, one).entry(key("b"))
     assert entry
     objects._ask("pipe_file", f"files/{key('b')}/{entry.upload}/0000000", b"torn")
-    run(other, url, *CHAIN, stored=("a",), elsewhere=("b",))
-    assert ran(other) == {"b", "c"}  # what it reads is there, and fetched
+    run(other, url, *CHAIN)
+    assert ran(other) == {"b", "c"}
     third = machine()
     run(third, url, *CHAIN)
     assert ran(third) == set()
@@ -130,7 +120,7 @@ def test_a_damaged_output_here_is_had_from_there(url: str, machine: Callable[[],
     run(one, url, *CHAIN[:1])
     path = next(path for path in one.store.path(key("a")).iterdir() if path.name != "manifest.json")
     path.write_bytes(b"changed")
-    run(one, url, *CHAIN[:2], elsewhere=())
+    run(one, url, *CHAIN[:2])
     assert ran(one) == {"b"}
     assert one.store.has(key("a"))
 

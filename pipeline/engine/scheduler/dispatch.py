@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice, takewhile
 
 from pipeline.config.schema import Backend
 from pipeline.engine.devices.layout import Layout
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
-from pipeline.engine.scheduler.recovery import gather, give_up, have_again, kind_of_time, send
+from pipeline.engine.scheduler.recovery import gather, give_up, kind_of_time, send
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim, Run
-from pipeline.engine.scheduler.state import JobStatus, RunState, WorkerPhase
+from pipeline.engine.scheduler.state import RunState, WorkerPhase
 from pipeline.engine.workers.failure import FailureKind
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Job, Plan
@@ -145,10 +144,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
 def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
     """Whether this run is to compute a job that could start; if not, what follows from that."""
     if not on_disk.claimed:
-        _wait(run, job_id, on_disk.waits)
-    elif on_disk.lost:
-        run.do(ReleaseClaim(job_id))
-        have_again(run, on_disk.lost)
+        _wait(run, job_id)
     elif on_disk.stored:
         run.do(ReleaseClaim(job_id))
         run.say(
@@ -157,12 +153,13 @@ def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
         )
         run.record("JobFoundStored", job=job_id)
         run.state.found(job_id)
-    return on_disk.claimed and not on_disk.stored and not on_disk.lost
+    return on_disk.claimed and not on_disk.stored
 
 
-def _wait(run: Run, job_id: str, reason: str) -> None:
-    if reason and run.told_waiting.get(job_id) != reason:  # another machine may take the claim over
-        run.told_waiting[job_id] = reason
+def _wait(run: Run, job_id: str) -> None:
+    if job_id not in run.told_waiting:
+        run.told_waiting.add(job_id)
+        reason = "another run computes it"
         run.say(f"{job_id}: {reason}; waiting for that", logging.INFO)
         run.record("JobWaits", job=job_id, reason=reason)
     run.state.wait(job_id)
@@ -209,32 +206,3 @@ def orders_ahead(run: Run) -> list[Start]:
         if is_short(worker.job_id):
             found += (Start(name, worker.index, ahead=True) for name in islice(names, room))
     return found
-
-
-# -- elsewhere ---------------------------------------------------------------------------------------------------
-# What a run makes of a store that other machines share: jobs whose outputs are on their way here. Pure rules.
-# No worker is given such a job. Should its output turn out not to be there, or not to be any good, it is a
-# job as any other, and what it reads is had first (`dispatch`).
-
-
-def expect(run: Run, job_ids: Iterable[str]) -> None:
-    """Have jobs wait for their outputs."""
-    for job_id in job_ids:
-        run.state.wait(job_id)
-        run.delayed[job_id] = math.inf
-
-
-def go_on(run: Run, job_id: str, on_disk: OnDisk) -> None:
-    """The shared store has answered about a job that may wait for that, or for a worker to ask it again."""
-    waited = run.delayed.pop(job_id, None) is not None
-    if run.state.jobs[job_id].status not in (JobStatus.pending, JobStatus.ready):
-        return
-    if not on_disk.stored:
-        if not waited:
-            return
-        run.state.retry(job_id)
-        return
-    run.do(ReleaseClaim(job_id))
-    run.say(f"{job_id}: it was fetched from the shared store", logging.INFO)
-    run.record("JobFoundStored", job=job_id)
-    run.state.found(job_id)

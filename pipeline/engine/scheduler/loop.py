@@ -23,7 +23,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec
@@ -34,9 +34,7 @@ from pipeline.engine.journal import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Jou
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.dispatch import (
     check_runnable,
-    expect,
     give_up_too_wide,
-    go_on,
     orders_ahead,
     release_due,
     reserve,
@@ -60,7 +58,7 @@ from pipeline.engine.scheduler.run import (
 )
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
-from pipeline.engine.store.shared import Answer, Session, Traffic
+from pipeline.engine.store.shared import SharedStore, Traffic
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, explained, lock_of
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.messages import (
@@ -94,7 +92,6 @@ class Outside:
         store: Where outputs go.
         journal: Gets every change of state.
         verified: What was found good among the stored outputs.
-        scratch: Whose lock says that the run lives; None where keys are claimed each by a lock of its own.
         listener: Told what happens.
         claims: Job -> the right to compute its key, which no other run that shares the store has meanwhile.
         broken: Why the journal can no longer be written, or "". The run must end then: nobody could tell from its
@@ -107,12 +104,11 @@ class Outside:
     store: Store
     journal: Journal
     verified: Verified
-    scratch: Scratch | None = None
     listener: Listener = field(default_factory=Listener)
     claims: dict[str, Claim] = field(default_factory=dict)
     broken: str = ""
     clock: Callable[[], float] = time.monotonic
-    shared: Session | None = None
+    shared: SharedStore | None = None
     _untold: list[Event] = field(default_factory=list)
     _must_force: bool = False
     _forced_s: float = 0.0
@@ -203,52 +199,16 @@ class Outside:
         """
         if not job.key:
             return OnDisk()
-        claim = self.claims.pop(job.id, None) if self.shared is not None else None
-        if claim is None:  # one that waits for the shared store has it already
-            claim = self.store.claim(job.key)
+        claim = self.store.claim(job.key)
         if claim is None:
             return OnDisk(claimed=False)
         try:
             found = self._stored(job, state)
-            if self.shared is not None and not found.stored:
-                found = self._elsewhere(self.shared, job, state)
         except BaseException:
             claim.release()  # who asks again is not to wait for itself
             raise
         self.claims[job.id] = claim
         return found
-
-    def _elsewhere(self, shared: Session, job: Job, state: RunState) -> OnDisk:
-        """What the shared store says of a job whose output is not here; never waits for it."""
-        answer = shared.ask(job.id, job.key)
-        if answer is Answer.mine:
-            inputs = state.plan.inputs(job.id)
-            lost = (up for up in inputs if state.jobs[up].status in THERE and not self._is_whole(state, up))
-            return OnDisk(lost=frozenset(lost))
-        if answer is Answer.there and (found := self._stored(job, state)).stored:
-            return found
-        return OnDisk(claimed=False, waits="")
-
-    def expect(self, jobs: Iterable[Job]) -> None:
-        """Fetch outputs that are stored elsewhere alone."""
-        if self.shared is not None:
-            self.shared.expect({job.id: job.key for job in jobs})
-
-    @property
-    def wakes(self) -> list[int]:
-        """Descriptors that end a wait for workers."""
-        return [self.shared.fileno()] if self.shared is not None else []
-
-    def answered(self, state: RunState) -> dict[str, OnDisk]:
-        """The jobs of which the shared store knows more than before, and what is here of each."""
-        told = self.shared.answered() if self.shared else ()
-        keys = {job_id: state.plan.jobs[job_id].key for job_id in told}
-        return {job_id: OnDisk(stored=self.store.has(key, checksums=False)) for job_id, key in keys.items()}
-
-    @property
-    def is_asking(self) -> bool:
-        """Whether so much is asked of the shared store that no further job should begin."""
-        return self.shared is not None and self.shared.is_busy
 
     def _stored(self, job: Job, state: RunState) -> OnDisk:
         problem = self.verified.problem(job.key)
@@ -310,7 +270,6 @@ class Loop:
     outside: Outside
     scratch: Scratch
     signals: StopSignals
-    elsewhere: Collection[str] = ()
     start_s: float = field(init=False)
     next_tick_s: float = field(init=False)
     told_stop: bool = False
@@ -349,8 +308,6 @@ class Loop:
             scratch.open()
         except OSError as error:
             raise explained(f"could not make {scratch.path}", error) from error
-        self._decide(expect, self.elsewhere)
-        self.outside.expect(self.run.state.plan.jobs[job_id] for job_id in self.elsewhere)
         for worker in self.run.state.workers:
             self._decide(Run.process_starts, worker.index)
         pool.start()
@@ -362,15 +319,13 @@ class Loop:
         state = self.run.state
         while state.unsettled and not self.signals.received and not self._halt():
             self._decide(release_due)
-            for job_id, on_disk in self.outside.answered(state).items():
-                self._decide(go_on, job_id, on_disk)
             self._start_jobs()
             if not state.unsettled:
                 break
             self._check_progress_possible()
             self.outside.settle()
             self._tick(self.next_tick_s)
-            self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno(), *self.outside.wakes])
+            self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno()])
             self._decide(kill_hanging)
         self._tick(0.0)
 
@@ -401,9 +356,7 @@ class Loop:
             return
         self._decide(give_up_too_wide)
         # A job may turn out to need no worker, which leaves one idle for the next.
-        while not self.outside.is_asking and (
-            actions := next_actions(self.run.state, self.outside.clock()) or orders_ahead(self.run)
-        ):
+        while actions := next_actions(self.run.state, self.outside.clock()) or orders_ahead(self.run):
             for action in actions:
                 if isinstance(action, Reserve):
                     self._decide(reserve, action)
@@ -519,8 +472,7 @@ def run_plan(
     peaks: Mapping[str, int] | None = None,
     listener: Listener | None = None,
     signals: StopSignals | None = None,
-    shared: Session | None = None,
-    elsewhere: Collection[str] = (),
+    shared: SharedStore | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
@@ -539,7 +491,6 @@ def run_plan(
         listener: Told what happens.
         signals: Those of the caller, who holds them longer than jobs run; one that came already ends the run.
         shared: The store that other machines share, if there is one.
-        elsewhere: Ids of jobs that are stored there alone, and that this run needs: they are fetched.
         clock: Monotonic seconds.
 
     Raises:
@@ -554,13 +505,12 @@ def run_plan(
         store=store,
         journal=journal,
         verified=verified,
-        scratch=scratch,
         listener=listener or Listener(),
         clock=clock,
         shared=shared,
     )
     layout = layout or plain_layout(pool.size)
-    check_runnable(plan, layout, {*stored, *elsewhere}, peaks)
+    check_runnable(plan, layout, stored, peaks)
     state = RunState(
         plan,
         stored,
@@ -583,4 +533,4 @@ def run_plan(
         verified=str(verified.folder.absolute()),
     )
     signals = signals or StopSignals()
-    return Loop(run=run, outside=outside, scratch=scratch, signals=signals, elsewhere=elsewhere).carry_out()
+    return Loop(run=run, outside=outside, scratch=scratch, signals=signals).carry_out()

@@ -280,8 +280,6 @@ class OnDisk(Struct, frozen=True, kw_only=True):
     Attributes:
         claimed: Whether this run may compute it; False while another one does.
         stored: Whether it is there.
-        waits: Where it may not: for what, or "" where that is only just being asked.
-        lost: Finished jobs that it reads and whose outputs are not here, so that they must be had first.
         problem: Why it cannot be used, or "".
         maker: The job of this run that makes it, or "".
         missing: Finished jobs before that one whose own outputs are not there any more.
@@ -289,8 +287,6 @@ class OnDisk(Struct, frozen=True, kw_only=True):
 
     claimed: bool = True
     stored: bool = False
-    waits: str = "another run computes it"
-    lost: frozenset[str] = frozenset()
     problem: str = ""
     maker: str = ""
     missing: frozenset[str] = frozenset()
@@ -320,7 +316,7 @@ class Run:
         stops: Job -> attempts that ended since someone asked its worker to stop, and not the engine.
         nodes_lost: Job -> machines that were lost while they ran it.
         told_late: Worker and job of which it has spoken late: told once.
-        told_waiting: Job that another run was found computing -> what was said of that.
+        told_waiting: Jobs that another run was found computing, which was said.
         stopping: Whether workers are being ended.
         halted: Why no further job could succeed, or "".
         now_s: Monotonic seconds at the event that is decided about.
@@ -346,7 +342,7 @@ class Run:
     stops: Counter[str] = field(default_factory=Counter)
     nodes_lost: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)
-    told_waiting: dict[str, str] = field(default_factory=dict)
+    told_waiting: set[str] = field(default_factory=set)
     stopping: bool = False
     halted: str = ""
     now_s: float = 0.0

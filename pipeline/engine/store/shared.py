@@ -1,12 +1,11 @@
-"""A shared store beside one run: asked, read and written in threads, so that the scheduler never waits for it.
+"""A store that machines share: S3, GCS or a folder, by fsspec; fetched from before a run, sent to beside it.
 
-    ask(job) --> wait ... the descriptor is readable --> ask(job) --> there: it was fetched into the local store
-                                                                      mine:  it is not there, so this run makes it
-    finished(key) --> uploaded in order, tried again for as long as it takes
-    conclude()    --> waits for uploads
+    fetch_all(keys)   before jobs begin: what is there and not here comes into the local store, which jobs read
+    finished(key)     uploaded in threads, tried again for as long as it takes
+    conclude()        waits for uploads
 
-Where the store cannot be reached the run goes on with what is here: everything is `mine` then, and what was made
-is uploaded when it can be reached again, or by the next run of the same.
+Where the place cannot be reached the run goes on with what is here; what was made is uploaded when it can be
+reached again, or by the next run of the same.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ import secrets
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Condition, Event, Thread
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta
 
 from pipeline.engine.store.store import KEY as STORE_KEY
-from pipeline.engine.store.store import Store, explained
+from pipeline.engine.store.store import explained
 from pipeline.engine.store.verified import Verified
 from pipeline.errors import ConfigError, StoreError, has_package, install_command
 from pipeline.files import json_text, remove_tree
 from pipeline.foreign import ForeignDataError, read_json
 from pipeline.outputs.manifest import MANIFEST, TOMBSTONE, NotAnOutputError, find_problem, read_manifest
+
+log = logging.getLogger("pipeline")
 
 # -- objects -----------------------------------------------------------------------------------------------------
 # Objects by name in the place of a shared store: S3, GCS or a folder, by fsspec.
@@ -53,7 +52,7 @@ _SENT_S, _SLOWEST = 15.0, 100_000
 """Seconds and bytes a second: of what takes longer the place cannot be reached."""
 _LAYOUT = "v1"
 """Folder of all objects. What lays them out otherwise takes another name."""
-# Who asks asks again (`Session`), and knows when to give up, which is said only once an attempt has ended.
+# Who asks asks again (`SharedStore`), and knows when to give up, which is said only once an attempt has ended.
 _RETRIES = {"total_max_attempts": 1, "mode": "standard"}
 _WAITS = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": _RETRIES}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -155,10 +154,6 @@ class Objects:
         """Write an object of that size, in bytes, to a file."""
         self._ask("get_file", name, str(path), size=size)
 
-    def move(self, name: str, to: str) -> None:
-        """Give an object another name."""
-        self._ask("mv", name, f"{self._root}/{to}")
-
     def remove(self, name: str) -> None:
         """Remove an object or a folder of objects, if it is there."""
         self._ask("rm", name, recursive=True)
@@ -172,16 +167,15 @@ class Objects:
             if self._was_there and not Path(self._root).is_dir():
                 raise UnreachableError(f"{self._root} is not there any more")
             self._was_there = Path(self._root).is_dir()
-        elif method not in ("mv", "rm"):
+        elif method != "rm":
             options["timeout"] = _SENT_S + max(size, len(given[-1]) if method == "pipe_file" else 0) / _SLOWEST
         try:
             return getattr(self._system, method)(*given, **options)
         except Exception as error:  # libraries raise errors of theirs, of HTTP, of the system, of time
             if isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412"):
                 return False
-            if isinstance(error, FileNotFoundError | NotADirectoryError) and method not in (
-                "put_file",
-                "pipe_file",
+            if isinstance(error, FileNotFoundError | NotADirectoryError) and not method.startswith(
+                ("put", "pipe")
             ):
                 return None
             kind = RefusedError if _is_refusal(error) else UnreachableError
@@ -213,12 +207,20 @@ def _code(error: Exception) -> str:
 #
 #     outputs/<key>.json            the entry: the manifest as it is on disk, and which upload its files are of
 #     files/<key>/<upload>/<n>      the n-th file of the manifest, in the order of names
-#     aside/<key>.<n>.json          the entry of an output whose files were not what it says
 #
 # Of two uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names
 # and sizes before anything is fetched, and every file by its sum before it is committed to the local store.
 
 
+_THREADS = 4
+_FETCH_S = 120.0
+"""For how long a fetch is tried again. Once one was tried in vain, no other is: thousands would take days."""
+_TELL_S = 10.0
+"""After how long without success an upload is said to be held up; at the end of such a run nobody waits longer."""
+_SILENT_S = 60.0
+"""At the end: after how long without success uploads are given up."""
+_BACKOFF_S, _LONGEST_S = 0.25, 15.0
+"""Between the first two attempts, doubled each time; between two at most."""
 _ENTRY_LIMIT = 8 << 20
 """Bytes: some 50,000 files. What JSON holds takes up to twenty times as many, and four are read at once."""
 _SPARE_BYTES = 64 << 20
@@ -227,13 +229,7 @@ _T = TypeVar("_T")
 
 
 class BadOutputError(Exception):
-    """What is stored there cannot be used; the text says why.
-
-    Attributes:
-        upload: Of which upload its entry is; "" where that cannot be read.
-    """
-
-    upload = ""
+    """What is stored there cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,18 +247,23 @@ class Entry:
     cost: dict[str, Annotated[float, Meta(ge=0, le=1e30)]] = field(default_factory=dict)
 
 
-class Uploaded(NamedTuple):
-    """What came of an upload.
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What a run has had from the shared store, and brought there.
 
     Attributes:
-        size: Bytes that were sent and count; 0 where another machine had stored the output first.
-        is_first: Whether none had.
-        differs: Whether that one has other bytes.
+        fetched: Outputs that came, whole and good.
+        fetched_bytes: Of their files.
+        uploaded: Outputs that were sent, and that no other machine had stored first.
+        uploaded_bytes: Of their files.
+        left: Outputs that are yet to be sent.
     """
 
-    size: int
-    is_first: bool
-    differs: bool
+    fetched: int = 0
+    fetched_bytes: int = 0
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    left: int = 0
 
 
 def connect(url: str) -> tuple[Objects, set[str], str]:
@@ -287,7 +288,8 @@ def look(url: str) -> tuple[set[str], str]:
 def _listed(url: str, objects: Objects, before: Callable[[], object]) -> tuple[set[str], str]:
     try:
         before()
-        return SharedOutputs(objects).keys(), ""
+        names = (name.removesuffix(".json") for name in objects.sizes("outputs"))
+        return {name for name in names if STORE_KEY.fullmatch(name)}, ""
     except RefusedError as error:
         raise ConfigError(
             f"{KEY}={url} cannot be used: {str(error).rstrip('.')}. See that the place exists, that you may "
@@ -298,251 +300,11 @@ def _listed(url: str, objects: Objects, before: Callable[[], object]) -> tuple[s
         return set(), str(error)
 
 
-class SharedOutputs:
-    """The outputs of one shared store."""
-
-    def __init__(self, objects: Objects) -> None:
-        self.objects = objects
-
-    def keys(self) -> set[str]:
-        """The keys of all outputs, by one listing."""
-        names = (name.removesuffix(".json") for name in self.objects.sizes("outputs"))
-        return {name for name in names if STORE_KEY.fullmatch(name)}
-
-    def entry(self, key: str) -> Entry | None:
-        """What says that an output is there, or None.
-
-        Raises:
-            BadOutputError: It cannot be read as such.
-        """
-        data = self.objects.read(_entry(key), _ENTRY_LIMIT)
-        if data is None:
-            return None
-        if len(data) > _ENTRY_LIMIT:
-            raise BadOutputError(f"its entry is larger than {_ENTRY_LIMIT:,} bytes")
-        try:
-            return read_json(data, Entry)
-        except ForeignDataError as error:
-            raise BadOutputError(f"its entry cannot be read ({error})") from error
-
-    def set_aside(self, key: str, upload: str) -> None:
-        """Take the entry away of an output that was found bad, so that it is made anew.
-
-        Args:
-            key: Its key.
-            upload: Of which upload the entry was. One that has taken its place meanwhile stays.
-        """
-        try:
-            entry = self.entry(key)
-            now = entry.upload if entry else None
-        except BadOutputError:
-            now = ""
-        if now == upload:
-            self.objects.move(_entry(key), f"aside/{key}.{secrets.token_hex(16)}.json")
-
-    def fetch(self, key: str, store: Store, scratch: Path) -> int | None:
-        """Bring an output into the local store.
-
-        Args:
-            key: Its key.
-            store: The local store.
-            scratch: A folder on its file system.
-
-        Returns:
-            Bytes of its files; None where it is not there.
-
-        Raises:
-            BadOutputError: It is not what its entry says, or that says what no output may be.
-            StoreError: It cannot be written here.
-            UnreachableError: It could not be asked.
-        """
-        entry = self.entry(key)
-        if entry is None:
-            return None
-        folder = store.begin(scratch, f"{key}.{secrets.token_hex(4)}", 0)
-        try:
-            about, size = self._bring(key, entry, folder)
-            store.commit(key, folder, about, 0.0)  # what is lost with the power is fetched again
-        except BadOutputError as error:
-            error.upload = entry.upload
-            raise
-        except OSError as error:
-            raise explained(f"could not fetch {key[:12]} into {store.root}", error) from error
-        finally:
-            remove_tree(folder)
-        if entry.cost:
-            store.costs.note(key, entry.cost)
-        return size
-
-    def _bring(self, key: str, entry: Entry, folder: Path) -> tuple[dict[str, Any], int]:
-        """Fetch all files of an output into a folder and compare them; gives what made it, and bytes."""
-        try:
-            (folder / MANIFEST).write_text(entry.manifest)
-            manifest = read_manifest(key, folder)
-            about, files = manifest.get("about"), manifest["files"]
-            if not isinstance(about, dict) or TOMBSTONE in files:
-                raise BadOutputError("its manifest says what no output can have")
-            for name in files:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).open("xb").close()
-        except (NotAnOutputError, ValueError) as error:
-            raise BadOutputError(str(error)) from error
-        except OSError as error:
-            if error.errno in _NO_NAME:
-                raise BadOutputError(
-                    f"its manifest names what no file can be called ({error.strerror})"
-                ) from error
-            raise
-        place, objects = _files(key, entry.upload), _numbered(files)
-        there = self.objects.sizes(place)
-        if wrong := [name for number, name in objects.items() if there.get(number) != files[name]["size"]]:
-            raise BadOutputError(f"{wrong[0]!r} is missing or cut off there")
-        size = sum(file["size"] for file in files.values())
-        if size > (free := shutil.disk_usage(folder).free) - _SPARE_BYTES:
-            raise StoreError(
-                f"could not fetch {key[:12]}: it takes {size:,} bytes, and {free:,} are free in {folder.parent}. "
-                "Free space there (python -m pipeline store gc), then run the same command again."
-            )
-        for number, name in objects.items():
-            self.objects.bring(f"{place}/{number}", folder / name, files[name]["size"])
-        if problem := find_problem(key, folder, checksums=True):
-            raise BadOutputError(problem)
-        (folder / MANIFEST).unlink()
-        return about, size
-
-    def upload(self, key: str, store: Store, ask: Callable[[Callable[[], _T]], _T]) -> Uploaded:
-        """Send an output that is whole, then make its entry, unless there is one.
-
-        Args:
-            key: Its key.
-            store: The local store.
-            ask: Carries out a request, again for as long as is worth it.
-
-        Raises:
-            StoreError: The output cannot be read here, or has too many files.
-            UnreachableError: Something could not be sent.
-        """
-        asked: Callable[[Callable[[], Any]], Any] = ask
-        folder, files = store.path(key), store.manifest(key)["files"]
-        entry: Entry | None = asked(partial(self._sound_entry, key))
-        own = Entry(
-            upload=secrets.token_hex(16), manifest=(folder / MANIFEST).read_text(), cost=dict(store.costs.of(key))
-        )
-        if entry is None:
-            if len(data := json_text(asdict(own), sort_keys=True).encode()) > _ENTRY_LIMIT:
-                raise StoreError("it has too many files for a shared store")
-            place = _files(key, own.upload)
-            for number, name in _numbered(files).items():
-                asked(partial(self.objects.send, folder / name, f"{place}/{number}"))
-            # A request that was carried out, and whose answer was lost, looks like a second one: so it is read.
-            entry = (
-                own
-                if asked(partial(self.objects.create, _entry(key), data))
-                else asked(partial(self._sound_entry, key))
-            )
-            if entry is None:
-                raise UnreachableError("its entry was there, and could not be used")
-            if entry.upload == own.upload:
-                return Uploaded(sum(file["size"] for file in files.values()), is_first=True, differs=False)
-            asked(partial(self.objects.remove, place))
-        return Uploaded(0, is_first=False, differs=_sums(entry.manifest) != files)
-
-    def _sound_entry(self, key: str) -> Entry | None:
-        try:
-            return self.entry(key)
-        except BadOutputError:
-            self.set_aside(key, "")
-            return None
-
-
-def _entry(key: str) -> str:
-    assert STORE_KEY.fullmatch(key)
-    return f"outputs/{key}.json"
-
-
-def _files(key: str, upload: str) -> str:
-    assert STORE_KEY.fullmatch(key)
-    return f"files/{key}/{upload}"
-
-
-def _numbered(files: Mapping[str, Any]) -> dict[str, str]:
-    """Names of objects, and of the files that they are."""
-    return {f"{number:07d}": name for number, name in enumerate(sorted(files))}
-
-
-def _sums(manifest: str) -> object:
-    try:
-        return json.loads(manifest)["files"]
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-log = logging.getLogger("pipeline")
-
-_FETCHES, _UPLOADS = 4, 2
-"""Threads of each kind."""
-
-
-class Answer(Enum):
-    """What is known of a key."""
-
-    wait = "it is being asked"
-    mine = "this run is to make it"
-    there = "it is in the local store by now"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """How long things are waited for, in seconds.
-
-    Attributes:
-        asked_s: For how long a question is asked again that got no answer.
-        fetched_s: Likewise, to fetch what was there.
-        away_s: For how long nothing is asked of a store that was asked in vain.
-        silent_s: At the end: after how long without success uploads are given up.
-        backoff_s: Between the first two attempts; doubled each time, up to `longest_s`.
-        longest_s: Between two attempts at most.
-    """
-
-    asked_s: float = 10.0
-    fetched_s: float = 120.0
-    away_s: float = 60.0
-    silent_s: float = 60.0
-    backoff_s: float = 0.25
-    longest_s: float = 15.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Traffic:
-    """What a run has had from the shared store, and brought there.
-
-    Attributes:
-        fetched: Outputs that came, whole and good.
-        fetched_bytes: Of their files.
-        uploaded: Outputs that were sent.
-        uploaded_bytes: Of their files.
-        left: Outputs that are yet to be sent.
-    """
-
-    fetched: int = 0
-    fetched_bytes: int = 0
-    uploaded: int = 0
-    uploaded_bytes: int = 0
-    left: int = 0
-
-
-class Session:
+class SharedStore:
     """One run's use of a shared store, until `conclude`. To be used from one thread."""
 
     def __init__(
-        self,
-        objects: Objects,
-        verified: Verified,
-        keys: Iterable[str],
-        *,
-        limit: int = 4,
-        pace: Timeouts | None = None,
-        away: str = "",
+        self, objects: Objects, verified: Verified, keys: Collection[str] = (), *, away: str = ""
     ) -> None:
         """Begin.
 
@@ -550,86 +312,31 @@ class Session:
             objects: What the store is of.
             verified: The local store, and notes of what was found good there in this run.
             keys: What is there, as far as is known.
-            limit: Questions that may be open before `is_busy`.
-            pace: What is waited for.
             away: Why the store cannot be reached yet, or "".
         """
-        self.keys, self._pace, self._limit = set(keys), pace or Timeouts(), max(1, limit)
-        self._outputs, self._verified, self._store = SharedOutputs(objects), verified, verified.store
+        self.keys = set(keys)
+        self._objects, self._verified, self._store = objects, verified, verified.store
         self._state, self._closing = Condition(), Event()
-        self._asked: dict[str, Answer] = {}
-        self._questions: set[str] = set()
         self._uploads: dict[str, str] = {}
-        self._answered: list[str] = []
-        self._traffic, self._broken = Traffic(), ""
-        self._away, self._why, self._failing_s = away, away, math.inf
-        self._again_s = time.monotonic() + self._pace.away_s if away else 0.0
-        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._fetches: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._sending: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        for tasks in [self._fetches] * _FETCHES + [self._sending] * _UPLOADS:
-            # One that waits for the network holds up no end.
-            Thread(target=self._work, args=(tasks,), name="shared-store", daemon=True).start()
+        self._traffic, self._away, self._failing_s = Traffic(), away, math.inf
+        self._tasks: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        for _ in range(_THREADS):  # one that waits for the network holds up no end
+            Thread(target=self._work, name="shared-store", daemon=True).start()
 
-    # -- what the run asks -------------------------------------------------------------------------------------
+    # -- what the run asks and tells ---------------------------------------------------------------------------
 
-    def ask(self, job_id: str, key: str) -> Answer:
-        """What is known of a key; asks the store if nothing is.
+    def fetch_all(self, keys: Collection[str]) -> None:
+        """Bring outputs into the local store; those that do not come are not among `keys` any more.
 
         Raises:
             StoreError: The local store cannot be written to.
         """
-        with self._state:
-            if self._broken:
-                raise StoreError(self._broken)
-            if key not in self._asked:
-                if self._is_away:
-                    return Answer.mine
-                self._questions.add(key)
-                self.expect({job_id: key})
-            answer = self._asked[key]
-            if answer is not Answer.wait:
-                del self._asked[key]
-            return answer
-
-    def expect(self, jobs: Mapping[str, str]) -> None:
-        """Fetch what is there.
-
-        Args:
-            jobs: Ids of jobs and their keys. Each is among those `answered`, and `ask` says what came of it.
-        """
-        with self._state:
-            for job_id, key in jobs.items():
-                self._asked[key] = Answer.wait
-                self._fetches.put(partial(self._settle, job_id, key))
-
-    def answered(self) -> list[str]:
-        """Ids of the jobs of which more is known than when this was called last."""
-        with self._state:
-            with suppress(BlockingIOError):
-                while os.read(self._wake[0], 4096):
-                    pass
-            answered, self._answered = self._answered, []
-        return answered
-
-    def fileno(self) -> int:
-        """A descriptor that is readable while somebody is `answered`."""
-        return self._wake[0]
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether no more should be asked for now: an answer is to be new when its job begins."""
-        with self._state:
-            return len(self._questions) >= self._limit
-
-    @property
-    def notice(self) -> str:
-        """That the store is away, in a line for a screen, or ""."""
-        return (
-            f"the shared store cannot be reached ({self._away}): going on with what is here" if self._away else ""
-        )
-
-    # -- what the run tells ------------------------------------------------------------------------------------
+        told: SimpleQueue[str | StoreError] = SimpleQueue()
+        for key in keys:
+            self._tasks.put(partial(self._settle, key, told.put))
+        for _ in keys:
+            if isinstance(problem := told.get(), StoreError):
+                raise problem
 
     def finished(self, key: str, name: str = "") -> None:
         """An output is in the local store, to be uploaded if it is not there.
@@ -641,7 +348,13 @@ class Session:
         with self._state:
             if key not in self.keys and key not in self._uploads:
                 self._uploads[key] = name or key[:12]
-                self._sending.put(partial(self._upload, key))
+                self._tasks.put(partial(self._bring_there, key))
+
+    @property
+    def notice(self) -> str:
+        """That the store is away, in a line for a screen, or ""."""
+        said = f"the shared store cannot be reached ({self._away}): going on with what is here"
+        return said if self._away else ""
 
     @property
     def traffic(self) -> Traffic:
@@ -674,7 +387,7 @@ class Session:
             return ""
         until_s, began_s = math.inf, time.monotonic()
         with self._state:
-            silent_s = self._pace.asked_s if self._away else self._pace.silent_s
+            silent_s = _TELL_S if self._away else _SILENT_S
             while self._uploads:
                 now = time.monotonic()
                 if stops():
@@ -684,35 +397,22 @@ class Session:
                 self._state.wait(0.1)
             self._closing.set()
             left = list(self._uploads.values())
-            for end in self._wake:
-                os.close(end)
-            self._wake = (-1, -1)
-        for tasks in [self._fetches] * _FETCHES + [self._sending] * _UPLOADS:
-            tasks.put(lambda: None)
+        for _ in range(_THREADS):
+            self._tasks.put(lambda: None)
         if not left:
             return ""
         what = f"{left[0]} is" if len(left) == 1 else f"{len(left):,} outputs are"
-        why = f" ({self._why})" if self._why else ""
+        why = f" ({self._away})" if self._away else ""
         return f"{what} not in the shared store yet{why}. The next run of the same command goes on with it"
 
     # -- in threads --------------------------------------------------------------------------------------------
 
-    def _work(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
+    def _work(self) -> None:
         while not self._closing.is_set():
             try:
-                tasks.get()()
+                self._tasks.get()()
             except Exception:
                 log.exception("the shared store: this is a fault of the program; please report it")
-
-    @property
-    def _is_away(self) -> bool:
-        return bool(self._away) and time.monotonic() < self._again_s
-
-    def _lost(self, error: UnreachableError) -> None:
-        with self._state:
-            if not self._away and not self._closing.is_set():
-                log.warning("the shared store cannot be reached (%s): the run goes on with what is here", error)
-            self._away, self._again_s = str(error), time.monotonic() + self._pace.away_s
 
     def _patiently(self, patience_s: float, ask: Callable[[], _T]) -> _T:
         """Ask, and ask again for as long as the store cannot be reached and the run goes on.
@@ -720,76 +420,67 @@ class Session:
         Raises:
             UnreachableError: It could not be asked in that time.
         """
-        began_s, wait_s = time.monotonic(), self._pace.backoff_s
+        began_s, wait_s = time.monotonic(), _BACKOFF_S
         while True:
             try:
                 answer = ask()
             except UnreachableError as error:
                 now = time.monotonic()
-                self._failing_s, self._why = min(self._failing_s, now), str(error)
-                if patience_s == math.inf and now - self._failing_s >= self._pace.asked_s:
-                    self._lost(error)
                 left_s = began_s + patience_s - now
+                with self._state:
+                    self._failing_s = min(self._failing_s, now)
+                    if left_s <= 0 or now - self._failing_s >= _TELL_S:
+                        is_new, self._away = not self._away, str(error)
+                        if is_new and not self._closing.is_set():
+                            log.warning("%s", self.notice)
                 if left_s <= 0 or self._closing.wait(min(wait_s, left_s)):
                     raise
-                wait_s = min(2 * wait_s, self._pace.longest_s)
+                wait_s = min(2 * wait_s, _LONGEST_S)
             else:
-                self._away, self._why, self._failing_s = "", "", math.inf
+                self._away, self._failing_s = "", math.inf
                 return answer
 
-    def _settle(self, job_id: str, key: str) -> None:
-        answer = Answer.mine
+    def _settle(self, key: str, tell: Callable[[str | StoreError], None]) -> None:
+        told: str | StoreError = ""
         try:
-            # Once one was waited for in vain, no other is for a while: thousands would take days.
-            if not self._is_away and self._fetch(key):
-                answer = Answer.there
-        except UnreachableError as error:
-            self._lost(error)
-        except (StoreError, OSError) as error:
-            self._broken = str(error)
+            if self._away or not self._brought_here(key):
+                self.keys.discard(key)
+        except UnreachableError:
+            self.keys.discard(key)
+        except StoreError as error:
+            told = error
+        except OSError as error:
+            told = StoreError(str(error))
         finally:
-            with self._state:
-                self._questions.discard(key)
-                self._asked[key] = answer
-                self._answered.append(job_id)
-                with suppress(OSError):
-                    os.write(self._wake[1], b".")
+            tell(told)
 
-    def _fetch(self, key: str) -> bool:
-        """Have an output here that is there; False where it is not there, or bad and so set aside."""
-        patience_s = self._pace.fetched_s if key in self.keys else self._pace.asked_s
-        scratch = self._verified.folder / "fetched"
+    def _brought_here(self, key: str) -> bool:
+        """Have an output here that is there; False where it is not there, or bad and so removed there."""
         size = None
         for tries_left in (1, 0):
             try:
-                size = self._patiently(patience_s, partial(self._outputs.fetch, key, self._store, scratch))
+                size = self._patiently(_FETCH_S, partial(self.fetch, key))
                 break
             except BadOutputError as error:
                 if not tries_left:
-                    log.warning(
-                        "%s in the shared store cannot be used: %s. It is set aside there, and made again",
-                        key,
-                        error,
-                    )
-                    self._patiently(patience_s, partial(self._outputs.set_aside, key, error.upload))
-        if size is not None:
-            self._verified.problem(key)  # read here, so that the engine's loop finds its note
+                    said = "%s in the shared store cannot be used: %s. It is removed there, and made again"
+                    log.warning(said, key, error)
+                    self._patiently(_FETCH_S, partial(self._objects.remove, _entry(key)))
+        if size is None:
+            return False
+        self._verified.problem(key)  # read here, by several threads
         with self._state:
-            if size is None:
-                self.keys.discard(key)
-                return False
-            self.keys.add(key)
             came = self._traffic
             self._traffic = replace(came, fetched=came.fetched + 1, fetched_bytes=came.fetched_bytes + size)
-            return True
+        return True
 
-    def _upload(self, key: str) -> None:
+    def _bring_there(self, key: str) -> None:
         is_settled = True
         try:
             if problem := self._verified.problem(key):
                 raise StoreError(problem)
-            sent = self._outputs.upload(key, self._store, partial(self._patiently, math.inf))
-            if sent.differs:
+            size, other = self.upload(key)
+            if other is not None and other != self._store.manifest(key)["files"]:
                 log.warning(
                     "%s: another machine had stored it first, of other bytes: machines whose arithmetic differs "
                     "share this store",
@@ -797,10 +488,10 @@ class Session:
                 )
             with self._state:
                 self.keys.add(key)
-                went = self._traffic
-                if sent.is_first:
+                if other is None:
+                    went = self._traffic
                     self._traffic = replace(
-                        went, uploaded=went.uploaded + 1, uploaded_bytes=went.uploaded_bytes + sent.size
+                        went, uploaded=went.uploaded + 1, uploaded_bytes=went.uploaded_bytes + size
                     )
         except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
             is_settled = False
@@ -811,3 +502,142 @@ class Session:
                 if is_settled:
                     del self._uploads[key]
                 self._state.notify_all()
+
+    # -- one output --------------------------------------------------------------------------------------------
+
+    def entry(self, key: str) -> Entry | None:
+        """What says that an output is there, or None.
+
+        Raises:
+            BadOutputError: It cannot be read as such.
+        """
+        data = self._objects.read(_entry(key), _ENTRY_LIMIT)
+        if data is None:
+            return None
+        if len(data) > _ENTRY_LIMIT:
+            raise BadOutputError(f"its entry is larger than {_ENTRY_LIMIT:,} bytes")
+        try:
+            return read_json(data, Entry)
+        except ForeignDataError as error:
+            raise BadOutputError(f"its entry cannot be read ({error})") from error
+
+    def fetch(self, key: str) -> int | None:
+        """Bring an output into the local store.
+
+        Returns:
+            Bytes of its files; None where it is not there.
+
+        Raises:
+            BadOutputError: It is not what its entry says, or that says what no output may be.
+            StoreError: It cannot be written here.
+            UnreachableError: It could not be asked.
+        """
+        entry, store = self.entry(key), self._store
+        if entry is None:
+            return None
+        folder = store.begin(self._verified.folder / "fetched", f"{key}.{secrets.token_hex(4)}", 0)
+        try:
+            about, size = self._bring(key, entry, folder)
+            store.commit(key, folder, about, 0.0)  # what is lost with the power is fetched again
+        except OSError as error:
+            raise explained(f"could not fetch {key[:12]} into {store.root}", error) from error
+        finally:
+            remove_tree(folder)
+        if entry.cost:
+            store.costs.note(key, entry.cost)
+        return size
+
+    def _bring(self, key: str, entry: Entry, folder: Path) -> tuple[dict[str, Any], int]:
+        """Fetch all files of an output into a folder and compare them; gives what made it, and bytes."""
+        try:
+            (folder / MANIFEST).write_text(entry.manifest)
+            manifest = read_manifest(key, folder)
+            about, files = manifest.get("about"), manifest["files"]
+            if not isinstance(about, dict) or TOMBSTONE in files:
+                raise BadOutputError("its manifest says what no output can have")
+            for name in files:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).open("xb").close()
+        except (NotAnOutputError, ValueError) as error:
+            raise BadOutputError(str(error)) from error
+        except OSError as error:
+            if error.errno in _NO_NAME:
+                raise BadOutputError(
+                    f"its manifest names what no file can be called ({error.strerror})"
+                ) from error
+            raise
+        place, objects = _files(key, entry.upload), _numbered(files)
+        there = self._objects.sizes(place)
+        if wrong := [name for number, name in objects.items() if there.get(number) != files[name]["size"]]:
+            raise BadOutputError(f"{wrong[0]!r} is missing or cut off there")
+        size = sum(file["size"] for file in files.values())
+        if size > (free := shutil.disk_usage(folder).free) - _SPARE_BYTES:
+            raise StoreError(
+                f"could not fetch {key[:12]}: it takes {size:,} bytes, and {free:,} are free in {folder.parent}. "
+                "Free space there (python -m pipeline store gc), then run the same command again."
+            )
+        for number, name in objects.items():
+            self._objects.bring(f"{place}/{number}", folder / name, files[name]["size"])
+        if problem := find_problem(key, folder, checksums=True):
+            raise BadOutputError(problem)
+        (folder / MANIFEST).unlink()
+        return about, size
+
+    def upload(self, key: str, patience_s: float = math.inf) -> tuple[int, object]:
+        """Send an output that is whole, then make its entry, unless there is one.
+
+        Returns:
+            Bytes of its files; and the files of the one that was there before, or None where none was.
+
+        Raises:
+            StoreError: The output cannot be read here, or has too many files.
+            UnreachableError: Something could not be sent in time.
+        """
+        ask: Callable[[Callable[[], Any]], Any] = partial(self._patiently, patience_s)
+        folder, files = self._store.path(key), self._store.manifest(key)["files"]
+        size = sum(file["size"] for file in files.values())
+        entry: Entry | None = ask(partial(self._sound_entry, key))
+        if entry is None:
+            text, cost = (folder / MANIFEST).read_text(), dict(self._store.costs.of(key))
+            own = Entry(upload=secrets.token_hex(16), manifest=text, cost=cost)
+            if len(data := json_text(asdict(own), sort_keys=True).encode()) > _ENTRY_LIMIT:
+                raise StoreError("it has too many files for a shared store")
+            place = _files(key, own.upload)
+            for number, name in _numbered(files).items():
+                ask(partial(self._objects.send, folder / name, f"{place}/{number}"))
+            if ask(partial(self._objects.create, _entry(key), data)):
+                return size, None
+            # A request that was carried out, and whose answer was lost, looks like a second one: so it is read.
+            entry = ask(partial(self._sound_entry, key))
+            if entry is None:
+                raise UnreachableError("its entry was there, and could not be used")
+            if entry.upload == own.upload:
+                return size, None
+            ask(partial(self._objects.remove, place))
+        try:
+            return size, json.loads(entry.manifest)["files"]
+        except (ValueError, KeyError, TypeError):
+            return size, "unreadable"
+
+    def _sound_entry(self, key: str) -> Entry | None:
+        """The entry of an output; one that cannot be read is removed."""
+        try:
+            return self.entry(key)
+        except BadOutputError:
+            self._objects.remove(_entry(key))
+            return None
+
+
+def _entry(key: str) -> str:
+    assert STORE_KEY.fullmatch(key)
+    return f"outputs/{key}.json"
+
+
+def _files(key: str, upload: str) -> str:
+    assert STORE_KEY.fullmatch(key)
+    return f"files/{key}/{upload}"
+
+
+def _numbered(files: Mapping[str, Any]) -> dict[str, str]:
+    """Names of objects, and of the files that they are."""
+    return {f"{number:07d}": name for number, name in enumerate(sorted(files))}

@@ -16,7 +16,7 @@ from pipeline.engine.scheduler.loop import FORCE_S, Outside
 from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, SetAside
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
-from pipeline.engine.store.shared import Session, Traffic
+from pipeline.engine.store.shared import SharedStore, Traffic
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.engine.store.verified import Verified
 from pipeline.engine.workers.pool import Pool
@@ -199,7 +199,7 @@ def test_the_journal_is_told_now_and_then_what_came_from_the_shared_store(
 ) -> None:
     now = [0.0]
     shared = SimpleNamespace(traffic=Traffic())
-    outside.shared, outside.clock = cast("Session", shared), lambda: now[0]
+    outside.shared, outside.clock = cast("SharedStore", shared), lambda: now[0]
     outside.note_traffic(5)  # nothing has come
     for fetched, now[0] in ((1, 1.0), (2, 3.0), (2, 7.0), (2, 20.0)):
         shared.traffic = Traffic(fetched=fetched, fetched_bytes=10 * fetched)

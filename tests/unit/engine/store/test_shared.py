@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-import select
 import shutil
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +17,11 @@ import pytest
 
 from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.shared import (
-    Answer,
     BadOutputError,
     Objects,
-    Session,
-    SharedOutputs,
-    Timeouts,
+    SharedStore,
     Traffic,
     UnreachableError,
-    Uploaded,
     check_address,
     connect,
     look,
@@ -40,10 +34,18 @@ from tests.doubles.s3 import BUCKET, FAULTS, S3, serving
 
 KEY = "ab" * 20
 FILES = {"weights/model.bin": b"w" * 100_000, "metrics.json": b"{}", "empty": b""}
-QUICK = Timeouts(asked_s=0.2, fetched_s=0.2, silent_s=0.2, backoff_s=0.01, longest_s=0.05)
-"""Gives up at once."""
-PATIENT = replace(QUICK, asked_s=60, fetched_s=60, silent_s=60)
-"""Does not, however busy this machine is."""
+
+
+@pytest.fixture(autouse=True)
+def pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests follow each other soon."""
+    monkeypatch.setattr("pipeline.engine.store.shared._BACKOFF_S", 0.01)
+
+
+@pytest.fixture
+def gives_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FETCH", "TELL", "SILENT"):
+        monkeypatch.setattr(f"pipeline.engine.store.shared._{name}_S", 0.2)
 
 
 @pytest.fixture(scope="session")
@@ -114,15 +116,13 @@ class Machine:
         return None if problem else {name: (root / name).read_bytes() for name in FILES}
 
     def fetch(self, objects: Objects, key: str = KEY) -> bool:
-        return SharedOutputs(objects).fetch(key, self.store, self.verified.folder) is not None
+        return self.opened(objects).fetch(key) is not None
 
-    def upload(self, objects: Objects, key: str = KEY) -> Uploaded:
-        return SharedOutputs(objects).upload(key, self.store, lambda ask: ask())
+    def upload(self, objects: Objects, key: str = KEY) -> tuple[int, object]:
+        return self.opened(objects).upload(key, 0.0)
 
-    def session(
-        self, objects: Objects, keys: Collection[str] = (), pace: Timeouts = QUICK, **settings: Any
-    ) -> Session:
-        return Session(objects, self.verified, keys, pace=pace, **settings)
+    def opened(self, objects: Objects, keys: Collection[str] = (), away: str = "") -> SharedStore:
+        return SharedStore(objects, self.verified, keys, away=away)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def machine(tmp_path: Path) -> Callable[[], Machine]:
     return make
 
 
-def test_objects_are_made_read_listed_moved_and_removed(objects: Objects, tmp_path: Path) -> None:
+def test_objects_are_made_read_listed_and_removed(objects: Objects, tmp_path: Path) -> None:
     assert objects.read("a/b", 10) is None
     assert objects.sizes("a") == {}
     objects.remove("a/b")
@@ -151,8 +151,6 @@ def test_objects_are_made_read_listed_moved_and_removed(objects: Objects, tmp_pa
         assert (tmp_path / "back").read_bytes() == data
     objects.create("ab/d", b"x")
     assert objects.sizes("a") == {"b": 6, "empty": 0, "large": 3 << 20}
-    objects.move("a/b", "c/b")
-    assert (objects.read("a/b", 10), objects.read("c/b", 10)) == (None, b"123456")
     objects.remove("a")
     assert objects.sizes("a") == {}
 
@@ -253,14 +251,14 @@ def test_another_machine_has_the_same_bytes_and_the_same_manifest(objects: Objec
     one.make()
     one.store.costs.note(KEY, {"flops": 5.0})
     assert not other.fetch(objects)
-    assert one.upload(objects) == (sum(map(len, FILES.values())), True, False)
-    assert SharedOutputs(objects).keys() == {KEY}
+    assert one.upload(objects) == (sum(map(len, FILES.values())), None)
+    assert objects.sizes("outputs").keys() == {f"{KEY}.json"}
     assert other.fetch(objects)
     assert other.holds() == FILES
     manifests = [(each.store.path(KEY) / "manifest.json").read_bytes() for each in (one, other)]
     assert manifests[0] == manifests[1]
     assert other.store.costs.of(KEY) == {"flops": 5.0}
-    assert list(other.verified.folder.iterdir()) == []  # nothing is left of the way
+    assert list((other.verified.folder / "fetched").iterdir()) == []  # nothing is left of the way
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -281,7 +279,7 @@ def test_of_two_uploads_the_first_counts_and_the_other_leaves_nothing(
         monkeypatch.setattr(objects, "send", meanwhile)
     else:
         one.upload(objects)
-    assert other.upload(objects) == (0, False, True)
+    assert other.upload(objects)[1] == one.store.manifest(KEY)["files"]
     assert third.fetch(objects)
     assert third.holds() == FILES
     found = [path for path in objects._system.find(objects._root) if "/files/" in path]
@@ -349,17 +347,19 @@ def test_names_that_no_output_has_are_refused(
         b'{"upload": "' + b"0" * 32 + b'", "manifest": "\\ud800"}',
     ],
 )
-def test_an_entry_that_is_none_is_told_and_can_be_set_aside(
+def test_an_entry_that_is_none_is_told_and_an_upload_takes_its_place(
     text: bytes, shared: Objects, machine: NewMachine
 ) -> None:
     one = machine()
     replaced(shared, f"outputs/{KEY}.json", text)
-    with pytest.raises(BadOutputError) as caught:
+    with pytest.raises(BadOutputError):
         one.fetch(shared)
-    SharedOutputs(shared).set_aside(KEY, caught.value.upload)
-    assert not one.fetch(shared)
-    (aside,) = shared.sizes("aside")
-    assert shared.read(f"aside/{aside}", 1 << 20) == text
+    session = one.opened(shared, {KEY})
+    session.fetch_all({KEY})
+    session.conclude()
+    one.make()
+    one.upload(shared)
+    assert machine().fetch(shared)
 
 
 def test_sizes_are_bounded_before_anything_is_read(
@@ -432,7 +432,7 @@ def test_wherever_an_upload_is_cut_off_there_is_all_or_nothing_and_another_goes_
         one.make()
         faulty = Faulty(shared, at, after)
         try:
-            SharedOutputs(faulty).upload(KEY, one.store, lambda ask: ask())  # type: ignore[arg-type]
+            one.upload(faulty)  # type: ignore[arg-type]
         except UnreachableError:
             assert other.fetch(shared) is (other.holds() is not None)
             one.upload(shared)
@@ -444,39 +444,23 @@ def test_wherever_an_upload_is_cut_off_there_is_all_or_nothing_and_another_goes_
     raise AssertionError("it never ended")
 
 
-LONG_S = 60
-
-
-def known(session: Session, key: str = KEY) -> Answer:
-    """What is known of a key once it is."""
-    until = time.monotonic() + LONG_S
-    while time.monotonic() < until:
-        if (answer := session.ask("job", key)) is not Answer.wait:
-            return answer
-        select.select([session.fileno()], [], [], 1)
-        session.answered()
-    raise AssertionError("no answer")
-
-
-def uploaded(machine: Machine, objects: Objects, key: str = KEY) -> Session:
-    """The session, which is over, in which a machine has brought an output there."""
+def uploaded(machine: Machine, objects: Objects, key: str = KEY) -> SharedStore:
+    """The use of the shared store, which is over, in which a machine has brought an output there."""
     machine.make(key)
-    session = machine.session(objects, pace=PATIENT)
+    session = machine.opened(objects)
     session.finished(key, "the job")
     assert session.conclude() == ""
     return session
 
 
 def test_what_one_machine_makes_another_has(objects: Objects, machine: NewMachine) -> None:
-    one, other = machine(), machine()
-    here, there = one.session(objects), other.session(objects)
-    assert known(here) is Answer.mine
-    assert known(here) is Answer.mine  # asked again for another attempt
-    one.make()
-    here.finished(KEY)
-    assert here.conclude() == ""
-    assert known(there) is Answer.there
+    here = uploaded(machine(), objects)
+    other = machine()
+    there = other.opened(objects, {KEY})
+    there.fetch_all({KEY})
     assert other.holds() == FILES
+    assert there.keys == {KEY}
+    assert other.verified._unchanged(KEY)  # no job need read it again
     assert there.conclude() == ""
     size = sum(map(len, FILES.values()))
     assert here.traffic == Traffic(uploaded=1, uploaded_bytes=size)
@@ -491,33 +475,19 @@ def test_what_another_had_stored_first_is_not_counted_as_uploaded_and_told_where
     assert caplog.text == ""
     third = machine()
     third.make(files={**FILES, "metrics.json": b"[]"})
-    session = third.session(shared)
+    session = third.opened(shared)
     session.finished(KEY)
     assert session.conclude() == ""
     assert KEY in caplog.text
 
 
-def test_what_is_expected_is_fetched_and_told(shared: Objects, machine: NewMachine) -> None:
-    other = machine()
-    uploaded(machine(), shared)
-    session = other.session(shared, {KEY}, limit=1)
-    session.expect({"job": KEY})
-    assert not session.is_busy  # a large file on its way keeps no job from beginning
-    assert select.select([session.fileno()], [], [], LONG_S)[0]
-    assert session.answered() == ["job"]
-    assert other.holds() == FILES
-    assert other.verified._unchanged(KEY)  # the engine's loop need not read it
-    session.conclude()
-
-
-def test_what_is_bad_there_is_set_aside_and_made_again(shared: Objects, machine: NewMachine) -> None:
+def test_what_is_bad_there_is_made_again(shared: Objects, machine: NewMachine) -> None:
     other, third = machine(), machine()
     uploaded(machine(), shared)
     replaced(shared, f"files/{KEY}/{entry(shared)['upload']}/0000002", b"torn")
-    session = other.session(shared, {KEY})
-    session.expect({"job": KEY})
-    assert known(session) is Answer.mine
-    assert other.holds() is None
+    session = other.opened(shared, {KEY})
+    session.fetch_all({KEY})
+    assert (session.keys, other.holds()) == (set(), None)
     session.conclude()
     uploaded(other, shared)
     assert third.fetch(shared)
@@ -536,6 +506,7 @@ def cut_off(shared: Objects, patch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.usefixtures("gives_up_soon")
 def test_without_a_network_the_run_goes_on_and_the_next_one_uploads(
     shared: Objects, machine: NewMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,32 +514,33 @@ def test_without_a_network_the_run_goes_on_and_the_next_one_uploads(
     one.make()
     with monkeypatch.context() as patched:
         cut_off(shared, patched)
-        session = one.session(shared, away="no route")
-        assert session.ask("job", KEY) is Answer.mine
+        session = one.opened(shared, away="no route")
         assert session.notice
         session.finished(KEY, "the job")
         said = session.conclude()
         assert "the job" in said
         assert "no route" in said
-        session = one.session(shared)
+        session = one.opened(shared)
         session.finished(KEY)
         assert session.conclude(lambda: True)  # one that is asked to end does not wait for uploads
         assert session.conclude() == ""  # told once
     uploaded(one, shared)
-    assert SharedOutputs(shared).keys() == {KEY}
+    assert shared.sizes("outputs").keys() == {f"{KEY}.json"}
 
 
+@pytest.mark.usefixtures("gives_up_soon")
 def test_a_network_that_goes_and_comes_back_is_told_once(
     shared: Objects, machine: NewMachine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where one output was waited for in vain no other is."""
     one = machine()
-    keys = {f"job{number}": f"{number:040x}" for number in range(20)}
+    keys = {f"{number:040x}" for number in range(20)}
     with monkeypatch.context() as patched:
+        patched.setattr("pipeline.engine.store.shared._BACKOFF_S", 0.1)
         asked = cut_off(shared, patched)
-        session = one.session(shared, keys.values(), pace=replace(QUICK, fetched_s=0.3, backoff_s=0.1))
-        session.expect(keys)
-        assert {known(session, key) for key in keys.values()} == {Answer.mine}
+        session = one.opened(shared, keys)
+        session.fetch_all(keys)
+        assert session.keys == set()
         assert len(asked) <= 40
         assert caplog.text.count("cannot be reached") == 1
         assert session.notice
@@ -592,18 +564,15 @@ def test_a_network_that_goes_and_comes_back_is_told_once(
 def test_any_request_to_a_real_server_may_go_wrong(
     kind: str, first: int, step: int, s3: S3, s3_url: str, machine: NewMachine
 ) -> None:
-    """Question, upload and fetch, with each request of the first two machines failing once."""
+    """Upload and fetch, with each request of the first two machines failing once."""
     objects = Objects(s3_url)
     for at in range(first, 99, step):
         key = f"{at:040x}"
         one, other, last = machine(), machine(), machine()
         s3.fail(at, kind)
-        here, there = one.session(objects, pace=PATIENT), other.session(objects, pace=PATIENT)
-        assert known(here, key) is Answer.mine
-        one.make(key)
-        here.finished(key)
-        assert here.conclude() == ""
-        assert known(there, key) is Answer.there
+        uploaded(one, objects, key)
+        there = other.opened(objects, {key})
+        there.fetch_all({key})
         assert there.conclude() == ""
         assert other.holds(key) == FILES
         requests = s3.requests
