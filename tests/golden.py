@@ -339,8 +339,6 @@ def _scores() -> dict[str, Entry]:
             function(**given, solution=solution),
             function(**given, solution=solution, **settings.get(name, {})),
         ]
-        if name == "star_graph":
-            said.append(function(**given))
         votes = [traits.vote(completion) for completion in completions]
         found[f"reward {name}"] = {
             "digest": _digest([*map(list, said), votes]),

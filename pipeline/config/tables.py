@@ -70,7 +70,6 @@ REWARDS = {
     "gsm8k": "pipeline.learning.rewards.answers:gsm8k",
     "length": "pipeline.learning.rewards.answers:length",
     "math_verify": "pipeline.learning.rewards.math_verify:math_verify",
-    "star_graph": "pipeline.learning.rewards.answers:star_graph",
     "vader": "pipeline.learning.rewards.answers:vader",
 }
 """Name -> function."""

@@ -175,10 +175,6 @@ def permutation(seed: int, purpose: int, size: int) -> NDArray[np.int64]:
 # The dataset of a configuration, one that ships or one of the user's own, which is tried on a few rows.
 
 
-_ROWS = 8
-_DRAWS = (0.01, 0.5, 0.99)
-
-
 def load_dataset(config: DatasetConfig, prepared: Path | None = None) -> Dataset:
     """Make the dataset of a configuration.
 
@@ -254,9 +250,16 @@ def _is_text(given: Any) -> bool:
 
 
 def demonstration_length(dataset: Dataset) -> int:
-    """Tokens of the first demonstration of a dataset, its bos_token included."""
-    prompt, completion = dataset.demonstration(int(dataset.ids("train")[0]), _DRAWS[0])
-    return 1 + len(re.findall(dataset.symbol_pattern, prompt + completion))
+    """Tokens of the first demonstration of a dataset, its bos_token included.
+
+    Raises:
+        ConfigError: It cannot be made.
+    """
+    try:
+        prompt, completion = dataset.demonstration(int(dataset.ids("train")[0]), 0.01)
+        return 1 + len(re.findall(dataset.symbol_pattern, prompt + completion))
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"the demonstrations of {type(dataset).__name__} fail: {told(error)}") from error
 
 
 def check_demonstrations(name: str, dataset: Dataset) -> None:
@@ -267,7 +270,7 @@ def check_demonstrations(name: str, dataset: Dataset) -> None:
         dataset: The dataset.
 
     Raises:
-        ConfigError: Says what it lacks, or what is wrong with a few demonstrations of one of the user's own.
+        ConfigError: Says what it lacks.
     """
     needs = {
         "a vocabulary": len(dataset.vocabulary) > 0,
@@ -279,27 +282,3 @@ def check_demonstrations(name: str, dataset: Dataset) -> None:
             f"datasets.{name} with model=tiny: that model is made for its dataset and trained on it, and this one "
             f"lacks {', '.join(lacks)}. Choose a model of your own: model=hf models.hf.path=FOLDER_OR_HUB_ID"
         )
-    if dataset.config.class_path is None:
-        return
-    try:
-        problem = _problem(dataset)
-    except (Exception, SystemExit) as error:
-        problem = f"its demonstrations fail: {told(error)}"
-    if problem:
-        raise ConfigError(f"datasets.{name}: {problem}")
-
-
-def _problem(dataset: Dataset) -> str:
-    """What is wrong with a few demonstrations: they must have equal lengths, and known tokens alone."""
-    sizes = set()
-    for row_id in dataset.ids("train")[:_ROWS]:
-        for draw in _DRAWS:
-            prompt, completion = shown = dataset.demonstration(int(row_id), draw)
-            tokens = [re.findall(dataset.symbol_pattern, text) for text in (prompt, completion)]
-            if odd := [token for token in (*tokens[0], *tokens[1]) if token not in dataset.vocabulary]:
-                return f"the demonstration {shown} has {odd[0]!r}, which is not in its vocabulary"
-            if dataset.completion_length is not None and len(tokens[1]) > dataset.completion_length:
-                return f"the demonstration {shown} is longer than completion_length={dataset.completion_length}"
-            sizes.add((len(tokens[0]), len(tokens[1])))
-    equal = "model=tiny needs prompts of equal length, and completions too"
-    return "" if len(sizes) == 1 else f"its demonstrations differ in their numbers of tokens; {equal}"

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
 from pipeline.config.schema import Schedule, TrainingConfig
+from pipeline.errors import JobError
 from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.kinds import TinyModelConfig
@@ -83,9 +84,16 @@ class Encoder:
 
         Returns:
             Shape [B, T], int64, BOS first; and the number of tokens before a completion.
+
+        Raises:
+            JobError: They are of several lengths, or have tokens of another vocabulary.
         """
-        texts = [[self._bos, *map(self._ids.__getitem__, self._symbols(p + c))] for p, c in shown]
-        ids = torch.tensor(texts)
+        try:
+            ids = torch.tensor([[self._bos, *map(self._ids.__getitem__, self._symbols(p + c))] for p, c in shown])
+        except (KeyError, ValueError) as error:
+            raise JobError(
+                f"demonstrations need tokens of the dataset's vocabulary, as many in each ({error}): {shown[0]}"
+            ) from error
         return ids, ids.shape[1] - len(self._symbols(shown[0][1]))
 
 

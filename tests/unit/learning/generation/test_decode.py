@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -26,7 +25,7 @@ from pipeline.learning.generation.sampling import (
     uniforms,
 )
 from pipeline.learning.models.batch_size import note_split, split_over
-from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, bits_of
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 
@@ -234,34 +233,6 @@ def test_guided_decoding_equals_decoding_without_a_cache(
     [
         (FAMILIES[(kind + tilt) % 2], head, name)
         for kind, head in enumerate([HeadType.v, HeadType.q])
-        for tilt, name in enumerate(["others dropped", "others at offset 0"])
-    ],
-    indirect=["model"],
-)
-def test_guided_decoding_equals_generate_with_the_slow_processor(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
-) -> None:
-    """Greedy, so that nothing but distributions is compared; prompts are padded on the left in both."""
-    value, tilt, prompts = make_value(model, head), TILTS[name], some_prompts()
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    expected = model.generate(
-        ids,
-        attention_mask=(ids != 0).long(),
-        max_new_tokens=STEPS,
-        do_sample=False,
-        pad_token_id=0,
-        logits_processor=[GuidedLogitsProcessor(value, tilt, pad_id=0)],
-    )
-    decoded = run(model, prompts, greedy=True, guidance=Guidance(value, tilt))
-    assert decoded.tokens == expected[:, width:].tolist()
-
-
-@pytest.mark.parametrize(
-    ("model", "head", "name"),
-    [
-        (FAMILIES[(kind + tilt) % 2], head, name)
-        for kind, head in enumerate([HeadType.v, HeadType.q])
         for tilt, name in enumerate(TILTS)
     ],
     indirect=["model"],
@@ -313,62 +284,6 @@ def test_rows_end_at_their_budget_or_with_the_end_token_and_leave_the_others_alo
     for tokens, budget, unbounded in zip(decoded, budgets, free, strict=True):
         ends = unbounded.index(eos_id) + 1 if eos_id in unbounded else STEPS
         assert tokens == unbounded[: min(budget, ends)]
-
-
-@pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
-def test_an_untrained_guide_is_the_reference(model: PreTrainedModel, head: HeadType) -> None:
-    prompts = some_prompts()
-    reader = value_model_from(model, head).eval()
-    decoded = run(model, prompts, greedy=True, guidance=Guidance(reader, Tilt(bernoulli_offset(0.1), top_k=5)))
-    assert decoded.tokens == run(model, prompts, greedy=True).tokens
-    assert decoded.kl == pytest.approx(np.zeros(len(prompts)), abs=1e-5)
-
-
-# Each two of model, head and rule meet; all three of them at leisure.
-@pytest.mark.parametrize(
-    ("model", "head", "rule"),
-    [
-        pytest.param(kind, head, rule, marks=() if (at + place) % 2 == number else pytest.mark.exhaustive)
-        for number, kind in enumerate(FAMILIES)
-        for at, head in enumerate([HeadType.v, HeadType.q])
-        for place, rule in enumerate(Others)
-    ],
-    indirect=["model"],
-)
-def test_draws_have_the_probabilities_of_the_plain_processor(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType, rule: Others
-) -> None:
-    """The first two tokens of many samples: the second one goes by what the caches hold of the first."""
-    value, prompt, samples = make_value(model, head), [3, 1, 4], 4000
-    tilt = Tilt(preference_offset(3.0), top_k=2, others=rule)
-    guidance = Guidance(value, tilt)
-    drawn = np.array(run(model, [prompt], samples=samples, budgets=[2], batch_size=1000, guidance=guidance).tokens)
-    processor = GuidedLogitsProcessor(value, tilt)
-
-    def row(*ids: int) -> np.ndarray:
-        text = torch.tensor([[*prompt, *ids]])
-        with torch.inference_mode():
-            return processor(text, model(text).logits[:, -1])[0].double().exp().numpy()
-
-    first = row()
-    pairs = np.stack([chance * row(token) for token, chance in enumerate(first)])
-    pairs /= pairs.sum()
-    counts = np.zeros_like(pairs)
-    np.add.at(counts, (drawn[:, 0], drawn[:, 1]), 1)
-    often = pairs * samples >= 5
-    observed = np.append(counts[often], counts[~often].sum())
-    expected = np.append(pairs[often], pairs[~often].sum()) * samples
-    used = expected > 0
-    assert counts[pairs == 0].sum() == 0
-    assert chisquare(observed[used], expected[used]).pvalue > 1e-3
-    outside = ~np.isin(np.arange(len(first)), policy_top(model, prompt))
-    assert (counts[outside].sum() > 20) == (rule is not Others.dropped)
-
-
-def policy_top(model: PreTrainedModel, prompt: list[int]) -> list[int]:
-    with torch.inference_mode():
-        found: list[int] = model(torch.tensor([prompt])).logits[0, -1].topk(2).indices.tolist()
-    return found
 
 
 def test_a_prompt_without_tokens_is_refused_also_beside_others(model: PreTrainedModel) -> None:

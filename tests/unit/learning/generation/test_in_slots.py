@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
-from pipeline.learning.generation import row_models
+from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
 from pipeline.learning.generation.sampling import Keys, Tilt, atoms_offset, preference_offset, sample_keys
 from pipeline.learning.models.flops import metered
@@ -24,7 +24,7 @@ from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.doubles.models import cache_in
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model, opinionated
-from tests.unit.learning.generation.test_decode import TILTS, slow_plain, some_prompts
+from tests.unit.learning.generation.test_decode import TILTS
 
 ATOMS = Tilt(atoms_offset([-1.0, 0.0, 2.0], 1.5), top_k=5, min_p=0.02, others=Others.offset_zero)
 HEADS = [None, HeadType.v, HeadType.q]
@@ -138,27 +138,33 @@ def test_steps_that_are_looked_at_together_are_those_that_are_looked_at_one_by_o
     assert fewer > 5 * len(seeds)
 
 
-@pytest.mark.parametrize(
-    ("kind", "head", "seed"),
-    [
-        pytest.param(kind, head, 25 + number, marks=() if (at + turn) % 2 == number else pytest.mark.exhaustive)
-        for at, kind in enumerate(["qwen2", "neox", "gemma2"])
-        for turn, head in enumerate(HEADS)
-        for number in range(2)
-    ],
-)
-def test_other_families(kind: str, head: HeadType | None, seed: int) -> None:
-    """Each head and each family with both kinds of work, or with all three of these at leisure."""
-    model = language_model(kind)
-    Case(seed).check(model, head and opinionated(model, head))
-
-
 def sure_of_itself(kind: str) -> PreTrainedModel:
     """A model of whose steps half have one candidate of 20 %."""
     model = language_model(kind)
     norm = model.transformer.ln_f if kind == "gpt2" else model.model.norm
     norm.weight.mul_(4.0)
     return model
+
+
+@pytest.mark.parametrize("head", [head for head in HEADS if head])
+@pytest.mark.parametrize("make", [language_model, sure_of_itself], ids=["candidates", "often one alone"])
+def test_steps_that_ask_for_nothing_draw_the_same(
+    head: HeadType, make: Callable[[str], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make("llama")
+    value = opinionated(model, head)
+    for seed in range(3):  # as many as `Others`
+        case = Case(seed)
+        case.tilt = replace(case.tilt, top_k=6, min_p=0.05, others=list(Others)[seed % 3])
+        with metered() as asking:
+            theirs = case.drawn(model, value)
+        monkeypatch.setattr(sampling, "may_ask", lambda _: False)
+        with metered() as meter:
+            ours = case.drawn(model, value)
+        monkeypatch.undo()
+        assert ours.tokens == theirs.tokens
+        assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
+        assert meter.total == asking.total
 
 
 # Each two of them meet, and with them one slot for a head that reads candidates, of which it may have one alone.
@@ -198,16 +204,6 @@ def test_atoms(model: PreTrainedModel, head: HeadType) -> None:
         case = Case(seed)
         case.tilt = ATOMS
         case.check(model, value)
-
-
-def test_slots_draw_what_is_drawn_without_a_cache(model: PreTrainedModel) -> None:
-    prompts = some_prompts(7)
-    keys = sample_keys(0, "test", np.arange(7), 1)
-    found = decode(model, prompts, [7, 2, 0, 7, 5, 7, 1], DecodeSettings(batch_size=3), keys=keys)
-    assert found.tokens == [
-        slow_plain(model, prompt, row, steps)
-        for row, (prompt, steps) in enumerate(zip(prompts, [7, 2, 0, 7, 5, 7, 1], strict=True))
-    ]
 
 
 @pytest.mark.parametrize("head", HEADS)

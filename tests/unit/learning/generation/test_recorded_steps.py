@@ -22,9 +22,9 @@ from pipeline.learning.generation.steps import Graphs, RecordedSteps
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import ValueModel
 from tests.doubles import graphs
+from tests.doubles.graphs import Asked
 from tests.unit.learning.generation.conftest import language_model, opinionated
-from tests.unit.learning.generation.test_host import Asked
-from tests.unit.learning.generation.test_in_slots import ATOMS, HEADS, Case, with_atoms
+from tests.unit.learning.generation.test_in_slots import HEADS, Case
 
 
 @pytest.fixture(autouse=True)
@@ -97,13 +97,6 @@ def test_what_becomes_of_other_tokens(head: HeadType, others: Others) -> None:
     case.tilt = Tilt(preference_offset(0.7), top_k=6, min_p=0.05, others=others)
     check(case, model, opinionated(model, head))
     assert graphs.Graph.replays > 0
-
-
-@pytest.mark.parametrize("head", HeadType)
-def test_atoms(head: HeadType) -> None:
-    model, case = language_model("llama"), Case(31)
-    case.tilt = ATOMS
-    check(case, model, with_atoms(model, head))
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -197,27 +190,6 @@ def added(numbers: Tensor) -> None:
 
 def fail(why: str) -> None:
     raise RuntimeError(why)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_a_model_that_cannot_be_recorded_is_not_tried_again(
-    head: HeadType | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries = [0]
-    one = Graphs.recorded
-
-    def counted(self: Graphs, work: Any) -> Any:
-        tries[0] += 1
-        return one(self, work)
-
-    monkeypatch.setattr(Graphs, "recorded", counted)
-    model, case = unrecordable(), Case(2)
-    value = head and opinionated(language_model("llama"), head)
-    for _ in range(3):
-        recorded(case, model, value)
-    assert tries == [1]
-    recorded(case, language_model("llama"))  # others are
-    assert graphs.Graph.replays > 0
 
 
 @pytest.mark.parametrize("why", ["split", "shard", "spread", "own cache", "branches", "alone"])

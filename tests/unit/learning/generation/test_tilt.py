@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pipeline.learning.algos.qsharp import MOST_GRID_ERROR, grid_error, least_atoms
-from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guided import GuidedLogitsProcessor
+from pipeline.learning.choices import Others
 from pipeline.learning.generation.sampling import (
     KnownOffset,
     Tilt,
@@ -30,9 +28,7 @@ from pipeline.learning.generation.sampling import (
     step_kl,
 )
 from pipeline.learning.generation.steps import guided_step
-from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training.value import atom_weights, token_atoms, token_bce
-from tests.doubles.models import tiny_policy
 
 VOCABULARY = 12
 
@@ -283,31 +279,6 @@ def test_a_label_between_atoms_is_split_so_that_its_mean_is_kept() -> None:
     mass = logits.softmax(-1).detach()[0, 0]
     assert float((mass * torch.linspace(0, 1, 5)).sum()) == pytest.approx(0.6, abs=1e-3)
     assert mass[2:4].sum() > 0.99
-
-
-def value(head: HeadType) -> ValueModel:
-    model = value_model_from(tiny_policy(1), head, atoms=4)
-    model.head.weight.data = random(*model.head.weight.shape, seed=3) / 3
-    return model.eval()
-
-
-@pytest.mark.parametrize("head", list(HeadType))
-@pytest.mark.parametrize("others", Others)
-def test_the_fast_decoder_equals_the_slow_one(head: HeadType, others: Others) -> None:
-    reference, guide = tiny_policy(), value(head)
-    tilt = Tilt(atoms_offset([0, 1 / 3, 2 / 3, 1], 0.2), top_k=5, min_p=0.02, others=others)
-    prompts = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [2, 2]]
-    settings = DecodeSettings(batch_size=4, eos_id=None, pad_id=11)
-    found = decode(reference, prompts, [6] * 4, settings, keys=None, guidance=Guidance(guide, tilt)).tokens
-    slow = GuidedLogitsProcessor(guide, tilt)
-    for prompt, tokens in zip(prompts, found, strict=True):
-        ids = list(prompt)
-        for token in tokens:
-            prefix = torch.tensor([ids])
-            with torch.no_grad():
-                row = slow(prefix, reference(prefix).logits[:, -1])
-            assert float(row[0, token]) == pytest.approx(float(row[0].max()), abs=1e-4)
-            ids.append(token)
 
 
 @pytest.mark.parametrize(

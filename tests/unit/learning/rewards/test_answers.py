@@ -14,7 +14,6 @@ from pipeline.learning.rewards.answers import (
     final_number,
     gsm8k,
     last_boxed,
-    star_graph,
     vader,
 )
 from pipeline.learning.rewards.math_verify import math_verify, parsed_answer
@@ -74,35 +73,6 @@ def test_math_is_compared_as_mathematics() -> None:
     assert math_verify(completions=["5"], solution=[""]) == [None]
     assert parsed_answer("1/2") == parsed_answer(r"$\frac{1}{2}$") == "1/2"
     assert parsed_answer("no idea") is None
-
-
-GRAPH = "7,3|3,9|7,4|4,1|7,5|5,2/7,9="
-
-
-@pytest.mark.parametrize(
-    ("path", "right"),
-    [
-        ("7,3,9", 1),
-        (" 7, 3, 9 \n", 1),
-        ("7,4,1", 0),  # a path, but to another end
-        ("7,9", 0),  # no such edge
-        ("7,3", 0),
-        ("3,9", 0),
-        ("7,3,9,", 0),
-        ("7,3,9 I think", 0),
-        ("9,3,7", 0),
-        ("", 0),
-    ],
-)
-def test_star_graph(path: str, right: float) -> None:
-    assert star_graph(prompts=[GRAPH], completions=[path], solution=["7,3,9"]) == [right]
-    assert star_graph(prompts=[GRAPH], completions=[path]) == [right]
-
-
-@pytest.mark.parametrize("prompt", ["", "1,2", "1,2/3", "1,2|3/1,2=", "a,b/a,b="])
-def test_a_prompt_that_is_no_graph_is_an_error(prompt: str) -> None:
-    with pytest.raises(ValueError, match="not a star graph"):
-        star_graph(prompts=[prompt], completions=["1,2"])
 
 
 def test_sentiment() -> None:
