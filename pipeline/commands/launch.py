@@ -51,23 +51,11 @@ def launch(
     ] = 8,
 ) -> int:
     """Run a program on devices of its own."""
+    given = locals()
     from pipeline.engine.launch.run import launch as carry_out
     from pipeline.engine.launch.run import say_to_stderr
 
-    request = requested(
-        program=program,
-        gpus=gpus,
-        num_gpus=num_gpus,
-        device=device,
-        nproc=nproc,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-        wait=wait,
-        grace=grace,
-    )
-    return carry_out(request, say_to_stderr)
+    return carry_out(requested(**given), say_to_stderr)
 
 
 def requested(

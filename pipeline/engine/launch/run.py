@@ -126,8 +126,10 @@ def find_program(words: Sequence[str], folder: Path) -> Program:
         ConfigError: It does not exist, or starts processes of its own.
     """
     usage = "Give it last, after --: pipeline launch --gpus 0,1 -- train.py --lr 1e-3"
-    if not words or (words[0] == "-m" and len(words) == 1):
-        raise ConfigError(f"there is no program to start. {usage}")
+    if not words or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
+        raise ConfigError(
+            f"there is no program to start, nor such an option of launch: {' '.join(words)}. {usage}"
+        )
     first, *rest = words
     if first == "-m":
         # The first part alone: looking for the others would import it.
@@ -135,13 +137,8 @@ def find_program(words: Sequence[str], folder: Path) -> Program:
         if importlib.machinery.PathFinder.find_spec(top, [str(folder), *sys.path]) is None:
             raise ConfigError(f"there is no module {rest[0]}: '{top}' is not installed and not in {folder}")
         return Program(("--module",), rest[0], tuple(rest[1:]))
-    if first.startswith("-"):
-        raise ConfigError(f"'{first}' is not an option of launch. See --help. {usage}")
     if Path(first).name == "run_parallel.py":
-        raise ConfigError(
-            "run_parallel.py starts a process on each GPU by itself: run it without launch. "
-            "Choose GPUs by distributed.gpu_ids=[0,2]."
-        )
+        raise ConfigError("run_parallel.py starts a process on each GPU by itself: run it without launch")
     if first.endswith(".py"):
         if not (folder / first).is_file():
             raise ConfigError(f"there is no file {first} in {folder}. {usage}")
@@ -358,7 +355,7 @@ def launch(request: LaunchRequest, say: Say) -> int:
             server = held.enter_context(listen(meeting.port))
             meeting = replace(meeting, port=server.getsockname()[1])
         elif meeting.port is not None and meeting.node_rank == 0:
-            _refuse_used("", meeting.port).close()  # the agent opens it anew, once torch is imported
+            listen(meeting.port, "").close()  # the agent opens it anew, once torch is imported
         lease = held.enter_context(take_devices(request, f"launch {Path(program.name).name}", os.environ, say))
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
@@ -458,27 +455,22 @@ def describe(devices: Sequence[inventory.Device], meeting: Meeting) -> str:
     return f"{many} (LOCAL_RANK {places}), {meeting}"
 
 
-@contextmanager
-def listen(port: int | None) -> Iterator[socket.socket]:
-    """The socket where the ranks of this machine alone meet; no other machine reaches it.
+def listen(port: int | None, host: str = LOOPBACK) -> socket.socket:
+    """The socket where ranks meet; of one on the loopback interface no other machine knows.
 
     Args:
         port: Its port, or None for a free one.
+        host: Where it listens.
 
     Raises:
         ConfigError: The port is in use.
     """
-    with _refuse_used(LOOPBACK, port or 0) as server:
-        yield server
-
-
-def _refuse_used(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port))
+        return socket.create_server((host, port or 0))
     except OSError as error:
+        said = f"port {port}: {os.strerror(error.errno or 0)}. Give another by --master-port"
         raise ConfigError(
-            f"port {port}: {os.strerror(error.errno or 0)}{listener(port)}. Give another by --master-port, or "
-            "none at all (and no MASTER_PORT) on a single machine: a free one is found."
+            f"{said}; on a single machine none at all (and no MASTER_PORT): a free one is found"
         ) from error
 
 
@@ -502,17 +494,6 @@ def own_port() -> Iterator[int]:
             yield port
             return
     raise DeviceError(f"no port from {_PORTS[0]} to {_PORTS[1] - 1} is free, of {_TRIES} that were tried")
-
-
-def listener(port: int) -> str:
-    """Who listens on a port, as in `` by python (pid 4711)``; empty where the system does not tell."""
-    import psutil
-
-    with suppress(psutil.Error, OSError):
-        for connection in psutil.net_connections(kind="tcp"):
-            if connection.laddr and connection.laddr.port == port and connection.pid:
-                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
-    return ""
 
 
 def ranks_command(

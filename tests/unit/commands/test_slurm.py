@@ -10,6 +10,7 @@ from pipeline.__main__ import app
 from pipeline.commands import slurm
 from pipeline.errors import PipelineError
 from tests.doubles.composing import quick_config
+from tests.doubles.sweeps import SweepOnPaper
 
 RUN = ["run", "experiment.name=x"]
 
@@ -103,8 +104,7 @@ def test_a_wrong_request_is_one_message_and_no_file(here: Path, words: list[str]
 
 
 def test_an_agent_joins_a_sweep_that_there_is(here: Path) -> None:
-    (here / "outputs" / "lr" / "sweep").mkdir(parents=True)
-    (here / "outputs" / "lr" / "sweep" / "optuna.log").write_text("a line")
+    SweepOnPaper(here / "outputs", "lr")
     assert "Did you mean 'lr'?" in refused("write", "sweep", "agent", "lrr")
     assert "wrote lr.sbatch" in said("write", "--array", "0-3", "sweep", "agent", "lr", "--agents", "4")
 
