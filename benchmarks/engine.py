@@ -62,11 +62,11 @@ from benchmarks.bodies import die, make_files, nap, nothing
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
-from pipeline.engine.scheduler.dispatch import DEPTH
+from pipeline.engine.run_jobs import make_pool
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
+from pipeline.engine.scheduler.reactions import DEPTH
 from pipeline.engine.store.store import Store
-from pipeline.engine.workers.backends import make_pool
 from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerReady
 from pipeline.engine.workers.pool import Pool
 from pipeline.plan.graph import Job, Plan

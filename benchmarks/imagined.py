@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.devices.layout import Layout
+from pipeline.engine.devices.select import Layout
 from pipeline.engine.store.store import NOT_STORED, Store
 from pipeline.engine.workers.messages import (
     FromWorker,

@@ -48,7 +48,7 @@ from rich.table import Table
 from benchmarks.arguments import positive
 from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore, Speeds
 from pipeline.config.schema import ExecutionConfig
-from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.journal import Journal, Listener
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome

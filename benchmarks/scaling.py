@@ -36,11 +36,11 @@ from benchmarks.arguments import positive
 from pipeline.config.schema import Barrier, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal, read_journal
+from pipeline.engine.run_jobs import make_pool
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome, account
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.store import Store
-from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Job, Plan
 from tests.doubles.simulate import simulate
 

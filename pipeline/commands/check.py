@@ -30,8 +30,7 @@ from pipeline.config.plain import to_plain
 from pipeline.config.schema import DeviceChoice
 from pipeline.config.tables import conf_dir
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.devices.select import choose_devices, holders
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store

@@ -11,8 +11,7 @@ import typer
 from pipeline.commands.typed import Every, Watch, examples, refuse_both
 from pipeline.config.schema import Optimizer, Sharding, Strategy
 from pipeline.engine.devices.inventory import GpuUsage, read_machine, visible_gpus
-from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.select import pick
+from pipeline.engine.devices.select import holders, pick
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.gpus import get_gpu_info
 from pipeline.learning.memory import fit as memory

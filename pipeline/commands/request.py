@@ -20,10 +20,9 @@ from pipeline.config.ignored import idle_settings
 from pipeline.config.load import fewer_than_usual
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device
-from pipeline.engine.devices.layout import Layout, make_layout
-from pipeline.engine.devices.select import choose_devices, declared_gpus
+from pipeline.engine.devices.select import Layout, choose_devices, declared_gpus, make_layout
 from pipeline.engine.keeper import Keeper
-from pipeline.engine.store.measured import read_durations
+from pipeline.engine.run_jobs import read_durations
 from pipeline.engine.store.shared import SharedStore, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.errors import ConfigError, DeviceError, StoreError, has_package, install_command

@@ -20,8 +20,7 @@ from pipeline.engine.journal import SHARED_STORE, Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store import shared
-from pipeline.engine.store.store import NOT_STORED, REMOVED
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Verified
 from pipeline.errors import StoreError
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.machine.children import command

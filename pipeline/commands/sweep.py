@@ -22,8 +22,7 @@ from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.commands.typed import OUTPUTS, AsJson, Attempt, Every, LastLines, Raw, examples, refuse_both
 from pipeline.config.schema import LONGEST_S, DeviceChoice
 from pipeline.engine.devices.inventory import find_gpus
-from pipeline.engine.devices.lease import holders
-from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.devices.select import choose_devices, holders
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError, WorkerError, known_names
 from pipeline.files import json_text, plain_target

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, leftover, read_levels, usable_cores
-from pipeline.engine.devices.lease import holders
+from pipeline.engine.devices.select import holders
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole

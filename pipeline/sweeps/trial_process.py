@@ -26,7 +26,7 @@ import msgspec
 
 from pipeline import arithmetic
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
-from pipeline.engine.devices.lease import holders
+from pipeline.engine.devices.select import holders
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.engine.launch.agent import SIGNALLED
 from pipeline.engine.launch.run import (

@@ -14,13 +14,13 @@ import psutil
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_levels
-from pipeline.engine.devices.layout import make_layout
+from pipeline.engine.devices.select import make_layout
 from pipeline.engine.journal import Journal, Listener, read_journal
+from pipeline.engine.run_jobs import make_pool
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.shared import SharedStore
 from pipeline.engine.store.store import Scratch, Store, remove_leftovers
-from pipeline.engine.workers.backends import make_pool
 from pipeline.plan.graph import Job, Plan
 from pipeline.runs.run_view import RunView
 from tests.doubles.machine import is_living

@@ -7,11 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import ExecutionConfig, RetryConfig
-from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.dispatch import give_up_too_wide, orders_ahead, release_due, reserve, start
 from pipeline.engine.scheduler.policy import Reserve, next_actions
-from pipeline.engine.scheduler.reactions import kill_hanging, react
+from pipeline.engine.scheduler.reactions import (
+    give_up_too_wide,
+    kill_hanging,
+    orders_ahead,
+    react,
+    release_due,
+    reserve,
+    start,
+)
 from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.run import (
     Effect,
@@ -26,8 +33,8 @@ from pipeline.engine.scheduler.run import (
     Tell,
 )
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
+    FailureKind,
     FromWorker,
     JobFinished,
     JobRaised,

@@ -21,7 +21,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.config.schema import Sharding, Strategy, SystemConfig
-from pipeline.engine.workers.failure import classify
+from pipeline.engine.workers.messages import classify
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
 from pipeline.learning.algos.dpo import DPOConfig, KTOConfig

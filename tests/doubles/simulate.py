@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Mapping
 
 from pipeline.config.schema import Barrier
-from pipeline.engine.devices.layout import Layout
+from pipeline.engine.devices.select import Layout
 from pipeline.engine.scheduler.outcome import Attempt
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.state import RunState

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import ExecutionConfig
+from pipeline.engine import run_jobs as backends
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.engine.workers import backends
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.run_view import RunView
 from tests.doubles import fake_nvml

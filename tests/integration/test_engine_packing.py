@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.inventory import Device, find_gpus
+from pipeline.engine.run_jobs import read_peaks, update_peaks
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.engine.store.measured import read_peaks, update_peaks
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Job
 from tests.doubles import fake_nvml

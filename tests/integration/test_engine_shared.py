@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config.schema import Backend
 from pipeline.engine.store.shared import Objects, SharedStore, connect
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import Verified
 from pipeline.plan.graph import Job
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun

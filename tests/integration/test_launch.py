@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
-from pipeline.engine.devices.lease import holders
+from pipeline.engine.devices.select import holders
 from tests.doubles import fake_nvml
 
 ROOT = Path(__file__).parents[2]

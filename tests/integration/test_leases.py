@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
-from pipeline.engine.devices.lease import holders
+from pipeline.engine.devices.select import holders
 from pipeline.engine.journal import read_journal
 from tests.doubles import fake_nvml
 from tests.doubles.small_runs import SMALL, calm_run, with_reference

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus, lives
-from pipeline.engine.devices.lease import LeaseSet
+from pipeline.engine.devices.select import LeaseSet
 from tests.doubles import fake_nvml
 from tests.doubles.side_by_side import carry_out, order
 from tests.doubles.small_runs import wait_for

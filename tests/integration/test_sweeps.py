@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
-from pipeline.engine.devices.lease import LeaseSet
+from pipeline.engine.devices.select import LeaseSet
 from pipeline.machine import descendants
 from pipeline.sweeps.storage import Record, sweep_folder
 from tests.doubles import fake_nvml

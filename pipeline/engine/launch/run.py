@@ -23,8 +23,7 @@ from types import FrameType
 from pipeline import arithmetic
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.lease import LeaseSet, claim_lease, lease_dir
-from pipeline.engine.devices.select import DeviceRequest, candidates
+from pipeline.engine.devices.select import DeviceRequest, LeaseSet, candidates, claim_lease, lease_dir
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
 from pipeline.engine.launch.agent import SIGNALLED
 from pipeline.errors import ConfigError, DeviceError

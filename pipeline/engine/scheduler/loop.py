@@ -29,20 +29,22 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
-from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.dispatch import (
+from pipeline.engine.scheduler.outcome import Outcome, account
+from pipeline.engine.scheduler.policy import Reserve, next_actions
+from pipeline.engine.scheduler.reactions import (
     check_runnable,
     give_up_too_wide,
+    is_believed,
+    kill_hanging,
     orders_ahead,
+    react,
     release_due,
     reserve,
     start,
 )
-from pipeline.engine.scheduler.outcome import Outcome, account
-from pipeline.engine.scheduler.policy import Reserve, next_actions
-from pipeline.engine.scheduler.reactions import is_believed, kill_hanging, react
 from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.run import (
     Effect,
@@ -59,8 +61,7 @@ from pipeline.engine.scheduler.run import (
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
 from pipeline.engine.store.shared import SharedStore, Traffic
-from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, explained, lock_of
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, Verified, explained, lock_of
 from pipeline.engine.workers.messages import (
     FromWorker,
     JobFinished,

@@ -8,7 +8,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from pipeline.engine.devices.layout import Layout
+from pipeline.engine.devices.select import Layout
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keeping import measures
 

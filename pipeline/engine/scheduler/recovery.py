@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run, Send, SetAside, judge
 from pipeline.engine.scheduler.state import WorkerPhase
-from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import RunJob
+from pipeline.engine.workers.messages import FailureKind, RunJob
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
 

@@ -20,8 +20,7 @@ from pipeline.config.schema import ExecutionConfig, RetryConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.outcome import Attempt, WorkerSpan
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import RunJob
+from pipeline.engine.workers.messages import FailureKind, RunJob
 
 # -- retry -------------------------------------------------------------------------------------------------------
 # What follows from a failed attempt: a pure rule.

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from pipeline.config.schema import Barrier
-from pipeline.engine.devices.layout import Layout, plain_layout
+from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.scheduler.ready import EXCLUSIVE, Kind, Needs, ReadyQueue, kind_of, paths_for_rows
-from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import FailureKind
 from pipeline.plan.graph import Job, Plan
 
 # -- job state ---------------------------------------------------------------------------------------------------

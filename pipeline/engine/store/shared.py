@@ -31,8 +31,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta
 
 from pipeline.engine.store.store import KEY as STORE_KEY
-from pipeline.engine.store.store import explained
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import Verified, explained
 from pipeline.errors import ConfigError, StoreError, has_package, install_command
 from pipeline.files import json_text, remove_tree
 from pipeline.foreign import ForeignDataError, read_json

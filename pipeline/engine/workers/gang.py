@@ -22,11 +22,11 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.engine.devices.worker_env import rank_environment
-from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     MAX_MESSAGE_BYTES,
     SEND_TIMEOUT_S,
     AttemptStopped,
+    FailureKind,
     JobFinished,
     JobProgress,
     JobRaised,

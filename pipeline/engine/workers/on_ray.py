@@ -51,8 +51,7 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.pool import Deliver, Pool, Worker
-from pipeline.engine.workers.process import LocalWorker, ProcessSettings
+from pipeline.engine.workers.pool import Deliver, LocalWorker, Pool, ProcessSettings, Worker
 from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import ConfigError, DeviceError, WorkerError
 from pipeline.foreign import converted

@@ -24,8 +24,7 @@ from msgspec.structs import replace
 
 import pipeline
 from pipeline import arithmetic
-from pipeline.engine.store.store import ANSWERS, FLOPS, Store
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import ANSWERS, FLOPS, Store, Verified
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
 from pipeline.engine.workers.work import (
     OutputTo,

@@ -22,7 +22,6 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from pipeline.engine.store.store import Store, remedy
-from pipeline.engine.workers.failure import FailureKind, causes, class_name, classify, storage_errno
 from pipeline.engine.workers.messages import (
     MAX_COUNT,
     MAX_FIGURE,
@@ -30,11 +29,16 @@ from pipeline.engine.workers.messages import (
     MAX_NUMBERS,
     MAX_SECONDS,
     AttemptStopped,
+    FailureKind,
     JobFinished,
     JobProgress,
     JobRaised,
     RunJob,
+    causes,
+    class_name,
+    classify,
     is_number_name,
+    storage_errno,
 )
 from pipeline.errors import DamagedOutput, GangError, JobError, JobStopped, PipelineError, StoreError, own_place
 from pipeline.files import in_folder

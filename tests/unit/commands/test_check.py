@@ -9,7 +9,7 @@ from rich.console import Console
 
 from pipeline.commands import check as doctor
 from pipeline.engine.devices.inventory import Device, find_gpus
-from pipeline.engine.devices.lease import LeaseSet
+from pipeline.engine.devices.select import LeaseSet
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.terminal.console import Check, Verdict, passed

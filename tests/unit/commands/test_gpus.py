@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.commands.gpus import fit_table, gpu_table, gpus_to_fit, of_writing, summary
 from pipeline.engine.devices.inventory import find_gpus, read_machine
-from pipeline.engine.devices.lease import LeaseSet
+from pipeline.engine.devices.select import LeaseSet
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.learning.memory.fit import GB, DecodingLoad, DecodingShape, ModelShape, Workload, fit
 from pipeline.terminal.columns import FittedTable

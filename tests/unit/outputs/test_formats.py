@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
-from pipeline.engine.workers.failure import FailureKind, classify
+from pipeline.engine.workers.messages import FailureKind, classify
 from pipeline.errors import JobError
 from pipeline.outputs.check import MAX_LEVELS, check_output
 from pipeline.outputs.formats import PAGE, read_input, read_lines, read_metrics

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pipeline.config.schema import Backend, ExecutionConfig
 from pipeline.engine.devices.inventory import Device, GpuUsage, cpu_slots, find_gpus
-from pipeline.engine.devices.layout import AUTO_SLOTS, make_layout, plain_layout
+from pipeline.engine.devices.select import AUTO_SLOTS, make_layout, plain_layout
 from tests.unit.engine.devices.conftest import UseMachine
 
 GPU = Device(kind="cuda", index=0, uuid="GPU-0", name="NVIDIA A100", memory_total_bytes=80 * 2**30)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.devices.inventory import Device, cpu_slots
-from pipeline.engine.devices.lease import LeaseSet, holders, lease_dir
+from pipeline.engine.devices.select import LeaseSet, holders, lease_dir
 from pipeline.errors import DeviceError
 
 GPUS = [

@@ -7,11 +7,11 @@ import pytest
 from pipeline.config.schema import DeviceChoice, DistributedConfig
 from pipeline.engine.devices import select
 from pipeline.engine.devices.inventory import find_gpus, read_machine
-from pipeline.engine.devices.lease import holders
 from pipeline.engine.devices.select import (
     DeviceRequest,
     candidates,
     choose_devices,
+    holders,
     lease_devices,
     pick,
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.devices.inventory import cpu_slots, find_gpus
-from pipeline.engine.devices.lease import LeaseSet
+from pipeline.engine.devices.select import LeaseSet
 from pipeline.engine.launch import run
 from pipeline.engine.launch.agent import _hindsight
 from pipeline.engine.launch.run import (

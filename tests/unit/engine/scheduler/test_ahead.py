@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
-from pipeline.engine.scheduler import dispatch
-from pipeline.engine.scheduler.dispatch import SHORT_S
+from pipeline.engine.scheduler import reactions
+from pipeline.engine.scheduler.reactions import SHORT_S
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim
-from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import AttemptStopped, JobStarted
+from pipeline.engine.workers.messages import AttemptStopped, FailureKind, JobStarted
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
 
@@ -20,7 +19,7 @@ DEPTH = 4
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """So few jobs ahead that they can be counted; no rule rests on the number."""
-    monkeypatch.setattr(dispatch, "DEPTH", DEPTH)
+    monkeypatch.setattr(reactions, "DEPTH", DEPTH)
 
 
 def crowd(count: int = 12, workers: int = 1, **settings: object) -> OnPaper:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore
 from pipeline.config.schema import ExecutionConfig, Keep
-from pipeline.engine.devices.layout import plain_layout
+from pipeline.engine.devices.select import plain_layout
 from pipeline.engine.journal import Journal
 from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.ready import paths_for_rows

@@ -17,8 +17,7 @@ from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseC
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.shared import SharedStore, Traffic
-from pipeline.engine.store.store import REMOVED, Store
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import REMOVED, Store, Verified
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
 from tests.doubles.engine import job, key, plan_of

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.placement import Room
-from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
+from pipeline.engine.devices.select import Layout, Place
+from pipeline.engine.scheduler.policy import Action, Reserve, Room, Start, next_actions
 from pipeline.engine.scheduler.ready import MARGIN, Needs
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.plan.graph import Job, Plan

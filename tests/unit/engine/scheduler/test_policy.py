@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.schema import Barrier
-from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.scheduler.dispatch import check_runnable, too_wide
+from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.outcome import account
-from pipeline.engine.scheduler.placement import Room
-from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
+from pipeline.engine.scheduler.policy import Reserve, Room, Start, next_actions
+from pipeline.engine.scheduler.reactions import check_runnable, too_wide
 from pipeline.engine.scheduler.state import JobStatus, RunState
-from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import FailureKind
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Job, Plan
 from tests.doubles.simulate import simulate

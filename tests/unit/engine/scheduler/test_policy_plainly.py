@@ -7,14 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler import policy
-from pipeline.engine.scheduler.dispatch import too_wide
-from pipeline.engine.scheduler.placement import Promises, Room, Seat, _Guest
-from pipeline.engine.scheduler.policy import Action, Reserve, Start, next_actions
+from pipeline.engine.scheduler.policy import Action, Promises, Reserve, Room, Seat, Start, _Guest, next_actions
+from pipeline.engine.scheduler.reactions import too_wide
 from pipeline.engine.scheduler.ready import Kind, Needs
 from pipeline.engine.scheduler.state import RunState, WorkerPhase, WorkerState
-from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import FailureKind
 from pipeline.plan.graph import Job, Plan
 
 STEPS = 120

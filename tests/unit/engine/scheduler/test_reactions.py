@@ -9,9 +9,9 @@ import pytest
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.recovery import unusable
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim, Tell
-from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     AttemptStopped,
+    FailureKind,
     Heartbeat,
     JobFinished,
     JobProgress,

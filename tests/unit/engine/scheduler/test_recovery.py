@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.run import OnDisk, Say
-from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import WorkerExited
+from pipeline.engine.workers.messages import FailureKind, WorkerExited
 from tests.doubles.engine import job, key
 from tests.doubles.on_paper import OnPaper
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.devices.layout import Layout, Place
+from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.run import ProcessOrder, Send
 from pipeline.engine.scheduler.state import SETTLED, WorkerPhase
-from pipeline.engine.workers.failure import FailureKind
+from pipeline.engine.workers.messages import FailureKind
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.devices.layout import Layout, Place
-from pipeline.engine.workers.failure import FailureKind
-from pipeline.engine.workers.messages import JobStarted, WorkerUnusable
+from pipeline.engine.devices.select import Layout, Place
+from pipeline.engine.workers.messages import FailureKind, JobStarted, WorkerUnusable
 from pipeline.plan.graph import Job
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper

@@ -26,8 +26,7 @@ from pipeline.engine.store.shared import (
     connect,
     look,
 )
-from pipeline.engine.store.store import Store
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import Store, Verified
 from pipeline.errors import ConfigError, StoreError
 from pipeline.outputs.manifest import _canonical
 from tests.doubles.s3 import BUCKET, FAULTS, S3, serving

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.devices.lease import Ticket, claim_lease
+from pipeline.engine.devices.select import Ticket, claim_lease
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.run_jobs import read_durations, read_peaks, update_durations, update_peaks
 from pipeline.engine.store.gc import find_runs, job_of
-from pipeline.engine.store.measured import read_durations, read_peaks, update_durations, update_peaks
-from pipeline.engine.store.store import Store, users
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import Store, Verified, users
 from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.learning.models.batch_size import _read_hint
 from pipeline.outputs.manifest import MANIFEST

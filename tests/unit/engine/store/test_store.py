@@ -14,10 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.engine.store import verified as verified_module
-from pipeline.engine.store.measured import read_peaks, update_peaks
-from pipeline.engine.store.store import MANIFEST, NOT_STORED, Costs, Store
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.run_jobs import read_peaks, update_peaks
+from pipeline.engine.store import store as verified_module
+from pipeline.engine.store.store import MANIFEST, NOT_STORED, Costs, Store, Verified
 from pipeline.errors import StoreError
 from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output
@@ -571,7 +570,7 @@ READER = """
 import sys
 from pathlib import Path
 from pipeline.engine.store.store import Store
-from pipeline.engine.store.verified import Verified
+from pipeline.engine.store.store import Verified
 
 class Loud(Store):
     def problem(self, key, *, checksums=True):

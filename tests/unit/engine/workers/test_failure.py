@@ -12,8 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.engine.workers.failure import NEEDS_FRESH_WORKER, FailureKind, classify, storage_errno
-from pipeline.engine.workers.messages import RunJob, decode_report, encode
+from pipeline.engine.workers.messages import (
+    NEEDS_FRESH_WORKER,
+    FailureKind,
+    RunJob,
+    classify,
+    decode_report,
+    encode,
+    storage_errno,
+)
 from pipeline.engine.workers.work import raised
 from pipeline.errors import DamagedOutput, GangError, RanksDisagree
 
@@ -33,7 +40,7 @@ from pyarrow import parquet
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from pipeline.engine.workers.failure import classify
+from pipeline.engine.workers.messages import classify
 
 folder = Path(sys.argv[1])
 tensor = torch.zeros(1_000_000)
@@ -134,7 +141,7 @@ def test_what_the_system_said_of_a_disk(error: BaseException, number: int | None
 
 LIMITED = """
 import resource, signal, sys
-from pipeline.engine.workers.failure import classify
+from pipeline.engine.workers.messages import classify
 
 def told(limit):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
-from pipeline.engine.workers.failure import FailureKind
 from pipeline.engine.workers.messages import (
     MAX_TEXT,
     AttemptStopped,
+    FailureKind,
     GpuLoad,
     Heartbeat,
     JobFinished,

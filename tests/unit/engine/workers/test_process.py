@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
-from pipeline.engine.workers.process import LocalWorker, ProcessSettings
+from pipeline.engine.workers.pool import LocalWorker, ProcessSettings
 from pipeline.machine import children
 from pipeline.machine.children import Child
 from tests.doubles import child as double

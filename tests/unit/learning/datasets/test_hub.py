@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.workers.failure import FailureKind, classify
+from pipeline.engine.workers.messages import FailureKind, classify
 from pipeline.errors import DataError, JobError
 from pipeline.learning.datasets import files
 from pipeline.learning.datasets.base import load_dataset

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.engine.workers.failure import FailureKind, classify
+from pipeline.engine.workers.messages import FailureKind, classify
 from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
 from pipeline.learning.models import batch_size
 from pipeline.learning.models.batch_size import BatchSize, BatchSizes, on_device
