@@ -9,9 +9,10 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -86,15 +87,31 @@ def rendered(
     date = str(given.pop(CLOCK, DATE))
     if asks_clock(tokenizer):
         given["chat_template"] = dated(tokenizer.get_chat_template(tools=given.get("tools")) or "", date)
+    told = [dict(turn) for turn in turns]
+    if _reads_parts_alone(
+        given.get("chat_template") or tokenizer.get_chat_template(tools=given.get("tools")) or ""
+    ):
+        told = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in told]
     return str(
         tokenizer.apply_chat_template(
-            [dict(turn) for turn in turns],
-            tokenize=False,
-            add_generation_prompt=due,
-            continue_final_message=goes_on,
-            **given,
+            told, tokenize=False, add_generation_prompt=due, continue_final_message=goes_on, **given
         )
     )
+
+
+@cache
+def _reads_parts_alone(template: str) -> bool:
+    """Whether a template writes what is said in parts and passes over a text, as those of some models that see."""
+    from jinja2 import TemplateError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def writes(content: object) -> bool | None:
+        turns = [{"role": "user", "content": content}]
+        with suppress(TemplateError, *FAULTS):
+            return MARK in render_jinja_template(conversations=[turns], chat_template=template)[0][0]
+        return None
+
+    return writes(MARK) is False and writes([{"type": "text", "text": MARK}]) is True
 
 
 def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import (
+    MARK,
     TemplateOfFolder,
     dated,
     prompt_text,
@@ -105,6 +106,16 @@ def test_settings_that_cannot_be_are_refused(config: dict[str, Any]) -> None:
 def test_what_a_template_refuses_is_told_with_a_way_out(template: str, turns: list[str], advice: str) -> None:
     with pytest.raises(DataError, match=advice):
         prompt_text(tokenizer(template), [{"role": role, "content": "x"} for role in turns])
+
+
+def test_a_template_that_takes_what_is_said_in_parts_alone_gets_it_so() -> None:
+    """As those of SmolVLM and Idefics, which else write turns that say nothing."""
+    parts = "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}"
+    seeing = tokenizer(f"{{% for m in messages %}}{{{{ m.role }}}}: {parts}.{{% endfor %}}")
+    turns = [{"role": "system", "content": "s"}, *USER, {"role": "assistant", "content": "a"}]
+    assert rendered(seeing, turns) == "system: s.user: u.assistant: a."
+    assert prompt_text(seeing, turns).endswith("assistant: a")
+    assert MARK in prompt_text(seeing, [*turns[:1], {"role": "user", "content": MARK}])
 
 
 def test_what_the_template_of_a_folder_refuses_is_found_without_its_tokenizer(tmp_path: Path) -> None:
