@@ -74,7 +74,7 @@ def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequenc
     """
     times = Counter(run.name for run in runs)
     experiments = [name if number == 1 else f"{name}: {count(number, 'run')}" for name, number in times.items()]
-    several = ", ".join(first_few(experiments, "experiments"))
+    several = first_few(experiments, "experiments")
     return {
         "title": several if len(runs) > 1 else f"{names[0]} ({runs[0].stamp})",
         "made": f"{datetime.now():%Y-%m-%d %H:%M}",
@@ -170,9 +170,7 @@ def best_of(results: Results) -> Iterator[tuple[str, str]]:
             known = {algo: value for algo, value in last.items() if value is not None}
             if known:
                 most = decimal(max(known.values()))
-                first = ", ".join(
-                    first_few([algo for algo, value in known.items() if decimal(value) == most], "methods")
-                )
+                first = first_few((algo for algo, value in known.items() if decimal(value) == most), "methods")
                 than = "" if before is None else f" (reference {decimal(before)})"
                 yield f"highest {heading}, {place}", f"{first} {most}{than}"
 
@@ -203,7 +201,7 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
         missing.setdefault(each.chain, set()).add(each.round)
     if missing:
         named = [f"{chain} (round {', '.join(map(str, sorted(own)))})" for chain, own in missing.items()]
-        yield f"Not in full: {', '.join(first_few(named, 'chains'))}. What is shown is what is there."
+        yield f"Not in full: {first_few(named, 'chains')}. What is shown is what is there."
 
 
 def _seconds(run: LoadedRun) -> float:
@@ -534,7 +532,7 @@ def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ())
     ]
     notes = []
     for place in view.quarantined:
-        jobs = f" Jobs that failed there: {', '.join(first_few(list(place.jobs), 'jobs'))}." if place.jobs else ""
+        jobs = f" Jobs that failed there: {first_few(place.jobs, 'jobs')}." if place.jobs else ""
         device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST_REASON)
         notes.append(f"{device} is used no more: {reason}.{jobs}")
     for cause, blocked in view.blocked_by().items():

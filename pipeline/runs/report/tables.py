@@ -1,4 +1,4 @@
-"""The table of results that a run ends with."""
+"""The table of results that a run ends with, and those of fronts and training budgets below it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from statistics import median
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -21,75 +20,6 @@ from pipeline.runs.report.format import count, decimal, interval, reading_order,
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 from pipeline.terminal.console import say
 
-# -- captions ----------------------------------------------------------------------------------------------------
-# What is said below tables of results of rows that are not like the others.
-
-
-_MOST_FEW = 6
-"""Names in one sentence."""
-
-
-def first_few(names: list[str], what: str) -> list[str]:
-    """The first of them, and of ``what`` how many more there are."""
-    more = [f"and {len(names) - _MOST_FEW} more {what}"] if len(names) > _MOST_FEW else []
-    return [*names[:_MOST_FEW], *more]
-
-
-class Chains(NamedTuple):
-    """Numbers of references and of seeds that a row rests on."""
-
-    references: int
-    seeds: int
-
-
-def about_fewer_chains(rows: Mapping[str, Chains], others: Iterable[Chains] = ()) -> list[str]:
-    """Which rows lack references or seeds that other rows have, and so say less; nothing where none does.
-
-    Args:
-        rows: Row in words -> what it rests on.
-        others: What rows of other tables of the same dataset and model rest on.
-    """
-    every = [*rows.values(), *others]
-    fewer = [
-        f"{row}: {chains[at]} of {most} {what}"
-        for at, what in enumerate(Chains._fields)
-        for most in [max((chains[at] for chains in every), default=0)]
-        for row, chains in rows.items()
-        if chains[at] < most
-    ]
-    return ["; ".join(first_few(fewer, "rows"))] if fewer else []
-
-
-def about_starts(starts: Mapping[str, str], shown: Collection[str]) -> list[str]:
-    """Which methods begin with the policy of another one; nothing where none does.
-
-    Args:
-        starts: Method -> that one.
-        shown: Methods of the table.
-    """
-    begun: dict[str, list[str]] = {}
-    for name in sorted(starts.keys() & set(shown)):
-        begun.setdefault(starts[name], []).append(name)
-    return [
-        f"{', '.join(first_few(names, 'methods'))}: from the last policy of {start}, whose costs count; KL is "
-        "from the reference."
-        for start, names in begun.items()
-    ]
-
-
-def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> list[str]:
-    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
-
-    Args:
-        bounded: Methods of the table whose divergence is a bound.
-        shown: Headings of the columns that are shown; without divergences there is nothing to say of them.
-        so: What follows for other numbers of the table.
-    """
-    if not bounded or not (so or "KL/seq" in shown or "KL/token" in shown):
-        return []
-    return [f"{', '.join(first_few(bounded, 'methods'))}: KL is an upper bound{f', so {so}' if so else ''}."]
-
-
 HEADINGS: Mapping[str, str] = {
     "pass@1": "pass@1",
     "reward": "reward",
@@ -101,36 +31,36 @@ HEADINGS: Mapping[str, str] = {
     "truncated": "cut off",
 }
 """Metrics of the table, in its order, with their headings. KL is in nats."""
-_J, _REGRET = HEADINGS["regularized_reward"], HEADINGS["regret"]
+_J, _REGRET, _CUT = (HEADINGS[name] for name in ("regularized_reward", "regret", "truncated"))
+_ITS_INTERVAL = "its interval"
 _RANKS: Mapping[str, int] = {
     "round": 1,
-    "interval": 3,
     "vs ref": 4,
-    "kl_per_sequence": 5,
-    "truncated": 5,
+    "KL/seq": 5,
+    "cut off": 5,
     "p": 6,
     "regret": 7,
-    "regularized_reward": 8,
-    "its interval": 9,
+    "J": 8,
+    _ITS_INTERVAL: 9,
     "FLOPs": EXTRA,
     "per answer": EXTRA + 1,
-    "length": EXTRA + 2,
+    "tokens": EXTRA + 2,
     "device s": EXTRA + 3,
-    "kl_per_token": EXTRA + 4,
+    "KL/token": EXTRA + 4,
 }
-"""What is left out first, where there is no room, has the highest rank."""
+"""What is left out first, where there is no room, has the highest rank; 2 is what methods are judged by."""
 ANCHORS = ("greedy", "optimum")
 """Policies beside the reference whose metrics stand among its own, as ``NAME/METRIC``."""
-_PRIMARY_RANK = 2
-_SECOND_RANK = 7
-_ITS_INTERVAL = "its interval"
 LEAST_NAME = 12
 """Cells to which names of methods may be cut."""
-_PASS = re.compile(r"pass@\d+")
-_SMALLEST_P = 0.001
+_MOST_FEW = 6
+"""Names in one sentence."""
+_PASS = re.compile(r"pass@(\d+)")
 
 At = tuple[str, int]
 """Algorithm and round."""
+Chains = Mapping[str, int]
+"""How many ``references`` and ``seeds`` a row rests on."""
 
 
 def print_results(console: Console, results: record.Results, run: RunFolder, label: str = "") -> None:
@@ -147,6 +77,58 @@ def print_results(console: Console, results: record.Results, run: RunFolder, lab
     if left_out := dict.fromkeys(name for table in tables for name in table.left_out(console.width)):
         say(console, f"No room for {', '.join(left_out)}: a wider terminal shows all.", "italic")
     say(console, "results:", copy=f"{shown_path(run.path)}/results.json, samples.jsonl")
+
+
+def number_column(heading: str, rank: int) -> Column:
+    """A column of numbers; those of the highest rank are left out first."""
+    return Column(heading=heading, right=True, rank=rank)
+
+
+def _value(number: float | None, none: str = "-") -> str:
+    return none if number is None else decimal(number)
+
+
+# -- captions ----------------------------------------------------------------------------------------------------
+
+
+def first_few(names: Iterable[str], what: str, between: str = ", ") -> str:
+    """The first of them, and of ``what`` how many more there are."""
+    every = list(names)
+    more = [f"and {len(every) - _MOST_FEW} more {what}"] if len(every) > _MOST_FEW else []
+    return between.join([*every[:_MOST_FEW], *more])
+
+
+def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> list[str]:
+    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
+
+    Args:
+        bounded: Methods of the table whose divergence is a bound.
+        shown: Headings of the columns that are shown; without divergences there is nothing to say of them.
+        so: What follows for other numbers of the table.
+    """
+    if not bounded or not (so or "KL/seq" in shown or "KL/token" in shown):
+        return []
+    return [f"{first_few(bounded, 'methods')}: KL is an upper bound{f', so {so}' if so else ''}."]
+
+
+def _about_fewer(rows: Mapping[str, Chains], others: Iterable[Chains] = ()) -> list[str]:
+    """Which rows lack references or seeds that other rows of the same dataset and model have."""
+    every = [*rows.values(), *others]
+    fewer = [
+        f"{row}: {chains[what]} of {most} {what}"
+        for what in ("references", "seeds")
+        for most in [max((each[what] for each in every), default=0)]
+        for row, chains in rows.items()
+        if chains[what] < most
+    ]
+    return [first_few(fewer, "rows", "; ")] if fewer else []
+
+
+def _chains(row: record.PooledRow | record.FrontRow | BudgetRow) -> Chains:
+    return {"references": row.references or 0, "seeds": row.seeds or 0}
+
+
+# -- results -----------------------------------------------------------------------------------------------------
 
 
 def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label: str = "") -> list[FittedTable]:
@@ -168,257 +150,200 @@ def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label:
     tables = []
     for place, cells in grouped.items():
         own = {at: spent[*place, *at] for at in cells if (*place, *at) in spent}
-        tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
-        headline = title(*place, *_sizes(cells, results.split), label)
-        tables.append(_table(headline, cells, tested, own, results))
+        tables.append(_ResultTable(results, place, cells, own).table(label))
     align(tables)
     return tables
 
 
-def number_column(heading: str, rank: int) -> Column:
-    """A column of numbers; those of the highest rank are left out first."""
-    return Column(heading=heading, right=True, rank=rank)
+class _ResultTable:
+    """The results of one dataset and model, from which its table and what stands below it are made."""
 
+    def __init__(
+        self,
+        results: record.Results,
+        place: tuple[str, str],
+        cells: Mapping[At, record.ByMetric],
+        costs: Mapping[At, CostRow],
+    ) -> None:
+        self._results, self._place, self._costs = results, place, costs
+        self._cells = {at: cells[at] for at in sorted(cells, key=lambda at: (*reading_order(at[0]), at[1]))}
+        self._metrics = self._worth_showing()
+        self._anchors = self._find_anchors()
+        tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
+        self._tested = [one for one in tested if one.metric in self._metrics[:1]]
+        self._interval = f"{results.confidence:.0%} interval"
 
-def _sizes(cells: Mapping[At, record.ByMetric], split: str | None) -> list[str]:
-    """Numbers of references, seeds and prompts, without the prompts that strengths of guidance were tried on."""
-    every = [row for cell in cells.values() for row in cell.values()]
-    every = [row for row in every if f"/{ETA}" not in row.metric] or every
-    references, seeds = max(row.references for row in every), max(row.seeds for row in every)
-    crossed = [count(references, "reference")] if references > 1 else []
-    prompt = f"{split} prompt" if split else "prompt"
-    return [*crossed, count(seeds, "seed"), count(max(row.n for row in every), prompt)]
+    def table(self, label: str) -> FittedTable:
+        """The table; a label goes to its title."""
+        headline = title(*self._place, *self._sizes(), label)
+        table = FittedTable(self._columns(), title=headline, caption=lambda shown: "\n".join(self._about(shown)))
+        p_values = {(one.first, one.round): one.p for one in self._tested if one.second == REFERENCE}
+        last = ""
+        for at, cell in self._cells.items():
+            algo, number = at
+            if last and algo != last:
+                table.end_section()
+            last = algo
+            cost = self._costs.get(at)
+            took = [] if cost is None else ["" if one is None else si(one) for one in (cost.flops, cost.answer)]
+            took += [] if cost is None else ["" if cost.device_s is None else f"{cost.device_s:.1f}"]
+            table.add_row(algo, str(number), *self._numbers(cell, p_values.get(at)), *took)
+            if algo == REFERENCE:
+                for name, anchor in self._anchors.items():
+                    table.add_row(name, "-", *self._numbers(anchor, None))
+        return table
 
+    def _sizes(self) -> list[str]:
+        """Numbers of references, seeds and prompts, without those that strengths of guidance were tried on."""
+        every = [row for cell in self._cells.values() for row in cell.values()]
+        every = [row for row in every if f"/{ETA}" not in row.metric] or every
+        references, seeds, prompts = (
+            max(getattr(row, name) for row in every) for name in ("references", "seeds", "n")
+        )
+        crossed = [count(references, "reference")] if references > 1 else []
+        prompt = f"{self._results.split} prompt" if self._results.split else "prompt"
+        return [*crossed, count(seeds, "seed"), count(prompts, prompt)]
 
-def _table(
-    headline: str,
-    cells: Mapping[At, record.ByMetric],
-    comparisons: list[record.Comparison],
-    costs: Mapping[At, CostRow],
-    results: record.Results,
-) -> FittedTable:
-    metrics = _worth_showing(cells)
-    valued = ([name for name, row in cell.items() if row.value is not None] for cell in cells.values())
-    primary = record.primary_metric(valued)
-    metrics.sort(key=lambda name: name != primary)
-    comparisons = [one for one in comparisons if one.metric in metrics[:1]]
-    anchors = _anchors(cells)
-    bounded = results.bounded_among(algo for algo, _ in cells)
+    def _worth_showing(self) -> list[str]:
+        """Metrics that occur, what methods are judged by first, without a reward that is correctness again."""
+        cells = [{name: row.value for name, row in cell.items()} for cell in self._cells.values()]
+        found = [name for name in HEADINGS if any(name in cell for cell in cells)]
+        if "pass@1" in found and all(cell.get("reward") == cell.get("pass@1") for cell in cells):
+            found = [name for name in found if name != "reward"]
+        if all((cell.get("truncated") or 0) < record.MANY_CUT for cell in cells):
+            found = [name for name in found if name != "truncated"]
+        valued = ([name for name, value in cell.items() if value is not None] for cell in cells)
+        primary = record.primary_metric(valued)
+        return sorted(found, key=lambda name: name != primary)
 
-    def about(shown: Collection[str]) -> str:
-        lines = [*_notes(cells, metrics, comparisons, results.confidence, shown)]
-        if chosen := _chosen(cells):
+    def _find_anchors(self) -> dict[str, record.ByMetric]:
+        """What results are held against besides the reference: rows of their own, of metrics that it has."""
+        own = self._cells.get((REFERENCE, 0), {})
+        found: dict[str, record.ByMetric] = {
+            anchor: {
+                name.removeprefix(f"{anchor}/"): row for name, row in own.items() if name.startswith(f"{anchor}/")
+            }
+            for anchor in ANCHORS
+        }
+        most = max((int(match[1]) for name in own if (match := _PASS.fullmatch(name))), default=1)
+        if most > 1:
+            found = {"greedy": found["greedy"], f"pass@{most}": {"pass@1": own[f"pass@{most}"]}, **found}
+        return {name: cell for name, cell in found.items() if cell}
+
+    def _columns(self) -> Iterator[Column]:
+        yield Column(heading="algorithm", least=LEAST_NAME)
+        first, *others = [HEADINGS[name] for name in self._metrics] or [""]
+        headings = ["round", *([first, self._interval, "vs ref", _ITS_INTERVAL, "p"] if first else []), *others]
+        headings += ["FLOPs", "per answer", "device s"] if self._costs else []
+        own = {**_RANKS, first: 2, self._interval: 3}
+        yield from (number_column(heading, own.get(heading, 7)) for heading in headings)
+
+    def _numbers(self, cell: record.ByMetric, p: float | None) -> Iterator[str]:
+        for name in self._metrics:
+            row = cell.get(name)
+            yield _value(row.value if row else None)
+            if name == self._metrics[0]:
+                yield interval(row.ci_low, row.ci_high) if row else ""
+                yield decimal(row.difference, "+") if row and row.difference is not None else ""
+                yield interval(row.difference_low, row.difference_high, "+") if row else ""
+                yield "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+    # -- what stands below it ----------------------------------------------------------------------------------
+
+    def _about(self, shown: Collection[str]) -> Iterator[str]:
+        """Lines on the columns that have room."""
+        results = self._results
+        primary = self._metrics[:1]
+        rows = {at: cell[primary[0]] for at, cell in self._cells.items() if set(primary) & set(cell)}
+        rests = {f"{algo} round {number}": _rests_on(row) for (algo, number), row in rows.items()}
+        numbers = sorted({row.n for row in rows.values()})
+        named = [cell[name].n for cell in self._cells.values() for name in ("length", *primary) if name in cell]
+        if numbers and numbers[0] < (evaluated := max(named)):
+            span = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
+            about = "the others have no score (n in results.json)"
+            yield f"{HEADINGS[primary[0]]}: of {span} of the {evaluated:,} prompts; {about}."
+        yield from _about_fewer(rests, map(_chains, rows.values()))
+        with_ends = any(row.ci_low is not None for row in rows.values())
+        if with_ends and {self._interval, _ITS_INTERVAL} & set(shown):
+            yield _what_intervals_hold_for(rows)
+        with_reference = [one for one in self._tested if one.second == REFERENCE]
+        if with_reference and "p" in shown:
+            yield _what_p_says(with_reference)
+        if "truncated" in self._metrics and _CUT in shown:
+            yield f"{_CUT}: share of completions that generation.max_new_tokens ended."
+        if pairs := [one for one in self._tested if one.second != REFERENCE]:
+            told = sum(one.p < 1 - results.confidence for one in pairs)
+            of_what = "these policies" if all(one.over == "policies" for one in pairs) else "methods"
+            yield (
+                f"{told} of {count(len(pairs), 'pair')} of {of_what} differ{'s' if told == 1 else ''} at the "
+                f"level of {1 - results.confidence:.2g}: comparisons in results.json"
+            )
+        if chosen := self._chosen():
             # A report on what was chosen by is of the luck of the choice too.
             same = results.split == SWEEP_SPLIT
             where = "the same prompts, which flatters" if same else f"{SWEEP_SPLIT} prompts"
-            lines.append(f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}.")
-        lines += _about_anchors(anchors, results.common_eta, shown)
-        lines += about_starts(results.starts, {algo for algo, _ in cells})
-        if "device s" in shown and (loading := [cost.load_s for cost in costs.values() if cost.load_s]):
-            lines.append(f"device s: without loading, up to {max(loading):.1f} s (load_s in compute.json).")
-        return "\n".join([*lines, *about_bounds(bounded, shown, _so(shown))])
+            yield f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}."
+        yield from self._about_anchors(shown)
+        algos = {algo for algo, _ in self._cells}
+        begun: dict[str, list[str]] = {}
+        for name in sorted(results.starts.keys() & algos):
+            begun.setdefault(results.starts[name], []).append(name)
+        for start, names in begun.items():
+            names_of = first_few(names, "methods")
+            yield f"{names_of}: from the last policy of {start}, whose costs count; KL is from the reference."
+        if "device s" in shown and (loading := [cost.load_s for cost in self._costs.values() if cost.load_s]):
+            yield f"device s: without loading, up to {max(loading):.1f} s (load_s in compute.json)."
+        follows = {_J: "J is a lower one", _REGRET: "regret is an upper one"}
+        so = " and ".join(said for heading, said in follows.items() if heading in shown)
+        yield from about_bounds(results.bounded_among(algos), shown, so)
 
-    table = FittedTable(
-        _columns(metrics, results.confidence, with_costs=bool(costs)), title=headline, caption=about
-    )
-    p_values = {(one.first, one.round): one.p for one in comparisons if one.second == REFERENCE}
-    last = ""
-    for algo, number in sorted(cells, key=_reading):
-        if last and algo != last:
-            table.end_section()
-        last = algo
-        numbers = _numbers(cells[algo, number], metrics, p_values.get((algo, number)))
-        table.add_row(algo, str(number), *numbers, *_spent(costs.get((algo, number))))
-        if algo == REFERENCE:
-            for name, cell in anchors.items():
-                table.add_row(name, "-", *_numbers(cell, metrics, None))
-    return table
+    def _chosen(self) -> list[str]:
+        """Of each method, which strengths of guidance its last round is tested at."""
+        found = {}
+        for (algo, _), cell in self._cells.items():  # of each algorithm the highest round comes last
+            names = [
+                name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and cell[name].value
+            ]
+            found[algo] = f"{algo} at {' or '.join(sorted(names, key=by_values))}" if names else ""
+        return [said for said in found.values() if said]
 
-
-def _reading(at: At) -> tuple[object, ...]:
-    """What rows are sorted by."""
-    return *reading_order(at[0]), at[1]
-
-
-def _anchors(cells: Mapping[At, record.ByMetric]) -> dict[str, record.ByMetric]:
-    """What results are held against besides the reference: rows of their own, of metrics that it has."""
-    own = cells.get((REFERENCE, 0), {})
-    found: dict[str, record.ByMetric] = {
-        anchor: {
-            name.removeprefix(f"{anchor}/"): row for name, row in own.items() if name.startswith(f"{anchor}/")
-        }
-        for anchor in ANCHORS
-    }
-    most = max((int(name.removeprefix("pass@")) for name in own if _PASS.fullmatch(name)), default=1)
-    if most > 1:
-        found = {"greedy": found["greedy"], f"pass@{most}": {"pass@1": own[f"pass@{most}"]}, **found}
-    return {name: cell for name, cell in found.items() if cell}
-
-
-def _columns(metrics: Iterable[str], confidence: float, *, with_costs: bool) -> Iterator[Column]:
-    yield Column(heading="algorithm", least=LEAST_NAME)
-    yield _number("round", "round")
-    for position, name in enumerate(metrics):
-        if position == 0:
-            yield number_column(HEADINGS[name], _PRIMARY_RANK)
-            yield _number("interval", _interval(confidence))
-            yield _number("vs ref", "vs ref")
-            yield _number(_ITS_INTERVAL, _ITS_INTERVAL)
-            yield _number("p", "p")
-        else:
-            yield _number(name, HEADINGS[name])
-    if with_costs:
-        yield _number("FLOPs", "FLOPs")
-        yield _number("per answer", "per answer")
-        yield _number("device s", "device s")
-
-
-def _interval(confidence: float) -> str:
-    return f"{confidence:.0%} interval"
-
-
-def _number(name: str, heading: str) -> Column:
-    return number_column(heading, _RANKS.get(name, _SECOND_RANK))
-
-
-def _spent(cost: CostRow | None) -> list[str]:
-    if cost is None:
-        return []
-    flops = ["" if number is None else si(number) for number in (cost.flops, cost.answer)]
-    return [*flops, "" if cost.device_s is None else f"{cost.device_s:.1f}"]
-
-
-def _worth_showing(cells: Mapping[At, record.ByMetric]) -> list[str]:
-    """Metrics that occur, without a reward that is correctness again, and without few completions cut off."""
-    found = [name for name in HEADINGS if any(name in cell for cell in cells.values())]
-    if all(_value(cell, "reward") == _value(cell, "pass@1") for cell in cells.values()):
-        found = [name for name in found if name != "reward" or "pass@1" not in found]
-    if all((_value(cell, "truncated") or 0) < record.MANY_CUT for cell in cells.values()):
-        found = [name for name in found if name != "truncated"]
-    return found
-
-
-def _value(cell: record.ByMetric, metric: str) -> float | None:
-    return cell[metric].value if metric in cell else None
-
-
-def _numbers(cell: record.ByMetric, metrics: list[str], p: float | None) -> Iterator[str]:
-    for name in metrics:
-        row = cell.get(name)
-        yield "-" if row is None or row.value is None else decimal(row.value)
-        if name == metrics[0]:
-            yield interval(row.ci_low, row.ci_high) if row else ""
-            yield decimal(row.difference, "+") if row and row.difference is not None else ""
-            yield interval(row.difference_low, row.difference_high, "+") if row else ""
-            yield _p_value(p)
-
-
-def _p_value(p: float | None) -> str:
-    if p is None:
-        return ""
-    return f"<{_SMALLEST_P}" if p < _SMALLEST_P else f"{p:.3f}"
-
-
-# -- what stands below a table ---------------------------------------------------------------------------------
-
-
-def _notes(
-    cells: Mapping[At, record.ByMetric],
-    metrics: list[str],
-    comparisons: list[record.Comparison],
-    confidence: float,
-    headings: Collection[str],
-) -> Iterator[str]:
-    shown = {at: cells[at][metrics[0]] for at in sorted(cells, key=_reading) if set(metrics[:1]) & set(cells[at])}
-    rests = {f"{algo} round {number}": _rests_on(row) for (algo, number), row in shown.items()}
-    numbers = sorted({row.n for row in shown.values()})
-    lengths = (cell[name].n for cell in cells.values() for name in ("length", *metrics[:1]) if name in cell)
-    if numbers and numbers[0] < (evaluated := max(lengths)):
-        span = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
-        about = "the others have no score (n in results.json)"
-        yield f"{HEADINGS[metrics[0]]}: of {span} of the {evaluated:,} prompts; {about}."
-    yield from about_fewer_chains(rests, [Chains(row.references, row.seeds) for row in shown.values()])
-    if {_interval(confidence), _ITS_INTERVAL} & set(headings) and any(
-        row.ci_low is not None for row in shown.values()
-    ):
-        yield _what_intervals_hold_for(shown)
-    with_reference = [one for one in comparisons if one.second == REFERENCE]
-    if with_reference and "p" in headings:
-        yield _what_p_says(with_reference)
-    if "truncated" in metrics and HEADINGS["truncated"] in headings:
-        yield f"{HEADINGS['truncated']}: share of completions that generation.max_new_tokens ended."
-    if pairs := [one for one in comparisons if one.second != REFERENCE]:
-        told = sum(one.p < 1 - confidence for one in pairs)
-        of_what = "these policies" if all(one.over == "policies" for one in pairs) else "methods"
-        yield (
-            f"{told} of {count(len(pairs), 'pair')} of {of_what} differ{'s' if told == 1 else ''} at the level of "
-            f"{1 - confidence:.2g}: comparisons in results.json"
-        )
-
-
-def _chosen(cells: Mapping[At, record.ByMetric]) -> list[str]:
-    """Of each method, which strengths of guidance its last round is tested at."""
-    found = []
-    for algo, number in dict(
-        sorted(cells, key=_reading)
-    ).items():  # of each algorithm the highest round comes last
-        cell = cells[algo, number]
-        names = [
-            name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and _value(cell, name)
-        ]
-        found += [f"{algo} at {' or '.join(sorted(names, key=by_values))}"] if names else []
-    return found
-
-
-def _about_anchors(
-    anchors: Mapping[str, record.ByMetric], common_eta: float | None, shown: Collection[str]
-) -> Iterator[str]:
-    """What the rows of anchors are, and the columns of J and regret where these are shown."""
-    of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in anchors else []
-    of_reference += [
-        f"{name}: one of its {name.removeprefix('pass@')} samples is right"
-        for name in anchors
-        if name not in ANCHORS
-    ]
-    if of_reference:
-        yield "; ".join(of_reference) + "."
-    if common_eta is not None and ("optimum" in anchors or _J in shown):
-        regret = "; regret: how far J is below it" if _REGRET in shown else ""
-        best = f"optimum: the highest J = reward - {common_eta:g} KL{regret}."
-        yield best if "optimum" in anchors else f"J = reward - {common_eta:g} KL."
-
-
-def _so(shown: Collection[str]) -> str:
-    """What follows for J and regret where KL is an upper bound."""
-    follows = {_J: "J is a lower one", _REGRET: "regret is an upper one"}
-    return " and ".join(said for heading, said in follows.items() if heading in shown)
+    def _about_anchors(self, shown: Collection[str]) -> Iterator[str]:
+        """What the rows of anchors are, and the columns of J and regret where these are shown."""
+        of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in self._anchors else []
+        others = [name for name in self._anchors if name not in ANCHORS]
+        of_reference += [f"{name}: one of its {name[len('pass@') :]} samples is right" for name in others]
+        if of_reference:
+            yield "; ".join(of_reference) + "."
+        eta = self._results.common_eta
+        if eta is not None and "optimum" in self._anchors:
+            regret = "; regret: how far J is below it" if _REGRET in shown else ""
+            yield f"optimum: the highest J = reward - {eta:g} KL{regret}."
+        elif eta is not None and _J in shown:
+            yield f"J = reward - {eta:g} KL."
 
 
 def _rests_on(row: record.PooledRow) -> Chains:
     """Of what a row's mean rests on and its difference, the fewer."""
-    references, seeds = row.difference_references, row.difference_seeds
-    return Chains(
-        row.references if references is None else min(row.references, references),
-        row.seeds if seeds is None else min(row.seeds, seeds),
-    )
+    other = {"references": row.difference_references, "seeds": row.difference_seeds}
+    return {
+        what: min(number, number if (own := other[what]) is None else own) for what, number in _chains(row).items()
+    }
 
 
-def _what_intervals_hold_for(shown: Mapping[At, record.PooledRow]) -> str:
-    scopes = {scope for row in shown.values() for scope in (row.over, row.difference_over) if scope}
+def _what_intervals_hold_for(rows: Mapping[At, record.PooledRow]) -> str:
+    scopes = {scope for row in rows.values() for scope in (row.over, row.difference_over) if scope}
     if scopes == {"policies"}:
-        chains = max(row.seeds * row.references for row in shown.values())
+        chains = max(row.seeds * row.references for row in rows.values())
         tell = "seeds and prompts that all say the same do not tell"
-        if min(_rests_on(row).seeds for row in shown.values()) < ENOUGH:
+        if min(_rests_on(row)["seeds"] for row in rows.values()) < ENOUGH:
             tell = f"{ENOUGH} seeds or more tell"
         which = "this one policy" if chains == 1 else "these policies"
         return f"Intervals: noise of evaluating {which}; {tell} what another seed would give."
-    few = [
-        f"{algo} round {n}" for (algo, n), row in shown.items() if "policies" in (row.over, row.difference_over)
-    ]
-    some = f"; some of {', '.join(first_few(few, 'rows'))} for these policies alone" if few else ""
+    few = [f"{algo} round {n}" for (algo, n), row in rows.items() if "policies" in (row.over, row.difference_over)]
+    some = f"; some of {first_few(few, 'rows')} for these policies alone" if few else ""
     if "seeds" not in scopes:
         return f"Intervals hold for other seeds and other references{some}."
-    references = max(row.references for row in shown.values())
+    references = max(row.references for row in rows.values())
     which = "this model" if references == 1 else f"these {references} references"
     return f"Intervals hold for other seeds, conditional on {which}{some}."
 
@@ -427,36 +352,83 @@ def _what_p_says(comparisons: list[record.Comparison]) -> str:
     known = [one.detectable for one in comparisons if one.detectable is not None]
     least = f"; a difference of {decimal(median(known))} is about what such a run can find" if known else ""
     few = [one.first for one in comparisons if one.over == "policies"]
-    alone = " These policies alone are compared." if len(few) == len(comparisons) else ""
-    if few and not alone:
-        alone = f" Of {', '.join(first_few(few, 'methods'))} these policies alone are compared."
+    which = f" Of {first_few(few, 'methods')} these" if len(few) < len(comparisons) else " These"
+    alone = f"{which} policies alone are compared." if few else ""
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
     return f"p: with the reference, {tests}{least}.{alone}"
 
 
-# -- fronts ------------------------------------------------------------------------------------------------------
-# Tables below that of results: fronts of reward against divergence, and methods at equal training budgets.
+# -- fronts and budgets ------------------------------------------------------------------------------------------
 
 
 _MATCHED = "(matched)"
-_BEST = "best: no other point of the front has more at no more KL, or as much at less."
-_HOW = (
-    "(matched): on the line between the two best points beside that KL, as are the ends of its interval, which "
-    "leaves the error of KL out; - is beyond what was measured. It picks the best points on these prompts, which "
-    "flatters fronts of more points."
-)
-_SAME_SPLIT = "Compare points of the same split."
+_OF_FRONTS = {
+    "best": "best: no other point of the front has more at no more KL, or as much at less.",
+    "KL/seq": "(matched): on the line between the two best points beside that KL, as are the ends of its "
+    "interval, which leaves the error of KL out; - is beyond what was measured. It picks the best points on these prompts, "
+    "which flatters fronts of more points.",
+    "split": "Compare points of the same split.",
+}
 _WITHIN = "Each method after its last round whose training, all rounds before included, is within the budget."
 _UNKNOWN = "what some of their rounds took is not known, so neither is which one is the last within a budget."
 
 
+def _of_place(results: record.Results, place: tuple[str, str]) -> list[Chains]:
+    return [_chains(row) for row in results.pooled if (row.dataset, row.model) == place]
+
+
 def front_tables(results: record.Results, label: str = "") -> list[FittedTable]:
     """One table for each dataset and model with fronts: their points by KL, then what they reach at equal KL."""
-    tables = []
-    for (dataset, model), rows in groupby(results.fronts, key=lambda row: (row.dataset, row.model)):
-        matched = [row for row in results.matched if (row.dataset, row.model) == (dataset, model)]
-        tables.append(_front_table(title(dataset, model, "fronts", label), list(rows), matched, results))
-    return tables
+    return [
+        _front_table(results, place, list(rows), label)
+        for place, rows in groupby(results.fronts, key=lambda row: (row.dataset, row.model))
+    ]
+
+
+def _front_table(
+    results: record.Results, place: tuple[str, str], rows: list[record.FrontRow], label: str
+) -> FittedTable:
+    rested = {row.point if row.point == REFERENCE else f"{row.front} {row.point}": _chains(row) for row in rows}
+    bounded = results.bounded_among(row.front for row in rows)
+
+    def about(shown: Collection[str]) -> str:
+        how = " ".join(said for heading, said in _OF_FRONTS.items() if heading in shown)
+        so = "(matched) is a lower one" if "KL/seq" in shown else ""
+        fewer = _about_fewer(rested, _of_place(results, place))
+        return "\n".join([how, *fewer, *about_bounds(bounded, shown, so)]).strip()
+
+    table = FittedTable(
+        [
+            Column(heading="front", least=LEAST_NAME),
+            Column(heading="point", least=LEAST_NAME),
+            number_column("KL/seq", 2),
+            number_column(HEADINGS[rows[0].metric], 1),
+            Column(heading="split", rank=3),
+            number_column("interval", 4),
+            Column(heading="best", rank=5),
+            number_column("KL interval", 6),
+        ],
+        title=title(*place, "fronts", label),
+        caption=about,
+    )
+    for front, own in groupby(rows, key=lambda row: row.front):
+        for row in own:
+            ends, best = interval(row.ci_low, row.ci_high), "yes" if row.is_best else ""
+            numbers = (
+                decimal(row.kl),
+                decimal(row.value),
+                row.split,
+                ends,
+                best,
+                interval(row.kl_low, row.kl_high),
+            )
+            table.add_row(front, row.point, *numbers)
+        for at in results.matched:
+            if (at.dataset, at.model, at.front) == (*place, front):
+                ends = interval(at.ci_low, at.ci_high)
+                table.add_row(front, _MATCHED, decimal(at.kl), _value(at.value), at.split, ends)
+        table.end_section()
+    return table
 
 
 def budget_tables(rows: Iterable[BudgetRow], results: record.Results, label: str = "") -> list[FittedTable]:
@@ -467,68 +439,20 @@ def budget_tables(rows: Iterable[BudgetRow], results: record.Results, label: str
         results: Of the same run.
         label: As for `result_tables`.
     """
-    tables = []
-    for (dataset, model), own in groupby(rows, key=lambda row: (row.dataset, row.model)):
-        tables.append(_budget_table(title(dataset, model, "training budgets", label), list(own), results))
-    return tables
+    return [
+        _budget_table(results, place, list(own), label)
+        for place, own in groupby(rows, key=lambda row: (row.dataset, row.model))
+    ]
 
 
-def _front_table(
-    headline: str, rows: list[record.FrontRow], matched: list[record.MatchedRow], results: record.Results
+def _budget_table(
+    results: record.Results, place: tuple[str, str], rows: list[BudgetRow], label: str
 ) -> FittedTable:
-    heading = HEADINGS[rows[0].metric]
-    rested = {
-        row.point if row.point == REFERENCE else f"{row.front} {row.point}": Chains(row.references, row.seeds)
-        for row in rows
-    }
-    bounded = results.bounded_among(row.front for row in rows)
-
-    def about(shown: Collection[str]) -> str:
-        told = {"best": _BEST, "KL/seq": _HOW, "split": _SAME_SPLIT}
-        how = " ".join(said for heading, said in told.items() if heading in shown)
-        so = "(matched) is a lower one" if "KL/seq" in shown else ""
-        return "\n".join([how, *_fewer(rested, rows[0], results), *about_bounds(bounded, shown, so)]).strip()
-
-    table = FittedTable(
-        [
-            Column(heading="front", least=LEAST_NAME),
-            Column(heading="point", least=LEAST_NAME),
-            number_column("KL/seq", 2),
-            number_column(heading, 1),
-            Column(heading="split", rank=3),
-            number_column("interval", 4),
-            Column(heading="best", rank=5),
-            number_column("KL interval", 6),
-        ],
-        title=headline,
-        caption=about,
-    )
-    fronts = {front: list(points) for front, points in groupby(rows, key=lambda row: row.front)}
-    at_equal = {front: [row for row in matched if row.front == front] for front in fronts}
-    for front, own in fronts.items():
-        for row in own:
-            bounds = interval(row.ci_low, row.ci_high)
-            best, of_kl = "yes" if row.is_best else "", interval(row.kl_low, row.kl_high)
-            kl, value = decimal(row.kl), decimal(row.value)
-            table.add_row(front, row.point, kl, value, row.split, bounds, best, of_kl)
-        for at in at_equal[front]:
-            kl, value = decimal(at.kl), "-" if at.value is None else decimal(at.value)
-            table.add_row(front, _MATCHED, kl, value, at.split, interval(at.ci_low, at.ci_high))
-        table.end_section()
-    return table
-
-
-def _budget_table(headline: str, rows: list[BudgetRow], results: record.Results) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
     unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
-    rested = {
-        f"{row.algo} round {row.round}": Chains(row.references, row.seeds)
-        for row in rows
-        if row.references is not None and row.seeds is not None
-    }
-    about = [_WITHIN, *_fewer(rested, rows[0], results)]
-    if unknown:
-        about.append(f"{', '.join(first_few(list(unknown), 'methods'))}: {_UNKNOWN}")
+    rested = {f"{row.algo} round {row.round}": _chains(row) for row in rows if row.references is not None}
+    about = [_WITHIN, *_about_fewer(rested, _of_place(results, place))]
+    about += [f"{first_few(unknown, 'methods')}: {_UNKNOWN}"] if unknown else []
     bounded = results.bounded_among(row.algo for row in rows)
     table = FittedTable(
         [
@@ -540,29 +464,16 @@ def _budget_table(headline: str, rows: list[BudgetRow], results: record.Results)
             number_column("interval", 4),
             number_column("KL/seq", 5),
         ],
-        title=headline,
+        title=title(*place, "training budgets", label),
         caption=lambda shown: "\n".join([*about, *about_bounds(bounded, shown)]),
     )
     for budget, own in groupby(rows, key=lambda row: row.budget):
         for row in own:
-            table.add_row(
-                si(budget),
-                row.algo,
+            number, flops = (
                 "-" if row.round is None else str(row.round),
                 "" if row.flops is None else si(row.flops),
-                "-" if row.value is None else decimal(row.value),
-                interval(row.ci_low, row.ci_high),
-                "" if row.kl is None else decimal(row.kl),
             )
+            ends = interval(row.ci_low, row.ci_high)
+            table.add_row(si(budget), row.algo, number, flops, _value(row.value), ends, _value(row.kl, ""))
         table.end_section()
     return table
-
-
-def _fewer(rested: Mapping[str, Chains], place: record.FrontRow | BudgetRow, results: record.Results) -> list[str]:
-    """Rows that rest on fewer chains than others of the same dataset and model, those in no front included."""
-    others = [
-        Chains(row.references, row.seeds)
-        for row in results.pooled
-        if (row.dataset, row.model) == (place.dataset, place.model)
-    ]
-    return about_fewer_chains(rested, others)
