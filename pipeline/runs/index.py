@@ -121,8 +121,6 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
     if name not in known:
         if is_sweep(output_dir, name):
             raise ConfigError(_words_of_sweep(output_dir, name))
-        if not known:
-            raise ConfigError(f"there are no runs in {output_dir}.")
         raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known)}")
     found = [RunFolder(path) for path in (output_dir / name).iterdir() if path.is_dir()]
     return sorted((run for run in found if run.begun), key=lambda run: (run.begun, run.path))

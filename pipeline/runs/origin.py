@@ -86,6 +86,10 @@ def this_origin(
         "cpus": str(len(os.sched_getaffinity(0))),
         "memory_gib": f"{psutil.virtual_memory().total / (1 << 30):.1f}",
     }
+    versions = {"pipeline": __version__, "python": platform.python_version()}
+    for name in PACKAGES:  # of what results rest on, without importing any of it
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return Origin(
         command=list(command),
         settings=list(settings),
@@ -94,7 +98,7 @@ def this_origin(
         bounded=list(bounded),
         devices=list(devices),
         machine=machine,
-        versions=_versions(),
+        versions=versions,
         slurm=slurm_job(os.environ),
     )
 
@@ -136,15 +140,6 @@ def slurm_in_words(job: Mapping[str, str]) -> str:
     if job.get("restarts", "0") != "0":
         parts.append(f"put back {job['restarts']} time{'s' if job['restarts'] != '1' else ''}")
     return ", ".join(parts)
-
-
-def _versions() -> dict[str, str]:
-    """Of what results rest on. Looked up without importing any of it."""
-    found = {"pipeline": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def write_origin(folder: Path, origin: Origin) -> None:

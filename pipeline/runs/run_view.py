@@ -438,34 +438,51 @@ class RunView:
         """Change the state as one event says."""
         if self.finished is None:  # uploads may go on after that
             self.last = float(event.get("time") or self.last)
-        match event.get("event"):
-            case "RunStarted":
-                self._run_started(event)
+        name = str(event.get("event"))
+        if "job" in event:
+            job_id = str(event["job"])
+            self._job_event(name, event, self.jobs.get(job_id) or self._enter(JobView(id=job_id)))
+        elif "worker" in event:
+            self._worker_event(name, event, self._place(int(event["worker"])))
+        elif name == "RunStarted":
+            self.started = self.last
+            self.pid, self.host = event.get("pid"), str(event.get("host", ""))
+            self.total = int(event.get("jobs", self.total))
+            self._stored = self.total - int(event.get("unsettled", self.total))
+        elif name == "RunFinished":
+            self.finished = event
+            for job in self.having("running"):
+                self._stop(event, job)
+        elif name == SHARED_STORE:
+            self.shared = {part: int(event.get(part, 0)) for part in _TRAFFIC}
+            self.uploads_over = bool(event.get("over"))
+
+    def _worker_event(self, name: str, event: Event, worker: WorkerView) -> None:
+        match name:
             case "WorkerStarting":
-                self._worker(event).status = "starting"
+                worker.status = "starting"
             case "WorkerStarted":
-                worker = self._worker(event)
                 worker.pid, worker.status, worker.job_id = int(event.get("pid") or 0), "idle", ""
                 worker.device, worker.node = str(event.get("device", "")), str(event.get("node", ""))
             case "Heartbeat":
-                worker, gpu = self._worker(event), event.get("gpu")
+                gpu = event.get("gpu")
                 worker.rss_bytes = event.get("rss_bytes", 0)
                 worker.gpu = gpu if isinstance(gpu, GpuLoad) else None
             case "WorkerExited":
-                self._worker_exited(event)
+                job, worker.job_id = self.jobs.get(worker.job_id), ""
+                worker.pid, worker.rss_bytes, worker.gpu = 0, 0, None
+                worker.status = worker.status if worker.status == "quarantined" else "gone"
+                if job is not None and job.status == "running":
+                    # Of a worker that was lost the next event says what became of its job.
+                    self._stop(event, job)
             case "DeviceQuarantined":
-                self._quarantined(event)
+                worker.status = "quarantined"
+                told = {"worker": worker.index, "device": str(event.get("device", "")) or worker.device}
+                reason, jobs = str(event.get("reason", "")), tuple(event.get("failed_jobs") or ())
+                self.quarantined.append(Quarantine(**told, reason=reason, jobs=jobs, time=self.last))  # type: ignore[arg-type]
             case "DeviceReleased":
-                worker = self._worker(event)
                 worker.status = "idle" if worker.pid else "starting"
                 self.quarantined = [place for place in self.quarantined if place.worker != worker.index]
-            case "RunFinished":
-                self._run_finished(event)
-            case str(name) if name == SHARED_STORE:
-                self.shared = {part: int(event.get(part, 0)) for part in _TRAFFIC}
-                self.uploads_over = bool(event.get("over"))
-            case str(name) if "job" in event:
-                self._job_event(name, event, self._job(event))
 
     def _job_event(self, name: str, event: Event, job: JobView) -> None:
         match name:
@@ -490,13 +507,12 @@ class RunView:
                 self._settle(job, "blocked")
                 job.root_cause = str(event.get("root_cause", ""))
             case "JobStopped":
-                self._end(event, job, "stopped")
-                self._reopen(job)
+                self._stop(event, job)
                 job.stopped = True
             case "JobReopened":
                 if not self._planned and not job.attempts:
                     self._stored -= 1  # it was one of those that were stored, which only a plan names
-                self._reopen(job)
+                self._set(job, "pending")
                 job.reopened.append(str(event.get("reason", "")))
             case "JobWaits":
                 self._waits(job, str(event.get("reason", "")))
@@ -504,46 +520,8 @@ class RunView:
                 self._settle(job, "stored")
                 job.found_stored = True
 
-    def _run_started(self, event: Event) -> None:
-        self.started = self.last
-        self.pid, self.host = event.get("pid"), str(event.get("host", ""))
-        self.total = int(event.get("jobs", self.total))
-        self._stored = self.total - int(event.get("unsettled", self.total))
-
-    def _run_finished(self, event: Event) -> None:
-        self.finished = event
-        for job in self.jobs.values():
-            if job.status == "running":
-                self._end(event, job, "stopped")
-                self._reopen(job)
-
-    def _worker_exited(self, event: Event) -> None:
-        worker = self._worker(event)
-        job, worker.job_id = self.jobs.get(worker.job_id), ""
-        worker.pid = worker.rss_bytes = 0
-        worker.gpu = None
-        if worker.status != "quarantined":
-            worker.status = "gone"
-        if job is not None and job.status == "running":
-            # Of a worker that was lost the next event says what became of its job.
-            self._end(event, job, "stopped")
-            self._reopen(job)
-
-    def _quarantined(self, event: Event) -> None:
-        worker = self._worker(event)
-        worker.status = "quarantined"
-        self.quarantined.append(
-            Quarantine(
-                worker=worker.index,
-                device=str(event.get("device", "")) or worker.device,
-                reason=str(event.get("reason", "")),
-                jobs=tuple(event.get("failed_jobs") or ()),
-                time=self.last,
-            )
-        )
-
     def _job_started(self, event: Event, job: JobView) -> None:
-        worker = self._worker(event)
+        worker = self._place(int(event.get("worker", -1)))
         worker.job_id = job.id
         attempt = self._attempt(event, job)
         attempt.worker, attempt.device, attempt.started = worker.index, worker.device, self.last
@@ -554,14 +532,12 @@ class RunView:
 
     def _attempt_failed(self, event: Event, job: JobView) -> None:
         attempt = self._end(event, job, "failed")
-        attempt.kind, attempt.reason = str(event.get("kind", "")), str(event.get("reason", ""))
-        attempt.device = str(event.get("device") or attempt.device)
-        attempt.exit_code, attempt.log = event.get("exit_code"), str(event.get("log") or "")
-        attempt.traceback = str(event.get("traceback") or "")
+        for name in ("kind", "reason", "log", "traceback"):
+            setattr(attempt, name, str(event.get(name) or ""))
+        attempt.device, attempt.exit_code = str(event.get("device") or attempt.device), event.get("exit_code")
         attempt.retry, attempt.wait_s = bool(event.get("retry")), float(event.get("wait_s") or 0.0)
-        self._reopen(job)
-        if attempt.retry:
-            self.retries[attempt.kind] += 1
+        self._set(job, "pending")
+        self.retries.update([attempt.kind] * attempt.retry)
 
     def _end(self, event: Event, job: JobView, outcome: str) -> AttemptView:
         attempt = self._attempt(event, job)
@@ -572,6 +548,10 @@ class RunView:
         for place in map(self._place, attempt.members):
             place.lent_to = "" if place.lent_to == job.id else place.lent_to
         return attempt
+
+    def _stop(self, event: Event, job: JobView) -> None:
+        self._end(event, job, "stopped")
+        self._set(job, "pending")
 
     def _settle(self, job: JobView, status: str) -> None:
         self._set(job, status)
@@ -584,26 +564,15 @@ class RunView:
         if reason:
             self.waiting[job.id] = reason
 
-    def _reopen(self, job: JobView) -> None:
-        self._set(job, "pending")
-        job.root_cause = ""
-
     def _set(self, job: JobView, status: str) -> None:
         self.cells[job.chain, job.round].move(job.status, status)
         job.status = status
-
-    # -- what events speak of ----------------------------------------------------------------------------------
-
-    def _job(self, event: Event) -> JobView:
-        job_id = str(event["job"])
-        return self.jobs.get(job_id) or self._enter(JobView(id=job_id))
+        if status == "pending":
+            job.root_cause = ""
 
     def _enter(self, job: JobView) -> JobView:
         self.cells.setdefault((job.chain, job.round), JobCounts()).total += 1
         return self.jobs.setdefault(job.id, job)
-
-    def _worker(self, event: Event) -> WorkerView:
-        return self._place(int(event.get("worker", -1)))
 
     def _place(self, index: int) -> WorkerView:
         return self.workers.setdefault(index, WorkerView(index=index))

@@ -365,8 +365,8 @@ _MATCHED = "(matched)"
 _OF_FRONTS = {
     "best": "best: no other point of the front has more at no more KL, or as much at less.",
     "KL/seq": "(matched): on the line between the two best points beside that KL, as are the ends of its "
-    "interval, which leaves the error of KL out; - is beyond what was measured. It picks the best points on these prompts, "
-    "which flatters fronts of more points.",
+    "interval, which leaves the error of KL out; - is beyond what was measured. It picks the best points on these "
+    "prompts, which flatters fronts of more points.",
     "split": "Compare points of the same split.",
 }
 _WITHIN = "Each method after its last round whose training, all rounds before included, is within the budget."
