@@ -1,8 +1,7 @@
 """Which families of models are decoded rightly and go through whole runs: a tiny random model of each.
 
-    python -m benchmarks.families                # all families; prints the table of docs/models.md
+    python -m benchmarks.families                # all families; prints a table, and what it comes to
     python -m benchmarks.families mamba gemma2   # some
-    python -m benchmarks.families --write        # puts the table into docs/models.md; of some, their lines
     python -m benchmarks.families --make FOLDER gemma2    # saves models instead, with a tokenizer, for whole runs
 
 Decoding is held beside a decoder without a cache, plain and guided by a value model of the same family with V and
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -42,8 +40,6 @@ from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.doubles.families import FAMILIES, GROUPS, VOCABULARY, tiny_model
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
-PART = re.compile(r"(<!-- families -->\n).*?(<!-- end of families -->)", re.DOTALL)
 ETA = 0.5
 TILT = Tilt(preference_offset(ETA), top_k=4, others=Others.dropped)
 LENGTHS = (3, 17, 5, 17, 9)
@@ -209,16 +205,6 @@ def lines_of(families: Sequence[str]) -> Iterator[str]:
                     yield "| " + " | ".join(cells) + " |"
 
 
-def with_lines(page: str, lines: Sequence[str]) -> str:
-    """A page whose table has these lines, in the place of those of the same families."""
-    found = PART.search(page)
-    assert found is not None
-    known = {line.split("|")[1]: line for line in [*found[0].splitlines(), *lines] if line.startswith("| `")}
-    table = [known[name] for family in FAMILIES if (name := f" `{family}` ") in known]
-    made = [HEAD, *table, "", summary(table)]
-    return PART.sub(lambda part: "\n".join([part[1].rstrip(), "", *made, part[2]]), page)
-
-
 def summary(table: Sequence[str]) -> str:
     """What the lines come to, and the versions that they hold for."""
     rows = [dict(zip(COLUMNS, line.strip("| ").split(" | "), strict=True)) for line in table]
@@ -235,7 +221,6 @@ def main() -> None:
     """Print the table, or write it, or save models."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("families", nargs="*", default=[])
-    parser.add_argument("--write", action="store_true")
     parser.add_argument("--make", type=Path)
     args = parser.parse_args()
     logging: Any = transformers.logging
@@ -247,12 +232,12 @@ def main() -> None:
         for family in make(args.make, chosen):
             print(family, flush=True)
         return
+    print(HEAD)
     lines = []
     for line in lines_of(chosen):
         print(line, flush=True)
         lines.append(line)
-    if args.write:
-        PAGE.write_text(with_lines(PAGE.read_text(), lines))
+    print(f"\n{summary(lines)}")
 
 
 if __name__ == "__main__":

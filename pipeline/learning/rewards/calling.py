@@ -402,7 +402,6 @@ def _is_list(hint: object) -> bool:
 
 
 _LONGEST_ERROR = 4000
-_LONGEST_ANSWER = 1000
 
 
 def main() -> None:
@@ -436,7 +435,8 @@ def _serve(request: dict[str, Any], answer: Callable[..., None], memory_gib: flo
         items = [Item(**item) for item in call["items"]]
         try:
             given = bound.function(**arguments(items, bound.arguments))
-            scores = _scores(asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given, bound, items)
+            given = asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
+            scores = scores_of(given, bound.traits, items)
         except BaseException as error:  # whatever it is belongs to this call alone
             answer(id=call["id"], error=_said(error), certain=_is_certain(error))
         else:
@@ -473,7 +473,7 @@ async def _all_at_once(bound: Bound, calls: Sequence[dict[str, Any]], answer: Ca
         try:
             async with asyncio.timeout(call["limit_s"]):
                 given = await bound.function(**arguments(items, bound.arguments))
-            answer(id=call["id"], scores=_scores(given, bound, items))
+            answer(id=call["id"], scores=scores_of(given, bound.traits, items))
         except TimeoutError:
             answer(id=call["id"], timeout=True)
         except BaseException as error:  # as above
@@ -482,16 +482,19 @@ async def _all_at_once(bound: Bound, calls: Sequence[dict[str, Any]], answer: Ca
     await asyncio.gather(*map(grade, calls))
 
 
-def _scores(given: Any, bound: Bound, items: Sequence[Item]) -> list[tuple[Any, Any, Any]]:
-    return [_score(value, bound, item) for value, item in zip(read_scores(given, len(items)), items, strict=True)]
+def scores_of(given: Any, traits: RewardTraits, items: Sequence[Item]) -> list[tuple[Any, Any, Any]]:
+    """What a reward says of items: of each its value or None, its vote or None, and what is wrong or None.
+
+    Raises:
+        WrongScores: It returned something else.
+    """
+    return [_score(value, traits, item) for value, item in zip(read_scores(given, len(items)), items, strict=True)]
 
 
-def _score(value: float | None, bound: Bound, item: Item) -> tuple[Any, Any, Any]:
+def _score(value: float | None, traits: RewardTraits, item: Item) -> tuple[Any, Any, Any]:
     if value is not None and math.isinf(value):
         return None, None, "the reward is infinite"
-    answer = bound.traits.vote(item.completion)
-    number = None if value is None or math.isnan(value) else value
-    return number, None if answer is None else answer[:_LONGEST_ANSWER], None
+    return None if value is None or math.isnan(value) else value, traits.vote(item.completion), None
 
 
 def _said(error: BaseException) -> str:

@@ -37,9 +37,9 @@ from pipeline.config.user_code import import_object
 from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit, told
 from pipeline.foreign import parse_json
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.calling import Item, arguments, batches, bind, items_of, needed_columns
+from pipeline.learning.rewards.calling import Item, arguments, batches, bind, items_of, needed_columns, scores_of
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
-from pipeline.learning.rewards.traits import WrongScores, is_async, read_scores
+from pipeline.learning.rewards.traits import WrongScores, is_async
 from pipeline.machine.children import Child, end
 
 Fault = Literal["error", "timeout", "crash"]
@@ -59,6 +59,7 @@ _MOST_STARTS_IN_VAIN = 3
 _HOPELESS = 8
 """Prompts after which a reward that has answered for none of them, but hung or crashed, is given up."""
 _MOST_BYTES = 64 << 20
+_LONGEST_VOTE = 1000
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,9 @@ class _Grader(Child):
             elif "timeout" in answer:
                 work.fail_late(call)
             else:
-                found = [_graded(*score) for score in answer["scores"]]
+                found = [
+                    _graded(value, vote and vote[:_LONGEST_VOTE], error) for value, vote, error in answer["scores"]
+                ]
                 if len(found) != len(work.calls[call]):
                     raise ValueError(call)
                 work.done[call], work.has_answered = found, True
@@ -465,19 +468,18 @@ class Scorer:
 
 
 def _here(reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[list[Graded]]:
-    given = _call(reward, [arguments(call, reward.arguments) for call in calls])
-    return [_read(reward, call, one) for call, one in zip(calls, given, strict=True)]
-
-
-def _call(reward: LoadedReward, calls: Sequence[dict[str, Any]]) -> list[Any]:
     """Call a function in this process; what can be awaited is, for all batches at once."""
     try:
-        given = [reward.function(**call) for call in calls]
-        return asyncio.run(_awaited(given)) if any(map(isawaitable, given)) else given
+        given = [reward.function(**arguments(call, reward.arguments)) for call in calls]
+        given = asyncio.run(_awaited(given)) if any(map(isawaitable, given)) else given
+        scores = [scores_of(one, reward.traits, call) for one, call in zip(given, calls, strict=True)]
     except PipelineError:
         raise
+    except WrongScores as error:
+        raise JobError(str(error)) from error
     except Exception as error:
         raise JobError(f"the reward '{reward.name}' failed: {told(error)}") from error
+    return [[_graded(*one) for one in found] for found in scores]
 
 
 async def _awaited(given: Sequence[Any]) -> list[Any]:
@@ -485,29 +487,6 @@ async def _awaited(given: Sequence[Any]) -> list[Any]:
         return await one if isawaitable(one) else one
 
     return await asyncio.gather(*map(result, given))
-
-
-def _read(reward: LoadedReward, items: Sequence[Item], given: Any) -> list[Graded]:
-    return [
-        Graded(fault="error", message="the reward is infinite")
-        if math.isinf(value)
-        else Graded(None if math.isnan(value) else value, _vote(reward, item))
-        for item, value in zip(items, _checked(given, len(items)), strict=True)
-    ]
-
-
-def _checked(given: object, expected: int) -> list[float]:
-    try:
-        return [math.nan if value is None else value for value in read_scores(given, expected)]
-    except WrongScores as error:
-        raise JobError(str(error)) from error
-
-
-def _vote(reward: LoadedReward, item: Item) -> str | None:
-    try:
-        return reward.traits.vote(item.completion)
-    except Exception as error:
-        raise JobError(f"`answer` in the traits of the reward '{reward.name}' failed: {told(error)}") from error
 
 
 def _report(reward: LoadedReward, graded: Sequence[Graded]) -> None:

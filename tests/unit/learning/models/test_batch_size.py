@@ -155,18 +155,6 @@ def test_a_short_batch_is_halved_rather_than_a_size_it_does_not_reach() -> None:
     assert tried == [10, 5, 2]
 
 
-def test_a_failed_try_is_taken_back() -> None:
-    batch, done = BatchSize(4), []
-
-    def work() -> None:
-        done.append(batch.size)
-        if batch.size > 2:
-            raise torch.OutOfMemoryError("no")
-
-    batch.run(work, undo=done.clear)
-    assert done == [2]
-
-
 def begin(hints: Path, configured: int = 64, **changes: object) -> BatchSize:
     settings = {"work": "train", "length": 100, "group": 1, "model": MODEL, **changes}
     sizes = BatchSizes(hints, "cpu", settings.pop("model"))  # type: ignore[arg-type]

@@ -49,10 +49,6 @@ def _tiny() -> PreTrainedModel:
     )
 
 
-def _gpt2() -> PreTrainedModel:
-    return GPT2LMHeadModel(GPT2Config(vocab_size=500, n_embd=48, n_layer=2, n_head=4, n_positions=64, **_IDS))
-
-
 def _llama() -> PreTrainedModel:
     """With shared keys, heads wider than the model, and a large vocabulary."""
     return LlamaForCausalLM(
@@ -75,7 +71,7 @@ def value_model(model: PreTrainedModel, head: HeadType) -> ValueModel:
     return value
 
 
-MODELS = {"tiny": _tiny, "gpt2": _gpt2, "llama": _llama}
+MODELS = {"tiny": _tiny, "llama": _llama}
 
 
 @pytest.fixture(params=MODELS)
