@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.schema import Config, DatasetConfig, ModelConfig
+from pipeline.config.schema import Config, DatasetConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS
 from pipeline.config.values import refuse_all
 from pipeline.errors import ConfigError, describe_exit
@@ -35,109 +34,65 @@ from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
-from pipeline.machine.children import Channel
 from pipeline.plan.models import CONFIG, is_gguf, read_config, reason
 
-# -- pairs -------------------------------------------------------------------------------------------------------
-# Whether datasets hold the pairs and the completions that algorithms ask of them.
-
-
-_PAIR = ("chosen", "rejected")
+# -- rows ------------------------------------------------------------------------------------------------------
+# Whether datasets hold the pairs, completions and turns that algorithms ask of them.
 
 
 def check_pairs(config: Config) -> None:
-    """Refuse existing pairs or completions of a dataset that makes its rows, and makes none with them.
+    """Refuse algorithms that ask for more than the rows hold that a dataset makes by itself.
 
     Raises:
         ConfigError: Names the algorithm and the dataset.
     """
-    for name, section in config.datasets.items() if _asking(config) or _imitating(config) else ():
-        dataset = load_dataset(section)
-        if dataset.prepared:
+    asking = any(isinstance(algo, FeedbackConfig | SFTConfig) for algo in config.algos.values() if algo.enabled)
+    for name, section in config.datasets.items() if asking else ():
+        if not (dataset := load_dataset(section)).prepared:
+            row = dataset.row(int(dataset.ids("train")[0]))
+            paired = all(getattr(row, each) or row.columns.get(each) for each in ("chosen", "rejected"))
+            found = {
+                "unpaired": {} if paired else {name: ["prompt", *row.columns]},
+                "unanswered": {} if row.answer is not None or row.whole else {name: (1, 1)},
+                "texts": [name] if isinstance(row.prompt, str) else [],
+            }
+            refuse_all(list(row_problems(config, found)))
+
+
+def row_problems(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+    """What algorithms ask of datasets that have none of it.
+
+    Args:
+        config: The request.
+        found: Of datasets, as `learning.rewards.probe` says: ``unpaired``, name -> columns that its rows have;
+            ``unanswered``, name -> how many rows have no completion, of how many; names of those of ``texts``.
+    """
+    for algo, settings in [(name, each) for name, each in config.algos.items() if each.enabled]:
+        asks = isinstance(settings, FeedbackConfig) and settings.pairs is PairSource.existing
+        labelled = isinstance(settings, KTOConfig)
+        for name, columns in found["unpaired"].items() if asks else ():
+            if not (labelled and "label" in columns):
+                yield (
+                    f"algos.{algo}.pairs=existing: datasets.{name} has no pairs. Its rows need the columns chosen "
+                    f"and rejected{', or completion and label' if labelled else ''}, but have {', '.join(columns)}"
+                    f". Choose another dataset, or algos.{algo}.pairs=sampled"
+                )
+        if not isinstance(settings, SFTConfig):
             continue
-        row = dataset.row(int(dataset.ids("train")[0]))
-        if any(getattr(row, each) is None and row.columns.get(each) is None for each in _PAIR):
-            refuse_unpaired(config, {name: ["prompt", *row.columns]})
-        if row.answer is None and not row.whole:
-            refuse_unanswered(config, {name: (1, 1)})
-        if isinstance(row.prompt, str):
-            refuse_text(config, [name])
-
-
-def refuse_unpaired(config: Config, unpaired: Mapping[str, Sequence[str]]) -> None:
-    """Refuse existing pairs of datasets that have none.
-
-    Args:
-        config: The request.
-        unpaired: Those without, and the columns that their rows have.
-
-    Raises:
-        ConfigError: Names the algorithm and the dataset.
-    """
-    for algo, (name, columns) in product(_asking(config), unpaired.items()):
-        labelled = isinstance(config.algos[algo], KTOConfig)
-        if labelled and "label" in columns:
-            continue
-        raise ConfigError(
-            f"algos.{algo}.pairs=existing: datasets.{name} has no pairs. Its rows need the columns chosen and "
-            f"rejected{', or completion and label' if labelled else ''}, but have {', '.join(columns)}. Choose "
-            f"another dataset, or algos.{algo}.pairs=sampled"
-        )
-
-
-def refuse_unanswered(config: Config, unanswered: Mapping[str, Sequence[int]]) -> None:
-    """Refuse to imitate completions of datasets with rows that have none.
-
-    Args:
-        config: The request.
-        unanswered: How many rows have none, of how many that were looked at.
-
-    Raises:
-        ConfigError: Names the algorithm and the dataset.
-    """
-    imitating = _imitating(config)
-    for name, (without, number) in unanswered.items() if imitating else ():
-        who = "its rows have" if without == number else f"{without:,} of its first {number:,} rows have"
-        raise ConfigError(
-            f"algos.{imitating[0]} imitates the completions of a dataset: datasets.{name}: {who} none. Rows need "
-            "the columns prompt and completion, messages, or chosen, which is then imitated; others are named by "
-            f"datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}. To imitate what the policy itself "
-            "draws, choose algos=[RAFT]"
-        )
-
-
-def refuse_text(config: Config, of_text: Collection[str]) -> None:
-    """Refuse to look for turns of the assistant in datasets of text.
-
-    Args:
-        config: The request.
-        of_text: These.
-
-    Raises:
-        ConfigError: Names the algorithm and the dataset.
-    """
-    for algo in _imitating(config) if of_text else ():
-        section = config.algos[algo]
-        if isinstance(section, SFTConfig) and section.assistant_only_loss:
-            raise ConfigError(
-                f"algos.{algo}.assistant_only_loss=true: the rows of datasets.{min(of_text)} are text, which has "
-                f"no turns. Leave it false: of a prompt and a completion the completion alone is learnt; or set "
-                f"datasets.{min(of_text)}.chat=true"
+        for name, (without, number) in found["unanswered"].items():
+            who = "its rows have" if without == number else f"{without:,} of its first {number:,} rows have"
+            yield (
+                f"algos.{algo} imitates the completions of a dataset: datasets.{name}: {who} none. Rows need the "
+                "columns prompt and completion, messages, or chosen, which is then imitated; others are named by "
+                f"datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}. To imitate what the policy "
+                "itself draws, choose algos=[RAFT]"
             )
-
-
-def _imitating(config: Config) -> list[str]:
-    """The algorithms that imitate a dataset's completions."""
-    return [name for name, algo in config.algos.items() if algo.enabled and isinstance(algo, SFTConfig)]
-
-
-def _asking(config: Config) -> list[str]:
-    """The algorithms that ask for pairs."""
-    return [name for name, algo in config.algos.items() if algo.enabled and _asks(algo)]
-
-
-def _asks(algo: object) -> bool:
-    return isinstance(algo, FeedbackConfig) and algo.pairs is PairSource.existing
+        for name in found["texts"] if settings.assistant_only_loss else ():
+            yield (
+                f"algos.{algo}.assistant_only_loss=true: the rows of datasets.{name} are text, which has no "
+                f"turns. Leave it false: of a prompt and a completion the completion alone is learnt; or set "
+                f"datasets.{name}.chat=true"
+            )
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------
@@ -165,31 +120,35 @@ def check_tokenizers(config: Config) -> None:
         ConfigError: Says which pair differs, and in what.
     """
     for name, model in config.models.items():
-        if isinstance(model, TinyModelConfig):
-            for dataset, section in config.datasets.items():
-                made = load_dataset(section)
-                check_demonstrations(dataset, made)
-                length = demonstration_length(made)
-                if length > model.n_positions:
-                    raise ConfigError(
-                        f"models.{name}.n_positions={model.n_positions}: a prompt of datasets.{dataset} and its "
-                        f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
-                    )
+        for dataset, section in config.datasets.items() if isinstance(model, TinyModelConfig) else ():
+            made = load_dataset(section)
+            check_demonstrations(dataset, made)
+            if isinstance(model, TinyModelConfig) and (length := demonstration_length(made)) > model.n_positions:
+                raise ConfigError(
+                    f"models.{name}.n_positions={model.n_positions}: a prompt of datasets.{dataset} and its "
+                    f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
+                )
+        # A model that is trained in the run has the vocabulary of its dataset.
+        references = {} if model.path else {f"made for {each}": each for each in config.datasets}
+        known = {
+            said: {token: at for at, token in enumerate(load_dataset(config.datasets[each]).vocabulary)}
+            for said, each in references.items()
+        }
         if model.path is not None:
             given, folder = f"models.{name}.path", Path(tokenizer_place(model.path, None).path)
             if folder.is_dir():
                 _check_there(f"{given}={model.path}", folder)
-            # With adapters may come more tokens than their base has.
-            if (folder / FILE).is_file() and not is_adapters(model.path):
-                _check_rows(f"{given}={folder}", model.path, read_vocabulary(given, model.path))
+            if model.value_path or ((folder / FILE).is_file() and not is_adapters(model.path)):
+                known[model.path] = read_vocabulary(given, model.path)
+                if (folder / FILE).is_file():
+                    _check_rows(f"{given}={folder}", model.path, known[model.path])
         if model.value_path is None:
             continue
-        value = read_vocabulary(f"models.{name}.value_path", model.value_path)
-        if not is_adapters(model.value_path):
-            _check_rows(f"models.{name}.value_path={model.value_path}", model.value_path, value)
-        for reference, vocabulary in _reference_vocabularies(name, model, config):
-            difference = _difference(vocabulary, value)
-            if difference:
+        given = f"models.{name}.value_path"
+        value = read_vocabulary(given, model.value_path)
+        _check_rows(f"{given}={model.value_path}", model.value_path, value)
+        for reference, vocabulary in known.items():
+            if difference := _difference(vocabulary, value):
                 raise ConfigError(
                     f"models.{name}: the reference ({reference}) and the value model ({model.value_path}) share "
                     f"no tokenizer: {difference}. Choose a value model of the same family, or value_path=null "
@@ -209,6 +168,8 @@ def _check_there(given: str, folder: Path) -> None:
 
 def _check_rows(given: str, path: str, vocabulary: Mapping[str, int]) -> None:
     """Refuse a model that has no weights for some tokens of its tokenizer, as one to which tokens were added."""
+    if is_adapters(path):  # with which may come more tokens than their base has
+        return
     file = Path(path) / CONFIG
     file = file if file.is_file() else in_cache(path, CONFIG) or file
     try:
@@ -236,20 +197,17 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
     Raises:
         ConfigError: Names the model and the dataset.
     """
-    for name, section in config.datasets.items():
-        if isinstance(section, FilesConfig) and section.chat:
-            said = f"datasets.{name}.chat=true makes prompts conversations"
-            instead = f"datasets.{name}.chat=false"
-        elif name in conversations:
-            said, instead = f"the prompts of datasets.{name} are conversations", "prompts of text"
-        else:
-            continue
-        for model_name, model in config.models.items():
-            if model.path is not None and has_chat_template(model.path) is False:
-                raise ConfigError(
-                    f"{said}, but models.{model_name}.path={model.path} has no chat template. Choose an instruct "
-                    f"model, or {instead}."
-                )
+    lacking = {name: each.path for name, each in config.models.items() if each.path}
+    lacking = {name: path for name, path in lacking.items() if has_chat_template(path) is False}
+    for name, section in config.datasets.items() if lacking else ():
+        made = isinstance(section, FilesConfig) and section.chat
+        if made or name in conversations:
+            said = f"the prompts of datasets.{name} are conversations{' by chat=true' if made else ''}"
+            instead = f"datasets.{name}.chat=false" if made else "prompts of text"
+            model, path = next(iter(lacking.items()))
+            raise ConfigError(
+                f"{said}, but models.{model}.path={path} has no chat template. Choose an instruct model, or {instead}."
+            )
 
 
 def has_chat_template(path: str) -> bool | None:
@@ -264,19 +222,6 @@ def has_chat_template(path: str) -> bool | None:
     except (OSError, ForeignDataError):
         settings = {}
     return (folder / TEMPLATE).is_file() or (folder / TEMPLATES).is_dir() or bool(settings.get("chat_template"))
-
-
-def _reference_vocabularies(name: str, model: ModelConfig, config: Config) -> list[tuple[str, dict[str, int]]]:
-    if model.path is not None:
-        return [(model.path, read_vocabulary(f"models.{name}.path", model.path))]
-    # A model that is trained in the run has the vocabulary of its dataset.
-    return [
-        (
-            f"made for {dataset}",
-            {token: index for index, token in enumerate(load_dataset(section).vocabulary)},
-        )
-        for dataset, section in config.datasets.items()
-    ]
 
 
 def read_vocabulary(key: str, path: str) -> dict[str, int]:
@@ -346,6 +291,9 @@ def _difference(one: Mapping[str, int], other: Mapping[str, int]) -> str:
     return f"token {token!r} has id {one[token]} in the one and is {theirs} in the other"
 
 
+# -- trying ----------------------------------------------------------------------------------------------------
+
+
 _MARGIN_S = 60.0
 _SOON_S = 20.0
 """Seconds after which a user is told what takes so long."""
@@ -372,52 +320,35 @@ def try_rewards(
         ConfigError: A row lacks what it needs, a reward cannot work with its dataset, or an algorithm with what it
             gives; or rows are conversations, and a model has no chat template.
     """
-    single = _single_probabilities(config)
-    asked = {
-        name: section
-        for name, section in config.datasets.items()
-        if _is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single)
-    }
-    to_read = [name for name in used if in_local_files(config.datasets[name])]
-    asked |= {name: config.datasets[name] for name in to_read}
-    answer = (
-        _ask(asked, to_read, _templates(config), tell)
-        if asked
-        else {
-            "problems": [],
-            "warnings": [],
-            "graded": {},
-            "conversations": [],
-            "texts": [],
-            "unpaired": {},
-            "unanswered": {},
-        }
-    )
-    if answer["problems"]:
-        raise ConfigError("\n".join(answer["problems"]))
-    refuse_unpaired(config, answer["unpaired"])
-    refuse_unanswered(config, answer["unanswered"])
-    refuse_text(config, answer["texts"])
-    check_chat_templates(config, answer["conversations"])
-    if single:
-        told = answer["graded"]
-        refuse_all(
-            [
-                problem
-                for name, section in config.datasets.items()
-                for problem in _graded_problems(name, told.get(name) or _graded(section), single)
-            ]
-        )
-    return tuple(answer["warnings"])
-
-
-def _single_probabilities(config: Config) -> list[str]:
-    """Algorithms of the run whose tilt is E[exp(R / eta)] by a single probability: right for two values."""
-    return [
+    # Their tilt is E[exp(R / eta)] by a single probability: right for two values.
+    single = [
         name
         for name, algo in config.algos.items()
         if algo.enabled and isinstance(algo, QSharpConfig) and not isinstance(algo, CDConfig) and algo.atoms == 1
     ]
+    to_read = [name for name in used if in_local_files(config.datasets[name])]
+    asked = {
+        name: section
+        for name, section in config.datasets.items()
+        if name in to_read
+        or (_is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single))
+    }
+    answer = _ask(asked, to_read, _templates(config), tell) if asked else {}
+    found = {each: answer.get(each, {}) for each in ("unpaired", "unanswered", "texts", "graded")}
+    refuse_all([*answer.get("problems", ()), *row_problems(config, found)])
+    check_chat_templates(config, answer.get("conversations", ()))
+    datasets = config.datasets.items() if single else ()
+    graded = {name: found["graded"].get(name) or _graded(each) for name, each in datasets}
+    refuse_all(
+        [
+            f"datasets.{name}: {what} has more than two values, and algos.{algo}.atoms=1 is a single probability "
+            f"of the highest, which cannot express E[exp(R / eta)] of such rewards. Set algos.{algo}.atoms=11, or "
+            f"more where eta is small, and algos.{algo}.value_min and value_max to what the reward can give"
+            for name, what in graded.items()
+            for algo in (single if what else ())
+        ]
+    )
+    return tuple(answer.get("warnings", ()))
 
 
 def _graded(section: DatasetConfig) -> str:
@@ -427,16 +358,6 @@ def _graded(section: DatasetConfig) -> str:
         return f"the sum of its rewards {', '.join(counted)}"
     found = [name for name, traits in shipped_traits(section).items() if traits.graded]
     return f"its reward '{found[0]}'" if found else ""
-
-
-def _graded_problems(dataset: str, graded: str, algos: Iterable[str]) -> Iterator[str]:
-    for algo in algos if graded else ():
-        yield (
-            f"datasets.{dataset}: {graded} has more than two values, and algos.{algo}.atoms=1 is a single "
-            "probability of the highest, which cannot express E[exp(R / eta)] of such rewards. "
-            f"Set algos.{algo}.atoms=11, or more where eta is small, and algos.{algo}.value_min and value_max to "
-            "what the reward can give"
-        )
 
 
 def _is_own(section: DatasetConfig) -> bool:
@@ -468,11 +389,7 @@ def as_plain(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
 
 def _templates(config: Config) -> dict[str, str]:
     """The folders of this machine that have the models' chat templates."""
-    paths = {
-        name: tokenizer_place(model.path, None).path
-        for name, model in config.models.items()
-        if model.path is not None
-    }
+    paths = {name: tokenizer_place(model.path, None).path for name, model in config.models.items() if model.path}
     return {name: path for name, path in paths.items() if Path(path).is_dir()}
 
 
@@ -499,44 +416,30 @@ def _ask(
             output=output,
             own_group=True,
         )
+        said = f"{tried} has taken {_SOON_S:g} s so far, and ends after {limit_s:g}. {hint}"
+        clocks = [Timer(_SOON_S, tell, [said]), Timer(limit_s, children.end, [[child]])]
         try:
-            try:
-                line = _first_line(child.channel, _SOON_S)
-            except TimeoutError:
-                tell(f"{tried} has taken {_SOON_S:g} s so far, and ends after {limit_s:g}. {hint}")
-                line = _first_line(child.channel, limit_s - _SOON_S)
+            for clock in clocks:
+                clock.start()
+            began = time.monotonic()
+            line = next(child.channel.lines(), None)
             if line is None:
                 with suppress(subprocess.TimeoutExpired):  # a moment after it has hung up it has an exit code
                     child.process.wait(_END_S)
-        except TimeoutError as error:
-            raise ConfigError(f"{tried} took more than {limit_s:g} s. {hint}") from error
         finally:
+            for clock in clocks:
+                clock.cancel()
             children.end([child])
             code = child.wait()
         if line is not None:
             answer: dict[str, Any] = json.loads(line)
             return answer
+        if time.monotonic() - began >= limit_s:
+            raise ConfigError(f"{tried} took more than {limit_s:g} s. {hint}")
         output.seek(0)
-        said = (output.read().decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
+        last = (output.read().decode(errors="replace").strip().splitlines() or ["nothing"])[-1]
     named = ", ".join(dict.fromkeys(name for section in datasets.values() for name in _names(section)))
     raise ConfigError(
         f"the process that tries the rewards of {', '.join(datasets)} ended with {describe_exit(code)} and said: "
-        f"{said}. Importing {named}, or what it imports, or making a row, ends the process"
+        f"{last}. Importing {named}, or what it imports, or making a row, ends the process"
     )
-
-
-def _first_line(channel: Channel, limit_s: float) -> bytes | None:
-    """The first line that arrives; None where the other side hangs up before.
-
-    Raises:
-        TimeoutError: Neither happens in time.
-    """
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
-    give_up = time.monotonic() + limit_s
-    while not channel.closed:
-        if not poll.poll(max(0.0, give_up - time.monotonic()) * 1000):
-            raise TimeoutError
-        for line in channel.receive():
-            return line
-    return None

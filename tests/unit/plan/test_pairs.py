@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.values import refuse_all
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.from_files import FilesConfig
 from pipeline.learning.rewards.probe import answer
-from pipeline.plan.rewards import as_plain, check_pairs, refuse_text, refuse_unanswered, refuse_unpaired
+from pipeline.plan.rewards import as_plain, check_pairs, row_problems
 from tests.doubles.composing import quick_config
 
 EXISTING = ["experiment.name=t", "algos=[DPO]", "algos.DPO.pairs=existing"]
@@ -29,14 +30,15 @@ def test_files_without_pairs_are_refused_by_their_first_rows(tmp_path: Path, pai
     said = answer(as_plain({"mine": FilesConfig(kind="jsonl", path=str(tmp_path / "rows.jsonl"))}), ["mine"])
     assert list(said["unpaired"]) == ([] if pair else ["mine"])
     with nullcontext() if pair else pytest.raises(ConfigError, match=r"datasets\.mine has no pairs"):
-        refuse_unpaired(config, said["unpaired"])
+        refuse_all(list(row_problems(config, said)))
 
 
 def test_completions_with_labels_are_enough_for_kto_alone() -> None:
-    labelled = {"mine": ["prompt", "label"]}
-    refuse_unpaired(quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"]), labelled)
-    with pytest.raises(ConfigError, match=r"algos\.DPO\.pairs=existing: datasets\.mine has no pairs"):
-        refuse_unpaired(quick_config([*EXISTING, "algos=[KTO,DPO]", "algos.KTO.pairs=existing"]), labelled)
+    labelled = {"unpaired": {"mine": ["prompt", "label"]}, "unanswered": {}, "texts": []}
+    kto = quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"])
+    assert not list(row_problems(kto, labelled))
+    (said,) = row_problems(quick_config([*EXISTING, "algos=[KTO,DPO]", "algos.KTO.pairs=existing"]), labelled)
+    assert said.startswith("algos.DPO.pairs=existing: datasets.mine has no pairs")
     with pytest.raises(ConfigError, match="or completion and label, but have"):
         check_pairs(quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"]))
 
@@ -55,7 +57,7 @@ def test_labels_that_are_neither_true_nor_false_are_refused(tmp_path: Path, labe
         if label is True
         else pytest.raises(ConfigError, match=r"label \(neither .* in 29 of 30 rows")
     ):
-        refuse_unpaired(config, said["unpaired"])
+        refuse_all(list(row_problems(config, said)))
 
 
 def test_completions_of_a_dataset_that_makes_none_are_refused() -> None:
@@ -90,8 +92,8 @@ def test_files_with_rows_without_completions_are_refused(
         if unanswered is None
         else pytest.raises(ConfigError, match="5 of its first 10 rows have none")
     ):
-        refuse_unanswered(quick_config(["experiment.name=t", "algos=[SFT]"]), said["unanswered"])
+        refuse_all(list(row_problems(quick_config(["experiment.name=t", "algos=[SFT]"]), said)))
     turns = quick_config(["experiment.name=t", "algos=[SFT]", "algos.SFT.assistant_only_loss=true"])
     assert bool(said["texts"]) != bool(said["conversations"])
     with pytest.raises(ConfigError, match="are text") if said["texts"] else nullcontext():
-        refuse_text(turns, said["texts"])
+        refuse_all(list(row_problems(turns, {**said, "unanswered": {}})))
