@@ -165,7 +165,6 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
     compatibility.check_compatible(config, gpu=gpu)
-    widths = compatibility.resolve_widths(config)
     idle = idle_settings(config, given, gpu=gpu)
     config = compatibility.named_by_bits(config)
     config, warning = compatibility.usable_attention(config, gpu=gpu)
@@ -181,7 +180,6 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         weights=weights,
         gpu=next((device.name for device in devices if device.kind == "cuda"), None),
         plain_attention=plain,
-        widths=widths,
         rows=lambda name, key: rows.setdefault(name, count(name, key)),
     )
     notes = (

@@ -288,12 +288,12 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
     first, *rest = words
     if first == "run":
         config = _run_config(rest, _RAY if ray else ())
-        writing, name = config.generation.gpus_per_job, config.experiment.name
+        name = config.experiment.name
         return JobRequest(
             command=words,
             name=name,
             ray=ray,
-            widest=max(devices_per_training(config), writing if isinstance(writing, int) else 1),
+            widest=max(devices_per_training(config), config.generation.gpus_per_job),
             on_cpu=config.device is DeviceChoice.cpu,
             watch=command_line(f"status {shell_word(name)} --watch", Path(config.output_dir)),
         )

@@ -16,7 +16,7 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.chains import check_size
-from pipeline.plan.compatibility import named_by_bits, plain_attention, resolve_widths
+from pipeline.plan.compatibility import named_by_bits, plain_attention
 from pipeline.plan.models import check_models
 from pipeline.runs.index import choose_run, find_job, runs_before
 from pipeline.runs.loaded import LoadedRun, load_planned
@@ -75,7 +75,6 @@ def _of_request(output_dir: Path, name: str, job: str, stamp: str | None, overri
         sources=read_sources(config),
         models=read_models(config),
         plain_attention=plain_attention(config),
-        widths=resolve_widths(config),
     )
     store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
     return explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())

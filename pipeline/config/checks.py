@@ -120,7 +120,7 @@ def _repeats(config: Config) -> Iterator[str]:
 
 def _ranks(config: Config) -> Iterator[str]:
     asked, several, wide = config.distributed, devices_per_training(config), config.generation.gpus_per_job
-    if not config.system.use_parallel_execution and (several > 1 or (isinstance(wide, int) and wide > 1)):
+    if not config.system.use_parallel_execution and (max(several, wide) > 1):
         yield (
             "system.use_parallel_execution=false runs everything in one process, and a training asks for "
             f"{several} devices, generation.gpus_per_job for {wide}: ask for 1, or leave it true"

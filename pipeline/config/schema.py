@@ -539,11 +539,9 @@ class EvaluationConfig:
 
 
 JOBS_PER_DEVICE = f", or '{AUTO}' to measure how many fit"
-WIDTH = f", or '{AUTO}' for as few as fit distributed.gpu_memory_gib"
 SEVERAL = "where it is more than 1"
 TOGETHER = "where several devices share a training"
 ENABLED = "where distributed.enabled has a training use them all"
-RECKONED = "where generation.gpus_per_job=auto reckons with it"
 
 
 class Backend(Enum):
@@ -753,9 +751,7 @@ class GenerationConfig:
     cuda_graphs: bool = option(True)
     """On a GPU, record each step of decoding as one CUDA graph and replay it, three times as fast as saying its
     thousands of operations anew, see docs/gpus.md. False draws other texts where rounding decides."""
-    gpus_per_job: int | str = number(
-        1, at_least=1, at_most=1024, words=(AUTO,), hint=WIDTH, affects_result=False, keyed=SEVERAL
-    )
+    gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False, keyed=SEVERAL)
     """Devices that share a policy, each with a part of every layer, where it does not fit on one (docs/gpus.md).
     Part of the keys of what is drawn so where it is more than 1: float sums are taken in another order."""
     memory_mb: int | None = number(
@@ -846,11 +842,8 @@ class DistributedConfig:
     """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
     gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False, keyed=ENABLED)
     """The same as `gpu_ids`, by its other name: `distributed.gpu_list=0,1,2,3`."""
-    gpu_memory_gib: float | None = number(
-        None, above=0, at_most=100_000, hint=", or null", affects_result=False, keyed=RECKONED
-    )
-    """Memory of each GPU, by which `generation.gpus_per_job=auto` reckons, whatever this machine has, and a dry
-    run for `num_gpus` that are not here; profiles of GPUs set it."""
+    gpu_memory_gib: float | None = number(None, above=0, at_most=100_000, hint=", or null", affects_result=False)
+    """Memory of each GPU that a dry run for `num_gpus` that are not here reckons with; profiles of GPUs set it."""
     gpu_name: str | None = hint(None)
     """Which GPU a dry run reckons hours for where it is not here, such as `A100`; profiles of GPUs set it."""
     enabled: bool = False

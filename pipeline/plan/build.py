@@ -32,7 +32,6 @@ from pipeline.learning.algos.registry import planned_stages
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
 from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains, check_size
-from pipeline.plan.compatibility import Widths
 from pipeline.plan.contents import Contents, JobContents
 from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
@@ -117,7 +116,6 @@ def build_plan(
     weights: Mapping[str, int] | None = None,
     gpu: str | None = None,
     plain_attention: Collection[str] = (),
-    widths: Widths | None = None,
     rows: Callable[[str, str], Mapping[str, int]] | None = None,
 ) -> Plan:
     """Plan a request.
@@ -130,7 +128,6 @@ def build_plan(
         weights: Model -> how many weights it has, where that is known; for estimates only.
         gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.
         plain_attention: Models for which there is no other; see `plan.attention`.
-        widths: Devices of jobs that write texts; see `plan.widths`.
         rows: Dataset and key of its preparation, "" of one that makes its rows -> rows of each split, as far as
             known; for estimates, and shards without any are left out.
 
@@ -139,7 +136,7 @@ def build_plan(
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
-    contents = JobContents(config, sources or {}, models or {}, plain_attention, widths)
+    contents = JobContents(config, sources or {}, models or {}, plain_attention)
     builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows)
     for chain in chains(config):
         if chain.algo == REFERENCE:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.ignored import GPU_PROFILES
 from pipeline.config.schema import (
-    AUTO,
     AlgoConfig,
     Attention,
     Config,
@@ -21,24 +20,13 @@ from pipeline.config.schema import (
     TextBackend,
 )
 from pipeline.config.values import refuse_all
-from pipeline.errors import ConfigError, install_command
+from pipeline.errors import install_command
 from pipeline.foreign import ForeignDataError
-from pipeline.learning.algos.base import Algorithm, Stage
+from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.registry import load_algorithm
-from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.files import in_cache
-from pipeline.learning.memory.fit import (
-    PROMPT_TOKENS,
-    DecodingLoad,
-    DecodingShape,
-    decoding_footprint,
-    least_width,
-    shape_of_texts,
-)
-from pipeline.learning.models.kinds import MOST_RANKS, split_widths, why_not_split, with_weights
-from pipeline.machine.memory import usable_bytes
-from pipeline.plan.chains import REFERENCE, chains
-from pipeline.plan.models import CONFIG, count_weights, lacks_sdpa, read_config, weights_at
+from pipeline.learning.models.kinds import why_not_split, with_weights
+from pipeline.plan.models import CONFIG, lacks_sdpa, read_config
 
 _FLASH = "flash_attn"
 
@@ -114,7 +102,7 @@ def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
 
 
 def check_compatible(config: Config, gpu: bool) -> None:
-    """Refuse backends, quantised references and optimizers that the devices, packages or models do not go with.
+    """Refuse backends, quantised references, optimizers and widths that do not go with what there is.
 
     Args:
         config: The request, whose models are there.
@@ -123,7 +111,7 @@ def check_compatible(config: Config, gpu: bool) -> None:
     Raises:
         ConfigError: Says all that does not go together, and what to install or to choose.
     """
-    refuse_all([*_of_backend(config, gpu), *_of_bits(config, gpu), *_of_optimizer(config, gpu)])
+    refuse_all([*_of_backend(config, gpu), *_of_bits(config, gpu), *_of_optimizer(config, gpu), *_of_wide(config)])
 
 
 def _lacking(package: str, extra: str, oldest: str = "") -> str:
@@ -202,148 +190,34 @@ def called_by_bits(config: Config) -> Iterator[tuple[str, str]]:
         yield name, name if model.in_bits is None or name.endswith(ending) else name + ending
 
 
-# -- widths ------------------------------------------------------------------------------------------------------
-# On how many devices policies write: as the request says, or as few as a declared amount of memory allows.
-# Reads files of models, so it comes before planning; imports neither torch nor transformers. A width follows
-# from the request and the models alone, never from the machine at hand: it is part of keys, the same
-# anywhere.
+# -- models on several devices -----------------------------------------------------------------------------------
+# Reads files of models, so it comes before planning; imports neither torch nor transformers.
 
 
 KEY = "generation.gpus_per_job"
-_GB = 10**9
-
-Widths = Mapping[tuple[str, str], int]
-"""Algorithm and model -> devices of each job that writes; those that are not in it take one."""
 
 
-def resolve_widths(config: Config) -> Widths:
-    """On how many devices the policies of a request write.
-
-    Args:
-        config: The checked request, whose models are there.
-
-    Raises:
-        ConfigError: A model cannot be split over so many, or fits on none; says why, and what would do.
-    """
-    asked = config.generation.gpus_per_job
-    if asked == 1:
-        return {}
-    problems: dict[str, None] = {}
-    found: dict[tuple[str, str], int] = {}
-    for name, model in config.models.items():
-        for algo, settings, kind in _writers(config, name):
-            try:
-                width = asked if isinstance(asked, int) else _auto(config, name, model, settings, kind)
-                if width > 1:
-                    _check(config, name, model, width)
-                    found[algo, name] = width
-            except ConfigError as error:
-                problems[str(error)] = None
-    refuse_all(list(problems))
-    return found
-
-
-def _writers(config: Config, model: str) -> Iterator[tuple[str, AlgoConfig | None, type[Algorithm]]]:
-    """Who writes by a model: the reference, and each algorithm."""
-    seen = set()
-    for chain in chains(config):
-        if chain.model == model and chain.algo not in seen:
-            seen.add(chain.algo)
-            yield chain.algo, None if chain.algo == REFERENCE else chain.config, chain.kind
-
-
-def _check(config: Config, name: str, model: ModelConfig, width: int) -> None:
-    """Refuse what cannot be split over some devices, as far as files tell."""
-    given = f"{KEY}={config.generation.gpus_per_job}"
+def _of_wide(config: Config) -> Iterator[str]:
+    """What cannot be split over the devices that write together, as far as files tell."""
+    width = config.generation.gpus_per_job
+    given = f"{KEY}={width}"
+    if width == 1:
+        return
     if config.generation.backend is not TextBackend.own:
-        raise ConfigError(
+        yield (
             f"{given} with generation.backend={config.generation.backend.name}: the decoder of this package alone "
             "shares a model. Use generation.backend=own"
         )
-    if lacking := _lacking("transformers", "", OLDEST_TRANSFORMERS):
-        raise ConfigError(f"{given} {lacking}, or use {KEY}=1")
-    if model.is_trained:
-        raise ConfigError(
-            f"{given}: models.{name} is a small model that is trained in the run, a GPT-2, for which transformers "
-            f"has no tensor-parallel plan, and which fits anywhere. Use {KEY}=1"
-        )
-    described = described_by_files(model)
-    if described is not None and (why := why_not_split(described, width)):
-        raise ConfigError(f"{given}: models.{name}.path={model.path}: {why}")
-
-
-def _auto(
-    config: Config, name: str, model: ModelConfig, settings: AlgoConfig | None, kind: type[Algorithm]
-) -> int:
-    """The fewest devices with the declared memory that hold what an algorithm writes with."""
-    if model.is_trained:
-        return 1
-    memory = config.distributed.gpu_memory_gib
-    if memory is None:
-        raise ConfigError(
-            f"{KEY}={AUTO} reckons with the memory of a GPU as it is declared, so that a plan is the same on "
-            "every machine: set distributed.gpu_memory_gib (profile=a100_80gb and other profiles of GPUs do)"
-        )
-    described, weights = described_by_files(model), count_weights(model)
-    if described is None or not weights:
-        raise ConfigError(
-            f"{KEY}={AUTO}: models.{name}.path={model.path}: its size is not known, as its config.json is not "
-            f"here. Give a folder, or a number of devices: {KEY}=2"
-        )
-    writing = _writing(config, model, described, weights, settings, kind)
-    usable = usable_bytes(int(memory * 2**30))
-    width = least_width(writing, usable, _possible(described))
-    if width is None:
-        raise ConfigError(_too_large(name, model, writing, _possible(described), usable))
-    return width
-
-
-def _possible(described: Mapping[str, Any]) -> Sequence[int]:
-    return [width for width in split_widths(described) if width <= MOST_RANKS]
-
-
-def _writing(
-    config: Config,
-    model: ModelConfig,
-    described: Mapping[str, Any],
-    weights: int,
-    settings: AlgoConfig | None,
-    kind: type[Algorithm],
-) -> DecodingLoad:
-    policy = shape_of_texts(described, weights)
-    value = policy if model.value_path is None else _of_value(model) or policy
-    guides = settings is not None and settings.guides
-    trains_policy = any(stage.saves == "policy" for stage in kind.stages) and settings is not None
-    half = config.system.dtype is not DType.float32
-    head = getattr(settings, "head", HeadType.v)
-    return DecodingLoad(
-        policy=policy,
-        policies=2 if trains_policy else 1,
-        exact=trains_policy and half,
-        value=value if guides else None,
-        outputs=policy.vocabulary if head is HeadType.q else 1,
-        rows=config.generation.batch_size,
-        tokens=PROMPT_TOKENS + config.generation.max_new_tokens,
-        number_bytes=2 if half else 4,
-    )
-
-
-def _of_value(model: ModelConfig) -> DecodingShape | None:
-    """What value models are made from where that is not the reference; None where nothing tells its size."""
-    path, revision = str(model.value_path), model.revisions["value"]
-    file, weights = _config_file(path, revision), weights_at(path, revision)
-    return shape_of_texts((file and _read(file)) or {}, weights) if weights else None
-
-
-def _too_large(name: str, model: ModelConfig, writing: DecodingLoad, widths: Sequence[int], usable: int) -> str:
-    need, most = decoding_footprint(writing, widths[-1]), widths[-1]
-    smaller = f", models.{name}.value_path with a smaller model to guide by" if need.value else ""
-    return (
-        f"{KEY}={AUTO}: models.{name}.path={model.path}: writing takes {need.total / _GB:.1f} GB of each of "
-        f"{most} devices, the most that it can be split over, and {usable / _GB:.1f} GB can be used of "
-        f"distributed.gpu_memory_gib. Try a smaller generation.batch_size{smaller}, system.dtype=bfloat16, or "
-        "GPUs with more memory"
-    )
+    elif lacking := _lacking("transformers", "", OLDEST_TRANSFORMERS):
+        yield f"{given} {lacking}, or use {KEY}=1"
+    for name, model in config.models.items():
+        if model.is_trained:
+            yield (
+                f"{given}: models.{name} is a small model that is trained in the run, a GPT-2, for which "
+                f"transformers has no tensor-parallel plan, and which fits anywhere. Use {KEY}=1"
+            )
+        elif (described := described_by_files(model)) and (why := why_not_split(described, width)):
+            yield f"{given}: models.{name}.path={model.path}: {why}"
 
 
 def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:

@@ -34,7 +34,7 @@ from pipeline.learning.algos.reference import PREPARE
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 from pipeline.plan.chains import REFERENCE, Chain
-from pipeline.plan.compatibility import Widths, decodes_itself, with_attention
+from pipeline.plan.compatibility import decodes_itself, with_attention
 from pipeline.plan.graph import determining, result_key
 
 # -- versions ----------------------------------------------------------------------------------------------------
@@ -244,7 +244,6 @@ class JobContents:
         sources: Mapping[str, Mapping[str, Any]],
         models: Mapping[str, Mapping[str, Any]],
         plain_attention: Collection[str] = (),
-        widths: Widths | None = None,
     ) -> None:
         """Nothing is made yet.
 
@@ -253,10 +252,8 @@ class JobContents:
             sources: As `plan.build.build_plan` takes them.
             models: Likewise.
             plain_attention: Likewise.
-            widths: Likewise.
         """
         self.config = config
-        self.widths = widths or {}
         self.sources = sources
         self.models = models
         self._systems = {
@@ -343,7 +340,7 @@ class JobContents:
         # The reference of a model that is not trained here only notes where that model is.
         trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
         if stage.draws and not stage.scales:
-            return max(stage.devices, self.widths.get((chain.algo, chain.model), 1))
+            return max(stage.devices, self.config.generation.gpus_per_job)
         return max(stage.devices, devices_per_training(self.config)) if stage.scales and trains else stage.devices
 
     def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -202,11 +202,16 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
     for name, section in config.datasets.items() if lacking else ():
         made = isinstance(section, FilesConfig) and section.chat
         if made or name in conversations:
-            said = f"the prompts of datasets.{name} are conversations{' by chat=true' if made else ''}"
+            said = (
+                f"datasets.{name}.chat=true makes conversations"
+                if made
+                else f"prompts of datasets.{name} are conversations"
+            )
             instead = f"datasets.{name}.chat=false" if made else "prompts of text"
             model, path = next(iter(lacking.items()))
             raise ConfigError(
-                f"{said}, but models.{model}.path={path} has no chat template. Choose an instruct model, or {instead}."
+                f"{said}, but models.{model}.path={path} has no chat template. Choose an instruct model, "
+                f"or {instead}."
             )
 
 

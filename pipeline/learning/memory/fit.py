@@ -573,14 +573,3 @@ def decoding_footprint(writing: DecodingLoad, width: int = 1) -> DecodingFootpri
         value=guide,
         logits=writing.rows * policy.vocabulary * _DECODING_BYTES_OF_A_LOGIT,
     )
-
-
-def least_width(writing: DecodingLoad, usable: int, widths: Sequence[int]) -> int | None:
-    """The fewest GPUs that writing fits on; None where it fits on none.
-
-    Args:
-        writing: What writes.
-        usable: Bytes that can be filled of each.
-        widths: How many may share it, the fewest first.
-    """
-    return next((width for width in widths if decoding_footprint(writing, width).total <= usable), None)

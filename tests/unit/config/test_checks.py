@@ -46,7 +46,6 @@ def test_a_name_is_required() -> None:
         ),
         ("execution.jobs_per_device=-1", "or 'auto' to measure how many fit"),
         ("execution.jobs_per_device=many", "execution.jobs_per_device='many': must be a whole number, at least 1"),
-        ("generation.gpus_per_job=atuo", "fit distributed.gpu_memory_gib. Did you mean 'auto'?"),
         ("evaluation.split=val", "must be 'test' or 'validation'"),
         ("training.memory_mb=0", "training.memory_mb=0: must be at least 1"),
         ("generation.memory_mb=-5", "generation.memory_mb=-5"),

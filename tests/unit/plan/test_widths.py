@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
-from pipeline.plan.compatibility import resolve_widths
+from pipeline.plan.compatibility import check_compatible
 from pipeline.plan.graph import Plan
 from tests.doubles.composing import quick_config
 
@@ -27,16 +27,6 @@ LLAMA = {
     "tie_word_embeddings": False,
 }
 """Of 70.6 billion weights: 141 GB in bfloat16."""
-SMALL = {
-    **LLAMA,
-    "hidden_size": 2048,
-    "num_hidden_layers": 16,
-    "intermediate_size": 8192,
-    "num_attention_heads": 32,
-}
-"""Of 1.5 billion."""
-HALF = "system.dtype=bfloat16"
-A100 = "distributed.gpu_memory_gib=79"
 
 
 @pytest.fixture
@@ -56,8 +46,7 @@ def request(model: str, *settings: str) -> Config:
 
 
 def plan(model: str, *settings: str) -> Plan:
-    config = request(model, *settings)
-    return build_plan(config, widths=resolve_widths(config))
+    return build_plan(request(model, *settings))
 
 
 def devices(planned: Plan) -> dict[tuple[str, str], int]:
@@ -66,7 +55,7 @@ def devices(planned: Plan) -> dict[tuple[str, str], int]:
 
 def refused(model: str, *settings: str) -> str:
     with pytest.raises(ConfigError) as refusal:
-        resolve_widths(request(model, *settings))
+        check_compatible(request(model, *settings), gpu=True)
     return str(refusal.value)
 
 
@@ -89,44 +78,6 @@ def test_the_width_is_part_of_keys_and_one_device_changes_none(model: str) -> No
     assert {name for name in alone if alone[name] == two[name]} == first
     assert keys("generation.gpus_per_job=4") != two
     assert keys("generation.gpus_per_job=1") == alone
-    # What is declared of GPUs matters by the width that follows from it alone.
-    auto = ("generation.gpus_per_job=auto", HALF, "algos=[DPO]", "generation.batch_size=32")
-    declared = keys(*auto, A100)
-    assert declared == keys(*auto, "distributed.gpu_memory_gib=85")
-    assert declared != keys(*auto, "distributed.gpu_memory_gib=400")
-
-
-def test_as_few_as_fit_what_is_declared(model: str, tmp_path: Path) -> None:
-    value = f"models.hf.value_path={folder(tmp_path / 'small-1.5B', SMALL)}"
-    auto = ("generation.gpus_per_job=auto", HALF, value, "generation.batch_size=32")
-    assert devices(plan(model, *auto, A100)) == {
-        ("reference", "train"): 1,
-        ("reference", "evaluate"): 2,  # 71 GB of weights each
-        ("reference", "metrics"): 1,
-        ("PITA", "generate"): 4,  # the value model has no room beside that
-        ("PITA", "score"): 1,
-        ("PITA", "train"): 1,
-        ("PITA", "evaluate"): 4,
-        ("PITA", "metrics"): 1,
-        ("DPO", "generate"): 8,  # the policy, and another one in float32 to score with
-        ("DPO", "score"): 1,
-        ("DPO", "train"): 1,
-        ("DPO", "evaluate"): 8,
-        ("DPO", "metrics"): 1,
-    }
-    assert devices(plan(model, *auto, "distributed.gpu_memory_gib=180"))["PITA", "evaluate"] == 1
-    small = plan(folder(tmp_path / "other-1.5B", SMALL), *auto, A100)
-    assert set(devices(small).values()) == {1}
-
-
-def test_auto_needs_what_a_gpu_has_and_a_model_that_fits(model: str) -> None:
-    auto = ("generation.gpus_per_job=auto", HALF)
-    assert "set distributed.gpu_memory_gib (profile=a100_80gb" in refused(model, *auto)
-    # A copy of the reference guides, whole on every device.
-    said = refused(model, *auto, A100, "algos=[PITA]", "generation.batch_size=8")
-    assert "GB of each of 8 devices, the most that it can be split over" in said
-    assert "models.hf.value_path with a smaller model to guide by" in said
-    assert "its size is not known" in refused("some/model", *auto, A100)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +101,7 @@ def test_models_that_are_trained_here_and_other_decoders_are_refused(
 ) -> None:
     two = "generation.gpus_per_job=2"
     with pytest.raises(ConfigError, match=r"models\.tiny is a small model that is trained in the run"):
-        resolve_widths(quick_config(["experiment.name=t", two]))
+        check_compatible(quick_config(["experiment.name=t", two]), gpu=True)
     assert "Use generation.backend=own" in refused(model, two, "generation.backend=vllm")
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "5.17.0")
     assert "needs transformers 5.23, and 5.17.0 is installed" in refused(model, two)
