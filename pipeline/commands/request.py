@@ -32,12 +32,10 @@ from pipeline.learning.models.kinds import with_weights
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan import compatibility
-from pipeline.plan.build import build_plan
-from pipeline.plan.chains import PREPARATION, REFERENCE, check_size, extent_of
-from pipeline.plan.contents import import_warnings
-from pipeline.plan.disk import disk_need
+from pipeline.plan.build import build_plan, check_size, size_of
+from pipeline.plan.contents import PREPARING, REFERENCE, import_warnings
 from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
-from pipeline.plan.estimates import peak_flops
+from pipeline.plan.estimates import disk_need, peak_flops
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
 from pipeline.plan.models import check_models, count_weights, is_local
 from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers, in_local_files
@@ -133,7 +131,7 @@ class Stored:
 
 
 def _reads_rows(job: Job) -> bool:
-    return job.algo == PREPARATION and job.stage in (PREPARE.name, CHECK.name)
+    return job.algo == PREPARING and job.stage in (PREPARE.name, CHECK.name)
 
 
 def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str], None] | None = None) -> Request:
@@ -152,7 +150,7 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         check_address(shared)
     _check_ray(config)
     check_size(config)
-    if (number := extent_of(config).jobs) >= LARGE and on_large:
+    if (number := size_of(config)[0]) >= LARGE and on_large:
         on_large(f"planning some {number:,} jobs")
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     _check_places(config, store.root)

@@ -29,7 +29,7 @@ from pipeline.config.schema import Backend, Config, DeviceChoice, devices_per_tr
 from pipeline.engine.launch.run import find_program
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.files import write_whole
-from pipeline.plan.chains import check_size
+from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
 from pipeline.slurm.lint import check_script, check_text
 from pipeline.slurm.script import JobRequest, check_request, interpreter, options_of, script_text, shell_word

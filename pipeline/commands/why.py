@@ -14,8 +14,7 @@ from pipeline.config.load import load_config
 from pipeline.engine.store.shared import check_address, look
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError
-from pipeline.plan.build import build_plan
-from pipeline.plan.chains import check_size
+from pipeline.plan.build import build_plan, check_size
 from pipeline.plan.compatibility import named_by_bits, plain_attention
 from pipeline.plan.models import check_models
 from pipeline.runs.index import choose_run, find_job, runs_before

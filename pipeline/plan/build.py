@@ -27,15 +27,71 @@ from pipeline.config.values import brief
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
-from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation
-from pipeline.learning.algos.registry import planned_stages
+from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation, Reference
+from pipeline.learning.algos.registry import load_algorithm, planned_stages
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
-from pipeline.plan.chains import PREPARATION, REFERENCE, Chain, chains, check_size
-from pipeline.plan.contents import Contents, JobContents
+from pipeline.plan.contents import PREPARING, REFERENCE, Chain, Contents, JobContents, chains
 from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Job, Plan, ResultKeys, duration_kind, place_name
+
+# -- size --------------------------------------------------------------------------------------------------------
+# How large a plan would be, by arithmetic alone: one that nobody could wait for is refused before it is built.
+
+
+MOST_JOBS = 1_000_000
+MOST_LINKS = 5_000_000
+"""Outputs that jobs read of each other: training on all rounds so far takes about the square of the rounds."""
+
+
+def size_of(config: Config) -> tuple[int, int]:
+    """Count the jobs of a plan at most, those that turn out to be the same once each, and the outputs they read.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded.
+    """
+    prompts = {"train": config.data_collection.prompts_per_round, "eval": config.evaluation.num_prompts}
+    rounds, seeds = config.rounds_of_training, len(config.experiment.seeds)
+    pairs = len(config.datasets) * sum(len(model.references) for model in config.models.values())
+
+    def shards(stage: Stage) -> int:
+        return 1 if stage.shards is None else math.ceil(prompts[stage.shards] / config.execution.shard_size)
+
+    shared = {stage.name: stage for stage in Reference.stages}
+    jobs = pairs * len(Preparation.stages)
+    jobs += pairs * sum(shards(stage) * (seeds if stage.seeded else 1) for stage in shared.values())
+    links = 0
+    for name, algo in [(name, algo) for name, algo in config.algos.items() if algo.enabled]:
+        stages = {each.name: each for each in planned_stages(load_algorithm(name, algo.class_path), algo, config)}
+        jobs += pairs * seeds * rounds * sum(map(shards, stages.values()))
+        for stage, read in [(each, read) for each in stages.values() for read in each.reads]:
+            source = (stages if read.algo == "self" else shared).get(read.stage)
+            times = rounds * (rounds + 1) // 2 if read.rounds == "so_far" else rounds
+            each = 1 if source is None or read.rounds == "shard" else shards(source)
+            links += pairs * seeds * shards(stage) * times * each
+    return jobs, links
+
+
+def check_size(config: Config) -> None:
+    """Refuse a request whose plan would be too large.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded.
+        PlanError: It is too large; says what makes it so.
+    """
+    jobs, links = size_of(config)
+    if jobs > MOST_JOBS or links > MOST_LINKS:
+        raise PlanError(
+            f"the plan would have {jobs:,} jobs, which read {links:,} outputs of each other; {MOST_JOBS:,} and "
+            f"{MOST_LINKS:,} are the most. There are {len(config.experiment.seeds):,} experiment.seeds, "
+            f"rounds_of_training={config.rounds_of_training}, "
+            f"data_collection.prompts_per_round={config.data_collection.prompts_per_round}, "
+            f"evaluation.num_prompts={config.evaluation.num_prompts}, "
+            f"execution.shard_size={config.execution.shard_size}, and all algorithms, datasets and references: "
+            "lower some of them, or raise the shard size"
+        )
+
 
 # -- priorities --------------------------------------------------------------------------------------------------
 # Priorities of jobs: what `execution.priority`, a function of the user's own, gives for each, asked once.
@@ -148,7 +204,7 @@ def build_plan(
     jobs, edges = builder.with_rows()
     plan = Plan(with_priorities(jobs, edges, config), edges)
     if config.stage is StageChoice.prepare:
-        return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARATION])
+        return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARING])
     return plan
 
 
@@ -185,7 +241,7 @@ class _Builder:
 
     def add_reference(self, chain: Chain) -> None:
         """Plan the reference, and around it the preparation of a dataset that is read."""
-        preparation = replace(chain, algo=PREPARATION, kind=Preparation, config=AlgoConfig())
+        preparation = replace(chain, algo=PREPARING, kind=Preparation, config=AlgoConfig())
         if self._prepared[chain.dataset]:
             self.add_stage(preparation, 0, PREPARE)
             self.add_stage(preparation, 0, CHECK)
@@ -215,7 +271,7 @@ class _Builder:
         name = chain.dataset
         if name in self._rows:
             return
-        address = (PREPARATION, name, chain.model, chain.reference, chain.seed, 0, PREPARE.name)
+        address = (PREPARING, name, chain.model, chain.reference, chain.seed, 0, PREPARE.name)
         key = "".join(self.jobs[prepared].key for prepared in self._outputs.get(address, ()))
         self._rows[name] = self._counted(name, key)
         if train := self._rows[name].get("train"):
@@ -257,9 +313,7 @@ class _Builder:
         if stage.judges:
             names["checked"] = CHECK
         return {
-            name: self._outputs[
-                PREPARATION, chain.dataset, chain.model, chain.reference, chain.seed, 0, source.name
-            ]
+            name: self._outputs[PREPARING, chain.dataset, chain.model, chain.reference, chain.seed, 0, source.name]
             for name, source in names.items()
         }
 
@@ -352,7 +406,7 @@ class _Builder:
         scale = self._scales[chain.dataset, chain.model]
         if chain.algo == REFERENCE and stage.scales:
             return guess_reference(stage, scale, self.config.models[chain.model], made_of.devices)
-        algo = None if chain.algo in (REFERENCE, PREPARATION) else chain.config
+        algo = None if chain.algo in (REFERENCE, PREPARING) else chain.config
         aggregated = getattr(chain.config, "aggregate", True) and any(
             read.rounds == "so_far" for read in stage.reads
         )
@@ -366,7 +420,7 @@ def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
     if stage.seeded:
         parts.append(f"s{chain.seed}")
     parts.append(chain.algo)
-    if chain.algo not in (REFERENCE, PREPARATION):
+    if chain.algo not in (REFERENCE, PREPARING):
         parts.append(f"r{number}")
     parts.append(stage.name)
     if shard is not None:

@@ -1,4 +1,4 @@
-"""What jobs are made of: what the key of each covers, with versions of shipped code, and what its worker gets.
+"""The chains of a request, what the key of each of their jobs covers, and what its worker gets.
 
     sections of the configuration that a stage declares --+-- what of them determines the output --> key
     versions, identity of the model, the user's own code --+
@@ -9,13 +9,15 @@ A worker is given all of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.schema import (
     BY_TENSORS,
+    AlgoConfig,
     Attention,
     Config,
     DatasetConfig,
@@ -29,13 +31,73 @@ from pipeline.config.schema import (
 )
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES
 from pipeline.config.user_code import brought_torch, import_object, source_hash
-from pipeline.learning.algos.base import GENERATE, Algorithm, Stage
-from pipeline.learning.algos.reference import PREPARE
+from pipeline.errors import ConfigError
+from pipeline.learning.algos.base import GENERATE, START_TRAIN, Algorithm, Stage
+from pipeline.learning.algos.policy_config import start_of, starts_of
+from pipeline.learning.algos.reference import PREPARE, Preparation, Reference
+from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
-from pipeline.plan.chains import REFERENCE, Chain
 from pipeline.plan.compatibility import decodes_itself, with_attention
 from pipeline.plan.graph import determining, result_key
+
+# -- chains ------------------------------------------------------------------------------------------------------
+# One algorithm on one dataset, model, reference and seed: what a request stands for.
+
+
+REFERENCE = Reference.name
+PREPARING = Preparation.name
+
+
+@dataclass(frozen=True)
+class Chain:
+    """One algorithm on one dataset, model, reference and seed; the reference is a chain of round 0 alone.
+
+    Attributes:
+        reference: Seed of the reference, or None where the model is not made from one.
+        named_reference: The same where the model has several, so that names must tell them apart; else None.
+    """
+
+    algo: str
+    dataset: str
+    model: str
+    reference: int | None
+    named_reference: int | None
+    seed: int
+    kind: type[Algorithm]
+    config: AlgoConfig
+
+    @property
+    def rounds_from(self) -> int:
+        """The round it starts with."""
+        return 0 if self.algo in (REFERENCE, PREPARING) else 1
+
+
+def chains(config: Config) -> Iterator[Chain]:
+    """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
+
+    So is every chain before those that begin with its policy.
+
+    Raises:
+        ConfigError: An algorithm cannot be loaded, or does not read what it is to begin with.
+    """
+    enabled = [
+        (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
+    ]
+    for name, kind, algo in enabled:
+        if start_of(algo) and not any(START_TRAIN in stage.reads for stage in kind.stages_with(algo)):
+            raise ConfigError(
+                f"algos.{name}.start={start_of(algo)}: no stage of {kind.__name__} reads it. Add START_TRAIN "
+                "to the reads of those that begin with a policy"
+            )
+    enabled.sort(key=lambda each: len(starts_of(each[2], config.algos)))
+    for dataset, (model, section) in product(config.datasets, config.models.items()):
+        several = len(section.references) > 1
+        for reference, seed in product(section.references, config.experiment.seeds):
+            for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
+                named = reference if several else None
+                yield Chain(name, dataset, model, reference, named, seed, kind, algo)
+
 
 # -- versions ----------------------------------------------------------------------------------------------------
 # Versions of the code that ships, as part of keys. A stored output answers for a job as long as their keys

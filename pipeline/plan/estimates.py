@@ -9,13 +9,20 @@ that is right within a factor of two, see docs/benchmarks.md.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, ModelConfig
+from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, Keep, ModelConfig
 from pipeline.config.tables import REWARDS
 from pipeline.learning.algos.base import Stage
+from pipeline.learning.algos.policy_config import stores_adapters
 from pipeline.learning.datasets.base import Dataset, plain_text
+from pipeline.learning.memory.fit import Precision, bytes_per_parameter
 from pipeline.learning.rewards.registry import shipped_traits
+from pipeline.plan.contents import REFERENCE, chains
+from pipeline.plan.graph import Job, Plan
+from pipeline.plan.models import count_weights, is_gguf, weights_at, weights_in_name
 
 EMBEDDED_WEIGHTS = 76_000
 EMBEDDED_TOKENS = 4
@@ -60,7 +67,6 @@ NOTING_S = 0.2
 """A job that finds nothing to do but to say so."""
 _PREFILL = 8
 """Tokens of a prompt that are read in the time in which one is written."""
-_SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -184,15 +190,107 @@ def peak_flops(gpu: str) -> float:
     return found * 1e12
 
 
-def weights_in_name(path: str) -> int:
-    """Weights of a model by its name, as ``Qwen2.5-1.5B-Instruct``; 0 where that does not say."""
-    found = _SIZE_IN_NAME.findall(path.rpartition("/")[2])
-    return int(float(found[-1][0]) * {"b": 1e9, "m": 1e6}[found[-1][1].lower()]) if found else 0
-
-
 def _longer(scale: Scale) -> float:
     return (scale.prompt + scale.tokens) / (EMBEDDED_PROMPT + EMBEDDED_TOKENS)
 
 
 def _costlier(scale: Scale, work: str) -> float:
     return scale.seconds_per_token(work) / _DEFAULT.seconds_per_token(work)
+
+
+# -- disk --------------------------------------------------------------------------------------------------------
+# How much room the models that a plan trains take on the disk of the store, before anything runs. Policies, value
+# models and reward models are stored in float32. Texts, evaluations and adapters are not counted: they are a
+# hundredth of that, and how long texts get is not known.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskNeed:
+    """What the jobs that are to run take of the disk.
+
+    Attributes:
+        made: Bytes of all models that are trained.
+        stays: Bytes that are left of them at the end, when `execution.keep` has removed what it is to.
+        least: Bytes that are there at some time in any case, of models whose files are here.
+        checkpoints: Bytes of checkpoints at most, while trainings last that long.
+        unknown: Models of which nothing tells how large they are, as ``models.hf``.
+    """
+
+    made: int = 0
+    stays: int = 0
+    least: int = 0
+    checkpoints: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int) -> DiskNeed:
+    """Reckon what the jobs of a plan take that are to run.
+
+    Args:
+        plan: The plan.
+        config: Its request.
+        missing: Ids of the jobs that must run.
+        workers: How many there are, so that as many trainings may have checkpoints at once.
+    """
+    stages = {
+        (chain.algo, stage.name): (stage, chain.config)
+        for chain in chains(config)
+        for stage in chain.kind.stages_with(chain.config)
+    }
+    made, known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
+    checkpoints, unknown = list[int](), dict[str, None]()
+    for job in (plan.jobs[job_id] for job_id in missing):
+        stage, algo = stages.get((job.algo, job.stage), (None, None))
+        if stage is None or algo is None or not (stage.saves or (job.algo == REFERENCE and stage.scales)):
+            continue
+        model, place = config.models[job.model], (job.chain, job.round) if job.weights else _STAYS
+        each, weights = _stored(config, job, stage, algo)
+        if each and not weights:
+            unknown[f"models.{job.model}"] = None
+        made[place] += each * weights
+        if model.is_trained or not (is_gguf(str(model.path)) or weights_in_name(str(model.path))):
+            known[place] += each * weights
+        training = config.training
+        if training.checkpoint_every_steps or 0 < training.checkpoint_every_minutes * 60 < job.seconds:
+            weight, _, state = bytes_per_parameter(Precision.float32, training.optimizer)
+            checkpoints.append(2 * (weight + state) * weights)
+    at_once = max(1, workers // max((plan.jobs[job_id].devices for job_id in missing), default=1))
+    largest = max((size for place, size in known.items() if place != _STAYS), default=0)
+    return DiskNeed(
+        made=made.total(),
+        stays=_left(config.execution.keep, made),
+        least=max(_left(config.execution.keep, known), known[_STAYS] + largest),
+        checkpoints=sum(sorted(checkpoints)[-at_once:]),
+        unknown=tuple(unknown),
+    )
+
+
+_STAYS = ("", 0)
+"""In the place of chain and round: of models that are never removed."""
+
+
+def _left(keep: Keep, sizes: Mapping[tuple[str, int], int]) -> int:
+    """Bytes that stay of the models of each chain's rounds; all rounds of a chain are as large."""
+    by_chain: dict[str, list[int]] = {}
+    for (chain, _), size in sizes.items():
+        by_chain.setdefault(chain, []).append(size)
+    most = {Keep.all: sum, Keep.results: lambda _: 0}.get(keep, max)
+    return sum(most(each) if chain else sum(each) for chain, each in by_chain.items())
+
+
+def _stored(config: Config, job: Job, stage: Stage, algo: AlgoConfig) -> tuple[int, int]:
+    """Bytes that a job stores of each weight of a model, and how many weights there are; 0 where none is known."""
+    model = config.models[job.model]
+    if job.algo == REFERENCE:
+        return 4 * model.is_trained, model.weights
+    adapts = getattr(getattr(algo, "lora", None), "rank", 0) and stores_adapters(algo, config.algos)
+    if not algo.trains or (stage.saves == "policy" and adapts):
+        return 0, 0
+    if stage.saves != "policy" and model.value_path is not None:
+        weights = weights_at(model.value_path, model.revisions["value"])
+    else:
+        weights = count_weights(model)
+    if stage.saves == "policy" and algo.draws_to_train:  # whose next round goes on with its optimizer
+        return 4 + bytes_per_parameter(Precision.float32, config.training.optimizer)[2], weights
+    folds = getattr(getattr(algo, "reward_model", None), "folds", 1)
+    return 4 * (folds if stage.saves == "rewards" else 1), weights

@@ -38,7 +38,6 @@ from pipeline.learning.models.kinds import (
     with_weights,
 )
 from pipeline.outputs.formats import OPTIMIZER
-from pipeline.plan.estimates import weights_in_name
 
 # -- weight files ------------------------------------------------------------------------------------------------
 # The files that hold a model's weights: which of a folder are loaded, what is in them, whether they are
@@ -159,6 +158,7 @@ _SETTINGS = (ENDS, "tokenizer_config.json", "special_tokens_map.json", "added_to
 """Files of settings besides, each of which a folder may lack."""
 LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
+_SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
 TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
 """What output layers and embeddings are called."""
 _TINY_LAYERS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -400,6 +400,12 @@ def weights_at(path: str, revision: str | None) -> int:
         if counted := sum(sum(tensors_in(file).values()) for file in weight_files(folder)):
             return counted
     return weights_in_name(path)
+
+
+def weights_in_name(path: str) -> int:
+    """Weights of a model by its name, as ``Qwen2.5-1.5B-Instruct``; 0 where that does not say."""
+    found = _SIZE_IN_NAME.findall(path.rpartition("/")[2])
+    return int(float(found[-1][0]) * {"b": 1e9, "m": 1e6}[found[-1][1].lower()]) if found else 0
 
 
 def _unreadable(given: str, error: OSError) -> ConfigError:

@@ -20,7 +20,7 @@ from pipeline.config.load import load_config, typed
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Config
 from pipeline.errors import PipelineError
-from pipeline.plan.chains import check_size
+from pipeline.plan.build import check_size
 from tests.doubles.composing import quick_config
 
 pytestmark = pytest.mark.properties

@@ -16,7 +16,7 @@ from pipeline.commands.request import Request, look_up, prepare
 from pipeline.commands.run import run_experiment
 from pipeline.engine.store.store import NOT_STORED
 from pipeline.errors import StoreError
-from pipeline.plan.disk import DiskNeed, disk_need
+from pipeline.plan.estimates import DiskNeed, disk_need
 from pipeline.terminal.console import Terminal
 from tests.doubles.composing import quick_config
 

@@ -21,9 +21,8 @@ from pipeline.plan.estimates import (
     decided_pairs,
     guess_seconds,
     prompt_tokens,
-    weights_in_name,
 )
-from pipeline.plan.models import count_weights
+from pipeline.plan.models import count_weights, weights_in_name
 
 STAGES = {(kind, stage.name): stage for kind in (DPO, GRPO, PITA, QSharp) for stage in kind.stages}
 SENTIMENT = Scale(weights=134_515_008, tokens=24, prompt=32, prompts=256, samples=2, decided=1.0)

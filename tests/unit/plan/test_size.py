@@ -8,8 +8,7 @@ import pytest
 
 from pipeline.config.schema import Config
 from pipeline.errors import PlanError
-from pipeline.plan.build import build_plan
-from pipeline.plan.chains import MOST_JOBS, MOST_LINKS, check_size, extent_of
+from pipeline.plan.build import MOST_JOBS, MOST_LINKS, build_plan, check_size, size_of
 from tests.doubles.composing import quick_config
 
 
@@ -47,7 +46,7 @@ def refused(config: Config) -> str:
 def test_the_size_is_that_of_the_plan(overrides: list[str], changes: dict[str, Any]) -> None:
     config = request_of(*overrides, **changes)
     unprepared = 2 * sum(section.kind == "addition" for section in config.datasets.values())
-    assert extent_of(config).jobs == pytest.approx(len(build_plan(config).jobs) + unprepared, abs=5)
+    assert size_of(config)[0] == pytest.approx(len(build_plan(config).jobs) + unprepared, abs=5)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +64,5 @@ def test_a_plan_that_is_too_large_is_refused_with_what_it_follows_from(changes: 
 
 
 def test_bounds_leave_room_for_real_requests() -> None:
-    extent = extent_of(request_of(rounds_of_training=100, experiment__seeds=list(range(10))))
-    assert extent.fits
+    check_size(request_of(rounds_of_training=100, experiment__seeds=list(range(10))))
     assert (MOST_JOBS, MOST_LINKS) == (1_000_000, 5_000_000)

@@ -22,7 +22,7 @@ from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import held_out
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
-from pipeline.plan.disk import disk_need
+from pipeline.plan.estimates import disk_need
 from pipeline.plan.graph import Job, Plan
 from tests.doubles.composing import quick_config
 
