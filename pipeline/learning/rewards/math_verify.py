@@ -85,6 +85,8 @@ _REPEATING = re.compile(r"(\d+)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d{1,50})\}
 _SEVERAL_UNITS = r"(?:\d+(?:\.\d+)?\s+[A-Za-z]{2,}[,\s]*(?:and\s+)?){2,}"
 _LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit|text)\{\s*([ei]|exp|sin|cos|tan|log|ln)\s*\}")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\(|\s+[\\\w]|_)")
+_DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?\s*)(\(?)\s*(\d[\d.]*)\s*\^\{?\\circ\}?")
+"""An angle of which a function is taken, whose sign of degrees is no unit that may be left out."""
 _NATURAL = re.compile(r"\\log_(?:e(?![a-z])|\{e\})")
 _LOG = re.compile(r"\\log(?![a-z]|\s*_)")
 """A logarithm that does not say its base."""
@@ -148,7 +150,9 @@ _JOINED = re.compile(
 _QUANTITY = re.compile(r"([-+]?\$?[\d.,]*\d)\s+([A-Za-z]{2,})\.?")
 _SAID = re.compile(r"\\text\{([^{}\d]*\d[\d.,]*[^{}\d]*)\}")
 """Words with one number."""
-_TEXT = re.compile(r"\(?[A-Za-z][a-z]{3,}(?:[ '-][A-Za-z]+)*\)?\.?|[A-Za-z]+(?: [A-Za-z]+)+\.?")
+_TEXT = re.compile(
+    r"(?i:yes|no|true|none)|\(?[A-Za-z][a-z]{3,}(?:[ '-][A-Za-z]+)*\)?\.?|[A-Za-z]+(?: [A-Za-z]+)+\.?"
+)
 _AROUND = re.compile(r"\\(?:angle|triangle|overline|vec|text|textbf|mathrm)(?![a-z])|[{}\s]")
 _LETTERS = re.compile(r"[A-Z]{2,}")
 """Choices, or a name such as SAS, whose letters have an order; a product where the other answer is none."""
@@ -267,6 +271,7 @@ def _alone(answer: str) -> list[Any]:
     if not answer:
         return []
     answer = _FUNCTION.sub(r"\\\1", _LETTER.sub(r"\1 ", answer)).replace(r"\varnothing", r"\emptyset")
+    answer = _DEGREES.sub(r"\1\2{\\frac{\3 \\pi}{180}}", answer)
     answer = _NATURAL.sub(r"\\ln", answer).replace(r"\lg ", r"\log_{10} ")
     if _SETS.fullmatch(answer):
         answer = f"\\{'cup' if 'u' in answer else 'cap'} ".join(sorted(re.findall(r"[A-Z]", answer)))
@@ -332,7 +337,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=9))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=10))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 

@@ -256,6 +256,8 @@ def test_nothing_is_compared_with_what_is_neither_text_nor_number(verifier: Any,
             [r"\boxed{\log_{10} 2}", r"\boxed{\log_2 2}"],
         ),
         (r"\log 2", [r"\boxed{\ln 2}", r"\boxed{\lg 2}"], [r"\boxed{\log 3}"]),
+        (r"\sin 30^\circ", [r"\boxed{\frac12}", r"\boxed{\sin(30^{\circ})}"], [r"\boxed{\sin 30}"]),
+        ("yes", ["YES", r"\boxed{\text{Yes}}"], ["no"]),
         ("1/3", ["0.333333"], ["0.3333"]),  # as math-verify's tests have it
         (r"\frac{1+i\sqrt3}{2}", [r"\boxed{e^{i\pi/3}}"], [r"\boxed{e^{-i\pi/3}}"]),
         (-1, [r"\boxed{e^{i\pi}}", r"\boxed{i^2}"], [r"\boxed{i}"]),
