@@ -35,12 +35,11 @@ from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examp
 from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, DatasetConfig, SystemConfig
+from pipeline.engine.keeper import held_by_runs, remove_weights, tell_needs
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.gc import held_by_runs
-from pipeline.engine.store.removal import remove_weights, tell_needs
 from pipeline.engine.store.store import REMOVED, Scratch, Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text

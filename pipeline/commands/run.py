@@ -48,7 +48,7 @@ from pipeline.config.schema import Backend, Config, StageChoice
 from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.select import LeaseSet, lease_devices
 from pipeline.engine.journal import Event, Journal, Listener
-from pipeline.engine.keeper import Keeper, keys_of_weights
+from pipeline.engine.keeper import Keeper, keys_of_weights, tell_needs
 from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.engine.run_jobs import read_durations, read_peaks, run_jobs, update_durations, update_peaks
 from pipeline.engine.scheduler.outcome import Outcome
@@ -56,7 +56,6 @@ from pipeline.engine.scheduler.reactions import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus
 from pipeline.engine.store.gc import remove_dead_claims
-from pipeline.engine.store.removal import tell_needs
 from pipeline.engine.store.store import AGAIN, Scratch, Verified, remove_leftovers
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole

@@ -29,10 +29,10 @@ from pipeline.engine.store.shared import SharedStore
 from pipeline.engine.store.store import Store, Verified
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, RunJob, WorkerExited, WorkerReady
 from pipeline.engine.workers.pool import Deliver, LocalWorker, Pool, ProcessSettings, Worker
-from pipeline.engine.workers.reaper import Reaper
 from pipeline.engine.workers.runner import JobRunner
 from pipeline.foreign import recall, remember
 from pipeline.machine import descendants
+from pipeline.machine.descendants import Reaper
 from pipeline.plan.durations import LONGEST_S, Durations, Seconds, Timed
 from pipeline.plan.graph import Plan
 

@@ -43,13 +43,12 @@ from pipeline.engine.launch.run import (
     take_devices,
 )
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import DeviceError, PipelineError, WorkerError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, converted, read_json
 from pipeline.machine import children, descendants
 from pipeline.machine.children import Channel, Child
-from pipeline.machine.descendants import begin
+from pipeline.machine.descendants import Reaper, begin
 from pipeline.runs.trackers import is_of_other_run
 from pipeline.sweeps.command import as_ranks
 from pipeline.sweeps.reporting import VARIABLE

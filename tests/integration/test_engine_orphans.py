@@ -126,7 +126,9 @@ def test_workers_end_by_themselves_where_the_reaper_is_gone_too(
         assert until(lambda: flag.exists() and flag.read_text())
         children = psutil.Process(engine.pid).children()
         killed_at += psutil.Process(engine.pid).children(recursive=True)
-        reaper = next(child for child in children if any(part.endswith("reaper.py") for part in child.cmdline()))
+        reaper = next(
+            child for child in children if any(part.endswith("descendants.py") for part in child.cmdline())
+        )
         reaper.kill()
     finally:
         engine.kill()

@@ -21,10 +21,10 @@ import pipeline
 from pipeline.__main__ import app
 from pipeline.commands import export as exporting
 from pipeline.config.schema import Backend, ExecutionConfig
+from pipeline.engine.keeper import remove_weights
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.store import REMOVED, Store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.learning.generation.guided import _Asked

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.removal import leftover_weights
 from pipeline.engine.store.store import REMOVED
 from pipeline.runs.loaded import LoadedRun, load
 from tests.doubles.shared import made_once
@@ -18,7 +17,7 @@ from tests.doubles.small_runs import INLINE, ROOT, SMALL, command, events, run_h
 
 KILLED = """
 import os, signal, sys
-from pipeline.engine.store import removal
+from pipeline.engine import keeper as removal
 from pipeline.__main__ import app
 when, asked = sys.argv[1], sys.argv[2:]
 def die(names, folder):
@@ -134,10 +133,10 @@ def test_a_run_that_is_killed_while_it_removes_goes_on(light: list[str], tmp_pat
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
     run = run_of(folder)
     [cut] = [job for job in run.plan.jobs.values() if run.store.is_removed(job.key)]
-    assert len(leftover_weights(run.store, cut.key)) == (when == "before")
+    assert len(run.store.leftover_weights(cut.key)) == (when == "before")
     begun = events(folder, "JobStarted")
     run_here(folder, *light, "execution.keep=last")
     assert rounds_kept(folder) == [3]
-    assert not leftover_weights(run.store, cut.key)
+    assert not run.store.leftover_weights(cut.key)
     assert cut.id in begun
     assert cut.id not in events(folder, "JobStarted")

@@ -199,7 +199,7 @@ def running(agent: subprocess.Popen[str]) -> list[int]:
         for process in psutil.Process(agent.pid).children(recursive=True):
             with suppress(psutil.Error):
                 words = process.cmdline()  # none of one that is over
-                if words and words[0] != "sleep" and not words[-1].endswith("reaper.py"):
+                if words and words[0] != "sleep" and not words[-1].endswith("descendants.py"):
                     found.append(process.pid)
     return found
 

@@ -10,7 +10,7 @@
     <root>/.costs/ab.jsonl                        tokens and device time that outputs took (`Costs`)
     <root>/.claims/<key>                          locked by the run that computes the key
     <root>/.lock                                  held shared by runs, alone by what removes outputs
-    <root>/.weights.lock                          held while it is decided that weights go (`removal.py`)
+    <root>/.weights.lock                          held while it is decided that weights go (`engine.keeper`)
     <root>/.users/                                output folders whose runs use this store
 
 A folder counts only with its manifest, which is written last, and with files of the recorded sizes and
@@ -50,6 +50,7 @@ from pipeline.outputs.manifest import (
     describe,
     find_problem,
     read_manifest,
+    read_tombstone,
 )
 
 # -- os errors ---------------------------------------------------------------------------------------------------
@@ -293,6 +294,16 @@ class Store:
     def is_removed(self, key: str) -> bool:
         """Whether the weights of an output were removed, or are just being: as cheap as it can be told."""
         return os.path.lexists(f"{self.root}/{key[:2]}/{key}/{TOMBSTONE}") and self.is_committed(key)
+
+    def leftover_weights(self, key: str) -> list[Path]:
+        """Files of an output that its tombstone says are removed, and that are there: somebody was interrupted."""
+        if not self.is_removed(key) or self.problem(key, checksums=False) != REMOVED:
+            return []  # in a damaged one a name may lead out of the store by a link
+        folder = self.path(key)
+        with suppress(NotAnOutputError, OSError):
+            names = read_tombstone(key, folder, read_manifest(key, folder))
+            return [path for name in sorted(names) if os.path.lexists(path := folder / name)]
+        return []
 
     def manifest(self, key: str) -> dict[str, Any]:
         """The manifest of a stored output.

@@ -52,9 +52,9 @@ from pipeline.engine.workers.messages import (
     encode,
 )
 from pipeline.engine.workers.pool import Deliver, LocalWorker, Pool, ProcessSettings, Worker
-from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import ConfigError, DeviceError, WorkerError
 from pipeline.foreign import converted
+from pipeline.machine.descendants import Reaper
 
 RAY_TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
 _QUIET = {

@@ -38,10 +38,10 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.reaper import Reaper
 from pipeline.errors import WorkerError
 from pipeline.machine import children, descendants
 from pipeline.machine.children import Channel, Child, tail
+from pipeline.machine.descendants import Reaper
 
 # -- protocol ----------------------------------------------------------------------------------------------------
 # What the pool expects of a worker, whatever carries it: a process here, this process itself, an actor

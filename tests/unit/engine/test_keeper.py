@@ -11,8 +11,7 @@ import pytest
 
 from pipeline.commands.request import tell_removed
 from pipeline.config.schema import Keep
-from pipeline.engine.keeper import Keeper, keys_of_weights
-from pipeline.engine.store.removal import tell_needs
+from pipeline.engine.keeper import Keeper, keys_of_weights, tell_needs
 from pipeline.engine.store.store import REMOVED, Scratch, Store
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.recorded import plan_text

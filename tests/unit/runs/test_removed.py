@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import Keep
-from pipeline.engine.store.removal import remove_weights
+from pipeline.engine.keeper import remove_weights
 from pipeline.engine.store.store import Store
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.loaded import LoadedRun

@@ -12,10 +12,10 @@ from typing import NoReturn, cast
 import pytest
 
 from pipeline.engine.journal import Event, Journal, Listener, read_journal
+from pipeline.engine.keeper import remove_weights
 from pipeline.engine.scheduler.loop import FORCE_S, Outside
 from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, SetAside
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.store.removal import remove_weights
 from pipeline.engine.store.shared import SharedStore, Traffic
 from pipeline.engine.store.store import REMOVED, Store, Verified
 from pipeline.engine.workers.pool import Pool

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.engine import keeper
+from pipeline.engine.keeper import remove_weights, tell_needs
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store import removal
 from pipeline.engine.store.gc import GarbageKind, RunReference, find_garbage, remove
-from pipeline.engine.store.removal import leftover_weights, remove_weights, tell_needs
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store
 from pipeline.errors import StoreError
 from pipeline.locks import LocksUnsupportedError
@@ -99,7 +99,7 @@ def test_nothing_is_removed_through_a_link(store: Store, key: str, scratch: Path
     (elsewhere / "model.safetensors").write_text("of somebody else")
     (path / "fold_0").symlink_to(elsewhere)
     assert store.problem(key) == "fold_0 is a link"
-    assert leftover_weights(store, key) == []
+    assert store.leftover_weights(key) == []
     assert GarbageKind.weights not in {thing.kind for thing in find_garbage(store, [run_of(key)])}
     assert removed(store, key, scratch) == 0
     assert (elsewhere / "model.safetensors").exists()
@@ -149,7 +149,7 @@ def test_nothing_goes_where_it_is_not_known_what_a_run_needs(
     put(store, key)
     other = Scratch(store.scratch("other-2"))
     other.open()
-    path = other.path / removal.NEEDS
+    path = other.path / keeper.NEEDS
     path.mkdir() if told is None else path.write_bytes(told)
     with pytest.raises(StoreError, match="what its run needs is unknown"):
         removed(store, key, scratch)
@@ -165,7 +165,7 @@ def test_nothing_goes_where_there_are_no_locks(
     def refuse(*_: object, **__: object) -> bool:
         raise LocksUnsupportedError(38, "Function not implemented")
 
-    monkeypatch.setattr("pipeline.engine.store.removal.lock", refuse)
+    monkeypatch.setattr("pipeline.engine.keeper.lock", refuse)
     with pytest.raises(StoreError, match="Function not implemented"):
         removed(store, key, scratch)
     assert store.problem(key) is None
@@ -176,7 +176,7 @@ def test_nothing_goes_where_there_are_no_locks(
 STEPS = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.engine.store import removal
+from pipeline.engine import keeper as removal
 from pipeline.engine.store.store import Store
 root, key, scratch, last = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
 taken = 0
@@ -212,7 +212,7 @@ def test_a_removal_may_be_killed_at_any_step_and_is_finished_by_whoever_comes_ne
         )
         assert done.returncode == -signal.SIGKILL, step
         problem = store.problem(key)
-        seen.add((problem, len(leftover_weights(store, key))))
+        seen.add((problem, len(store.leftover_weights(key))))
         if problem is None:
             continue  # nothing has happened
         assert problem == REMOVED
@@ -221,11 +221,11 @@ def test_a_removal_may_be_killed_at_any_step_and_is_finished_by_whoever_comes_ne
         elif finish == "gc":
             garbage = find_garbage(store, [run_of(key)])
             weights = [thing for thing in garbage if thing.kind is GarbageKind.weights]
-            assert len(weights) == len(leftover_weights(store, key))
+            assert len(weights) == len(store.leftover_weights(key))
             assert [failure for _, failure in remove(store, weights)] == [None] * len(weights)
         else:
             assert put(store, key)
             assert store.problem(key) is None
             continue
-        assert (store.problem(key), leftover_weights(store, key)) == (REMOVED, [])
+        assert (store.problem(key), store.leftover_weights(key)) == (REMOVED, [])
     assert seen == {(None, 0), (REMOVED, 3), (REMOVED, 2), (REMOVED, 1)}

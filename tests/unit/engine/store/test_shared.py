@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.store.removal import remove_weights
+from pipeline.engine.keeper import remove_weights
 from pipeline.engine.store.shared import (
     BadOutputError,
     Objects,

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.engine.workers import reaper as reaper_module
-from pipeline.engine.workers.reaper import Reaper
 from pipeline.machine import descendants
+from pipeline.machine import descendants as reaper_module
+from pipeline.machine.descendants import Reaper
 
 
 def sleeper() -> subprocess.Popen[bytes]:
@@ -77,7 +77,7 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 def test_without_its_reaper_the_engine_cleans_up_itself(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaper_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(reaper_module, "_PATIENCE_S", 0.05)
     process, reaper = sleeper(), Reaper()
     os.kill(reaper.pid, number)
     try:
@@ -99,7 +99,7 @@ def test_without_its_reaper_the_engine_cleans_up_itself(
 
 
 def test_a_stopped_reaper_that_reads_nothing_does_not_hold_up_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaper_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(reaper_module, "_PATIENCE_S", 0.05)
     reaper = Reaper()
     os.kill(reaper.pid, signal.SIGSTOP)
     path = Path("/none") / ("x" * 4000)
