@@ -14,9 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from typer.testing import CliRunner
 
-from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.select import holders
 from tests.doubles import fake_nvml
@@ -173,17 +171,6 @@ def test_a_module_that_fails_in_one_rank_ends_one_that_ignores_requests_to_stop_
     assert not (tmp_path / "outlived").exists(), "it had torch's half minute"
 
 
-def test_a_request_to_stop_reaches_every_rank(launches: Launches) -> None:
-    """By SIGTERM; the one that gives GPUs back below gets Ctrl-C."""
-    launch = launches.start("hang")
-    pids = [one["pid"] for one in launches.met(2)]
-    assert alive(pids) == pids
-    launch.send_signal(signal.SIGTERM)
-    code, _ = finish(launch)
-    assert code == 128 + signal.SIGTERM
-    assert alive(pids) == []
-
-
 def test_ranks_end_with_a_launcher_that_is_killed(launches: Launches) -> None:
     launch = launches.start("hang")
     pids = [pid for one in launches.met(2) for pid in (one["pid"], *one["left"])]
@@ -232,23 +219,3 @@ def test_gpus_are_leased_while_the_program_runs_and_ctrl_c_gives_them_back(
     assert first.returncode == 128 + signal.SIGINT, said
     assert holders(find_gpus()) == {}
     assert alive([int(words[2]) for words in seen]) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--gpus", "0", "--", "missing.py"], "there is no file missing.py"),
-        (["--device", "cpu", "--", RANK], "--nproc N"),
-        (["--device", "tpu", "--", RANK], "--device tpu: cpu, or leave it out"),
-        (["--gpus", "0-3", "--", RANK], "'0-3' is no id"),
-        (["--device", "cpu", "--nproc", "2"], "there is no program to start"),
-    ],
-)
-def test_wrong_use_is_one_message(options: list[str], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    done = CliRunner().invoke(app, ["launch", *options])
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -158,23 +157,3 @@ def test_a_fit_shows_the_figures_of_every_strategy() -> None:
     assert "112.0" in single
     assert "short" in single
     assert "1 x 1024 tokens, mixed, adamw, all weights, checkpointing off" in "\n".join(rows)
-
-
-def narrow(table: FittedTable, width: int = 80) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(table)
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(len(line) <= width for line in text.splitlines())
-    return text
-
-
-def test_a_small_terminal_cuts_the_name_of_a_gpu_rather_than_its_memory(machine: UseMachine) -> None:
-    machine("busy")
-    with LeaseSet.acquire(find_gpus()[1:2], experiment="an_experiment_with_a_long_name"):
-        text = narrow(gpu_table({}))
-    (row,) = (line for line in text.splitlines() if line.split()[:1] == ["1"])
-    assert row.split()[1:6] == ["NVID…200", "130.0", "140.0", "GiB", "98%"]
-    assert row.split()[-1] == "101"
-    assert "(130.0 GiB)" in text
-    assert f"(pid {os.getpid()}" in text
-    assert "'an_exp" in text

@@ -20,7 +20,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an sbatch that notes what it is given."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "sbatch"
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/given"\necho 41\n')
+    program.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" > "{tmp_path}/given"\nenv > "{tmp_path}/environment"\necho 41\n'
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
@@ -47,12 +49,17 @@ def given(here: Path) -> list[str]:
     return (here / "given").read_text().splitlines()
 
 
-def test_a_script_is_written_and_handed_over(here: Path) -> None:
+def test_a_script_is_written_and_handed_over(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job knows nothing of the job that it was submitted from."""
+    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SBATCH_QOS"):
+        monkeypatch.setenv(name, "7")
     told = said("write", "--gres", "gpu:2", "-t", "1:00:00", "--submit", *RUN)
     assert "wrote x.sbatch" in told
     assert "submitted job 41" in told
     assert "slurm-41.out" in told
     assert given(here) == ["--parsable", str(here / "x.sbatch")]
+    known = {line.partition("=")[0] for line in (here / "environment").read_text().splitlines()}
+    assert {name for name in known if name.startswith(("SLURM", "SBATCH"))} == {"SLURM_CONF", "SBATCH_QOS"}
     assert "\n#SBATCH --time=1:00:00\n" in (here / "x.sbatch").read_text()
     assert "1 passed, 0 warned, 0 failed" in said("lint", "x.sbatch")
     assert said("write", "--gres", "gpu:2", "--submit", "--parsable", *RUN) == "41\n"  # its own it writes anew
@@ -208,19 +215,3 @@ def test_what_sbatch_answers_is_one_message(
         slurm._submitted(here / "x.sbatch", timeout_s=0.2 if body and "sleep" in body else 60)
     assert told in str(wrong.value)
     assert "\n" not in str(wrong.value)
-
-
-def test_a_job_knows_nothing_of_the_job_that_it_was_submitted_from(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (here / "bin" / "sbatch").write_text(
-        f'#!/bin/sh\nenv > "{here}/environment"\necho "a word"; echo "41;cluster"\n'
-    )
-    for name in ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_MEM_PER_NODE", "SBATCH_QOS"):
-        monkeypatch.setenv(name, "7")
-    assert slurm._submitted(here / "x.sbatch") == "41"
-    found = (here / "environment").read_text()
-    assert "SLURM_CONF=7" in found
-    assert "SBATCH_QOS=7" in found
-    assert "SLURM_JOB_ID" not in found
-    assert "SLURM_MEM" not in found

@@ -128,52 +128,44 @@ def overrides_of(arguments: list[str]) -> list[str]:
     return [re.sub(r"=([\w.+-]+),[\w.,+-]+$", r"=\1", word) for word in words if not word.startswith("--")]
 
 
-LISTS = {"algos": ["PITA", "QSharp"], "dataset": ["addition"], "model": ["tiny"]}
-"""Groups of which a run takes several files -> those that it has by itself."""
-GROUPS_OF = {"algos": "algos", "datasets": "dataset", "models": "model"}
-"""Table of settings -> the group that chooses its entries."""
-EMPTY = {"experiment.name": "experiment.name=x"}
+LISTS = {"algos": "algos=[PITA,QSharp]", "dataset": "dataset=[addition]", "model": "model=[tiny]"}
+"""Groups of which a run takes several files, and those that it has by itself."""
+ALL = [f"{group}=[{','.join(path.stem for path in (ROOT / 'conf' / group).glob('*.yaml'))}]" for group in LISTS]
 
 
 def key_of(override: str) -> str:
     return override.partition("=")[0]
 
 
-def listed(overrides: list[str]) -> dict[str, list[str]]:
-    """What a request chooses of the groups of which it may have several."""
-    given = {key_of(each): each.partition("=")[2] for each in overrides}
-    return {
-        group: re.findall(r"[\w-]+", given[group]) if group in given else names for group, names in LISTS.items()
-    }
-
-
 def unchosen(overrides: list[str]) -> str:
     """The settings of what a request neither chooses nor makes of a class of one's own; "" if there are none."""
-    chosen = listed(overrides)
-    for override in overrides:
-        table, name, *_ = [*key_of(override).lstrip("+").split("."), "", ""]
-        own = any(key_of(each) == f"{table}.{name}.class_path" for each in overrides)
-        if name and table in GROUPS_OF and name not in chosen[GROUPS_OF[table]] and not own:
-            return f"{override}: the request has no {name}"
+    keys = {key_of(each): each for each in overrides}
+    for key in keys:
+        table, name, *_ = [*key.lstrip("+").split("."), "", ""]
+        group = {"algos": "algos", "datasets": "dataset", "models": "model"}.get(table, "")
+        chosen = re.findall(r"[\w-]+", keys.get(group, LISTS.get(group, "")))
+        if name and group and name not in chosen and f"{table}.{name}.class_path" not in keys:
+            return f"{key}: the request has no {name}"
     return ""
 
 
 def packs(requests: Iterable[list[str]]) -> list[list[str]]:
-    """The same settings in fewer requests: each has what several of them choose, and sets no key twice."""
-    packed: dict[frozenset[str], list[dict[str, str]]] = {}
+    """The same settings in fewer requests, none of which sets a key twice."""
+    packed: list[dict[str, str]] = []
     for overrides in requests:
-        values = {key_of(each): each for each in overrides if key_of(each) not in (*LISTS, "experiment.name")}
-        files = frozenset(each for key, each in values.items() if key in GROUPS)
-        alike = packed.setdefault(files, [dict(EMPTY)])
-        room = (each for each in alike if all(each.get(key, value) == value for key, value in values.items()))
+        values = {key_of(each): each for each in overrides if key_of(each) not in LISTS}
+        files = {key for key in values if key in GROUPS}
+        room = (
+            one
+            for one in packed
+            if files == {key for key in one if key in GROUPS}
+            and all(one.get(key, value) == value for key, value in values.items() if key != "experiment.name")
+        )
         into = next(room, None)
         if into is None:
-            alike.append(into := dict(EMPTY))
+            packed.append(into := {})
         into.update(values)
-        for group, names in listed(overrides).items():
-            before = re.findall(r"[\w-]+", into.get(group, "=").partition("=")[2])
-            into[group] = f"{group}=[{','.join(dict.fromkeys([*before, *names]))}]"
-    return [list(values.values()) for alike in packed.values() for values in alike]
+    return [[*ALL, *one.values()] for one in packed]
 
 
 def refusal(overrides: list[str]) -> str:

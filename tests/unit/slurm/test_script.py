@@ -239,6 +239,8 @@ def test_a_job_does_not_go_back_for_ever_or_where_it_is_not_to(tmp_path: Path) -
             {"gres": "gpu:2", "notice_s": 120, "time": "1-0", "setup": ["module load x"]},
         ),
         (["run", "experiment.name=x", *ODD], {"gres": "gpu:8", "comment": "a b #c"}),
+        (["run", "experiment.name=x"], {"ray": True, "nodes": "2", "gres": "gpu:8"}),
+        (["run", "experiment.name=x", "device=cpu"], {"ray": True, "nodes": "1", "setup": ["set -u"]}),
     ],
 )
 def test_ours_has_no_fault(command: list[str], given: dict[str, Any]) -> None:

@@ -91,31 +91,12 @@ def test_cells_that_may_not_be_cut_are_printed_whole(table: FittedTable, width: 
         assert all(cell.strip() in "\n".join(lines) for cell in cells)
 
 
-@pytest.mark.parametrize("width", range(1, 40))
-def test_a_narrow_terminal_shows_what_it_can(width: int) -> None:
-    table = FittedTable(
-        [Column(heading="algorithm", least=12), Column(heading="pass@1", right=True, rank=1)], title="a title"
-    )
-    table.add_row("an algorithm with a long name", "0.123")
-    lines = printed(table, width)
-    assert max(map(cell_len, lines)) <= width
-    text = "\n".join(lines)
-    assert "0.123" in text or "0." not in text
-
-
 def test_extra_columns_go_before_a_name_is_cut_and_the_rest_afterwards() -> None:
     needs = [Need(0, 5, 20, 20), Need(1, 6, 6, 6), Need(EXTRA, 6, 6, 6)]
     assert fit(needs, 32, between=0) == {0: 20, 1: 6, 2: 6}
     assert fit(needs, 31, between=0) == {0: 20, 1: 6}
     assert fit(needs, 15, between=0) == {0: 9, 1: 6}
     assert fit(needs, 10, between=0) == {0: 10}
-
-
-def test_names_are_cut_so_that_rows_stay_apart() -> None:
-    table = FittedTable([Column(heading="name", least=4), Column(heading="n", right=True, rank=1)], lines=False)
-    for number in range(3):
-        table.add_row(f"{'x' * 50}{number}{'y' * 50}", "1")
-    assert len({line for line in printed(table, 24) if "…" in line}) == 3
 
 
 def test_what_stands_in_a_cell_is_no_markup() -> None:
@@ -160,18 +141,6 @@ NAMES = st.lists(st.text(LETTERS | st.sampled_from("ab/字é́😀"), min_size=1
 )
 def test_the_middle_of_a_name_is_left_out(name: str, width: int, shown: str) -> None:
     assert cut_middle(name, width) == shown
-
-
-def test_names_that_differ_in_the_middle_alone_are_cut_up_to_there() -> None:
-    names = [f"{'x' * 40}{number}{'y' * 40}" for number in range(3)]
-    assert list(shorten(names, 16).values()) == ["xxxxx…0yyyy…yyyy", "xxxxx…1yyyy…yyyy", "xxxxx…2yyyy…yyyy"]
-
-
-def test_the_least_width_is_one_at_which_names_are_told_apart() -> None:
-    names = ["alpha_one", "alpha_two", "beta_one"]
-    assert least_width(names, 1) == 3
-    assert least_width(["short"], 12) == 5
-    assert least_width([], 12) == 0
 
 
 @pytest.mark.properties

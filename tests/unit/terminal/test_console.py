@@ -36,13 +36,6 @@ def test_names_are_no_markup_no_emoji_and_no_commands() -> None:
     assert "\x1b" not in text
 
 
-def test_what_is_escaped_keeps_its_style() -> None:
-    out = io.StringIO()
-    console = Terminal(file=out, force_terminal=True, color_system="standard", width=80)
-    console.print(Text.assemble(("bad\x1b", "red"), "\x1b plain"), highlight=False)
-    assert out.getvalue() == "\x1b[31mbad\x1b[0m\x1b[31m\\x1b\x1b[0m\\x1b plain\n"
-
-
 def said(text: str, width: int, *, terminal: bool = True, copy: str = "") -> list[str]:
     out = io.StringIO()
     say(Terminal(file=out, force_terminal=terminal, color_system=None, width=width), text, copy=copy)
@@ -66,11 +59,6 @@ def test_on_a_terminal_lines_end_between_words_and_what_is_to_be_copied_is_whole
 
 def test_where_there_is_no_terminal_lines_stay_whole() -> None:
     assert said("one word and another", 8, terminal=False, copy="a b c") == ["one word and another a b c"]
-
-
-@given(st.text(" `ab\n"), st.integers(1, 30))
-def test_wrapping_changes_nothing_but_spaces(text: str, width: int) -> None:
-    assert "".join(said(text, width)).replace(" ", "") == text.replace(" ", "").replace("\n", "")
 
 
 @pytest.mark.parametrize(
