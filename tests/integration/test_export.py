@@ -118,15 +118,6 @@ def test_it_draws_what_the_evaluation_of_its_run_drew(outputs: Path) -> None:
     assert policy.text(decoded.tokens) == [sample.completion for sample in samples]
 
 
-def test_what_is_saved_beside_a_value_model_is_what_the_run_was_asked_for(outputs: Path) -> None:
-    for name, eta, rule in (("PITA", 1.0, "preference"), ("QSharp", 0.1, "bernoulli")):
-        saved = read_guidance(training(outputs, f"{name}/r1/train") / GUIDANCE)
-        assert (saved.algo, saved.eta, saved.top_k, saved.min_p, saved.others) == (name, eta, 6, 0.02, "kept")
-        assert saved.offset is not None
-        assert saved.offset.rule == rule
-        assert saved.reference == job_of(run_of(outputs), "reference/train").key
-
-
 def test_an_exported_policy_is_a_model_of_transformers(exported: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers import pipeline as of_transformers
@@ -403,44 +394,6 @@ def test_the_strength_that_a_sweep_has_chosen_is_taken(copied: Path, tmp_path: P
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-@pytest.mark.usefixtures("offline")
-@pytest.mark.filterwarnings("default")  # of the harness and what it imports
-def test_the_harness_evaluates_an_exported_policy(exported: Path, tmp_path: Path) -> None:
-    lm_eval: Any = pytest.importorskip("lm_eval", reason="lm_eval is not installed; it is no dependency")
-    from lm_eval.tasks import TaskManager
-
-    rows = [
-        {"prompt": f"{a}00+{b}00=", "right": f"{a + b}000", "wrong": f"{a + b}999"} for a in (1, 2) for b in (3, 4)
-    ]
-    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "sums.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "task": "sums",
-                "dataset_path": "json",
-                "dataset_kwargs": {"data_files": {"test": str(tmp_path / "sums.jsonl")}},
-                "test_split": "test",
-                "output_type": "multiple_choice",
-                "doc_to_text": "{{prompt}}",
-                "doc_to_choice": "{{[right, wrong]}}",
-                "doc_to_target": 0,
-                "target_delimiter": "",
-                "metric_list": [{"metric": "acc"}],
-            }
-        )
-    )
-    found = lm_eval.simple_evaluate(
-        model="hf",
-        model_args=f"pretrained={exported / 'policy'},dtype=float32",
-        tasks=["sums"],
-        task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
-        device="cpu",
-        batch_size=4,
-        bootstrap_iters=0,
-    )
-    assert found["results"]["sums"]["acc,none"] > 0.5
 
 
 @pytest.mark.usefixtures("offline")

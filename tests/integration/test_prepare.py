@@ -107,20 +107,6 @@ def test_preparation_alone_and_then_the_rest(files: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("main_job")
-def test_another_content_of_the_file_is_another_dataset(files: Path, tmp_path: Path) -> None:
-    output_dir, mine = tmp_path / "outputs", tmp_path / "mine.jsonl"
-    mine.write_text((files / "sums.jsonl").read_text())
-    arguments = [*settings(files), f"datasets.jsonl.path={mine}", "stage=prepare"]
-    run_here(output_dir, *arguments)
-    # The same content elsewhere is the same dataset.
-    assert "nothing to run" in run_here(output_dir, *settings(files), "stage=prepare")
-    lines = mine.read_text().splitlines(keepends=True)
-    mine.write_text("".join(lines[:-1]))
-    run_here(output_dir, *arguments)
-    assert any(name.endswith("dataset/prepare") for name in events(output_dir, "JobStarted"))
-
-
-@pytest.mark.usefixtures("main_job")
 @pytest.mark.parametrize("how", ["dry_run=true", "rounds_of_training=1"])
 def test_a_row_without_its_prompt_is_named_before_anything_starts(files: Path, tmp_path: Path, how: str) -> None:
     broken = tmp_path / "broken.jsonl"

@@ -26,9 +26,6 @@ from tests.doubles.machine import is_living
 from tests.doubles.prepared import checked
 
 FILE = str(own_rewards.__file__)
-OVERLONG = (
-    "datasets.addition.grading.options={get_soft_overlong_punishment:{max_completion_len:4,soft_punish_cache:2}}"
-)
 VADER = "datasets.addition.reward=vader"
 
 
@@ -247,10 +244,6 @@ def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
     [
         (["dataset=imdb_sentiment"], "its reward 'vader'"),
         (["datasets.addition.rewards={exact_match:1,length:0.1}"], "the sum of its rewards exact_match, length"),
-        (
-            ["datasets.addition.reward=get_soft_overlong_punishment", OVERLONG],
-            "reward 'get_soft_overlong_punishment'",
-        ),
         ([f"datasets.addition.reward={own_rewards.__name__}.declared_graded"], "own_rewards.declared_graded'"),
     ],
 )
@@ -388,6 +381,6 @@ def test_solutions_of_which_none_is_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_first_number_alone_is_told(tmp_path: Path) -> None:
-    said = warned(tmp_path, "accuracy_reward", ["3", r"2\pi", "1.2e5", "8"])
+    said = warned(tmp_path, f"{own_rewards.__name__}.first_numbers", ["3", r"2\pi", "12", "8"])
     (told,) = [each for each in said if "first number alone" in each]
     assert r"'\\boxed{2}' gets 1" in told
