@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, leftover, read_levels, usable_cores
+from pipeline.engine.devices.inventory import Device, usable_cores
 from pipeline.engine.devices.select import holders
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, StoreError, WorkerError
@@ -40,7 +41,6 @@ _FIXED = ("method", "metric", "parameters", "program", "command")
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
 _PAUSE_S = 5.0
-"""For which a device is left alone that a trial could not have."""
 _CURVE = 20
 """Values of a curve that Optuna's tools are given."""
 _ONCE = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
@@ -149,21 +149,18 @@ def may_create(record: Record, sweep: Sweep) -> bool:
 
 
 class AgentDevices:
-    """The devices of one agent: which of them a trial can have now.
-
-    Not those that somebody else has, or whose memory is not back. A trial's process sees its devices free
-    before it gives them back; where that process was killed nobody did, so its devices are looked at here.
-    """
+    """The devices of one agent: which of them a trial can have now, and not those that somebody else has."""
 
     def __init__(self, devices: Sequence[Device], name: str) -> None:
-        """Look at the devices.
+        """Prepare.
 
         Args:
             devices: All, the best first.
             name: Of the sweep. What other trials of it have comes back; what others have may never.
         """
-        self.devices, self._name, self._levels = list(devices), name, read_levels(devices)
-        self._paused, self._suspects = dict[Device, float](), dict[Device, float]()
+        self._devices, self._paused = list(devices), dict[Device, float]()
+        # A run of this package has its devices under its own name, which is that of the sweep.
+        self._ours = re.compile(rf"(sweep )?{re.escape(name)}(,|$)")
 
     def free(self, used: Collection[Device], promised: Collection[str] = ()) -> tuple[list[Device], int, str]:
         """Those that can be had now, how many can be counted on, and who has the others.
@@ -172,39 +169,18 @@ class AgentDevices:
             used: Those on which trials of this agent run.
             promised: UUIDs of those that other agents have chosen for theirs, which are perhaps just starting.
         """
-        gpus = [device for device in self.devices if device.kind == "cuda" and device not in used]
+        gpus = [device for device in self._devices if device.kind == "cuda" and device not in used]
         held, now = holders(gpus) if gpus else {}, time.monotonic()
-        # A run of this package has its devices under its own name, which is that of the sweep.
-        ours = [
-            each
-            for each in held.values()
-            if f"{each.experiment},".startswith((f"{self._name},", f"sweep {self._name},"))
-        ]
-        free = [
-            each
-            for each in self.devices
-            if each not in used
-            and each.uuid not in {*held, *promised}
-            and self._paused.get(each, now) <= now
-            and self._is_back(each, now)
-        ]
+        others = [each for each in held.values() if not self._ours.match(each.experiment)]
+        there = [each for each in self._devices if each not in used and each.uuid not in {*held, *promised}]
+        free = [each for each in there if self._paused.get(each, now) <= now]
         who = ", ".join(f"{each.label} has {held[each.uuid]}" for each in gpus if each.uuid in held)
-        return free, len(self.devices) - len(held) + len(ours), who
+        return free, len(self._devices) - len(others), who
 
     def put_back(self, devices: Sequence[Device], said: Said) -> None:
-        """Take devices back from a trial that has had them; leave alone for a while what it could not have."""
-        now = time.monotonic()
-        if said.busy:
-            self._paused |= dict.fromkeys(devices, now + _PAUSE_S)
-        if said == Said():  # killed
-            self._suspects |= {each: now + FREE_TIMEOUT_S for each in devices if each.uuid in self._levels}
-
-    def _is_back(self, device: Device, now: float) -> bool:
-        """Whether its memory is free again, or has not become so for so long that it is given up."""
-        if now < self._suspects.get(device, now) and leftover(device, self._levels[device.uuid or ""]):
-            return False
-        self._suspects.pop(device, None)
-        return True
+        """Take devices back; leave those alone for a while that a trial could not have, or was killed on."""
+        if said.busy or said == Said():
+            self._paused |= dict.fromkeys(devices, time.monotonic() + _PAUSE_S)
 
 
 class _Running(Handle):
@@ -215,7 +191,7 @@ class _Running(Handle):
     ) -> None:
         self.what, self.trial, self.devices, self.curve, self.compared = what, trial, devices, curve, 0
         self.asked: tuple[str, str] | None = None
-        self.at_wandb = curve.at_wandb(Path(order.folder))
+        curve.begin(Path(order.folder))
         super().__init__(order, tag)
 
     def ask(self, state: str, reason: str) -> None:
@@ -310,7 +286,7 @@ class Agent:
             self._ended.append((one, self._ending(one)))
         rule, metric = self._sweep.early_terminate, self._sweep.metric
         for one in self._running:
-            one.curve.follow(one.at_wandb)
+            one.curve.follow()
             # Asking for one trial reads what all have logged, so news are known by their number.
             if rule and metric and one.what == "trial" and one.compared < len(one.curve.judged):
                 one.compared = len(one.curve.judged)
@@ -326,7 +302,7 @@ class Agent:
         return self._curves[key]
 
     def _ending(self, one: _Running) -> End:
-        one.curve.follow(one.at_wandb, to_its_end=True)
+        one.curve.follow(to_its_end=True)
         said = one.said
         self._devices.put_back(one.devices, said)
         if said.busy:
@@ -334,18 +310,18 @@ class Agent:
             return End(state="waiting", reason=said.busy)
         if said.refused:
             return End(state="failed", reason=said.refused)
-        if (kept := one.at_wandb.kept) is not None:
+        if (kept := one.curve.untold) is not None:
             trials = self._folder.path / "trials"
             files = (trials / "*/wandb" if kept.is_relative_to(trials) else kept) / "offline-run-*"
             self._say_once(
                 "offline", f"without a login W&B was not told of trials: wandb sync {shown_path(files)}"
             )
         ended = one.curve.end(said.exit_code, one.asked)
-        others = one.at_wandb.other_values(nested(self._sweep.parameters, one.trial.parameters))
+        others = one.curve.other_values(nested(self._sweep.parameters, one.trial.parameters))
         if others and ended.state in ("done", "stopped"):
             reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
-        elif one.at_wandb.exit_code and ended.state == "done":
-            reason = f"its run at W&B failed, with exit code {one.at_wandb.exit_code}"
+        elif one.curve.exit_code and ended.state == "done":
+            reason = f"its run at W&B failed, with exit code {one.curve.exit_code}"
         else:
             return ended
         return replace(ended, state="failed", value=None, best=None, reason=reason)

@@ -192,93 +192,6 @@ def run_folders(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
     return []
 
 
-class WandbMetrics:
-    """The runs of W&B of one attempt at a trial. All of them count, as with W&B's agent, where they are one run.
-
-    Attributes:
-        taken: Rows with the metric that were added to the trial's own file.
-    """
-
-    def __init__(self, place: TrialFolder, attempt: int, metric: Metric | None, start: Path = Path()) -> None:
-        """Prepare, before the attempt begins: the runs that are there are of earlier ones.
-
-        Args:
-            place: Folder of the trial, which the program has as WANDB_DIR.
-            attempt: Which attempt.
-            metric: What trials are judged by; None where they are not.
-            start: The folder in which the program is started.
-        """
-        self.taken, self._runs = 0, dict[Path, WandbRun]()
-        self._said: float | None = None
-        self._place, self._attempt, self._start = place, attempt, start
-        self._earlier = frozenset(self._files())
-        self._metric, self._goal = (metric.name, metric.goal) if metric else ("", "minimize")
-
-    def follow(self, *, to_its_end: bool = False) -> None:
-        """Add the rows with the metric that are new, and of a program that is over what its summary says else."""
-        for path in self._files():
-            if path in self._earlier:
-                continue
-            run = self._runs.pop(path, None) or WandbRun(path)
-            self._runs[path] = run  # the last one is the one that was written to last
-            with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
-                self._add(row for row in run.rows() if self._metric in row)
-        found = [self._summed_up(run.summary) for run in self._runs.values()] if to_its_end else []
-        last = next((each for each in reversed(found) if self._metric in each), found[-1] if found else None)
-        if last is not None and not (self.taken and last.get(self._metric, self._said) == self._said):
-            with suppress(OSError):
-                self._add([last])
-
-    def _files(self) -> list[Path]:
-        """The files of runs, those last that were written last."""
-        found = set()
-        for folder in run_folders(self._place, self._attempt, self._start):
-            for path in folder.glob("run-*.wandb"):
-                with suppress(OSError):
-                    found.add((path.stat().st_mtime, path))
-        return [path for _, path in sorted(found)]
-
-    def _summed_up(self, summary: Row) -> Row:
-        """A summary in which the metric has a value of its own, also where ``define_metric`` chose which it is."""
-        best, other = ("min", "max") if self._goal == "minimize" else ("max", "min")
-        names = (f"{self._metric}.{kind}" for kind in ("best", best, "last", "mean", other))
-        chosen = [summary[name] for name in names if name in summary]
-        own = self._metric in summary or not self.taken or not chosen
-        return summary if own else {**summary, self._metric: chosen[0]}
-
-    @property
-    def kept(self) -> Path | None:
-        """The folder of runs that W&B was not told of; None where there are none."""
-        return next((path.parents[1] for path in self._runs if path.parent.name.startswith("offline-")), None)
-
-    @property
-    def exit_code(self) -> int:
-        """That of the run that was written to last; 0 where there is none."""
-        return next((run.exit_code for run in reversed(self._runs.values())), 0)
-
-    def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
-        """What these runs say of parameters that is not what the trial was given, in words.
-
-        Args:
-            parameters: Of the trial, in tables as the file has them.
-        """
-        return list(dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config)))
-
-    def _add(self, rows: Iterable[Row]) -> None:
-        """As `reporting.log` writes it; names of wandb's own begin with an underscore."""
-        lines = []
-        for row in rows:
-            if self._metric in row:
-                self.taken, self._said = self.taken + 1, row[self._metric]
-            known = {name: value for name, value in row.items() if not name.startswith("_")}
-            step, now = row.get("_step"), row.get("_timestamp") or round(time.time(), 3)
-            told = {"step": self.taken if step is None else int(step), "values": known, "time": now}
-            lines.append(json_text(told, separators=(",", ":")) + "\n")
-        if lines:
-            with self._place.metrics(self._attempt).open("a") as file:
-                file.write("".join(lines))
-
-
 def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str = "") -> Iterator[str]:
     for name, value in given.items():
         other = config.get(name, value)
@@ -396,7 +309,9 @@ def latest_values(path: Path) -> dict[str, float | None]:
 
 
 class Curve:
-    """What an attempt at a trial has logged so far, read as it comes.
+    """What an attempt at a trial has logged so far, read as it comes: lines, or what it tells W&B instead.
+
+    All runs of W&B of an attempt count, as with W&B's agent, where they are one run.
 
     Attributes:
         judged: Values of the metric, in order; None for what is no finite number.
@@ -406,16 +321,25 @@ class Curve:
     def __init__(self, folder: TrialFolder, attempt: int, metric: Metric | None) -> None:
         self.judged: list[float | None] = []
         self.last: dict[str, float | None] = {}
-        self._folder, self._attempt, self._by = folder, attempt, metric
-        self._lines = JournalReader(folder.metrics(attempt), lambda line: read_line(line).values)
+        self._folder, self._attempt, self._path = folder, attempt, folder.metrics(attempt)
+        self._name, self._goal = (metric.name, metric.goal) if metric else ("", "minimize")
+        self._lines = JournalReader(self._path, lambda line: read_line(line).values)
+        self._runs, self._earlier, self._start = dict[Path, WandbRun](), frozenset[Path](), Path()
+        self._taken = 0
+        """Rows of W&B with the metric that were added to the lines."""
+
+    def begin(self, start: Path) -> None:
+        """The attempt begins now, in this folder: runs of W&B that are there are of earlier ones."""
+        self._start = start
+        self._earlier = frozenset(self._files())
 
     def refresh(self) -> list[float | None]:
         """Take what is new; all values of the metric."""
         with suppress(PipelineError):  # it cannot be read now, and is looked at again
             for line in self._lines.new_events():
                 self.last.update(line)
-                if self._by and self._by.name in line:
-                    self.judged.append(line[self._by.name])
+                if self._name in line:
+                    self.judged.append(line[self._name])
         return self.judged
 
     def finite(self) -> list[float]:
@@ -424,22 +348,77 @@ class Curve:
 
     def best(self) -> float | None:
         """The best of them."""
-        return (max if self._by and self._by.goal == "maximize" else min)(self.finite(), default=None)
+        return (max if self._goal == "maximize" else min)(self.finite(), default=None)
 
-    def follow(self, at_wandb: WandbMetrics, *, to_its_end: bool = False) -> None:
+    def follow(self, *, to_its_end: bool = False) -> None:
         """Take what is new; of a program that tells W&B instead, what it has told that."""
         with suppress(OSError):
-            path = self._folder.metrics(self._attempt)
-            if to_its_end and (b"\n" + path.read_bytes())[-1:] != b"\n":
-                with path.open("a") as file:  # its last line has no end, and gets none any more
+            if to_its_end and (b"\n" + self._path.read_bytes())[-1:] != b"\n":
+                with self._path.open("a") as file:  # its last line has no end, and gets none any more
                     file.write("\n")
-        if len(self.refresh()) <= at_wandb.taken:  # it says nothing here itself
-            at_wandb.follow(to_its_end=to_its_end)
-            self.refresh()
+        if len(self.refresh()) > self._taken:
+            return  # it says something here itself
+        for path in self._files():
+            if path not in self._earlier:
+                run = self._runs.pop(path, None) or WandbRun(path)
+                self._runs[path] = run  # the last one is the one that was written to last
+                with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
+                    self._add(row for row in run.rows() if self._name in row)
+        found = [self._summed_up(run.summary) for run in self._runs.values()] if to_its_end else []
+        summary = next((each for each in reversed(found) if self._name in each), found[-1] if found else None)
+        before = self.refresh()[-1:]
+        if summary is not None and not (self._taken and [summary.get(self._name, *before)] == before):
+            with suppress(OSError):
+                self._add([summary])
+        self.refresh()
 
-    def at_wandb(self, start: Path) -> WandbMetrics:
-        """What the attempt, which begins now in the folder `start`, will tell W&B."""
-        return WandbMetrics(self._folder, self._attempt, self._by, start)
+    def _files(self) -> list[Path]:
+        """The files of runs, those last that were written last."""
+        found = set()
+        for folder in run_folders(self._folder, self._attempt, self._start):
+            for path in folder.glob("run-*.wandb"):
+                with suppress(OSError):
+                    found.add((path.stat().st_mtime, path))
+        return [path for _, path in sorted(found)]
+
+    def _summed_up(self, summary: Row) -> Row:
+        """A summary in which the metric has a value of its own, also where ``define_metric`` chose which it is."""
+        best, other = ("min", "max") if self._goal == "minimize" else ("max", "min")
+        names = (f"{self._name}.{kind}" for kind in ("best", best, "last", "mean", other))
+        chosen = [summary[name] for name in names if name in summary]
+        own = self._name in summary or not self._taken or not chosen
+        return summary if own else {**summary, self._name: chosen[0]}
+
+    def _add(self, rows: Iterable[Row]) -> None:
+        """As `reporting.log` writes it; names of wandb's own begin with an underscore."""
+        lines = []
+        for row in rows:
+            self._taken += self._name in row
+            known = {name: value for name, value in row.items() if not name.startswith("_")}
+            step, now = row.get("_step"), row.get("_timestamp") or round(time.time(), 3)
+            told = {"step": self._taken if step is None else int(step), "values": known, "time": now}
+            lines.append(json_text(told, separators=(",", ":")) + "\n")
+        if lines:
+            with self._path.open("a") as file:
+                file.write("".join(lines))
+
+    @property
+    def untold(self) -> Path | None:
+        """The folder of runs that W&B was not told of; None where there are none."""
+        return next((path.parents[1] for path in self._runs if path.parent.name.startswith("offline-")), None)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the run of W&B that was written to last; 0 where there is none."""
+        return next((run.exit_code for run in reversed(self._runs.values())), 0)
+
+    def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
+        """What runs of W&B say of parameters that is not what the trial was given, in words.
+
+        Args:
+            parameters: Of the trial, in tables as the file has them.
+        """
+        return list(dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config)))
 
     def end(self, exit_code: int | None, asked: tuple[str, str] | None = None) -> End:
         """What the end of the attempt means.
@@ -455,21 +434,17 @@ class Curve:
             signalled = exit_code is not None and 128 < exit_code < 160
             state, value = "failed", None
             reason = describe_exit(128 - exit_code if signalled and exit_code else exit_code)
-        elif self._by is not None and not self.judged:
-            state, name, found = (
-                "failed",
-                self._by.name,
-                " Nothing that it logged was found, as where W&B is disabled.",
-            )
+        elif self._name and not self.judged:
+            state, found = "failed", " Nothing that it logged was found, as where W&B is disabled."
             if self.last:
-                found = known_names(name, self.last)
+                found = known_names(self._name, self.last)
             elif self._lines.unreadable:
                 found = f" What it has added to {VARIABLE} are no lines of JSON as that call writes."
             reason = (
-                f"it ended well, but has told no value of {name}.{found} Set metric.name to what it logs, "
-                f'or call pipeline.sweeps.log({{"{name}": ...}})'
+                f"it ended well, but has told no value of {self._name}.{found} Set metric.name to what it logs, "
+                f'or call pipeline.sweeps.log({{"{self._name}": ...}})'
             )
-        elif self._by is not None and value is None:
-            reason = f"{self._by.name} was no finite number at the end"
+        elif self._name and value is None:
+            reason = f"{self._name} was no finite number at the end"
         values = dict(self.last)
         return End(state=state, value=value, best=self.best(), values=values, exit_code=exit_code, reason=reason)

@@ -162,6 +162,6 @@ def test_the_last_line_of_a_program_that_is_over_needs_no_end_and_one_that_is_no
     for text, state in (('{"values": {"loss": 1}}', "done"), ("loss: 1", "failed")):
         (tmp_path / "metrics.jsonl").write_text(text)
         curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss"))
-        curve.follow(curve.at_wandb(tmp_path), to_its_end=True)
+        curve.follow(to_its_end=True)
         end = curve.end(0)
         assert (end.state, "no lines of JSON" in end.reason) == (state, state == "failed")

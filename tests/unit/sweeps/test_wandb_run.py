@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.sweeps.file import Goal, Metric
-from pipeline.sweeps.metrics import Curve, WandbMetrics, WandbRun, has_key, wandb_variables
+from pipeline.sweeps.metrics import Curve, WandbRun, has_key, wandb_variables
 from pipeline.sweeps.storage import TrialFolder
 
 LOSS = Metric(name="loss")
@@ -131,7 +131,7 @@ def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path) -> Non
     place = TrialFolder(tmp_path)
     curve = Curve(place, 2, LOSS)
     run_file(tmp_path, history(loss=0.5), name="offline-run-0-old")
-    at_wandb = curve.at_wandb(Path())
+    curve.begin(Path())
     run_file(
         tmp_path,
         history(loss=3.0, _step=5, _timestamp=1.5e9),
@@ -139,7 +139,7 @@ def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path) -> Non
         history(loss=2.0, _step=6, _timestamp=1.5e9),
         summary(loss=1.0, _step=6),
     )
-    curve.follow(at_wandb, to_its_end=True)
+    curve.follow(to_its_end=True)
     assert curve.judged == [3.0, 2.0, 1.0]
     assert [json.loads(line)["step"] for line in place.metrics(2).read_text().splitlines()] == [5, 6, 6]
     assert not place.metrics(1).exists()
@@ -162,24 +162,24 @@ def test_a_trial_counts_as_the_value_that_its_program_has_defined_for_the_summar
 ) -> None:
     """By ``define_metric("loss", summary="min")``: then the summary has a table in the place of the last value."""
     curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss", goal=goal))
-    at_wandb = curve.at_wandb(Path())
+    curve.begin(Path())
     run_file(tmp_path, *(history(loss=each) for each in (4.0, 1.0, 2.0)), summary(loss=defined))
-    curve.follow(at_wandb, to_its_end=True)
+    curve.follow(to_its_end=True)
     assert curve.judged[:3] == [4.0, 1.0, 2.0]
     assert curve.judged[-1] == value
 
 
 def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
     place = TrialFolder(tmp_path)
-    curve, at_wandb = Curve(place, 1, LOSS), WandbMetrics(place, 1, LOSS)
+    curve = Curve(place, 1, LOSS)
     path = run_file(tmp_path, history(loss=3.0), history(loss=2.0))
-    curve.follow(at_wandb)
-    curve.follow(at_wandb)
+    curve.follow()
+    curve.follow()
     assert curve.judged == [3.0, 2.0]
     path.write_bytes(written(history(loss=3.0), history(loss=2.0), history(loss=1.0), summary(loss=1.0)))
     second = run_file(tmp_path, history(loss=0.5), summary(loss=0.5), name="offline-run-2-abc")
     os.utime(second, (time.time() + 9,) * 2)
-    curve.follow(at_wandb, to_its_end=True)
+    curve.follow(to_its_end=True)
     assert curve.judged == [3.0, 2.0, 1.0, 0.5]
 
 
@@ -187,15 +187,15 @@ def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -
     """As with `dir`, which Lightning's logger always gives."""
     place, start = TrialFolder(tmp_path / "trial"), tmp_path / "my work"
     place.path.mkdir()
-    at_wandb = WandbMetrics(place, 1, LOSS, start)
+    curve = Curve(place, 1, LOSS)
+    curve.begin(start)
     run_file(start / "logs", history(loss=3.0))
     run_file(start, history(loss=9.0))  # of another trial
     place.log(1).write_text(
         "begins\n\x1b[34mwandb\x1b[0m: Run data is saved locally in ./logs/wandb/offline-run-20260102_030405-abc\n"
     )
     (start / "logs/wandb/offline-run-1-abc").rename(start / "logs/wandb/offline-run-20260102_030405-abc")
-    curve = Curve(place, 1, LOSS)
-    curve.follow(at_wandb, to_its_end=True)
+    curve.follow(to_its_end=True)
     assert curve.judged == [3.0]
 
 
@@ -213,21 +213,21 @@ def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -
 def test_settings_that_a_trial_was_not_given_are_told(
     tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
 ) -> None:
-    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS)
+    curve = Curve(TrialFolder(tmp_path), 1, LOSS)
     run_file(tmp_path, part(17, part(4, config(**known))))
-    at_wandb.follow()
-    assert at_wandb.other_values(given) == said
+    curve.follow()
+    assert curve.other_values(given) == said
 
 
 def test_of_several_runs_the_exit_code_of_the_last_one_counts(tmp_path: Path) -> None:
     """As with folds, whose runs come before that of the trial."""
-    at_wandb = WandbMetrics(TrialFolder(tmp_path), 1, LOSS)
-    assert at_wandb.exit_code == 0
+    curve = Curve(TrialFolder(tmp_path), 1, LOSS)
+    assert curve.exit_code == 0
     for number, (record, expected) in enumerate(((part(18, b"\x08\x01\x10\x05"), 1), (part(18, b"\x10\x05"), 0))):
         path = run_file(tmp_path, record, name=f"offline-run-{number}-abc")
         os.utime(path, (time.time() + 9 * number,) * 2)
-        at_wandb.follow()
-        assert at_wandb.exit_code == expected
+        curve.follow()
+        assert curve.exit_code == expected
 
 
 KEY = "0123456789" * 4
