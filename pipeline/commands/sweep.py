@@ -35,7 +35,7 @@ from pipeline.sweeps import report as reports
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
 from pipeline.sweeps.online import OnlineAgents, created, devices_of_agents, wandb_config
-from pipeline.sweeps.plan import DevicesAsked, check_fits, fit_agents, plan_agents, split_words
+from pipeline.sweeps.plan import DevicesAsked, check_fits, plan_agents, split_words
 from pipeline.sweeps.search import ask, most_trials
 from pipeline.sweeps.storage import Record, SweepFolder, check_installed, choose_sweep, sweep_folder, sweeps_in
 from pipeline.terminal.console import make_console, print_json, say, wait_for
@@ -118,10 +118,10 @@ def run(
                 f"{' '.join(strategy)}: a strategy says how many agents and devices: no --agents, --gpus-per-agent"
             )
         gpus = where.gpus()
-        plan = fit_agents(plan_agents(strategy, most_trials(sweep)), gpus)
+        plan = plan_agents(strategy, most_trials(sweep), gpus)
         for line in plan.lines("GPU" if gpus else "CPU slot"):
             say(console, line)
-        if not dry_run and plan.confirm and console.is_interactive and not typer.confirm("Begin?"):
+        if not dry_run and plan.strategy == "spread" and console.is_interactive and not typer.confirm("Begin?"):
             return 0
         count = min((most for most in (count, plan.total) if most is not None), default=None)
         where = replace(where, agents=plan.at_once, each=plan.devices)

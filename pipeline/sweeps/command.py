@@ -12,11 +12,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.values import refuse_all
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
 from pipeline.foreign import LARGEST_FILE, read_plain
@@ -74,10 +75,10 @@ def _filled(command: Sequence[str], made: Mapping[str, list[str]], environment: 
 
 
 def check_program(sweep: Sweep) -> None:
-    """Refuse a sweep whose script is not there, or begins another one in every trial.
+    """Refuse a sweep whose script is not there, begins another one in every trial, or takes ``False`` for true.
 
     Raises:
-        ConfigError: Says where it was looked for, or what it calls.
+        ConfigError: Says where it was looked for, or which line of it is wrong.
     """
     by_python = ("${interpreter}", "${program}") in pairwise(sweep.command)
     programs = {"program": sweep.program, "pipeline.distributed_program": sweep.options.distributed_program}
@@ -91,27 +92,37 @@ def check_program(sweep: Sweep) -> None:
                 "folder that it is relative to, or give its whole path. Further words belong in `command`"
             )
     for script in (word for word in (sweep.program, *sweep.command) if word.endswith(".py")):
-        if call := _search_in(sweep.folder / script):
-            raise ConfigError(
-                f"{script}, line {call.lineno}: by {ast.unparse(call.func)} each trial would begin a search "
-                "at W&B. What that searches belongs in the sweep file, and the script calls its function itself"
-            )
+        refuse_all([f"{script}, line {line}: {fault}" for line, fault in _faults(sweep, sweep.folder / script)])
 
 
-def _search_in(script: Path) -> ast.Call | None:
-    """A call of W&B's that begins a search, where the script makes it whatever it is told."""
+def _faults(sweep: Sweep, script: Path) -> Iterator[tuple[int, str]]:
+    """Lines of a script that begin a search of W&B's whatever it is told, or take ``False`` for true."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what it is written like is not for us to say
-            body = ast.parse(read_plain(script, LARGEST_FILE, follow=True)).body
+            tree = ast.parse(read_plain(script, LARGEST_FILE, follow=True))
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    main = [node.body for node in body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
-    for node in chain(body, *main):
+        return
+    main = [node.body for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
+    for node in chain(tree.body, *main):
         call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
-        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("wandb.sweep", "wandb.agent"):
-            return call
-    return None
+        if isinstance(call, ast.Call) and (name := ast.unparse(call.func)) in ("wandb.sweep", "wandb.agent"):
+            yield (
+                call.lineno,
+                f"by {name} each trial would begin a search at W&B. What that searches belongs in the sweep file, "
+                "and the script calls its function itself",
+            )
+    false: set[object] = {
+        f"--{name}"
+        for name, each in sweep.parameters.items()
+        if any(value is False for value in (each.given.get("value"), *each.given.get("values", ())))
+    }
+    for each in ast.walk(tree) if {"${args}", "${args_no_equals}"} & {*sweep.command} else ():
+        if isinstance(each, ast.Call) and ast.unparse(each.func).endswith(".add_argument"):
+            is_bool = any(one.arg == "type" and ast.unparse(one.value) == "bool" for one in each.keywords)
+            if is_bool and (found := false & {one.value for one in each.args if isinstance(one, ast.Constant)}):
+                what = f"argparse reads {found.pop()}=False by type=bool as True"
+                yield each.lineno, f'{what}: write type=lambda text: text == "True"'
 
 
 def own_command(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus
@@ -139,23 +139,20 @@ class AgentPlan:
         strategy: Its name.
         devices: Of each agent: GPUs, or CPU slots where there are none.
         trials: Of each agent the most that it begins; None for as many as there are.
-        endless: Whether it goes on until somebody stops it, however long the search goes on.
-        confirm: Whether a person is asked before it starts.
         at_once: Agents that have devices at the same time; the others wait for theirs.
+        endless: Whether it goes on until somebody stops it, however long the search goes on.
     """
 
     strategy: str
     devices: int
     trials: tuple[int | None, ...]
-    endless: bool = False
-    confirm: bool = False
-    at_once: int = 0
+    at_once: int
+    endless: bool
 
     @property
     def total(self) -> int | None:
         """The most trials that are begun in all; None for no bound."""
-        known = [each for each in self.trials if each is not None]
-        return sum(known) if len(known) == len(self.trials) else None
+        return sum(each or 0 for each in self.trials) or None
 
     def lines(self, kind: str) -> list[str]:
         """The plan in words, for a person to read before it starts; `kind` is what a device is called."""
@@ -163,7 +160,7 @@ class AgentPlan:
         if self.endless:
             shares = "until it is stopped (Ctrl-C, `sweep stop`, the time limit of a job)"
         elif self.total:
-            sizes = sorted({size for size in self.trials if size is not None}, reverse=True)
+            sizes = sorted({size or 0 for size in self.trials}, reverse=True)
             shares = f"{self.total:,} at most, {' or '.join(f'{size:,}' for size in sizes)} by each agent"
         waiting = "; the other agents wait for theirs" if self.at_once < len(self.trials) else ""
         return [
@@ -184,7 +181,6 @@ STRATEGIES: Mapping[str, Mapping[str, int | None]] = {
     "continuous": {"agents": 2, "devices": 2},
 }
 """Name -> the numbers that may follow it, in their order, with their defaults; None for the size of the search."""
-_FEW, _MANY = 10, 30
 USAGE = "Give AGENTS DEVICES (as in `4 2`), or a strategy with its numbers:" + "".join(
     "\n  " + " ".join([name, *(f"[{each.upper()}]" for each in numbers)]) for name, numbers in STRATEGIES.items()
 )
@@ -196,65 +192,53 @@ def split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:first]), list(words[first:])
 
 
-def plan_agents(words: Sequence[str], search_size: int | None) -> AgentPlan:
+def plan_agents(words: Sequence[str], search_size: int | None, gpus: int | None = None) -> AgentPlan:
     """Tell what a strategy means.
 
     Args:
         words: Its name and numbers, as ``balanced 27 2``; or two numbers alone: agents, and devices of each.
         search_size: How many trials the search has before it ends; None where it never does. It is also the
             number of trials where a strategy needs one and none is given.
+        gpus: How many there are; None for as many devices as all agents need.
 
     Raises:
-        ConfigError: There is no such strategy, or a number is missing, too many or out of range.
+        ConfigError: There is no such strategy, a number is missing, too many or out of range, or one agent needs
+            more GPUs than there are.
     """
-    if words[0][:1].isdigit():
-        name, given, numbers = "agents", list(words), {"agents": 1, "devices": 1}
-    else:
-        name, *given = words
-        if name not in STRATEGIES:
-            raise ConfigError(f"{unknown_name('strategy', name, STRATEGIES)} {USAGE}")
-        numbers = {each: search_size if default is None else default for each, default in STRATEGIES[name].items()}  # type: ignore[misc]
+    name, given = ("agents", list(words)) if words[0][:1].isdigit() else (words[0], list(words[1:]))
+    known: Mapping[str, Mapping[str, int | None]] = {"agents": {"agents": 1, "devices": 1}, **STRATEGIES}
+    if name not in known or words[0] == "agents":
+        raise ConfigError(f"{unknown_name('strategy', words[0], STRATEGIES)} {USAGE}")
+    numbers = {each: search_size if default is None else default for each, default in known[name].items()}
     if len(given) > len(numbers):
-        raise ConfigError(
-            f"{' '.join(words)}: {count(len(numbers), 'number')} at most ({', '.join(numbers)}). {USAGE}"
-        )
+        raise ConfigError(f"{' '.join(words)}: too many numbers, {len(numbers)} at most. {USAGE}")
     for each, word in zip(list(numbers), given, strict=False):
         if not (word.isascii() and word.isdigit() and len(word) < 6 and 1 <= int(word) <= LARGEST):
             raise ConfigError(f"'{word[:20]}': the numbers of a strategy are whole ones from 1 to {LARGEST:,}")
         numbers[each] = int(word)
-    if numbers.get("trials", 0) is None:
+    if search_size is None and (name == "auto" or None in numbers.values()):
         raise ConfigError(
-            f"strategy {name} shares out a number of trials, and this search never ends: give the number"
+            f"strategy {name}: this search never ends. Give the number of trials or the file a run_cap, or take "
+            "explore (so many trials each) or continuous (until stopped)"
         )
-    trials, agents = min(numbers.get("trials", 0), LARGEST), numbers.get("agents", 1)
-    if name == "balanced":
-        agents = -(-trials // (1 if trials <= _FEW else 3 if trials <= _MANY else 5))
-    elif name == "spread":
-        agents = trials
+    trials, agents, devices = (
+        min(numbers.get("trials") or 0, LARGEST),
+        numbers.get("agents"),
+        numbers.get("devices"),
+    )
+    if name in ("balanced", "spread"):
+        agents = -(-trials // (1 if name == "spread" or trials <= 10 else 3 if trials <= 30 else 5))
+    agents, devices = agents or 1, devices or 1
     shares: tuple[int | None, ...] = (numbers.get("trials_each"),) * agents
-    if "trials" in numbers:  # equal parts, rounded up; the last has what remains, and none is empty
+    if trials:  # equal parts, rounded up; the last has what remains, and none is empty
         share = -(-trials // agents)
         shares = (share,) * (trials // share) + ((trials % share,) if trials % share else ())
-    endless = name == "continuous" or (name == "agents" and search_size is None)
-    if name == "auto" and search_size is None:
-        raise ConfigError(
-            "strategy auto goes on until nothing is left to try, and this search never ends. Give the file a "
-            "run_cap, or "
-            "take explore (so many trials each) or continuous (until stopped)"
-        )
+    if gpus is not None and devices > gpus:
+        raise ConfigError(f"strategy {name}: each agent needs {count(devices, 'GPU')}, and there are {gpus}")
     return AgentPlan(
-        strategy=name, devices=numbers.get("devices", 1), trials=shares, endless=endless, confirm=name == "spread"
+        strategy=name,
+        devices=devices,
+        trials=shares,
+        at_once=len(shares) if gpus is None else min(len(shares), gpus // devices),
+        endless=name == "continuous" or (name == "agents" and search_size is None),
     )
-
-
-def fit_agents(plan: AgentPlan, devices: int | None) -> AgentPlan:
-    """See how many of its agents have devices at once, of so many GPUs; None for as many as there are agents.
-
-    Raises:
-        ConfigError: One agent needs more than there are.
-    """
-    if devices is not None and plan.devices > devices:
-        there = f"there {'is' if devices == 1 else 'are'} {devices}"
-        raise ConfigError(f"strategy {plan.strategy}: each agent needs {count(plan.devices, 'GPU')}, and {there}")
-    many = len(plan.trials)
-    return replace(plan, at_once=many if devices is None else min(many, devices // plan.devices))

@@ -159,21 +159,23 @@ def test_what_python_is_to_run_is_a_file_or_a_package(
 
 
 @pytest.mark.parametrize(
-    ("text", "searches"),
+    ("text", "fault"),
     [
-        ("wandb.agent(wandb.sweep(settings), function=train)", True),
-        ("if __name__ == '__main__':\n    id = wandb.sweep(settings)", True),
-        ("if arguments.search:\n    wandb.agent(id, train)", False),
-        ("def search():\n    wandb.agent(id, train)", False),
-        ("print 1", False),
+        ("wandb.agent(wandb.sweep(settings), function=train)", "begin a search at W&B"),
+        ("if __name__ == '__main__':\n    id = wandb.sweep(settings)", "line 2: by wandb.sweep"),
+        ("if arguments.search:\n    wandb.agent(id, train)", ""),
+        ("def search():\n    wandb.agent(id, train)", ""),
+        ("def main():\n    parser.add_argument('-o', '--off', type=bool)", "line 2: argparse reads --off=False"),
+        ("parser.add_argument('--off', type=flag)\nparser.add_argument('--lr', type=bool)", ""),
+        ("print 1", ""),
     ],
 )
-def test_a_script_that_begins_a_search_of_its_own_in_each_trial_is_refused(
-    tmp_path: Path, text: str, searches: bool
+def test_a_script_that_searches_by_itself_or_takes_false_for_true_is_refused(
+    tmp_path: Path, text: str, fault: str
 ) -> None:
     (tmp_path / "train.py").write_text(text)
-    asked = replace(sweep(("python", "train.py")), folder=tmp_path, program="")
-    with pytest.raises(ConfigError, match="begin a search at W&B") if searches else nullcontext():
+    asked = replace(sweep(("python", "train.py", "${args}")), folder=tmp_path, program="")
+    with pytest.raises(ConfigError, match=fault) if fault else nullcontext():
         check_program(asked)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.sweeps.file import sweep_of
-from pipeline.sweeps.plan import LARGEST, STRATEGIES, USAGE, fit_agents, most_devices, plan_agents, split_words
+from pipeline.sweeps.plan import LARGEST, STRATEGIES, USAGE, most_devices, plan_agents, split_words
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_shared_trials_are_all_there_and_no_agent_has_none(name: str, trials: in
         ("whatever", None, "continuous [AGENTS] [DEVICES]"),
         ("auto", None, "never ends"),
         ("balanced", None, "never ends"),
-        ("simple 1 2 3 4", None, "3 numbers at most"),
+        ("simple 1 2 3 4", None, "3 at most"),
         ("simple 0", None, "'0'"),
         ("simple -2", None, "'-2'"),
         ("simple \u00b2", None, "whole ones"),
         ("simple 99999999999999999999999999", None, "whole ones"),
         ("-4 2", None, "'-4'"),
         ("4x 2", None, "'4x'"),
-        ("4 2 1", None, "2 numbers at most"),
+        ("4 2 1", None, "2 at most"),
     ],
 )
 def test_what_is_no_strategy_is_refused_in_one_message(words: str, size: int | None, said: str) -> None:
@@ -74,12 +74,11 @@ def test_what_is_no_strategy_is_refused_in_one_message(words: str, size: int | N
 
 
 def test_agents_that_do_not_fit_at_once_wait_and_one_that_never_fits_is_refused() -> None:
-    plan = fit_agents(plan_agents(["balanced", "27", "2"], None), 8)
+    plan = plan_agents(["balanced", "27", "2"], None, 8)
     assert (plan.at_once, plan.total, plan.endless) == (4, 27, False)
     assert plan_agents(["4", "2"], None).endless
-    assert plan_agents(["spread", "2"], None).confirm
     with pytest.raises(ConfigError, match="4 GPUs"):
-        fit_agents(plan_agents(["1", "4"], 3), 2)
+        plan_agents(["1", "4"], 3, 2)
 
 
 def test_settings_follow_the_numbers() -> None:
