@@ -50,16 +50,34 @@ def log(
     Raises:
         TypeError: A value or the step is no number.
     """
-    numbers = {_name(name): _number(name, value) for name, value in {**(values or {}), **named}.items()}
-    counted = None if step is None else _step(step)
+    # Half of a surrogate pair cannot be written as UTF-8.
+    numbers = {
+        str(name).encode(errors="replace").decode(): _number(name, value)
+        for name, value in {**(values or {}), **named}.items()
+    }
+    given = None if step is None else _number("step", step)
+    counted = None if given is None else whole_step(given)
     place = os.environ.get(VARIABLE)
     if not place:
-        _tell_once("debug", "there is no sweep that this program is a trial of, so what it logs goes nowhere")
+        _tell_once(
+            logging.DEBUG, "there is no sweep that this program is a trial of, so what it logs goes nowhere"
+        )
         return
     if os.environ.get("RANK", "0") not in ("", "0"):
         return
+    if step is not None and counted is None:
+        text = "log(step=%s): a step is a whole number, so such calls are counted instead"
+        _tell_once(logging.WARNING, text, step)
     _steps[place] = counted if counted is not None else _steps.get(place, 0) + 1
-    _append(Path(place), {"step": _steps[place], "values": numbers, "time": round(time.time(), 3)})
+    line = {"step": _steps[place], "values": numbers, "time": round(time.time(), 3)}
+    data = json_text(line, separators=(",", ":")).encode() + b"\n"
+    try:
+        # One write at the end of the file is never mixed with that of another process.
+        how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(place, how, 0o666), "ab", buffering=0) as file:
+            file.write(data)
+    except OSError as error:  # a program that has computed for hours must not fail for it
+        _tell_once(logging.WARNING, "what is logged for the sweep cannot be written: %s", error)
 
 
 def own_trial() -> Path | None:
@@ -73,19 +91,6 @@ def whole_step(number: float) -> int | None:
     return int(number) if abs(number) <= _LAST_STEP and number == int(number) else None
 
 
-def _step(given: SupportsFloat) -> int | None:
-    number = _number("step", given)
-    step = None if number is None else whole_step(number)
-    if step is None:
-        _tell_once("warning", "log(step=%s): a step is a whole number, so such calls are counted instead", given)
-    return step
-
-
-def _name(given: object) -> str:
-    """A text that can be written as UTF-8, which half of a surrogate pair cannot."""
-    return str(given).encode(errors="replace").decode()
-
-
 def _number(name: str, value: SupportsFloat) -> float | None:
     """A finite number; None for one that is not, which JSON does not have."""
     try:
@@ -97,20 +102,7 @@ def _number(name: str, value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _append(path: Path, line: Mapping[str, object]) -> None:
-    data = json_text(line, separators=(",", ":")).encode() + b"\n"
-    try:
-        # One write at the end of the file is never mixed with that of another process.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
-    except OSError as error:  # a program that has computed for hours must not fail for it
-        _tell_once("warning", "what is logged for the sweep cannot be written: %s", error)
-
-
-def _tell_once(level: str, text: str, *given: object) -> None:
+def _tell_once(level: int, text: str, *given: object) -> None:
     if text not in _told:
         _told.add(text)
-        getattr(log_, level)(text, *given)
+        log_.log(level, text, *given)
