@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
@@ -28,7 +26,7 @@ from pipeline.errors import ConfigError, StoreError
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file, read_plain
 from pipeline.runs.compare import headings_of
-from pipeline.runs.record import csv_cell
+from pipeline.runs.record import csv_text
 from pipeline.runs.report.format import Looks, command, count, duration, roughly, short, shown_path, typed_command
 from pipeline.runs.report.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.runs.report.screen import first
@@ -250,7 +248,10 @@ def trials_table(
     if several:
         columns.append((Column(heading="agent", rank=EXTRA, least=_LEAST_NAME), lambda trial: trial.agent))
     columns.append((Column(heading="devices", rank=EXTRA, least=8), lambda trial: devices_in_words(trial.devices)))
-    table = FittedTable([column for column, _ in columns], lines=False)
+    order = "running first, then best first" if sweep.having("running") else "best first"
+    elsewhere = f"a wider terminal or `{_command(sweep, 'export')}` has them"
+    known = [column for column, _ in columns]
+    table = FittedTable(known, lines=False, title=order if brief else "", elsewhere=elsewhere)
     for trial in shown:
         table.add_row(*(cell(trial) for _, cell in columns))
     return table
@@ -354,21 +355,12 @@ def _command(sweep: Record, word: str, *more: str) -> str:
     return command(" ".join(["sweep", word, sweep.name, *more]), sweep.folder.output_dir)
 
 
-def about_table(sweep: Record, table: FittedTable, width: int) -> Text:
-    """What stands above a table of trials: their order, and which columns have no room in so many cells."""
-    order = "running first, then best first" if sweep.having("running") else "best first"
-    if left_out := ", ".join(map(on_one_line, table.left_out(width))):
-        order += f"; no room for {left_out}: a wider terminal or `{_command(sweep, 'export')}` has them"
-    return Text("\n".join(in_lines(order.split(" "), width)), style="italic", no_wrap=True, overflow="ellipsis")
-
-
 def print_sweep(sweep: Record, now: float, console: Console) -> None:
     """Print one sweep. Only the table is fitted to the terminal: paths and reasons stay whole."""
     say_styled(console, headline(sweep, now))
     if trials := foremost(sweep):
         table = trials_table(sweep, trials[:_MOST_ROWS], now, so_far(sweep))
         say_styled(console, Text())
-        say_styled(console, about_table(sweep, table, console.width))
         console.print(table)
         if len(trials) > _MOST_ROWS:
             say(console, f"and {len(trials) - _MOST_ROWS:,} more; `sweep export {sweep.name}` lists all")
@@ -407,23 +399,22 @@ def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: s
         height: Its lines.
         last: Stands at the bottom.
     """
-    top, trials, values = whole_words(headline(sweep, now), width), foremost(sweep), so_far(sweep)
-    bottom: list[RenderableType] = [
-        whole_words(
-            Text(printable(f"{each.state}: trial {each.number}: {' '.join(each.reason.split())}"), "red"), width
-        )
+    top, trials = whole_words(headline(sweep, now), width), foremost(sweep)
+    failed = (
+        f"{each.state}: trial {each.number}: {' '.join(each.reason.split())}"
         for each in sweep.having("failed", "lost")[-3:]
-    ]
+    )
+    bottom: list[RenderableType] = [whole_words(Text(printable(line), "red"), width) for line in failed]
     bottom += [Text(line, no_wrap=True, overflow="ellipsis") for line in in_lines(printable(last).split(), width)]
-    room = height - 2 - len(top.plain.splitlines()) - len(bottom)  # headings, and the line of the cursor
-    # Fewer rows need no more columns than more of them, and so no more lines above them.
-    about = about_table(sweep, trials_table(sweep, trials[: max(1, room)], now, values), width)
-    left = room - len(about.plain.splitlines())
-    if not trials or left <= 0:
+    room = (
+        height - 3 - len(top.plain.splitlines()) - len(bottom)
+    )  # the order, headings, and the line of the cursor
+    if not trials or room <= 0:
         return [top, *bottom]
-    shown, more = first(trials, left, lambda _: 0)
-    rest = [Text(f"and {more:,} more")] if more else []
-    return [top, about, trials_table(sweep, shown, now, values), *rest, *bottom]
+    shown, more = first(trials, room, lambda _: 0)
+    table = trials_table(sweep, shown, now, so_far(sweep))
+    table.elsewhere = ""
+    return [top, table, *([Text(f"and {more:,} more")] if more else []), *bottom]
 
 
 @contextmanager
@@ -519,15 +510,12 @@ def export_rows(sweep: Record, now: float) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as CSV; lists and mappings as JSON, and no text that a spreadsheet would take for a formula."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if rows:
-        writer.writerow(map(csv_cell, rows[0]))
-    for row in rows:
-        cells = (typed(value) if isinstance(value, bool | list | dict) else value for value in row.values())
-        writer.writerow(map(csv_cell, cells))
-    return text.getvalue()
+    """The rows as CSV, lists and mappings as JSON."""
+    given = (
+        [typed(value) if isinstance(value, bool | list | dict) else value for value in row.values()]
+        for row in rows
+    )
+    return csv_text(list(rows[0]) if rows else [], given)
 
 
 # -- the best trial ----------------------------------------------------------------------------------------------
