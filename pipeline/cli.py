@@ -54,26 +54,27 @@ def main(arguments: Sequence[str]) -> int:
     composing, command, folder = True, os.getpid(), None
     multirun.failed_runs.clear()
 
-    def one_run(composed: DictConfig) -> float | multirun.RunFailed | None:
+    def one_run(composed: DictConfig) -> multirun.RunFailed | None:
         nonlocal composing
         composing = False
-        label, value, reason = _announce_run(arguments), None, ""
+        label, reason = _announce_run(arguments), ""
         try:
             given = HydraConfig.get().overrides.task
             config = typed(composed)
-            multirun.check_objective(config)
+            multirun.check_sweeper()
             code = run_experiment(
                 config, make_console(), label=label, given=given, command=_repeating(folder, given)
             )
             codes.append(unless_unwritten(code) if config.dry_run else code)
-            value = multirun.objective(config) if code == 0 else None
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
             codes.append(refuse(error))
             reason = str(error)
         composing = True
-        if label and codes[-1]:
-            return _failed(codes[-1], label, reason, here=os.getpid() == command)
-        return value
+        if not label or not codes[-1]:
+            return None
+        if os.getpid() == command and codes[-1] >= INTERRUPTED:
+            raise KeyboardInterrupt  # the runs after it would start in this very process
+        return multirun.RunFailed(codes[-1], label, reason)
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
     try:
@@ -85,8 +86,6 @@ def main(arguments: Sequence[str]) -> int:
         with _for_hydra(arguments):
             register_schemas()
             entry()
-    except multirun.RunFailed:
-        pass
     except PipelineError as error:
         codes.append(refuse(error))
     except KeyboardInterrupt:
@@ -127,25 +126,6 @@ def _announce_run(arguments: Sequence[str]) -> str:
     label = multirun.run_label(arguments)
     say(make_console(), f"\nrun {label}", "bold")
     return label
-
-
-def _failed(code: int, label: str, reason: str, *, here: bool) -> multirun.RunFailed:
-    """Let the launcher and the sweeper of a multirun know that a run did not end well.
-
-    Returns:
-        What says so, where nothing is chosen by it: raised, it would have Hydra print a line of its own, and keep
-        the runs of further batches (``hydra.sweeper.max_batch_size``) from running.
-
-    Raises:
-        KeyboardInterrupt: It was interrupted, and the runs after it would start in this very process.
-        RunFailed: A sweeper chooses by results.
-    """
-    if here and code >= INTERRUPTED:
-        raise KeyboardInterrupt
-    failed = multirun.RunFailed(code, label, reason)
-    if multirun.chooses():
-        raise failed
-    return failed
 
 
 def _about(arguments: Sequence[str]) -> str:

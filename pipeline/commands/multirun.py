@@ -1,7 +1,7 @@
 """Several runs by one command (``--multirun``), which of them this is, and the flags of a run.
 
 A launcher may carry out a run in another process or on another machine. So what a run has to tell travels in the
-two ways that every launcher knows: the value that the run returns, and the exception that it raises.
+way that every launcher knows: the value that the run returns.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
-from pipeline.commands.request import Request, prepare
-from pipeline.config.schema import Config, DeviceChoice, StageChoice
+from pipeline.commands.request import Request
+from pipeline.config.schema import Config, DeviceChoice
 from pipeline.errors import ConfigError, JobError, PipelineError
 from pipeline.plan.graph import Job, chain_name
 from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS, ResultRow, collect_rows, place_of, primary_metric
@@ -32,10 +30,7 @@ from pipeline.runs.trackers import leave_values, sweep_trial
 from pipeline.sweeps.reporting import TRIALS, log, own_trial
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-"""The sweeper that runs what it is told; any other one looks for the best settings."""
-_MINIMIZE = {"direction": "minimize", "ax_config.experiment.minimize": True, "optim.maximize": False}
-"""Settings of Optuna's, Ax's and Nevergrad's sweepers that look for the worst; they are the defaults there."""
-
+"""The sweeper that runs what it is told; most others look for the best settings."""
 _MOST_TRIED = 20
 """Values of a setting that are checked before the first run: each takes a tenth of a second."""
 
@@ -46,8 +41,9 @@ failed_runs: list[RunFailed] = []
 class RunFailed(PipelineError):  # noqa: N818 - it names what happened
     """A run of a multirun did not end well.
 
-    It is what the run returns, or raises where a sweeper chooses by results: Hydra raises the first one alone, but
-    launchers bring all of them back. So each is noted where it is made, and when it arrives from another process.
+    It is what the run returns: raised, it would have Hydra print a line of its own, and keep the runs of further
+    batches (``hydra.sweeper.max_batch_size``) from running. So it is noted where it is made, and when it arrives
+    from another process.
 
     Attributes:
         exit_code: What the run alone would have ended with.
@@ -77,11 +73,6 @@ def group_of_run() -> str:
         return str(HydraConfig.get().sweep.dir)
     trial = own_trial()
     return str(trial.parents[1]) if trial is not None and trial.parent.name == TRIALS else ""
-
-
-def chooses() -> bool:
-    """Whether the sweeper of this multirun looks for the best settings."""
-    return bool(HydraConfig.get().sweeper.get("_target_") != _ONLY_LISTS)
 
 
 def run_label(arguments: Sequence[str]) -> str:
@@ -129,57 +120,25 @@ def _values(word: str) -> list[str]:
     return values
 
 
-def check_objective(config: Config) -> None:
-    """Refuse, before anything is started, what a sweeper that looks for the best settings could not use.
+def check_sweeper() -> None:
+    """Refuse a sweeper of Hydra's that would be given results to choose by.
 
     Raises:
-        ConfigError: There would be no number for it, or one that must not choose settings.
+        ConfigError: It is another one than that which runs what it is told.
     """
-    if not _wanted(config):
-        return
-    if config.evaluation.split != "validation":
+    if in_multirun() and (sweeper := HydraConfig.get().sweeper.get("_target_")) != _ONLY_LISTS:
         raise ConfigError(
-            f"evaluation.split={config.evaluation.split}: this sweeper chooses settings by the results, and the "
-            "test split would no longer be held out. Add evaluation.split=validation, and run the best settings "
-            "once with evaluation.split=test. For a sweeper that chooses nothing add evaluation.objective=null"
+            f"hydra/sweeper ({sweeper}): a sweeper of Hydra's is given no results here. `python -m pipeline sweep "
+            "run FILE` searches settings: docs/sweeps.md"
         )
-    if config.dry_run or config.stage is not StageChoice.all:
-        raise ConfigError("dry_run=true and stage=prepare leave no results for a sweeper to choose by")
-    for key, value in _MINIMIZE.items():
-        if _plain(OmegaConf.select(HydraConfig.get().sweeper, key)) == value:
-            raise ConfigError(
-                f"hydra.sweeper.{key}={_plain(value)}: this sweeper would look for the worst settings. Add "
-                f"hydra.sweeper.{key}={_opposite(value)}"
-            )
-    names = _chains(config)
-    if not any(_chosen(config, name) for name in names):
-        raise ConfigError(
-            f"evaluation.objective={config.evaluation.objective}: names no chain of this run. There are: "
-            f"{', '.join(names)}. Give one of these, an algorithm, or a pattern with '*'"
-        )
-
-
-def objective(config: Config) -> float | None:
-    """What a sweeper maximises: the primary metric after the last round, the mean over the chains in question.
-
-    Returns:
-        The number, or None where no sweeper asks for one.
-
-    Raises:
-        JobError: No chain in question has been judged.
-    """
-    if not _wanted(config):
-        return None
-    request = prepare(config)
-    rows = collect_rows(request.store, request.plan.jobs.values())
-    return primary_result(
-        [row for row in rows if row.round == config.rounds_of_training and is_judged(config, row)]
-    )
 
 
 def is_judged(config: Config, row: ResultRow) -> bool:
     """Whether settings are chosen by the chain that a row is of."""
-    return _chosen(config, _name(config, row.dataset, row.model, row.reference, row.seed, row.algo))
+    several, pattern = len(config.models[row.model].references) > 1, config.evaluation.objective or ""
+    reference = row.reference if several else None
+    chain = chain_name(row.dataset, row.model, reference, row.seed, row.algo)
+    return fnmatchcase(chain, pattern) or fnmatchcase(row.algo, pattern)
 
 
 def primary_result(rows: Sequence[ResultRow]) -> float:
@@ -196,44 +155,9 @@ def primary_result(rows: Sequence[ResultRow]) -> float:
     metric = primary_metric(values.values())
     if metric is None:
         raise JobError(
-            f"no result for the sweeper: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
+            f"no result to choose by: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
         )
     return fmean(chain[metric] for chain in values.values())
-
-
-def _wanted(config: Config) -> bool:
-    """Whether a sweeper asks for the objective."""
-    return in_multirun() and chooses() and config.evaluation.objective is not None
-
-
-def _chosen(config: Config, chain: str) -> bool:
-    pattern = config.evaluation.objective or ""
-    return fnmatchcase(chain, pattern) or fnmatchcase(chain.rpartition("/")[2], pattern)
-
-
-def _chains(config: Config) -> list[str]:
-    algos = [name for name, settings in config.algos.items() if settings.enabled]
-    return [
-        _name(config, dataset, model, reference, seed, algo)
-        for dataset in config.datasets
-        for model, section in config.models.items()
-        for reference in section.references
-        for seed in config.experiment.seeds
-        for algo in algos
-    ]
-
-
-def _name(config: Config, dataset: str, model: str, reference: int | None, seed: int, algo: str) -> str:
-    several = len(config.models[model].references) > 1
-    return chain_name(dataset, model, reference if several else None, seed, algo)
-
-
-def _plain(value: Any) -> Any:
-    return getattr(value, "name", value)
-
-
-def _opposite(value: Any) -> str:
-    return "maximize" if isinstance(value, str) else str(not value).lower()
 
 
 # -- trial -------------------------------------------------------------------------------------------------------

@@ -525,8 +525,8 @@ class EvaluationConfig:
     """The best of `etas` has the highest mean reward of those whose KL per sequence is no more than this, in nats;
     null sets no limit."""
     objective: str | None = hint("*")
-    """Whose result a sweeper of Hydra maximises: an algorithm, a chain as `dataset/model/s0/ALGO`, or a pattern
-    with `*`; of several chains the mean. Null gives it none."""
+    """Whose result judges a run that is a trial of a sweep: an algorithm, a chain as `dataset/model/s0/ALGO`, or a
+    pattern with `*`; of several chains the mean. Null judges by all."""
     matched_kl: list[float] = number([], above=0, at_most=1e6, affects_result=False)
     """KL per sequence, in nats, at which fronts are compared; empty takes parts of what all of them span."""
     budgets: list[float] = number([], above=0, at_most=1e36, affects_result=False)

@@ -1,4 +1,4 @@
-"""A sweeper that chooses by results, and a launcher whose runs are carried out by another process."""
+"""A launcher whose runs are carried out by another process."""
 
 from __future__ import annotations
 
@@ -7,44 +7,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 PLACE = "hydra_plugins.doubles"
 """Where Hydra wants plugins to be from."""
 REPLY = "reply.pkl"
-
-
-class Chooser(Sweeper):
-    """Tries what it is given one by one, and remembers what each gave: numbers, or the exception."""
-
-    seen: list[Any] = []  # noqa: RUF012 - of the class, as Hydra makes the instance
-
-    def __init__(self, **settings: Any) -> None:
-        self.seen.clear()
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=hydra_context, task_function=task_function, config=config
-        )
-
-    def sweep(self, arguments: list[str]) -> None:
-        fixed, last = arguments[:-1], arguments[-1]
-        key, _, values = last.partition("=")
-        for number, value in enumerate(values.split(",")):
-            (ended,) = self.launcher.launch([[*fixed, f"{key}={value}"]], initial_job_idx=number)
-            try:
-                self.seen.append(float(ended.return_value))
-            except Exception as error:  # as sweepers do, which count the failures
-                self.seen.append(error)
 
 
 class Elsewhere(Launcher):
@@ -93,7 +67,7 @@ def carry_out(folder: Path) -> None:
     (folder / REPLY).write_bytes(cloudpickle.dumps(ended))
 
 
-for plugin in (Chooser, Elsewhere):
+for plugin in (Elsewhere,):
     Plugins.instance().class_name_to_class[f"{PLACE}.{plugin.__name__}"] = plugin
 
 if __name__ == "__main__":

@@ -1,28 +1,25 @@
-"""Several runs by one command: exit codes, labels, Ctrl-C, and what a sweeper is given to choose by."""
+"""Several runs by one command: exit codes, labels, Ctrl-C, and what trials are judged by."""
 
 import pickle
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from pipeline import cli
 from pipeline.commands import multirun
-from pipeline.commands.multirun import RunFailed, primary_result
+from pipeline.commands.multirun import RunFailed, is_judged, primary_result
 from pipeline.commands.start import WRONG_REQUEST
-from pipeline.config.load import load_config
 from pipeline.config.schema import Config
-from pipeline.errors import ConfigError, JobError
+from pipeline.errors import JobError
 from pipeline.runs.record import ResultRow
-from tests.doubles.launching import PLACE, Chooser
+from tests.doubles.composing import quick_config
+from tests.doubles.launching import PLACE
 
 Arguments = Callable[..., list[str]]
-CHOOSE = f"++hydra.sweeper._target_={PLACE}.Chooser"
 
 
 @pytest.fixture
@@ -158,84 +155,21 @@ def test_every_failure_that_arrives_is_noted() -> None:
     assert [(each.exit_code, each.run, each.reason) for each in multirun.failed_runs] == [(1, "a=1", "why")] * 2
 
 
-def test_a_sweeper_is_given_the_result_of_the_last_round_on_the_validation_split(
-    runs: list[Any], arguments: Arguments, monkeypatch: pytest.MonkeyPatch
+def test_a_sweeper_that_would_choose_by_results_is_refused(
+    runs: list[Any], arguments: Arguments, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = [
-        row("reference", "pass@1", 0.1, number=0),
-        row("PITA", "pass@1", 0.2, number=1),
-        row("PITA", "pass@1", 0.6, number=2),
-        row("QSharp", "pass@1", 0.4, number=2),
-        row("QSharp", "length", 4.0, number=2),
-    ]
-    monkeypatch.setattr(multirun, "collect_rows", lambda store, jobs: found)
-    sweep = ["algos=[PITA,QSharp]", "rounds_of_training=2", "evaluation.split=validation", CHOOSE]
-    assert cli.main(arguments(*sweep, "algos.PITA.eta=0.5")) == 0
-    assert Chooser.seen == [0.5]
-    assert cli.main(arguments(*sweep, "evaluation.objective=*/s0/PITA", "algos.PITA.eta=0.5")) == 0
-    assert Chooser.seen == [0.6]
+    monkeypatch.setattr(multirun, "_ONLY_LISTS", "some.Sweeper")
+    assert cli.main(arguments("algos.PITA.eta=0.5")) == WRONG_REQUEST
+    assert "docs/sweeps.md" in capsys.readouterr().err
+    assert not runs
 
 
-def test_a_sweeper_is_given_the_mean_over_references_or_what_one_of_them_gives(
-    runs: list[Any], arguments: Arguments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = [row("PITA", "pass@1", value, reference=reference) for reference, value in ((0, 0.25), (3, 0.75))]
-    monkeypatch.setattr(multirun, "collect_rows", lambda store, jobs: found)
-    sweep = arguments("evaluation.split=validation", CHOOSE, "models.tiny.seeds=[0,3]", "algos.PITA.eta=0.5")
-    assert cli.main(sweep) == 0
-    assert Chooser.seen == [0.5]
-    assert cli.main([*sweep, "evaluation.objective=addition/tiny/ref3/s0/PITA"]) == 0
-    assert Chooser.seen == [0.75]
-    assert cli.main([*sweep, "evaluation.objective=addition/tiny/s0/PITA"]) == 2
-    assert "There are: addition/tiny/ref0/s0/PITA, addition/tiny/ref3/s0/PITA" in str(Chooser.seen)
-
-
-def test_a_failed_run_is_a_failure_to_the_sweeper(runs: list[Any], arguments: Arguments) -> None:
-    sweep = ["evaluation.split=validation", CHOOSE, "experiment.seeds=[1]", "algos.PITA.eta=0.5"]
-    assert cli.main(arguments(*sweep)) == 1
-    assert [type(each) for each in Chooser.seen] == [RunFailed]
-
-
-@pytest.fixture(scope="module")
-def request_of_a_sweeper() -> Config:
-    return load_config(["experiment.name=t", "algos=[PITA]", "evaluation.split=validation"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "sweeper", "said"),
-    [
-        ({"evaluation": {"split": "test"}}, {}, "Add evaluation.split=validation"),
-        ({}, {"direction": "minimize"}, "Add hydra.sweeper.direction=maximize"),
-        (
-            {},
-            {"ax_config": {"experiment": {"minimize": True}}},
-            "hydra.sweeper.ax_config.experiment.minimize=false",
-        ),
-        ({}, {"optim": {"maximize": False}}, "Add hydra.sweeper.optim.maximize=true"),
-        ({"dry_run": True}, {}, "leave no results"),
-        (
-            {"evaluation": {"objective": "DPO"}},
-            {},
-            "names no chain of this run. There are: addition/tiny/s0/PITA.",
-        ),
-    ],
-    ids=["test split", "Optuna", "Ax", "Nevergrad", "dry run", "chain"],
-)
-def test_what_a_sweeper_could_not_use_is_refused(
-    request_of_a_sweeper: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    changes: dict[str, Any],
-    sweeper: dict[str, Any],
-    said: str,
-) -> None:
-    hydra = OmegaConf.create({"sweeper": {"_target_": "some.Sweeper", **sweeper}})
-    monkeypatch.setattr(multirun, "in_multirun", lambda: True)
-    monkeypatch.setattr(multirun.HydraConfig, "get", lambda: hydra)
-    evaluation = replace(request_of_a_sweeper.evaluation, **changes.get("evaluation", {}))
-    wrong = replace(request_of_a_sweeper, evaluation=evaluation, dry_run="dry_run" in changes)
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        multirun.check_objective(wrong)
-    multirun.check_objective(replace(wrong, evaluation=replace(evaluation, objective=None)))
+def test_a_trial_is_judged_by_the_chains_that_the_objective_names() -> None:
+    config = quick_config(["experiment.name=t", "models.tiny.seeds=[0,3]"])
+    for pattern, judged in (("*", [0, 3]), ("PITA", [0, 3]), ("*/ref3/s0/PITA", [3]), ("DPO", [])):
+        asked = replace(config, evaluation=replace(config.evaluation, objective=pattern))
+        rows = [row("PITA", "pass@1", 0.5, reference=reference) for reference in (0, 3)]
+        assert [one.reference for one in rows if is_judged(asked, one)] == judged
 
 
 def test_the_objective_is_one_metric_that_all_chains_have() -> None:

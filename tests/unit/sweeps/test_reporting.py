@@ -49,8 +49,10 @@ def test_a_step_that_is_no_whole_number_is_told_once_and_counted(
     assert [record.getMessage() for record in caplog.records] == [
         "log(step=0.5): a step is a whole number, so such calls are counted instead"
     ]
-    with pytest.raises(TypeError, match=r"log\(step='last'\): a number is needed"):
-        sweeps.log(loss=1.0, step="last")  # type: ignore[arg-type]
+    for wrong, named in (({"loss": "low"}, "loss='low'"), ({"step": "last"}, "step='last'")):
+        with pytest.raises(TypeError, match=rf"log\({named}\): a number is needed"):
+            sweeps.log(**wrong)  # type: ignore[arg-type]
+    assert len(lines(file)) == 4
 
 
 @pytest.mark.properties
@@ -72,32 +74,16 @@ def test_whatever_is_logged_is_read(values: dict[str, float], step: float | None
     assert found.step == (step if step is not None and abs(step) <= 2**53 and step == int(step) else 1)
 
 
-def test_what_is_no_number_is_refused_at_once(file: Path) -> None:
-    with pytest.raises(TypeError, match=r"log\(loss='low'\): a number is needed"):
-        sweeps.log(loss="low")  # type: ignore[arg-type]
-    assert not file.exists()
-
-
-def test_a_file_that_cannot_be_written_is_told_once_and_costs_the_program_nothing(
+def test_a_file_that_cannot_be_written_or_no_sweep_is_told_once_and_costs_the_program_nothing(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert file.parent == tmp_path
-    monkeypatch.setenv(reporting.VARIABLE, str(tmp_path / "missing" / "metrics.jsonl"))
-    with caplog.at_level(logging.WARNING, logger="pipeline"):
-        for _ in range(2):
-            sweeps.log(loss=0.5)
-    assert caplog.text.count("cannot be written") == 1
-
-
-def test_outside_of_a_sweep_nothing_happens(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(reporting, "_told", set())
-    monkeypatch.delenv(reporting.VARIABLE, raising=False)
+    assert reporting.own_trial() == file.parent
     with caplog.at_level(logging.DEBUG, logger="pipeline"):
-        for _ in range(2):
-            sweeps.log(loss=0.5)
-    assert caplog.text.count("there is no sweep") == 1
+        for place in (str(tmp_path / "missing" / "metrics.jsonl"), ""):
+            monkeypatch.setenv(reporting.VARIABLE, place)
+            for _ in range(2):
+                sweeps.log(loss=0.5)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG"]
     assert reporting.own_trial() is None
 
 
@@ -119,7 +105,7 @@ def test_lines_are_read_up_to_one_that_is_cut_off_and_others_cost_themselves(tmp
     assert latest_values(tmp_path) == {}
 
 
-@pytest.mark.parametrize("number", ["1.9e130", "-1e101", "1" + "0" * 400, "1e999", "NaN", "-Infinity"])
+@pytest.mark.parametrize("number", ["-1e101", "1" + "0" * 400, "1e999", "NaN"])
 def test_a_number_that_is_of_no_use_costs_itself_and_no_other_of_its_line(number: str) -> None:
     line = read_line(b'{"step": 2, "values": {"loss": 300, "ppl": %s}}' % number.encode())
     assert (line.step, line.values) == (2, {"loss": 300.0, "ppl": None})

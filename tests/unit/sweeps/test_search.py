@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pipeline.sweeps.file import LEAST_SHARE, Goal, Hyperband, Metric, Sweep, fingerprint, made, nested, sweep_of
+from pipeline.sweeps.file import LEAST_SHARE, Goal, Hyperband, Metric, Sweep, fingerprint, made, sweep_of
 from pipeline.sweeps.search import ask, most_trials, told_value, why_stop
 from pipeline.sweeps.storage import Trial
 from tests.doubles.sweeps import EVERY
@@ -68,12 +68,6 @@ def test_values_are_those_that_wandb_would_draw(kind: str) -> None:
 def test_probabilities_that_fall_short_of_one_leave_no_hole() -> None:
     weighted = {"values": list("abc"), "probabilities": [0.3, 0.69999, 0.0]}
     assert made(("x",), weighted).at(1 - LEAST_SHARE) == "b"
-
-
-def test_values_are_nested_as_in_the_file() -> None:
-    block = {"a": {"parameters": {"b": {"value": 1}, "c.d": {"value": 2}}}, "e.f": {"value": 3}}
-    sweep = sweep_for("random", block)
-    assert nested(sweep.parameters, {"a.b": 4, "a.c.d": 5, "e.f": 6}) == {"a": {"b": 4, "c.d": 5}, "e.f": 6}
 
 
 # -- searches ----------------------------------------------------------------------------------------------------
@@ -142,34 +136,24 @@ def test_trials_that_run_at_once_are_chosen_apart() -> None:
     assert len({trial.parameters["x"] for trial in trials}) == 18
 
 
-@pytest.mark.parametrize(
-    ("method", "cap", "most"),
-    [("grid", None, 6), ("grid", 4, 4), ("grid", 9, 6), ("random", None, None), ("random", 5, 5)],
-)
-def test_how_many_trials_there_are_at_most(method: str, cap: int | None, most: int | None) -> None:
-    block = {"a": {"values": [1, 2]}, "b": {"min": 1, "max": 3}}
-    assert most_trials(sweep_for(method, block, **({"run_cap": cap} if cap else {}))) == most
-
-
 # -- grids -------------------------------------------------------------------------------------------------------
 
 
 def listed(block: dict[str, Any]) -> list[dict[str, Any]]:
     """As `sweeps.grid_search` of W&B's package goes through a grid: sorted names, each combination once."""
-    values = {name: _values(given) for name, given in sorted(block.items())}
-    last = {name: {fingerprint(value): value for value in of} for name, of in values.items()}
-    marks = dict.fromkeys(itertools.product(*([fingerprint(value) for value in of] for of in values.values())))
-    return [{name: last[name][mark] for name, mark in zip(values, each, strict=True)} for each in marks]
+    values = {name: {fingerprint(value): value for value in _values(of)} for name, of in sorted(block.items())}
+    return [
+        dict(zip(values, each, strict=True))
+        for each in itertools.product(*(of.values() for of in values.values()))
+    ]
 
 
 def _values(given: dict[str, Any]) -> list[Any]:
-    if "value" in given:
-        return [given["value"]]
-    if "values" in given:
-        return list(given["values"])
     if given.get("distribution") == "q_uniform":
         return list(np.arange(given["min"], given["max"], given.get("q", 1.0)).tolist())
-    return list(range(given["min"], given["max"] + 1))
+    return list(
+        given.get("values") or ([given["value"]] if "value" in given else range(given["min"], given["max"] + 1))
+    )
 
 
 _scalars = st.one_of(st.integers(-3, 3), st.booleans(), st.none(), st.sampled_from("ab"), st.floats(-2, 2))
@@ -189,8 +173,10 @@ _parameters = st.one_of(
 @pytest.mark.properties
 @given(st.dictionaries(st.sampled_from(["b", "a", "lr", "B", "a.x"]), _parameters, min_size=1, max_size=4))
 def test_points_are_wandbs_in_its_order(block: dict[str, Any]) -> None:
-    points = [trial.parameters for trial in tried(sweep_for("grid", block), 999, lambda *_: 0.0)]
-    expected = listed(block)
+    sweep, expected = sweep_for("grid", block), listed(block)
+    points = [trial.parameters for trial in tried(sweep, 999, lambda *_: 0.0)]
+    assert most_trials(sweep) == len(points)
+    assert most_trials(replace(sweep, run_cap=1)) == 1
     assert repr([sorted(point.items()) for point in points]) == repr([sorted(point.items()) for point in expected])
     assert all(list(point) == list(block) for point in points)
 
@@ -212,39 +198,30 @@ def trial(state: str, value: float | None = None, **more: Any) -> Trial:
 
 
 DONE = [trial("done", 0.5), trial("stopped", 0.9), trial("done", None), trial("done", -0.2)]
+LOGGED: dict[str, Any] = {"best": 0.3, "values": {"loss": 0.4, "other": 9.0}}
 
 
 @pytest.mark.parametrize(
-    ("state", "value", "told"),
+    ("of", "rule", "goal", "told"),
     [
-        ("done", 0.1, (0.1,)),
-        ("stopped", 0.1, (0.1,)),
-        ("done", None, (0.9,)),
-        ("failed", None, (0.9,)),
-        ("failed", 0.1, (0.9,)),
-        ("running", 0.1, ()),
-        ("waiting", None, ()),
-        ("lost", None, ()),
-        ("cancelled", 0.1, None),
+        (trial("done", 0.1), "best", "minimize", (0.1,)),
+        (trial("stopped", 0.1), "best", "minimize", (0.1,)),
+        (trial("done", None), "worst", "minimize", (0.9,)),
+        (trial("failed", 0.1), "worst", "maximize", (-0.2,)),
+        (trial("failed", **LOGGED), "latest", "minimize", (0.4,)),
+        (trial("failed", **LOGGED), "best", "minimize", (0.3,)),
+        (trial("running", 0.4, best=0.3), "latest", "minimize", (0.4,)),
+        (trial("running", 0.4, best=0.3), "best", "minimize", (0.3,)),
+        (trial("running", 0.1), "false", "minimize", ()),
+        (trial("waiting"), "worst", "minimize", ()),
+        (trial("lost"), "worst", "minimize", ()),
+        (trial("cancelled", 0.1), "worst", "minimize", None),
     ],
 )
-def test_a_trial_without_a_number_counts_as_the_worst(state: str, value: float | None, told: Any) -> None:
-    assert told_value(trial(state, value), DONE, Metric(name="loss")) == told
-
-
-@pytest.mark.parametrize(
-    ("rule", "goal", "told"),
-    [
-        ("worst", "minimize", 0.9),
-        ("worst", "maximize", -0.2),
-        ("latest", "minimize", 0.4),
-        ("best", "minimize", 0.3),
-    ],
-)
-def test_the_rule_says_which_value_stands_for_a_missing_one(rule: str, goal: Goal, told: float) -> None:
-    metric = Metric(name="loss", goal=goal, impute=rule, impute_while_running=rule)
-    failed = trial("failed", best=0.3, values={"loss": 0.4, "other": 9.0})
-    assert told_value(failed, DONE, metric) == told_value(trial("running", 0.4, best=0.3), DONE, metric) == (told,)
+def test_what_a_search_is_told_of_a_trial(of: Trial, rule: str, goal: Goal, told: Any) -> None:
+    impute: Any = "worst" if rule == "false" else rule
+    metric = Metric(name="loss", goal=goal, impute=impute, impute_while_running=rule)  # type: ignore[arg-type]
+    assert told_value(of, DONE, metric) == told
     assert told_value(trial("failed"), [], metric) == (0.0,), "one that has logged nothing, by every rule"
 
 
@@ -287,6 +264,6 @@ def test_without_strict_the_best_so_far_counts() -> None:
     assert why_stop(replace(lenient, strict=True), "minimize", 0, values) is not None
 
 
-@pytest.mark.parametrize("values", [{}, {0: []}, {0: [5.0]}], ids=["unknown", "nothing", "too few"])
-def test_a_trial_that_has_come_to_no_band_goes_on(values: dict[int, list[float]]) -> None:
-    assert why_stop(Hyperband(max_iter=6, s=1), "minimize", 0, values) is None
+def test_a_trial_that_has_come_to_no_band_goes_on() -> None:
+    for values in ({}, {0: []}, {0: [5.0]}):
+        assert why_stop(Hyperband(max_iter=6, s=1), "minimize", 0, values) is None

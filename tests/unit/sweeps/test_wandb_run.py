@@ -70,14 +70,16 @@ def run_file(folder: Path, *records: bytes, name: str = "offline-run-1-abc") -> 
     return path
 
 
-def test_rows_and_the_summary_by_dotted_names(tmp_path: Path) -> None:
+def test_rows_the_summary_and_settings_by_their_names(tmp_path: Path) -> None:
+    begun = part(17, part(1, b"abc") + part(4, config(lr=0.1, model={"width": 8}, gone=1)))
     path = run_file(
         tmp_path,
-        part(17, b"the run"),
+        begun,
         history(loss=1, **{"val.acc": 0.5}, text="x", flag=True, nan=float("nan"), big=10**400),
         history(loss=0.25, table={"a": {"b": 3}}, long="y" * 100_000),
         summary(loss=0.25, best={"max": 0.9}, gone=1),
         summary("gone", final=7),
+        part(5, config(lr=0.5, text="x") + part(2, part(1, b"gone"))),
         b"\x18\x01",
     )
     run = WandbRun(path)
@@ -86,15 +88,8 @@ def test_rows_and_the_summary_by_dotted_names(tmp_path: Path) -> None:
         {"loss": 0.25, "table.a.b": 3.0},
     ]
     assert run.summary == {"loss": 0.25, "best.max": 0.9, "final": 7.0}
-
-
-def test_settings_as_they_were_at_the_end(tmp_path: Path) -> None:
-    begun = part(17, part(1, b"abc") + part(4, config(lr=0.1, model={"width": 8}, gone=1)))
-    path = run_file(tmp_path, begun, part(5, config(lr=0.5, text="x") + part(2, part(1, b"gone"))))
-    run = WandbRun(path)
-    assert list(run.rows()) == []
-    assert run.exit_code == 0
     assert run.config == {"lr": 0.5, "model": {"width": 8}, "text": "x"}
+    assert run.exit_code == 0
 
 
 def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -206,61 +201,52 @@ def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -
         ({"a": {"lr": 0.1, "b": 2}}, {"a": {"lr": 5, "b": 2, "c": 3}}, ["a.lr=5 where the sweep gave 0.1"]),
         ({"lr": 1e-05, "n": 1, "f": True, "x": None}, {"lr": "1e-05", "n": 1.0, "f": True, "x": None}, []),
         ({"flag": True}, {"flag": 1}, ["flag=1 where the sweep gave True"]),
-        ({"lr": 1}, {}, []),
-        ({"layers": [1, 2], "big": float("inf")}, {"layers": [3], "big": "Infinity"}, []),
+        ({"lr": 1, "layers": [1, 2], "big": float("inf")}, {"layers": [3], "big": "Infinity"}, []),
     ],
 )
-def test_settings_that_a_trial_was_not_given_are_told(
+def test_settings_that_a_trial_was_not_given_are_told_and_the_exit_code_of_its_last_run(
     tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
 ) -> None:
-    curve = Curve(TrialFolder(tmp_path), 1, LOSS)
-    run_file(tmp_path, part(17, part(4, config(**known))))
-    curve.follow()
-    assert curve.other_values(given) == said
-
-
-def test_of_several_runs_the_exit_code_of_the_last_one_counts(tmp_path: Path) -> None:
-    """As with folds, whose runs come before that of the trial."""
+    """Of several runs, as with folds, that of the trial comes last."""
     curve = Curve(TrialFolder(tmp_path), 1, LOSS)
     assert curve.exit_code == 0
-    for number, (record, expected) in enumerate(((part(18, b"\x08\x01\x10\x05"), 1), (part(18, b"\x10\x05"), 0))):
+    ended = (part(17, part(4, config(**known))), part(18, b"\x08\x01\x10\x05"), part(18, b"\x10\x05"))
+    for number, (record, expected) in enumerate(zip(ended, (0, 1, 0), strict=True)):
         path = run_file(tmp_path, record, name=f"offline-run-{number}-abc")
         os.utime(path, (time.time() + 9 * number,) * 2)
         curve.follow()
         assert curve.exit_code == expected
+    assert curve.other_values(given) == said
 
 
 KEY = "0123456789" * 4
 
 
 @pytest.mark.parametrize(
-    ("environment", "netrc", "settings", "found"),
+    ("environment", "file", "text", "found"),
     [
-        ({}, "", "", False),
-        ({"WANDB_API_KEY": KEY}, "", "", True),
-        ({}, f"machine api.wandb.ai login user password {KEY}", "", True),
-        ({}, f"machine example.org login user password {KEY}", "", False),
-        ({"WANDB_BASE_URL": "http://example.org:8080"}, "machine example.org:8080 login u password p", "", True),
-        ({}, "", f"[default]\napi_key = {KEY}", True),
-        ({}, "", "[default]\nmode = disabled", True),
-        ({}, "no such words \x00", "no settings", False),
+        ({}, ".netrc", "", False),
+        ({"WANDB_API_KEY": KEY}, ".netrc", "", True),
+        ({}, ".netrc", f"machine api.wandb.ai login user password {KEY}", True),
+        ({}, ".netrc", f"machine example.org login user password {KEY}", False),
+        (
+            {"WANDB_BASE_URL": "http://example.org:8080"},
+            ".netrc",
+            "machine example.org:8080 login u password p",
+            True,
+        ),
+        ({}, ".config/wandb/settings", "[default]\nmode = disabled", True),
+        ({}, ".netrc", "no such words \x00", False),
     ],
 )
 def test_without_a_login_where_wandb_looks_for_it_trials_are_offline(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    netrc: str,
-    settings: str,
-    found: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], file: str, text: str, found: bool
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    if netrc:
-        (tmp_path / ".netrc").write_text(netrc)
-        (tmp_path / ".netrc").chmod(0o600)
-    if settings:
-        (tmp_path / ".config/wandb").mkdir(parents=True)
-        (tmp_path / ".config/wandb/settings").write_text(settings)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o600)
     assert has_key(environment) is found
     mode = wandb_variables(TrialFolder(tmp_path), "fit", environment).get("WANDB_MODE")
     assert mode == (None if found else "offline")
