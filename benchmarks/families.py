@@ -34,6 +34,7 @@ from transformers import PreTrainedModel
 from benchmarks.family_runs import make, whole_run
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation.readers import Way, reading
 from pipeline.learning.generation.row_models import reads_rows
 from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.load import frozen
@@ -171,7 +172,9 @@ def some_prompts(*lengths: int) -> list[list[int]]:
 
 def way_of(model: PreTrainedModel) -> str:
     """What a model is read with."""
-    return "slots" if reads_rows(model) else "transformers' cache"
+    if reads_rows(model):
+        return "slots"
+    return "no cache" if reading(model).way is Way.anew else "transformers' cache"
 
 
 @torch.inference_mode()

@@ -202,6 +202,20 @@ STATE: Mapping[str, Make] = {
         **_OLD,
     ),
     "falcon_mamba": lambda: hf.FalconMambaConfig(hidden_size=64, num_hidden_layers=3, state_size=8, **_OLD),
+    "rwkv": lambda: hf.RwkvConfig(
+        hidden_size=64, attention_hidden_size=64, num_hidden_layers=3, context_length=256, **_OLD
+    ),
+    "xlstm": lambda: hf.xLSTMConfig(hidden_size=64, num_hidden_layers=3, num_heads=4, chunk_size=8, **_OLD),
+    "recurrent_gemma": lambda: hf.RecurrentGemmaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        lru_width=64,
+        attention_window_size=8,
+        block_types=["recurrent", "recurrent", "attention", "recurrent"],
+        **_OLD,
+    ),
 }
 HYBRID: Mapping[str, Make] = {
     "jamba": lambda: hf.JambaConfig(
@@ -258,6 +272,9 @@ HYBRID: Mapping[str, Make] = {
     "qwen3_5_text": lambda: hf.Qwen3_5TextConfig(**_wide(**_HEADS), **_LINEAR),
     "olmo_hybrid": lambda: hf.OlmoHybridConfig(
         **_WIDTHS, **_LINEAR, layer_types=_alternating("linear_attention", "full_attention")
+    ),
+    "minimax": lambda: hf.MiniMaxConfig(
+        **_wide(**_HEADS, **_LOCAL), block_size=8, layer_types=_alternating("linear_attention", "full_attention")
     ),
 }
 _VISION: dict[str, Any] = {

@@ -124,8 +124,11 @@ class DecodingWork:
         for prompt in np.flatnonzero(budgets <= 0).tolist():
             self._tell(prompt)
 
-    def next_prompts(self, count: int) -> list[int]:
-        """Take so many prompts off the queue at most."""
+    def next_prompts(self, count: int, *, equal: bool = False) -> list[int]:
+        """Take so many prompts off the queue at most; with `equal`, of one length alone."""
+        if equal:
+            first = self.lengths[self.queue[0]]
+            count = min(count, sum(self.lengths[prompt] == first for prompt in self.queue[:count]))
         taken, self.queue = self.queue[:count], self.queue[count:]
         return taken
 
@@ -554,7 +557,7 @@ class _Slots:
         """Read prompts whose samples fill the slots that are free; of those that begin together, no more."""
         work, samples = self.work, self.work.samples
         count = -(-free // samples) if self.joins else max(1, free // samples)
-        prompts = work.next_prompts(count)
+        prompts = work.next_prompts(count, equal=any(one.needs_equal_lengths for one in self.models))
         for model in self.models:
             # With one sample each, all of them find a slot at once.
             model.stage([work.prompts[prompt] for prompt in prompts], at_once=samples == 1)

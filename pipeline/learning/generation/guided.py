@@ -27,7 +27,7 @@ from pipeline.learning.datasets.from_files import FilesConfig, make_row
 from pipeline.learning.datasets.prepared import unknown_pieces
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.readers import reading
+from pipeline.learning.generation.readers import Way, reading
 from pipeline.learning.generation.row_models import candidate_values
 from pipeline.learning.generation.sampling import (
     KnownOffset,
@@ -80,7 +80,8 @@ class GuidedLogitsProcessor(LogitsProcessor):
         self.begins_with_pad = begins_with_pad
         self.temperature = temperature
         self.top_p = top_p
-        self._takes_padding = not reading(model).has_state
+        found = reading(model)
+        self._takes_padding = found.way is not Way.anew and not found.has_state
 
     @torch.inference_mode()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows that begin together: prompts first, then token by token, into the cache of its kind.
+"""Rows that begin together: prompts first, then token by token, in the way that suits a model (`ways`).
 
 Shapes: P prompts, L positions, B rows.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from pipeline.errors import JobError
 from pipeline.learning.models.value import ValueModel, cache_argument, inputs_of
 
 # -- batching ----------------------------------------------------------------------------------------------------
@@ -79,9 +79,19 @@ def pad_right(prompts: Sequence[Sequence[int]], pad_id: int, device: str) -> Pro
 
 
 # -- ways --------------------------------------------------------------------------------------------------------
-# In which way a model is read token by token, which its configuration alone tells: keys and values in fixed slots
-# (`row_cache`), where every layer attends to all that precedes, else the cache that transformers makes for it:
-# sliding windows, chunks, states.
+# In which way a model is read token by token, which its configuration alone tells.
+#
+#     slots   keys and values in fixed slots (`row_cache`), where every layer attends to all that precedes
+#     own     the cache that transformers makes for the model: sliding windows, chunks, states
+#     anew    no cache: the whole text is read again for each token, where what a model remembers is its own affair
+
+
+class Way(Enum):
+    """How a model reads what its rows grow by."""
+
+    slots = "slots"
+    own = "own"
+    anew = "anew"
 
 
 @dataclass(frozen=True)
@@ -89,13 +99,24 @@ class Reading:
     """The way of a model.
 
     Attributes:
-        in_slots: Whether it is read into fixed slots.
+        way: Which.
+        reason: Why no simpler one, in a few words; "" of the simplest.
         has_state: Whether layers carry a state along, which padding before a text would change.
     """
 
-    in_slots: bool
+    way: Way
+    reason: str = ""
     has_state: bool = False
 
+
+NO_CACHE = {
+    "minimax": "its cache is of a class of its own",
+    "openai-gpt": "it has no cache",
+    "recurrent_gemma": "its state is kept inside of its layers",
+    "rwkv": "its state is of a form of its own",
+    "xlstm": "its state is of a form of its own",
+}
+"""Kinds of models whose memory of a text is not in a cache of transformers, and why."""
 
 ALIBI = ("bloom", "mpt")
 """Kinds of models that always weigh attention by distance; others say so by `alibi`."""
@@ -120,33 +141,41 @@ def reading_of(config: Any) -> Reading:
 
     Args:
         config: Of a language model, or of the backbone of a value model.
-
-    Raises:
-        JobError: No cache of transformers has what they remember of a text.
     """
     text = config.get_text_config(decoder=True)
+    if (why := NO_CACHE.get(text.model_type)) is not None:
+        return Reading(Way.anew, why)
     try:
         layers = {type(layer).__name__ for layer in DynamicCache(config=text).layers}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise JobError(f"{text.model_type} cannot be decoded: transformers' caches do not fit it") from error
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Reading(Way.anew, "transformers' caches do not fit it")
     if strange := sorted(layers - _LAYERS):
-        raise JobError(
-            f"{text.model_type} cannot be decoded: its cache has layers of its own, {', '.join(strange)}"
-        )
+        return Reading(Way.anew, f"its cache has layers of its own ({', '.join(strange)})")
     if layers & _STATES:
-        return Reading(in_slots=False, has_state=True)
-    attends_to_all = set(getattr(text, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    windowed = getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")
-    # A window would count the candidates of a step as positions.
-    windowed = windowed or (text.model_type == "gpt_neo" and _has_window(text))
-    takes_no_shared_mask = text.model_type == "xglm"
-    by_distance = text.model_type in ALIBI or getattr(text, "alibi", False)
-    return Reading(in_slots=attends_to_all and not (windowed or takes_no_shared_mask or by_distance))
+        return Reading(Way.own, "layers with a state", has_state=True)
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
+        special = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
+        return Reading(Way.own, f"layers with {', '.join(special)}")
+    if text.model_type == "gpt_neo" and _has_window(text):
+        return Reading(Way.own, "layers with a window that counts candidates of a step as positions")
+    if text.model_type == "xglm":
+        return Reading(Way.own, "its attention takes no mask that all rows share")
+    if text.model_type in ALIBI or getattr(text, "alibi", False):
+        return Reading(Way.own, "attention is weighed by distance (ALiBi)")
+    return Reading(Way.slots)
 
 
 def _has_window(neo: Any) -> bool:
     """Whether texts of GPT-Neo can be longer than its local layers look back."""
     return "local" in neo.attention_layers and neo.window_size < neo.max_position_embeddings
+
+
+Reader: TypeAlias = "CacheReader | TextReader"
+"""Reads the tokens that rows grow by, which begin together.
+
+What it gives is what the model makes of the last token of each row: logits of a language model, shape [B, V],
+values of a value model, shape [B, ...]."""
 
 
 _READINGS: WeakKeyDictionary[PreTrainedModel, Reading] = WeakKeyDictionary()
@@ -157,6 +186,12 @@ def reading(model: PreTrainedModel) -> Reading:
     if model not in _READINGS:
         _READINGS[model] = reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
     return _READINGS[model]
+
+
+def reader_of(model: PreTrainedModel) -> Reader:
+    """A reader in the way of a model."""
+    found = reading(model)
+    return TextReader(model) if found.way is Way.anew else CacheReader(model, found.has_state)
 
 
 class _Pass:
@@ -203,15 +238,17 @@ class _Rows:
 
 
 class CacheReader:
-    """Reads rows that begin together into the cache that transformers makes for a model.
+    """Reads into the cache that transformers makes for a model."""
 
-    What it gives is what the model makes of the last token of each row: logits of a language model, shape [B, V],
-    values of a value model, shape [B, ...].
-    """
+    def __init__(self, model: PreTrainedModel, has_state: bool) -> None:
+        """Prepare.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+        Args:
+            model: The model.
+            has_state: Whether padding before a text would change what is remembered of it.
+        """
         self._forward = _Pass(model)
-        self._has_state = reading(model).has_state
+        self._has_state = has_state
         self._rows: _Rows
         self._cache: Cache
 
@@ -265,6 +302,35 @@ class CacheReader:
         return self._forward(
             ids, self._cache, attention_mask=self._rows.mask, position_ids=positions, use_cache=True
         )
+
+
+class TextReader:
+    """Reads the whole text again for each token. Its prompts must have one length."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._forward = _Pass(model)
+        self._ids: Tensor
+
+    def begin(self, batch: PromptBatch) -> Tensor:
+        """Read the prompts."""
+        assert batch.mask is None
+        self._ids = batch.ids
+        return self._forward(batch.ids, use_cache=False)
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """Read all rows again."""
+        self._ids = torch.cat([self._ids, tokens[:, None]], -1)
+        return self._forward(self._ids, use_cache=False)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows."""
+        self._ids = self._ids[rows]
+
+    def branched(self, rows: Tensor) -> TextReader:
+        """A reader of its own that goes on with these rows."""
+        other = copy.copy(self)
+        other.select(rows)
+        return other
 
 
 _BY_POSITION = ("keys", "values", "indexer_keys")

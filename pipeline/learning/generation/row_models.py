@@ -21,10 +21,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
+from transformers.integrations import sdpa_attention
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_cache, sampling
-from pipeline.learning.generation.readers import CacheReader, pad_left, pad_right, reading
+from pipeline.learning.generation.readers import Reader, Way, pad_left, pad_right, reader_of, reading
 from pipeline.learning.generation.row_cache import Entering, RowCache, RowLayer, attended_in
 from pipeline.learning.generation.stops import Outputs
 from pipeline.learning.models.value import ValueModel, cache_argument
@@ -251,8 +252,63 @@ def _attention(
 AttentionInterface.register(NAME, _attention)
 
 
-# -- rows --------------------------------------------------------------------------------------------------------
+# -- grouped attention -------------------------------------------------------------------------------------------
+# Attention of one query a row by heads of keys, as transformers' `sdpa` has it since 5.23. Before, a mask made
+# it repeat keys and values for every head of queries, in each layer of each step of decoding: for a model with
+# four heads of queries to one of keys that is four times the cache, written and read again. The queries that
+# share a head of keys can as well be that many queries of one head. Shapes: B rows, H heads of queries, G heads
+# of keys and values, S slots, D size of a head.
 
+
+GROUPED_CHANGES = ("cache", "position_bias", "softcap")
+"""Arguments of it that change what is attended to, and are left to it."""
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as `sdpa` does, without repeating heads where there is one query.
+
+    Args:
+        module: Whose attention it is.
+        query: Shape [B, H, queries, D].
+        key: Shape [B, G, S, D].
+        value: Shape [B, G, S, D of the values].
+        attention_mask: Shape [B or 1, 1 or H, queries, S].
+        dropout: Of weights.
+        scaling: Of the products of queries and keys.
+        options: Others of the interface.
+
+    Returns:
+        Shape [B, queries, H, D of the values].
+    """
+    heads, shared = query.shape[1], key.shape[1]
+    by_itself = attention_mask is None or attention_mask.shape[1] != 1 or query.shape[2] != 1 or heads == shared
+    if by_itself or any(options.get(name) is not None for name in GROUPED_CHANGES):
+        found: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return found
+    seen = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(len(query), shared, heads // shared, -1),
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return seen.reshape(len(seen), 1, heads, -1), None
+
+
+if not hasattr(sdpa_attention, "pack_gqa"):
+    AttentionInterface.register("sdpa", attention)
 
 MASKED = ("sdpa", "eager")
 """Attention of transformers that takes a mask of its own for every row."""
@@ -267,12 +323,13 @@ def reads_rows(model: PreTrainedModel) -> bool:
     read_by: PreTrainedModel = model.backbone if isinstance(model, ValueModel) else model
     if not can_pack(read_by) or read_by.config._attn_implementation not in MASKED:
         return False
-    return reading(model).in_slots
+    return reading(model).way is Way.slots
 
 
 ModelRows: TypeAlias = "RowModel | BatchModel"
 """A model that reads what rows grow by. Prompts are staged, and enter as rows, a prompt by several places for its
-samples. `joins` says whether rows can join others that have begun before."""
+samples. `joins` says whether rows can join others that have begun before, `needs_equal_lengths` whether prompts of
+different lengths cannot be read side by side."""
 
 
 def model_rows(model: PreTrainedModel, slots: int, width: int, pad_id: int) -> ModelRows:
@@ -291,6 +348,7 @@ class RowModel:
     """A model with a cache in which rows of any age stand side by side."""
 
     joins = True
+    needs_equal_lengths = False
 
     def __init__(self, model: PreTrainedModel, slots: int, width: int, pad_id: int) -> None:
         """Prepare; see `model_rows`."""
@@ -366,13 +424,14 @@ class BatchModel:
     def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
         """Prepare; see `model_rows`."""
         self.model, self._pad_id = model, pad_id
-        self.reader: CacheReader
-        self._staged: CacheReader
+        self.needs_equal_lengths = reading(model).way is Way.anew
+        self.reader: Reader
+        self._staged: Reader
         self._outputs: Tensor
 
     def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
         """Read prompts, padded on the left."""
-        self._staged = CacheReader(self.model)
+        self._staged = reader_of(self.model)
         self._outputs = self._staged.begin(pad_left(prompts, self._pad_id, str(self.model.device)))
 
     def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
@@ -462,6 +521,7 @@ class CandidateRows:
     """
 
     joins = True
+    needs_equal_lengths = False
     looks_up = False
 
     def __init__(self, rows: RowModel) -> None:
@@ -554,8 +614,9 @@ class BranchRows:
 
     def __init__(self, rows: BatchModel) -> None:
         self._rows = rows
-        self._candidates: CacheReader | None = None
+        self._candidates: Reader | None = None
         self._packing: Packing
+        self.needs_equal_lengths = rows.needs_equal_lengths
         self.asked: Tensor | None = None
         self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
 
@@ -601,7 +662,7 @@ class VocabularyRows:
     def __init__(self, rows: ModelRows) -> None:
         self.rows = rows
         self.outputs = Outputs()
-        self.joins = rows.joins
+        self.joins, self.needs_equal_lengths = rows.joins, rows.needs_equal_lengths
         self.stage, self.unstage = rows.stage, rows.unstage
 
     def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> None:

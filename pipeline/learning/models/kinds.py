@@ -166,7 +166,7 @@ SPLIT = _kinds(
     """
     cohere cohere2 deepseek_v2 deepseek_v3 deepseek_v32 dots1 exaone4 gemma gemma2 gemma3 gemma3_text
     gemma3n_text glm4 gpt_neox granite granitemoe granitemoehybrid helium llama llama4_text llava minicpm3
-    mistral mixtral nemotron olmo2 olmo3 olmo_hybrid olmoe phi phi3 phimoe qwen2 qwen2_5_vl
+    minimax mistral mixtral nemotron olmo2 olmo3 olmo_hybrid olmoe phi phi3 phimoe qwen2 qwen2_5_vl
     qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next smollm3 starcoder2
     """
 )
@@ -203,9 +203,6 @@ _OTHERS = {
     "diffusion_gemma": "it writes texts by diffusion",
     "dream": "it writes texts by diffusion",
     "llada": "it writes texts by diffusion",
-    **dict.fromkeys(
-        ("minimax", "openai-gpt", "recurrent_gemma", "rwkv", "xlstm"), "no cache has what it remembers"
-    ),
     "reformer": "it reads texts of certain lengths only",
     "sdar": "it writes texts by diffusion",
     "xlm": "it reads texts in both directions",
@@ -226,7 +223,7 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
     """
     kind = str(config.get("model_type"))
     if kind in _OTHERS:
-        return f"{kind} cannot be continued token by token: {_OTHERS[kind]}. {_INSTEAD}"
+        return f"{kind} is no causal language model: {_OTHERS[kind]}. {_INSTEAD}"
     if config.get("is_encoder_decoder"):
         return f"{kind} is an encoder with a decoder, and prompts are continued here by decoders alone. {_INSTEAD}"
     if kind in _ENCODERS and not config.get("is_decoder"):

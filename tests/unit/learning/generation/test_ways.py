@@ -12,7 +12,7 @@ from benchmarks.families import TILT, differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import GuidedLogitsProcessor
-from pipeline.learning.generation.readers import reading_of
+from pipeline.learning.generation.readers import Way, reading_of
 from pipeline.learning.generation.row_models import BranchRows
 from pipeline.learning.models.kinds import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
@@ -20,7 +20,7 @@ from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 OLD = Version(version("transformers")) < Version("5.23")
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt_neo", "deepseek_v3", "bloom", "mamba", "falcon_h1"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_neo", "deepseek_v3", "bloom", "mamba", "falcon_h1", "rwkv"])
 def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
     model, prompts = tiny_model(family), some_prompts(12, 3)
     # gemma2 has it by name before transformers 5.23, without what caps its scores (`load._attention`).
@@ -50,7 +50,7 @@ def test_under_autocast_tokens_are_those_that_generate_writes(family: str) -> No
             assert tokens == whole[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("family", ["gpt_neo", "falcon_h1"])
+@pytest.mark.parametrize("family", ["gpt_neo", "falcon_h1", "rwkv"])
 def test_candidates_that_are_too_many_at_once_are_read_in_parts(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +63,7 @@ def test_candidates_that_are_too_many_at_once_are_read_in_parts(
 
 @pytest.mark.parametrize("head", HeadType)
 def test_padding_before_a_text_changes_no_state_where_transformers_generates(head: HeadType) -> None:
-    processor = GuidedLogitsProcessor(value_model("mamba", head), TILT, pad_id=0)
+    processor = GuidedLogitsProcessor(value_model("rwkv", head), TILT, pad_id=0)
     prompts = [torch.tensor([prompt]) for prompt in some_prompts(9, 3, 9)]
     scores = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(0))
     apart = torch.cat([processor(text, row[None]) for text, row in zip(prompts, scores, strict=True)])
@@ -72,24 +72,26 @@ def test_padding_before_a_text_changes_no_state_where_transformers_generates(hea
 
 
 @pytest.mark.parametrize(
-    ("config", "in_slots"),
+    ("config", "way"),
     [
-        (GPT2Config(), True),
-        (LlamaConfig(), True),
-        (FalconConfig(alibi=False), True),
-        (FalconConfig(alibi=True), False),
-        (MistralConfig(sliding_window=None), True),
-        (MistralConfig(sliding_window=8), False),
-        (FAMILIES["llama4_text"](), False),
-        (FAMILIES["jamba"](), False),
-        (FAMILIES["gemma3"](), False),
-        (FAMILIES["gpt_neo"](), False),
-        (GPTNeoConfig(max_position_embeddings=256), True),
-        (FAMILIES["llava"](), True),
+        (GPT2Config(), Way.slots),
+        (LlamaConfig(), Way.slots),
+        (FalconConfig(alibi=False), Way.slots),
+        (FalconConfig(alibi=True), Way.own),
+        (MistralConfig(sliding_window=None), Way.slots),
+        (MistralConfig(sliding_window=8), Way.own),
+        (FAMILIES["llama4_text"](), Way.own),
+        (FAMILIES["jamba"](), Way.own),
+        (FAMILIES["recurrent_gemma"](), Way.anew),
+        (FAMILIES["gemma3"](), Way.own),
+        (FAMILIES["gpt_neo"](), Way.own),
+        (GPTNeoConfig(max_position_embeddings=256), Way.slots),
+        (FAMILIES["llava"](), Way.slots),
     ],
     ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else None,
 )
-def test_the_configuration_tells_how_a_model_is_read(config: PreTrainedConfig, in_slots: bool) -> None:
+def test_the_configuration_tells_how_a_model_is_read(config: PreTrainedConfig, way: Way) -> None:
     found = reading_of(config)
-    assert found.in_slots == in_slots
+    assert found.way is way
+    assert bool(found.reason) == (way is not Way.slots)
     assert found.has_state == (config.model_type == "jamba")
