@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.opening import round_rows as round_rows
     from pipeline.learning.algos.opening import row_ids as row_ids
     from pipeline.learning.algos.opening import score as score
+    from pipeline.learning.algos.opening import trained_policy as trained_policy
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
-    from pipeline.learning.algos.post_training import trained_policy as trained_policy
     from pipeline.learning.algos.qsharp import CD as CD
     from pipeline.learning.algos.qsharp import CDConfig as CDConfig
     from pipeline.learning.algos.qsharp import QSharpHF as QSharpHF

@@ -60,7 +60,6 @@ from pipeline.engine.store.store import AGAIN, Scratch, Verified, remove_leftove
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
-from pipeline.learning.algos.value_guided import candidates_note
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.plan.durations import WORKER_LOAD
 from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, duration_name
@@ -330,15 +329,14 @@ def note(console: Console, text: str, style: str = "bold", level: int = logging.
 def tell_notes(
     request: Request, makers: Sequence[Maker], run: RunFolder, console: Console, *, has_rows: bool
 ) -> None:
-    """Say what a reader must know of the trainings, of the datasets and of how policies are sampled."""
+    """Say what a reader must know of the trainings and of the datasets."""
     config = request.config
     store, jobs = request.store, request.plan.jobs.values()
     short = short_of_rows(store, jobs, config.evaluation, request.warnings)
     for text in [*several_makers(makers), *short, *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
         note(console, text, mark="note: ")
     if has_rows:
-        of_datasets = (load_dataset(section).note for section in config.datasets.values())
-        for text in filter(None, (*of_datasets, candidates_note(config))):
+        for text in filter(None, (load_dataset(section).note for section in config.datasets.values())):
             note(console, text, "dim", logging.INFO)
 
 

@@ -121,7 +121,7 @@ def _own_file(module: str, further: Sequence[str]) -> Path | None:
             inside = spec.submodule_search_locations if spec else None
             name = ".".join([top, *inner[: at + 1]])
             spec = None if inside is None else PathFinder.find_spec(name, list(inside))
-    except (ImportError, ValueError):  # of a module that was made in memory, or of none
+    except (ImportError, ValueError, KeyError):  # of a module that was made in memory, of none, of a folder's
         return None
     origin = None if spec is None else spec.origin
     if origin is None or not Path(origin).is_file() or is_installed(origin):

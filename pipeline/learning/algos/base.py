@@ -37,21 +37,13 @@ Owner = Literal["self", "reference", "dataset", "start"]
 Shards = Literal["train", "eval", None]
 Saves = Literal["", "policy", "value", "rewards"]
 Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
-_CHOICES = {
-    "rounds": get_args(Rounds),
-    "algo": get_args(Owner),
-    "shards": get_args(Shards),
-    "saves": get_args(Saves),
-}
 
 
-def _check_choices(made: Read | Stage, *names: str) -> None:
-    for name in names:
-        value, allowed = getattr(made, name), _CHOICES[name]
-        if value not in allowed:
-            raise ValueError(
-                f"{type(made).__name__}: {name}={value!r} must be one of {', '.join(map(repr, allowed))}"
-            )
+def _check_choices(made: Read | Stage, **allowed: Any) -> None:
+    for name, kind in allowed.items():
+        if (value := getattr(made, name)) not in get_args(kind):
+            listed = ", ".join(map(repr, get_args(kind)))
+            raise ValueError(f"{type(made).__name__}: {name}={value!r} must be one of {listed}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class Read:
         Raises:
             ValueError: Names what there is.
         """
-        _check_choices(self, "rounds", "algo")
+        _check_choices(self, rounds=Rounds, algo=Owner)
 
     @property
     def name(self) -> str:
@@ -133,7 +125,7 @@ class Stage:
         Raises:
             ValueError: Says what.
         """
-        _check_choices(self, "shards", "saves")
+        _check_choices(self, shards=Shards, saves=Saves)
         if not self.name.isidentifier() or iskeyword(self.name) or self.name.startswith("__"):
             raise ValueError(f"a stage is named as its method is, and {self.name!r} can be no method")
         if odd := [one for one in self.config if one not in get_args(Section)]:
@@ -383,27 +375,23 @@ SCORE = Stage(
 # What is said of a training that had next to nothing to learn from, or that has learnt next to nothing.
 
 
-LEAST_BATCHES = 1
-"""Batches that a training should have at least. With fewer, an epoch is one step, on less than was asked for."""
 LEAST_PROMPTS = 20
 """Held-out prompts that it takes to say that a value model has learnt nothing. With fewer, chance says it."""
 
 PAIRS = "pairs"
 """What a tally counts of a dataset's own pairs."""
+PARTED = (
+    "without the end of their prompt: the chat template writes it otherwise where an answer follows, or tokens "
+    "merge there"
+)
+ENDLESS = (
+    "with no token behind an answer that ends a completion, so that the model does not learn to end: the chat "
+    "template or tokenizer writes none"
+)
 COMPLETIONS = "completions"
 """What it counts where each of them is judged by itself."""
 
 log = logging.getLogger("pipeline")
-
-
-def added(tallies: Iterable[Tally | None]) -> Tally | None:
-    """The tallies of several generations together; None where one has none."""
-    found = list(tallies)
-    known = [tally for tally in found if tally is not None]
-    if not found or len(known) < len(found):
-        return None
-    sums = {item.name: sum(getattr(tally, item.name) for tally in known) for item in fields(Tally)[1:]}
-    return Tally(known[0].what, **sums)
 
 
 def shortage(kept: int, batch_size: int, tally: Tally | None, what: str = "trained on") -> str | None:
@@ -415,7 +403,7 @@ def shortage(kept: int, batch_size: int, tally: Tally | None, what: str = "train
         tally: What they were taken from.
         what: What was done with them.
     """
-    if kept >= LEAST_BATCHES * batch_size:
+    if kept >= batch_size:
         return None
     why = "" if tally is None else f"; {tally}"
     if kept == 0:
@@ -466,20 +454,12 @@ def left_out(tally: Tally | None) -> str | None:
     """Say what of the pairs or completions that a dataset has is not trained on, or None where all is."""
     if tally is None or tally.what not in (PAIRS, COMPLETIONS):
         return None
-    said = []
-    if tally.same:
-        said.append(f"{tally.same:,} of {tally.count:,} pairs are left out: their two answers are equal")
-    if tally.parted:
-        said.append(
-            f"{tally.parted:,} of {tally.count:,} {tally.what} are trained on without the end of their prompt: "
-            "the chat template writes it otherwise where an answer follows, or tokens merge there"
-        )
-    if tally.endless:
-        said.append(
-            f"{tally.endless:,} of {tally.count:,} {tally.what} have an answer with no token behind it "
-            "that ends a completion, so that the model does not learn to end: its chat template or tokenizer "
-            "writes none"
-        )
+    counts = (
+        (tally.same, "left out: their two answers are equal"),
+        (tally.parted, f"trained on {PARTED}"),
+        (tally.endless, f"trained on {ENDLESS}"),
+    )
+    said = [f"{count:,} of {tally.count:,} {tally.what} are {what}" for count, what in counts if count]
     return "; ".join(said) or None
 
 
@@ -536,5 +516,10 @@ def tokens_generated(ctx: JobContext) -> int:
 
 
 def tally_of(folders: Iterable[Path]) -> Tally | None:
-    """What became of what generate stages have drawn, by their outputs."""
-    return added(read_input(folder, GENERATION, read_generation).tally for folder in folders)
+    """What became of what generate stages have drawn, by their outputs; None where one does not say."""
+    found = [read_input(folder, GENERATION, read_generation).tally for folder in folders]
+    known = [tally for tally in found if tally is not None]
+    if not known or len(known) < len(found):
+        return None
+    sums = {item.name: sum(getattr(tally, item.name) for tally in known) for item in fields(Tally)[1:]}
+    return Tally(known[0].what, **sums)

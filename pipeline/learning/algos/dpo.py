@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,23 +136,17 @@ class DPO(PostTrainingAlgorithms):
         if ctx.settings(FeedbackConfig).pairs is PairSource.sampled:
             super().score(ctx)
             return
-        rows = toolbox.round_rows(ctx, toolbox.open_dataset(ctx))
-        model, tokenizer = toolbox.reference_model(ctx)
+        rows = toolbox.opening.round_rows(ctx, toolbox.open_dataset(ctx))
+        model, tokenizer = toolbox.opening.reference_model(ctx)
         ends = toolbox.load.end_ids(model.generation_config, tokenizer)
-        tally = self._existing(ctx.out, rows, tokenizer, toolbox.load.length_beside_others(model.config), ends)
+        context = toolbox.load.length_beside_others(model.config)
+        tally = self._existing(ctx.out, rows, tokenizer, context, ends)
         ctx.progress(len(rows), total=len(rows))
         write_generation(ctx.out, len(rows), 0, 0, tally)
 
-    def _existing(
-        self,
-        out: Path,
-        rows: Sequence[toolbox.Row],
-        tokenizer: toolbox.PreTrainedTokenizerBase,
-        context: int | None,
-        ends: Collection[int],
-    ) -> Tally:
+    def _existing(self, out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
         """Write what the dataset has, and count it."""
-        pairs, parted, endless = existing_sequences(rows, tokenizer, context, ends)
+        pairs, parted, endless = existing_sequences(rows, *how)
         pairs.save(out, toolbox.PAIRS)
         same = len(rows) - len(pairs) // 2
         return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
@@ -172,8 +166,8 @@ class DPO(PostTrainingAlgorithms):
     def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: toolbox.Sequences) -> NDArray[np.float64]:
         """Log-probability of every completion under the anchor, which is let go of before training."""
         anchor = self.anchor_model(ctx, reference)
-        toolbox.note_scored(data, anchor)
-        with toolbox.without_padding(anchor, ctx.config.training.padding_free):
+        toolbox.scoring.note_scored(data, anchor)
+        with toolbox.scoring.without_padding(anchor, ctx.config.training.padding_free):
             return completion_scores(ctx, anchor, data)
 
 
@@ -182,9 +176,9 @@ def completion_scores(
 ) -> NDArray[np.float64]:
     """Log-probability of every completion under a model, shape [N]; all ranks call it together."""
     with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
-        return toolbox.score_sequences(
+        return toolbox.scoring.score_sequences(
             data,
-            lambda batch: toolbox.completion_logprobs(model, batch).double().sum(-1),
+            lambda batch: toolbox.scoring.completion_logprobs(model, batch).double().sum(-1),
             micro_batch_size=ctx.config.training.micro_batch_size,
             device=ctx.device,
             ranks=ctx.ranks,
@@ -216,32 +210,35 @@ def existing_sequences(
         DataError: A text does not fit.
     """
     asked = [(pair.row, pair.prompt, (pair.chosen, pair.rejected)) for pair in pairs_of(rows)]
-    found = encoded(rows, asked, tokenizer, context, ends)
-    labels = [1.0, 0.0] * (len(found) // 2)
-    pairs = toolbox.Sequences.supervised_at([one.ids for one in found], [one.supervised for one in found], labels)
+    pairs, found = _encoded(rows, asked, [1.0, 0.0] * len(asked), tokenizer, context, ends)
     endless = sum(not (one.ended and other.ended) for one, other in zip(found[::2], found[1::2], strict=True))
     return pairs, sum(not one.whole for one in found[::2]), endless
 
 
-def encoded(
+def _encoded(
     rows: Sequence[toolbox.Row],
-    asked: Iterable[tuple[int, toolbox.Text, Sequence[toolbox.Text]]],
+    asked: Sequence[tuple[int, toolbox.Text, Sequence[toolbox.Text]]],
+    labels: Sequence[float],
     tokenizer: toolbox.PreTrainedTokenizerBase,
     context: int | None,
     ends: Collection[int],
-) -> list[toolbox.Answered]:
-    """Answers to prompts, each prompt with the id of its row, one after the other."""
-    arguments = {row.id: toolbox.template_arguments(row.columns) for row in rows}
-    found: list[toolbox.Answered] = []
+    *,
+    told: bool = False,
+) -> tuple[toolbox.Sequences, list[toolbox.chat.Answered]]:
+    """Prompts with answers, and the ids of their rows, which the sequences have where they are to be told."""
+    arguments = {row.id: toolbox.chat.template_arguments(row.columns) for row in rows}
+    found: list[toolbox.chat.Answered] = []
     for row, prompt, answers in asked:
-        found += toolbox.encode_answers(tokenizer, prompt, answers, ends, arguments[row])
+        found += toolbox.chat.encode_answers(tokenizer, prompt, answers, ends, arguments[row])
         longest = max(len(one.ids) for one in found[-len(answers) :])
         if context is not None and longest > context:
             raise DataError(
                 f"the prompt {str(prompt)[:80]!r} and an answer to it are {longest} tokens, "
                 f"and the model's context has room for {context}. Leave such rows out."
             )
-    return found
+    ids, marks = [one.ids for one in found], [one.supervised for one in found]
+    prompts = [row for row, _, answers in asked for _ in answers] if told else None
+    return toolbox.Sequences.supervised_at(ids, marks, labels, prompts), found
 
 
 def pairs_of(rows: Sequence[toolbox.Row]) -> list[toolbox.ExistingPair]:
@@ -353,16 +350,8 @@ class KTO(DPO):
         told = [place for place, label in enumerate(labels) if label is not None]
         groups.sequences(told, [float(label) for label in labels if label is not None]).save(ctx.out)
 
-    def _existing(
-        self,
-        out: Path,
-        rows: Sequence[toolbox.Row],
-        tokenizer: toolbox.PreTrainedTokenizerBase,
-        context: int | None,
-        ends: Collection[int],
-    ) -> Tally:
-
-        data, parted, endless = labelled_sequences(rows, tokenizer, context, ends)
+    def _existing(self, out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
+        data, parted, endless = labelled_sequences(rows, *how)
         data.save(out)
         return Tally(base.COMPLETIONS, len(data), parted=parted, endless=endless)
 
@@ -416,9 +405,7 @@ def labelled_sequences(
             labels.append(float(label))
         else:
             for pair in pairs_of([row]):
-                asked += [(row.id, pair.prompt, (pair.chosen,)), (row.id, pair.prompt, (pair.rejected,))]
+                asked += [(row.id, pair.prompt, (each,)) for each in (pair.chosen, pair.rejected)]
                 labels += [1.0, 0.0]
-    found = encoded(rows, asked, tokenizer, context, ends)
-    ids, marks = [one.ids for one in found], [one.supervised for one in found]
-    data = toolbox.Sequences.supervised_at(ids, marks, labels, [row for row, _, _ in asked])
+    data, found = _encoded(rows, asked, labels, tokenizer, context, ends, told=True)
     return data, sum(not one.whole for one in found), sum(not one.ended for one in found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,33 +19,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pipeline.config.schema import DatasetConfig, EvaluationConfig
 from pipeline.config.values import short
 from pipeline.files import json_text
+from pipeline.learning.algos import opening
 from pipeline.learning.algos.base import JobContext
-from pipeline.learning.algos.opening import (
-    encode,
-    held_out_rows,
-    reference_model,
-    reference_policy,
-    row_ids,
-    score,
-)
 from pipeline.learning.datasets.base import Dataset, Row, plain_text
-from pipeline.learning.evaluation.metrics import (
-    Measured,
-    evaluation_rows,
-    measure,
-    read_samples,
-    shown_samples,
-    write_samples,
-)
-from pipeline.learning.evaluation.optimum import (
-    FrontPoint,
-    J,
-    chosen_point,
-    optimum_columns,
-    read_log_right,
-    reward_kl_front,
-    write_log_right,
-)
+from pipeline.learning.evaluation import metrics, optimum
 from pipeline.learning.generation.decode import Decoded
 from pipeline.learning.generation.policy import GreedyPolicy, TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
@@ -59,22 +35,6 @@ from pipeline.outputs.formats import ANSWERING, ETA, GREEDY, METRICS, SAMPLES, S
 from pipeline.outputs.prompts import PromptMeasures, Sums, write_prompts
 
 
-@dataclass(frozen=True)
-class SoFar:
-    """What a stage that evaluates several policies, one after the other, has drawn so far.
-
-    Attributes:
-        completions: How many.
-        tokens: Of all of them.
-    """
-
-    completions: int = 0
-    tokens: int = 0
-
-
-NOTHING = SoFar()
-
-
 def evaluate(
     ctx: JobContext,
     policy: TextPolicy,
@@ -83,9 +43,9 @@ def evaluate(
     *,
     split: str | None = None,
     samples: int | None = None,
-    before: SoFar = NOTHING,
+    before: tuple[int, int] = (0, 0),
     total: int | None = None,
-) -> SoFar:
+) -> tuple[int, int]:
     """Sample completions of held-out prompts, score them and write them to a folder.
 
     Args:
@@ -95,31 +55,30 @@ def evaluate(
         folder: Where to write.
         split: Of the dataset; None takes `evaluation.split`.
         samples: Completions of each prompt; None takes `evaluation.num_samples`.
-        before: What the stage has drawn already.
+        before: Completions that the stage has drawn already, for other policies, and their tokens.
         total: Completions that the stage draws in all; None where these are the last.
 
     Returns:
-        What the stage has drawn by now.
+        What the stage has drawn by now, as `before`.
     """
     samples = samples or ctx.config.evaluation.num_samples
-    rows = held_out_rows(ctx, dataset, split)
+    rows = opening.held_out_rows(ctx, dataset, split)
     # The stream has no name of an algorithm or round in it: all are compared on the same draws.
-    keys = sample_keys(ctx.seed, "evaluate", row_ids(rows), samples)
-    whole = before.completions + len(rows) * samples if total is None else total
+    keys = sample_keys(ctx.seed, "evaluate", opening.row_ids(rows), samples)
+    done, tokens = before
+    whole = done + len(rows) * samples if total is None else total
     decoded = policy.complete(
-        encode(ctx, policy, rows),
+        opening.encode(ctx, policy, rows),
         keys,
         samples=samples,
-        on_batch=lambda done, tokens: ctx.progress(
-            before.completions + done, total=whole, tokens=before.tokens + tokens
-        ),
+        on_batch=lambda more, of_more: ctx.progress(done + more, total=whole, tokens=tokens + of_more),
     )
     answered(len(decoded.tokens))
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens, repeated)
-    scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
-    write_samples(folder / SAMPLES, _samples(policy, repeated, decoded, texts, scored, samples))
-    return SoFar(before.completions + len(decoded.tokens), before.tokens + sum(map(len, decoded.tokens)))
+    scored = opening.score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
+    metrics.write_samples(folder / SAMPLES, _samples(policy, repeated, decoded, texts, scored, samples))
+    return done + len(decoded.tokens), tokens + sum(map(len, decoded.tokens))
 
 
 def _samples(
@@ -151,6 +110,10 @@ def _solution(row: Row) -> str | None:
     return found if found is None or isinstance(found, str) else json_text(found, ensure_ascii=False)
 
 
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
 def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None = None) -> None:
     """Turn the evaluated samples of all shards into metrics, and pick some samples to show.
 
@@ -158,48 +121,37 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
         ctx: Of the stage.
         anchors: Name -> what another policy does on the same prompts, for metrics called ``NAME/METRIC``.
     """
-    samples, settings = read_samples(ctx.inputs["evaluate"]), ctx.config.evaluation
+    samples, settings = metrics.read_samples(ctx.inputs["evaluate"]), ctx.config.evaluation
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
-    compared = {name: read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)}
-    measured = measure(samples, settings.common_eta, log_right(ctx))
+    compared = {
+        name: metrics.read_samples(ctx.inputs[place]) for name, place in others.items() if ctx.inputs.get(place)
+    }
+    measured = metrics.measure(samples, settings.common_eta, log_right(ctx))
     for name, measures in (anchors or {}).items():
         measured = measured.beside(name, measures)
     tried = swept(ctx)
-    rows = evaluation_rows(samples, settings, compared, measured) + sweep_rows(tried, settings)
+    rows = metrics.evaluation_rows(samples, settings, compared, measured) + sweep_rows(tried, settings)
     (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
     write_prompts(ctx.out, with_sweep(measured.by_metric(), tried))
-    shown = shown_samples(samples, settings.sample_prompts)
+    shown = metrics.shown_samples(samples, settings.sample_prompts)
     lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / SAMPLES).write_text("".join(lines), encoding="utf-8")
 
 
 def log_right(ctx: JobContext) -> dict[int, float]:
     """What the evaluation of the reference says of the optimum; see `learning.evaluation.optimum`."""
-    return read_log_right(ctx.inputs.get("reference.evaluate") or ctx.inputs["evaluate"])
-
-
-def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    return optimum.read_log_right(ctx.inputs.get("reference.evaluate") or ctx.inputs["evaluate"])
 
 
 # -- strengths -------------------------------------------------------------------------------------------------
 
 
 SWEEP = "sweep"
-_TOLD = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", J)
+_TOLD = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", optimum.J)
 
 
-@dataclass(frozen=True)
-class Tried:
-    """What was seen at one strength.
-
-    Attributes:
-        samples: Evaluated completions of the validation split.
-        measured: Their measures by prompt.
-    """
-
-    samples: Sequence[Sample]
-    measured: Measured
+Tried = Mapping[str, tuple[Sequence[Sample], metrics.Measured]]
+"""Name of a strength -> evaluated completions of the validation split, and their measures by prompt."""
 
 
 def eta_folder(eta: float) -> str:
@@ -212,34 +164,30 @@ def strengths(own: float, further: Iterable[float]) -> dict[str, float]:
     return {eta_folder(eta): eta for eta in (own, *further)}
 
 
-def swept(ctx: JobContext) -> dict[str, Tried]:
+def swept(ctx: JobContext) -> Tried:
     """What the sweep of this round has seen, by the names of folders; nothing where there was none."""
     outputs = ctx.inputs.get(SWEEP, ())
     names = sorted(path.name for path in outputs[0].glob(f"{ETA}*")) if outputs else []
+    drawn = {name: metrics.read_samples([output / name for output in outputs]) for name in names}
     eta = ctx.config.evaluation.common_eta
-    tried = {name: _tried([output / name for output in outputs], eta) for name in names}
-    return {name: seen for name, seen in tried.items() if seen.samples}  # a dataset may have no such split
+    # A dataset may have no such split.
+    return {name: (samples, metrics.measure(samples, eta)) for name, samples in drawn.items() if samples}
 
 
-def _tried(folders: Sequence[Path], common_eta: float) -> Tried:
-    samples = read_samples(folders)
-    return Tried(samples, measure(samples, common_eta))
-
-
-def chosen(tried: Mapping[str, Tried], settings: EvaluationConfig) -> str | None:
+def chosen(tried: Tried, settings: EvaluationConfig) -> str | None:
     """The name of the best strength: the highest mean reward within the limit of divergence; None without any."""
-    best = chosen_point(_points(tried), settings.kl_limit)
+    best = optimum.chosen_point(_points(tried), settings.kl_limit)
     return None if best is None else best.label
 
 
-def sweep_rows(tried: Mapping[str, Tried], settings: EvaluationConfig) -> list[dict[str, Any]]:
+def sweep_rows(tried: Tried, settings: EvaluationConfig) -> list[dict[str, Any]]:
     """Reward and KL at every strength, which of them no other beats in both, and which one is taken."""
     found: list[dict[str, Any]] = []
-    for name, seen in tried.items():
-        own = evaluation_rows(seen.samples, settings, measured=seen.measured)
+    for name, (samples, measured) in tried.items():
+        own = metrics.evaluation_rows(samples, settings, measured=measured)
         found += [{**row, "metric": f"{row['metric']}/{name}"} for row in own if row["metric"] in _TOLD]
     points, best = _points(tried), chosen(tried, settings)
-    front = {point.label for point in reward_kl_front(points)}
+    front = {point.label for point in optimum.reward_kl_front(points)}
     bare = {"ci_low": None, "ci_high": None, "n": 0}
     for point in points:
         found.append({"metric": f"front/{point.label}", "value": float(point.label in front), **bare})
@@ -247,9 +195,9 @@ def sweep_rows(tried: Mapping[str, Tried], settings: EvaluationConfig) -> list[d
     return found
 
 
-def with_sweep(own: PromptMeasures, tried: Mapping[str, Tried]) -> PromptMeasures:
+def with_sweep(own: PromptMeasures, tried: Tried) -> PromptMeasures:
     """Measures of a policy and those of its sweep; a prompt of one split says nothing of the other."""
-    parts = {name: seen.measured.by_metric() for name, seen in tried.items()}
+    parts = {name: measured.by_metric() for name, (_, measured) in tried.items()}
     every = np.unique(np.concatenate([own.rows, *(part.rows for part in parts.values())]))
 
     def spread(part: PromptMeasures, sums: Sums) -> Sums:
@@ -264,16 +212,17 @@ def with_sweep(own: PromptMeasures, tried: Mapping[str, Tried]) -> PromptMeasure
     return PromptMeasures(every, found)
 
 
-def _points(tried: Mapping[str, Tried]) -> list[FrontPoint]:
-    means = {name: _means(seen.measured.by_metric()) for name, seen in tried.items()}
-    return [FrontPoint(mean["kl_per_sequence"], mean["reward"], name) for name, mean in means.items()]
+def _points(tried: Tried) -> list[optimum.FrontPoint]:
+    def mean(measures: PromptMeasures, name: str) -> float:
+        """Over prompts and samples; NaN where nothing is known."""
+        above, below = measures.sums.get(name, (np.zeros(1), np.zeros(1)))
+        return float(above.sum() / below.sum()) if below.sum() > 0 else math.nan
 
-
-def _means(measures: PromptMeasures) -> dict[str, float]:
-    """Means over prompts and samples; NaN where nothing is known."""
-    nan = {name: float("nan") for name in _TOLD}
-    known = {name: sums for name, sums in measures.sums.items() if sums[1].sum() > 0}
-    return nan | {name: float(above.sum() / below.sum()) for name, (above, below) in known.items()}
+    every = {name: measured.by_metric() for name, (_, measured) in tried.items()}
+    return [
+        optimum.FrontPoint(mean(each, "kl_per_sequence"), mean(each, "reward"), name)
+        for name, each in every.items()
+    ]
 
 
 # -- anchors ---------------------------------------------------------------------------------------------------
@@ -284,7 +233,7 @@ _MOST_SPELLINGS = 100
 """Ways to write a right completion beyond which they are not looked through."""
 
 
-def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: SoFar) -> None:
+def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: tuple[int, int]) -> None:
     """Complete the held-out prompts with the likeliest tokens, `GREEDY_SAMPLES` each.
 
     Args:
@@ -294,7 +243,7 @@ def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: SoFar) -> None:
     """
     folder = ctx.out / GREEDY
     folder.mkdir()
-    policy = reference_policy(ctx, dataset, kind=GreedyPolicy)
+    policy = opening.reference_policy(ctx, dataset, kind=GreedyPolicy)
     with metered() as meter:  # an answer of the reference is a sample, and takes nothing of this
         evaluate(ctx, policy, dataset, folder, samples=GREEDY_SAMPLES, before=drawn)
     for purpose, flops in meter.flops.items():
@@ -309,21 +258,21 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
         dataset: Of the chain.
         policy: The reference.
     """
-    rows = held_out_rows(ctx, dataset)
+    rows = opening.held_out_rows(ctx, dataset)
     found = _log_right(ctx, dataset, policy, rows)
     if isinstance(found, str):
         print(f"no row for the optimum: {found}", flush=True)  # noqa: T201 - the job's log
         return
-    write_log_right(ctx.out, found)
+    optimum.write_log_right(ctx.out, found)
 
 
 def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
     """Measures of the greedy reference, and of the optimum where it is known, for the reference's metrics."""
     settings, known = ctx.config.evaluation, log_right(ctx)
-    greedy = read_samples([folder / GREEDY for folder in ctx.inputs["evaluate"]])
-    found = {GREEDY: measure(greedy, settings.common_eta, known).by_metric()}
+    greedy = metrics.read_samples([folder / GREEDY for folder in ctx.inputs["evaluate"]])
+    found = {GREEDY: metrics.measure(greedy, settings.common_eta, known).by_metric()}
     if known:
-        found["optimum"] = optimum_columns(known, settings.common_eta, settings.etas)
+        found["optimum"] = optimum.optimum_columns(known, settings.common_eta, settings.etas)
     return found
 
 
@@ -338,7 +287,7 @@ def _log_right(
         return "it is known where the whole vocabulary may be drawn (generation.top_p=1)"
     if policy.stops is not None:
         return "it is known where tokens alone end a completion, and no text does (generation.stop)"
-    model, tokenizer = reference_model(ctx)
+    model, tokenizer = opening.reference_model(ctx)
     # The cheap question comes first: a pretrained tokenizer has 100,000 tokens and more to spell out.
     pieces = _pieces(policy, len(tokenizer)) if _is_made_for(model, tokenizer, dataset) else None
     if pieces is None:
@@ -349,7 +298,9 @@ def _log_right(
     written = {row: _written(texts, pieces, policy) for row, texts in answers.items() if texts}
     if any(len(ways) > _MOST_SPELLINGS for ways in written.values()):
         return f"a right completion can be written in more than {_MOST_SPELLINGS} ways"
-    return _summed(policy, dict(zip((row.id for row in rows), encode(ctx, policy, rows), strict=True)), written)
+    return _summed(
+        policy, dict(zip((row.id for row in rows), opening.encode(ctx, policy, rows), strict=True)), written
+    )
 
 
 def _only_reward(dataset: DatasetConfig) -> RewardTraits | None:
@@ -371,7 +322,7 @@ def _pieces(policy: TextPolicy, size: int) -> dict[int, str] | None:
 
 def _contradiction(ctx: JobContext, answers: Mapping[int, set[str]]) -> str | None:
     """What the reward has said of the samples that it could not have said were these the right answers."""
-    for sample in read_samples([ctx.out]):
+    for sample in metrics.read_samples([ctx.out]):
         expected = float(sample.completion.strip() in answers[sample.row]) if answers[sample.row] else None
         if sample.reward != expected:
             return (

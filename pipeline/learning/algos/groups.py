@@ -6,7 +6,7 @@ drawn.safetensors        their texts, and what else is known of them when they a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise, zip_longest
 from pathlib import Path
@@ -36,7 +36,6 @@ _T = TypeVar("_T")
 Judge = Callable[[Sequence[list[int]], Sequence[list[int]], NDArray[np.int64]], Scored]
 """From prompts, completions and the ids of their rows, one of each for each completion, to what they are worth."""
 FILE, PAIRS = "drawn.safetensors", "pairs.safetensors"
-_ENDS = ((np.min, np.inf), (np.max, -np.inf))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +143,11 @@ class Groups(Drawn):
     scored: Scored
     keys: Keys
 
+    @property
+    def _table(self) -> NDArray[np.float64]:
+        """Scores, shape [groups, size]."""
+        return self.scored.values.reshape(-1, self.size)
+
     def pairs(self, settings: PreferenceConfig) -> Sequences:
         """Preferred and other completions of pairs, one after the other, labelled 1 and 0; see `pair_places`."""
         places = self.pair_places(settings)
@@ -166,25 +170,24 @@ class Groups(Drawn):
             settings,
         ).reshape(count, -1)
         width = np.nan_to_num(np.abs(self.scored.values[first] - self.scored.values[second]))
-        order = np.argsort(-width, axis=1, kind="stable")
-        places: list[int] = []
+        order = np.argsort(-width if settings.widest_first else np.zeros_like(width), axis=1, kind="stable")
+        found: list[int] = []
         for prompt in range(count):
-            wanted = settings.pairs_per_prompt
-            for pair in order[prompt] if settings.widest_first else range(len(sides)):
-                if wanted == 0:
-                    break
-                one, other, verdict = first[prompt, pair], second[prompt, pair], decided[prompt, pair]
-                if verdict != UNDECIDED and self.tokens[one] != self.tokens[other]:
-                    places += [one, other] if verdict == 1 else [other, one]
-                    wanted -= 1
-        return places
+            pairs = [(first[prompt, at], second[prompt, at], decided[prompt, at]) for at in order[prompt]]
+            known = [
+                (one, other) if verdict == 1 else (other, one)
+                for one, other, verdict in pairs
+                if verdict != UNDECIDED and self.tokens[one] != self.tokens[other]
+            ]
+            found += [int(place) for pair in known[: settings.pairs_per_prompt] for place in pair]
+        return found
 
     def labels(self) -> list[bool | None]:
         """Of each completion whether it is right; else whether it scored above the mean of its prompt's.
 
         None where neither can be said: the reward failed or does not apply, or scored just the mean.
         """
-        table = self.scored.values.reshape(-1, self.size)
+        table = self._table
         known = ~np.isnan(table)
         mean = np.nansum(table, 1, keepdims=True) / np.maximum(1, known.sum(1, keepdims=True))
         # Equal scores may be off their mean by rounding.
@@ -212,13 +215,12 @@ class Groups(Drawn):
 
     def signal(self) -> NDArray[np.bool_]:
         """Whether any two completions of a prompt have scores that differ, shape [prompts]."""
-        table = self.scored.values.reshape(-1, self.size)
-        low, high = (pick(np.where(np.isnan(table), fill, table), axis=1) for pick, fill in _ENDS)
-        return np.asarray(low < high)
+        low, high = (np.where(np.isnan(self._table), fill, self._table) for fill in (np.inf, -np.inf))
+        return np.asarray(low.min(1) < high.max(1))
 
     def tally(self) -> Tally:
         """Prompts whose completions have no score, score all alike, or are all wrong."""
-        unscored = np.isnan(self.scored.values.reshape(-1, self.size)).all(1)
+        unscored = np.isnan(self._table).all(1)
         judged = self._by_prompt(self.scored.correct)
         return Tally(
             "prompts",
@@ -247,7 +249,7 @@ class Groups(Drawn):
 
     def best(self) -> list[int]:
         """The highest-scored completion of each prompt, the first of equals; none where none has a score."""
-        table = self.scored.values.reshape(-1, self.size)
+        table = self._table
         scored = np.flatnonzero(~np.isnan(table).all(1))
         picked = np.nan_to_num(table[scored], nan=-np.inf).argmax(1)
         return [int(place) for place in scored * self.size + picked]
@@ -444,35 +446,26 @@ class Rollouts:
         # As many samples of every prompt go together.
         for size in sorted({len(places) for places in alike.values()}):
             some = {start: places for start, places in alike.items() if len(places) == size}
-            self._finish_some(policy, some, keys, finished)
+            places = np.array([*some.values()])
+            # The likeliest tokens are taken once for all roll-ins of a text.
+            likeliest = np.full((len(places), 1), LIKELIEST)
+            columns = np.concatenate([likeliest if one is None else one[places] for one in keys], 1)
+            rests = self._complete(
+                policy,
+                [list(text) for text, _ in some],
+                None if all(one is None for one in keys) else columns,
+                samples=columns.shape[1],
+                budgets=np.array([limit for _, limit in some], np.int64),
+            )
+            self._done += places.size * len(keys) - len(rests)
+            self._report(0, 0)
+            for row, several in enumerate(places.tolist()):
+                of_text = iter(rests[row * columns.shape[1] :])
+                for side, one in zip(finished, keys, strict=True):
+                    shared = next(of_text) if one is None else None
+                    for index in several:
+                        side[index] += next(of_text) if shared is None else shared
         return finished
-
-    def _finish_some(
-        self,
-        policy: TextPolicy,
-        alike: Mapping[tuple[tuple[int, ...], int], Sequence[int]],
-        keys: Sequence[Keys | None],
-        finished: Sequence[list[list[int]]],
-    ) -> None:
-        """Complete texts, each for as many roll-ins; the likeliest tokens are taken once for all of these."""
-        places = np.array(list(alike.values()))
-        likeliest = np.full((len(places), 1), LIKELIEST)
-        columns = np.concatenate([likeliest if one is None else one[places] for one in keys], 1)
-        rests = self._complete(
-            policy,
-            [list(text) for text, _ in alike],
-            None if all(one is None for one in keys) else columns,
-            samples=columns.shape[1],
-            budgets=np.array([limit for _, limit in alike], np.int64),
-        )
-        self._done += places.size * len(keys) - len(rests)
-        self._report(0, 0)
-        for row, several in enumerate(places.tolist()):
-            of_text = iter(rests[row * columns.shape[1] :])
-            for side, one in zip(finished, keys, strict=True):
-                shared = next(of_text) if one is None else None
-                for index in several:
-                    side[index] += next(of_text) if shared is None else shared
 
     def pairs(self, reference: TextPolicy, *, greedy_first: bool = False) -> Drawn:
         """Cut every roll-in, and complete what is before the cut twice.

@@ -17,10 +17,10 @@ from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, Sampling
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms, samples_of
 from pipeline.learning.algos.reward_stage import (
     REWARD,
-    FittedRewards,
     LearnsReward,
     RewardModelConfig,
     cross_fitted,
+    fitted_rewards,
 )
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.rewards.preference import PreferenceConfig
@@ -166,12 +166,12 @@ class GRPO(PostTrainingAlgorithms):
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
         temperature = ctx.config.generation.temperature
-        toolbox.note_scored(samples.sequences, model)
-        alone = toolbox.without_padding(model, ctx.config.training.padding_free)
+        toolbox.scoring.note_scored(samples.sequences, model)
+        alone = toolbox.scoring.without_padding(model, ctx.config.training.padding_free)
         with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks), alone:
-            found = toolbox.score_sequences(
+            found = toolbox.scoring.score_sequences(
                 samples.sequences,
-                lambda batch: toolbox.completion_logprobs(model, batch, temperature),
+                lambda batch: toolbox.scoring.completion_logprobs(model, batch, temperature),
                 micro_batch_size=ctx.config.training.micro_batch_size,
                 device=ctx.device,
                 ranks=ctx.ranks,
@@ -349,4 +349,4 @@ class GRPOHF(LearnsReward, GRPO):
 
     def judge(self, ctx: JobContext) -> toolbox.Judge:
         """The reward models of this round, each of the prompts that it has not seen."""
-        return FittedRewards(ctx, super().data(ctx))
+        return fitted_rewards(ctx, super().data(ctx))

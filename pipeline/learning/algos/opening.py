@@ -24,7 +24,7 @@ from pipeline.learning.datasets.base import Dataset, Row, load_dataset
 from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.prepared import TokenizedPrompts
 from pipeline.learning.generation.decode import Guidance
-from pipeline.learning.generation.policy import TextPolicy
+from pipeline.learning.generation.policy import TextPolicy, TrainedPolicy
 from pipeline.learning.generation.sampling import Tilt
 from pipeline.learning.models.adapters import copy_adapters, save_adapters
 from pipeline.learning.models.batch_size import BatchSizes
@@ -61,6 +61,27 @@ def reference_tokenizer(ctx: JobContext) -> PreTrainedTokenizerBase:
     return load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
 
 
+def _policy(
+    ctx: JobContext,
+    dataset: Dataset,
+    model: PreTrainedModel,
+    kind: type[TextPolicy],
+    guidance: Guidance | None = None,
+    guide_context: int | None = None,
+) -> TextPolicy:
+    guides = [] if guidance is None else [guidance.model]
+    return kind(
+        model,
+        reference_model(ctx)[1],
+        ctx.config.generation,
+        dataset,
+        ctx.device,
+        guidance,
+        sizes=BatchSizes(ctx.hints, ctx.device, model, *guides),
+        guide_context=guide_context,
+    )
+
+
 def reference_policy(
     ctx: JobContext,
     dataset: Dataset,
@@ -68,35 +89,37 @@ def reference_policy(
     kind: type[TextPolicy] = TextPolicy,
 ) -> TextPolicy:
     """The reference, as it is or decoded in another way; see `TextPolicy` for the guide's context."""
-    model, tokenizer = reference_model(ctx)
-    sizes = BatchSizes(ctx.hints, ctx.device, model)
-    return kind(
-        model,
-        tokenizer,
-        ctx.config.generation,
-        dataset,
-        ctx.device,
-        sizes=sizes,
-        guide_context=guide_context,
-    )
+    return _policy(ctx, dataset, reference_model(ctx)[0], kind, guide_context=guide_context)
 
 
 def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: Tilt) -> TextPolicy:
     """The reference guided by the value model of a folder."""
-    model, tokenizer = reference_model(ctx)
     system = ctx.config.system
     guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
-    sizes = BatchSizes(ctx.hints, ctx.device, model, guide)
-    return TextPolicy(
-        model,
-        tokenizer,
-        ctx.config.generation,
-        dataset,
-        ctx.device,
-        Guidance(guide, tilt),
-        sizes=sizes,
-        guide_context=context_length(guide.backbone),
-    )
+    context = context_length(guide.backbone)
+    return _policy(ctx, dataset, reference_model(ctx)[0], TextPolicy, Guidance(guide, tilt), context)
+
+
+def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared: bool = False) -> TextPolicy:
+    """The policy of a folder.
+
+    Args:
+        ctx: Of the stage.
+        dataset: The dataset of the chain.
+        folder: Output of a training.
+        compared: Whether its divergence from the reference is wanted.
+    """
+    reference, system = reference_model(ctx)[0], ctx.config.system
+    how: dict[str, Any] = {
+        "base": reference_source(ctx),
+        "trust_remote_code": ctx.config.model.trusts_code,
+        "ranks": ctx.joined,
+    }
+    load = partial(load_policy, folder, system, ctx.device, **how)
+    policy = _policy(ctx, dataset, ctx.models.get(("policy", str(folder)), load, ctx.loading), TrainedPolicy)
+    assert isinstance(policy, TrainedPolicy)
+    policy.reference = reference if compared else None
+    return policy
 
 
 def fresh_value_model(ctx: JobContext, head: HeadType, atoms: int = 1) -> ValueModel:
@@ -180,10 +203,10 @@ def score(
 
 # -- policy weights ----------------------------------------------------------------------------------------------
 # The weights of a policy that is trained, as precise as training needs them, whatever it writes texts in.
-# to_train what training starts from float32, or with adapters `system.dtype` frozen_policy what it is held
-# close to as precise, since the difference of the two is what counts exact_logprobs of what was drawn by
-# weights as precise, computed as in training save_policy what a training leaves all weights, or the adapters
-# that were trained in their place
+#
+#     to_train       what training starts from     float32, or with adapters `system.dtype`
+#     frozen_policy  what it is held close to      as precise, since the difference of the two is what counts
+#     save_policy    what a training leaves        all weights, or the adapters that were trained in their place
 
 
 def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
@@ -199,13 +222,8 @@ def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) ->
     """What a round or the first one starts from, as precise as what is trained, and spread as that is."""
     model = loaded(ctx, algo, previous=previous)
     with ctx.loading():
-        ctx.ranks.prepare(model, None if _adapts(algo) else torch.float32)
+        ctx.ranks.prepare(model, None if algo.lora.rank else torch.float32)
     return model
-
-
-def _adapts(algo: PolicyAlgoConfig) -> bool:
-    """Whether adapters are trained, and all else is left as it is."""
-    return bool(algo.lora.rank)
 
 
 def adapted(
@@ -213,9 +231,8 @@ def adapted(
 ) -> PreTrainedModel | PeftModel:
     """The weights that training starts from, with adapters where there are to be some, not trained yet."""
     # An optimizer goes on from round to round with the weights that it is of, which are those of the adapters.
-    before = (
-        ctx.optional_input("train@previous") if algo.warm_start and algo.draws_to_train and _adapts(algo) else None
-    )
+    goes_on = algo.warm_start and algo.draws_to_train and algo.lora.rank
+    before = ctx.optional_input("train@previous") if goes_on else None
     model = loaded(ctx, algo, previous=algo.warm_start and before is None, dtype=dtype, device=device)
     train_text(model)
     made = with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
@@ -232,19 +249,17 @@ def loaded(
 ) -> PreTrainedModel:
     """A policy of its own, never a kept one: see `started_from`."""
     with ctx.loading():
-        adapts = _adapts(algo)
-        # Ranks that spread weights make float32 of what they keep.
-        as_stored = dtype is None and not adapts and ctx.ranks.is_sharded
         # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
-        dtype = dtype or (ctx.config.system.dtype if adapts else DType.float32)
+        precise = dtype or (ctx.config.system.dtype if algo.lora.rank else DType.float32)
         reference = reference_source(ctx)
         return load_policy(
             started_from(ctx, previous=previous) or reference,
-            replace(ctx.config.system, dtype=dtype),
+            replace(ctx.config.system, dtype=precise),
             device or ctx.first_device,
             base=reference,
             trust_remote_code=ctx.config.model.trusts_code,
-            as_stored=as_stored,
+            # Ranks that spread weights make float32 of what they keep.
+            as_stored=dtype is None and not algo.lora.rank and ctx.ranks.is_sharded,
             ranks=ctx.joined,
         )
 

@@ -99,7 +99,6 @@ class PostTrainingAlgorithms(Algorithm):
             model: The policy, which the loss reads.
             folders: What `keep` has written: of all shards of a round, or of a batch that was drawn online.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define training_set()")
 
     def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
         """Write what training needs of one shard's groups, for `training_set` to read.
@@ -132,14 +131,14 @@ class PostTrainingAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Train, and save the policy or the adapters that make it of the reference, with its tokenizer."""
         algo = ctx.settings(PolicyAlgoConfig)
-        model = toolbox.to_train(ctx, algo)
+        model = toolbox.opening.to_train(ctx, algo)
         fitted = toolbox.fit_online if algo.draws_to_train else _fit_round
         about, tally = fitted(self, ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
-        kept = toolbox.save_policy(ctx, algo, model)
-        toolbox.load.save_tokenizer(toolbox.reference_tokenizer(ctx), ctx.out)
+        kept = toolbox.opening.save_policy(ctx, algo, model)
+        toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), ctx.out)
         told = about.pop("note", None)
         note = noted(teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
         (ctx.out / TRAINING).write_text(json_text({**about, **kept, **note}) + "\n")
@@ -147,7 +146,8 @@ class PostTrainingAlgorithms(Algorithm):
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""
         dataset = toolbox.open_dataset(ctx)
-        toolbox.evaluate(ctx, trained_policy(ctx, dataset, ctx.input("train"), compared=True), dataset, ctx.out)
+        policy = toolbox.opening.trained_policy(ctx, dataset, ctx.input("train"), compared=True)
+        toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""
@@ -156,15 +156,17 @@ class PostTrainingAlgorithms(Algorithm):
     def current_policy(self, ctx: JobContext, dataset: toolbox.Dataset) -> toolbox.TextPolicy:
         """The policy that this round's training starts from."""
         folder = started_from(ctx)
-        return toolbox.reference_policy(ctx, dataset) if folder is None else trained_policy(ctx, dataset, folder)
+        if folder is None:
+            return toolbox.opening.reference_policy(ctx, dataset)
+        return toolbox.opening.trained_policy(ctx, dataset, folder)
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> toolbox.PreTrainedModel:
         """The frozen policy that training is held close to; the same each time where training draws."""
         algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
         if not algo.draws_to_train:
-            return toolbox.frozen_policy(ctx, algo, previous=previous)
+            return toolbox.opening.frozen_policy(ctx, algo, previous=previous)
         if anchor not in self._anchors:
-            self._anchors[anchor] = toolbox.frozen_policy(ctx, algo, previous=previous)
+            self._anchors[anchor] = toolbox.opening.frozen_policy(ctx, algo, previous=previous)
         return self._anchors[anchor]
 
     def __init__(self) -> None:
@@ -253,35 +255,3 @@ def fitting_of(
         ranks=ctx.ranks,
         curve=ctx.curve(name),
     )
-
-
-def trained_policy(
-    ctx: JobContext, dataset: toolbox.Dataset, folder: Path, *, compared: bool = False
-) -> toolbox.TextPolicy:
-    """The policy of a folder.
-
-    Args:
-        ctx: Of the stage.
-        dataset: The dataset of the chain.
-        folder: Output of a training.
-        compared: Whether its divergence from the reference is wanted.
-    """
-    reference, tokenizer = toolbox.reference_model(ctx)
-    system = ctx.config.system
-    key = ("policy", str(folder))
-    model = ctx.models.get(
-        key,
-        lambda: toolbox.load_policy(
-            folder,
-            system,
-            ctx.device,
-            base=toolbox.reference_source(ctx),
-            trust_remote_code=ctx.config.model.trusts_code,
-            ranks=ctx.joined,
-        ),
-        ctx.loading,
-    )
-    sizes = toolbox.BatchSizes(ctx.hints, ctx.device, model)
-    policy = toolbox.TrainedPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
-    policy.reference = reference if compared else None
-    return policy

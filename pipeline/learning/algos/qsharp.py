@@ -73,12 +73,10 @@ class QSharpConfig(ValueAlgoConfig):
         wrong = {eta: error for eta, error in errors.items() if error > MOST_GRID_ERROR}
         if wrong:
             told = ", ".join(f"eta={eta:g} ({error:.2f} nats)" for eta, error in wrong.items())
-            enough = max(least_atoms(width / self.eta, width / eta) or LARGEST_ATOMS + 1 for eta in wrong)
-            remedy = f"{key}.atoms={enough} would do" if enough <= LARGEST_ATOMS else "no number of atoms would do"
             yield (
                 f"evaluation.etas: with {key}.atoms={self.atoms} rewards between two atoms are exact at {key}.eta="
                 f"{self.eta:g}, for which the value model is trained, and off by more than {MOST_GRID_ERROR} nats "
-                f"at {told}; {remedy}, or leave them out"
+                f"at {told}. Leave these out, or raise {key}.atoms"
             )
 
 
@@ -284,8 +282,6 @@ class QSharpHF(LearnsReward, QSharp):
 
     def reward(self, ctx: JobContext) -> None:
         """Fit the reward models and label every roll-out by the one that has not seen its prompt."""
-        from dataclasses import replace
-
         algo = ctx.settings(QSharpHFConfig)
         folders = super().data(ctx)
         data = toolbox.Sequences.load(folders)
@@ -316,25 +312,10 @@ def grid_error(count: int, rate: float, other: float) -> float:
     return max(_error(place / _PLACES, made, asked) for place in range(1, _PLACES))
 
 
-def least_atoms(rate: float, other: float) -> int | None:
-    """The smallest number of atoms with which no error is larger; None where there is no such number."""
-    if grid_error(LARGEST_ATOMS, rate, other) > MOST_GRID_ERROR:
-        return None
-    low, high = 2, LARGEST_ATOMS
-    while low < high:  # the error falls with the distance of atoms
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if grid_error(middle, rate, other) > MOST_GRID_ERROR else (low, middle)
-    return low
-
-
 def _error(share: float, made: float, asked: float) -> float:
-    upper = _split(share, made)
+    upper = share
+    if made >= SMALLEST_STEP:
+        upper = math.exp((share - 1) * made) * math.expm1(-share * made) / math.expm1(-made)
     # log(1 - upper + upper * exp(asked)), which cannot overflow in this form.
     found = asked + math.log(upper + (1 - upper) * math.exp(-asked))
     return abs(found - share * asked)
-
-
-def _split(share: float, step: float) -> float:
-    if step < SMALLEST_STEP:
-        return share
-    return math.exp((share - 1) * step) * math.expm1(-share * step) / math.expm1(-step)

@@ -78,7 +78,7 @@ class Preparation(Algorithm):
         dataset = toolbox.open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
             raise JobError("its dataset was not prepared")
-        tokenized(dataset, toolbox.reference_tokenizer(ctx), ctx.out)
+        tokenized(dataset, toolbox.opening.reference_tokenizer(ctx), ctx.out)
 
 
 class Reference(Algorithm):
@@ -103,10 +103,10 @@ class Reference(Algorithm):
         """Train a tiny model, or note where the named model is; see `learning.models.source`."""
         model = ctx.config.model
         if not isinstance(model, TinyModelConfig):
-            toolbox.write_reference(model, ctx.out)
+            toolbox.source.write_reference(model, ctx.out)
             return
         dataset = toolbox.open_dataset(ctx)
-        trained, losses = toolbox.train_reference(
+        trained, losses = toolbox.tiny.train_reference(
             model,
             dataset,
             ctx.device,
@@ -119,8 +119,10 @@ class Reference(Algorithm):
         toolbox.save_model(trained, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        toolbox.load.save_tokenizer(toolbox.make_tokenizer(dataset), ctx.out)
-        found = toolbox.measure_imitation(toolbox.load_policy(ctx.out, ctx.config.system, ctx.device), dataset)
+        toolbox.load.save_tokenizer(toolbox.tiny.make_tokenizer(dataset), ctx.out)
+        found = toolbox.tiny.measure_imitation(
+            toolbox.load.load_policy(ctx.out, ctx.config.system, ctx.device), dataset
+        )
         about: dict[str, Any] = {"held_out_nats_per_token": found and asdict(found), "loss": losses}
         if found and (note := found.problem(model.references[0])):
             log.warning("%s", note)
@@ -130,9 +132,9 @@ class Reference(Algorithm):
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the reference as it is; decode greedily, and see what the best of all policies could do."""
         dataset = toolbox.open_dataset(ctx)
-        policy = toolbox.reference_policy(ctx, dataset)
+        policy = toolbox.opening.reference_policy(ctx, dataset)
         each = ctx.config.evaluation.num_samples + toolbox.evaluating.GREEDY_SAMPLES
-        total = toolbox.held_out_count(ctx, dataset) * each
+        total = toolbox.opening.held_out_count(ctx, dataset) * each
         drawn = toolbox.evaluate(ctx, policy, dataset, ctx.out, total=total)
         toolbox.evaluating.evaluate_greedy(ctx, dataset, drawn)
         toolbox.evaluating.evaluate_right(ctx, dataset, policy)

@@ -79,76 +79,55 @@ REWARD = Stage(
 )
 
 
-class LearntReward:
-    """A reward model fitted in this stage.
-
-    Attributes:
-        about: What became of the fit, for a file.
-    """
-
-    def __init__(
-        self, ctx: JobContext, pairs: toolbox.Sequences, settings: RewardModelConfig, fitting: toolbox.Fitting
-    ) -> None:
-        """Fit to pairs.
-
-        Args:
-            ctx: Of the stage.
-            pairs: Chosen and rejected completions, one after the other.
-            settings: Of the fit.
-            fitting: The same as it is carried out.
-        """
-        self._ctx = ctx
-        self.model = toolbox.fresh_value_model(ctx, HeadType.v)
-        losses = toolbox.value.fit_reward_model(self.model, pairs, fitting)
-        self.about: dict[str, Any] = {
-            "pairs": len(pairs) // 2,
-            "tokens_trained": toolbox.trained_tokens(pairs, settings.epochs),
-            "loss": losses,
-        }
-
-    def scores(self, data: toolbox.Sequences) -> NDArray[np.float64]:
-        """Raw scores of sequences, shape [N]."""
-        size = self._ctx.config.training.micro_batch_size
-        return toolbox.value.reward_scores(
-            self.model,
-            data,
-            micro_batch_size=size,
-            device=self._ctx.device,
-            ranks=self._ctx.ranks,
-            hints=self._ctx.hints,
-        )
-
-    def save(self, folder: Path) -> None:
-        """Save the model with its tokenizer."""
-        folder.mkdir(exist_ok=True)
-        toolbox.save_model(self.model, folder, self._ctx.ranks)
-        if self._ctx.ranks.is_first:
-            toolbox.load.save_tokenizer(toolbox.reference_tokenizer(self._ctx), folder)
-
-
-def reward_fitting(
-    ctx: JobContext, settings: RewardModelConfig, fold: int = 0, tokens_before: int = 0, *, more: bool
-) -> toolbox.Fitting:
-    """How a reward model is fitted.
+def fit_reward_model(
+    ctx: JobContext,
+    pairs: toolbox.Sequences,
+    settings: RewardModelConfig,
+    fold: int | None = None,
+    tokens: int = 0,
+) -> tuple[toolbox.ValueModel, dict[str, Any]]:
+    """Fit a reward model to pairs.
 
     Args:
         ctx: Of the stage.
-        settings: Batch size, epochs, learning rate, and how many such trainings there are.
-        fold: Which of them this is.
-        tokens_before: What the folds before it were trained on.
-        more: Whether the stage goes on with other work afterwards.
+        pairs: Chosen and rejected completions, one after the other.
+        settings: Of the fit, and how many there are.
+        fold: Which of them this is, where the stage goes on with other work afterwards; None for the only one.
+        tokens: What the folds before it were trained on.
+
+    Returns:
+        The model, and what became of the fit, for a file.
     """
     how = (settings.batch_size, settings.epochs, settings.learning_rate)
-    fitting = fitting_of(ctx, f"reward_model_{fold}" if fold else "reward_model", *how, more=more)
-    if not more:
-        return fitting
-    count = settings.folds
+    fitting = fitting_of(ctx, f"reward_model_{fold}" if fold else "reward_model", *how, more=fold is not None)
 
-    def on_step(done: int, total: int, tokens: int) -> None:
+    def on_step(done: int, total: int, own: int) -> None:
         # Folds are about as large as each other, and progress is never to fall back.
-        ctx.progress(fold * total + done, total=count * total, tokens=tokens_before + tokens)
+        ctx.progress((fold or 0) * total + done, total=settings.folds * total, tokens=tokens + own)
 
-    return replace(fitting, on_step=on_step)
+    model = toolbox.opening.fresh_value_model(ctx, HeadType.v)
+    fitting = fitting if fold is None else replace(fitting, on_step=on_step)
+    losses = toolbox.value.fit_reward_model(model, pairs, fitting)
+    trained = toolbox.trained_tokens(pairs, settings.epochs)
+    return model, {"pairs": len(pairs) // 2, "tokens_trained": trained, "loss": losses}
+
+
+def _scores(
+    ctx: JobContext, model: toolbox.ValueModel, data: toolbox.Sequences, **how: Any
+) -> NDArray[np.float64]:
+    """Raw scores of sequences, shape [N]."""
+    size = ctx.config.training.micro_batch_size
+    return toolbox.value.reward_scores(
+        model, data, micro_batch_size=size, device=ctx.device, hints=ctx.hints, **how
+    )
+
+
+def _save(ctx: JobContext, model: toolbox.ValueModel, folder: Path) -> None:
+    """Save a reward model with its tokenizer."""
+    folder.mkdir(exist_ok=True)
+    toolbox.save_model(model, folder, ctx.ranks)
+    if ctx.ranks.is_first:
+        toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), folder)
 
 
 def cross_fitted(
@@ -171,17 +150,16 @@ def cross_fitted(
     found, fits, tokens = np.zeros(len(data)), [], 0
     for fold in range(settings.folds):
         unseen = np.repeat((of_pairs == fold) & (settings.folds > 1), 2)
-        seen = pairs.some(np.flatnonzero(~unseen))
-        learnt = LearntReward(ctx, seen, settings, reward_fitting(ctx, settings, fold, tokens, more=True))
-        tokens += learnt.about["tokens_trained"]
+        model, about = fit_reward_model(ctx, pairs.some(np.flatnonzero(~unseen)), settings, fold, tokens)
+        tokens += about["tokens_trained"]
         places = np.flatnonzero(of_data == fold)
-        raw = learnt.scores(data.some(places))
+        raw = _scores(ctx, model, data.some(places), ranks=ctx.ranks)
         scale = toolbox.value.Scale.of(raw)
         found[places] = scale(raw)
-        held_out = learnt.scores(pairs.some(np.flatnonzero(unseen)))
+        held_out = _scores(ctx, model, pairs.some(np.flatnonzero(unseen)), ranks=ctx.ranks)
         fits.append(
             {
-                **learnt.about,
+                **about,
                 "held_out_pairs": len(held_out) // 2,
                 "held_out_accuracy": toolbox.value.share_preferred(held_out),
                 "mean": scale.mean,
@@ -189,67 +167,53 @@ def cross_fitted(
                 "scored": len(places),
             }
         )
-        learnt.save(ctx.out / f"fold_{fold}")
-        del learnt  # so that no two models are held at once
+        _save(ctx, model, ctx.out / f"fold_{fold}")
+        del model  # so that no two models are held at once
     if ctx.ranks.is_first:
         note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
-        about = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
-        (ctx.out / REWARD_FIT).write_text(json_text(about) + "\n")
+        whole = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
+        (ctx.out / REWARD_FIT).write_text(json_text(whole) + "\n")
     return found
 
 
-class FittedRewards:
+def fitted_rewards(ctx: JobContext, folders: Sequence[Path]) -> toolbox.Judge:
     """The reward models of a round, which score completions of its prompts that are drawn later.
 
     As in the stage itself, a prompt is judged by the model that has not seen its pairs, and scores are
     standardised by what that stage has scored.
+
+    Args:
+        ctx: Of the training.
+        folders: Outputs with the pairs that they were fitted to.
     """
+    place = ctx.input(REWARD.name)
+    fits = read_input(place, REWARD_FIT, read_reward_fit).fits
+    pairs = toolbox.Sequences.load(folders, toolbox.PAIRS).prompts[::2]
+    models = [
+        toolbox.load.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
+        for fold in range(len(fits) if ctx.ranks.is_first else 0)
+    ]
 
-    def __init__(self, ctx: JobContext, folders: Sequence[Path]) -> None:
-        """Load them.
+    def scored(data: toolbox.Sequences) -> list[float]:
+        found = np.zeros(len(data))
+        _, folds = toolbox.prompt_folds(pairs, data.prompts, len(fits))
+        for fold, (model, fit) in enumerate(zip(models, fits, strict=True)):
+            places = np.flatnonzero(folds == fold)
+            raw = _scores(ctx, model, data.some(places))
+            found[places] = toolbox.value.Scale(fit.mean, fit.deviation)(raw)
+        return found.tolist()
 
-        Args:
-            ctx: Of the training.
-            folders: Outputs with the pairs that they were fitted to.
-        """
-        place = ctx.input(REWARD.name)
-        fit = read_input(place, REWARD_FIT, read_reward_fit)
-        self._ctx = ctx
-        self._pairs = toolbox.Sequences.load(folders, toolbox.PAIRS).prompts[::2]
-        self._scales = [toolbox.value.Scale(one.mean, one.deviation) for one in fit.fits]
-        self._models = (
-            [
-                toolbox.load.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
-                for fold in range(fit.folds)
-            ]
-            if ctx.ranks.is_first
-            else []
-        )
-
-    def __call__(
-        self, prompts: Sequence[list[int]], completions: Sequence[list[int]], rows: NDArray[np.int64]
+    def judge(
+        prompts: Sequence[list[int]], completions: Sequence[list[int]], rows: NDArray[np.int64]
     ) -> toolbox.Scored:
-        """Score completions, of prompts that are rows of the dataset."""
         texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
         data = toolbox.Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
         # Of ranks that draw together one scores: each would load all models.
-        values = np.array(self._ctx.ranks.made_by_first(lambda: self._scores(data).tolist()))
+        values = np.array(ctx.ranks.made_by_first(lambda: scored(data)))
         unknown = [None] * len(texts)
         return toolbox.Scored(values, {}, unknown, unknown, unknown)
 
-    def _scores(self, data: toolbox.Sequences) -> NDArray[np.float64]:
-
-        ctx, found = self._ctx, np.zeros(len(data))
-        _, folds = toolbox.prompt_folds(self._pairs, data.prompts, len(self._models))
-        size = ctx.config.training.micro_batch_size
-        for fold, (model, scale) in enumerate(zip(self._models, self._scales, strict=True)):
-            places = np.flatnonzero(folds == fold)
-            some = data.some(places)
-            raw = toolbox.value.reward_scores(
-                model, some, micro_batch_size=size, device=ctx.device, hints=ctx.hints
-            )
-            found[places] = scale(raw)
-        return found
+    return judge
 
 
 def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -270,9 +234,8 @@ class LearnsReward(Algorithm):
     def told_before(self, ctx: JobContext) -> dict[str, Any]:
         """How good the reward models are on pairs that they have not seen."""
         fit = read_input(ctx.input(REWARD.name), REWARD_FIT, read_reward_fit)
-        return {
-            "reward_model": {name: getattr(fit, name) for name in ("folds", "held_out_pairs", "held_out_accuracy")}
-        }
+        names = ("folds", "held_out_pairs", "held_out_accuracy")
+        return {"reward_model": {name: getattr(fit, name) for name in names}}
 
 
 # -- best of n ---------------------------------------------------------------------------------------------------
@@ -371,7 +334,7 @@ class BestOfN(Algorithm):
     def generate(self, ctx: JobContext) -> None:
         """Draw by the reference."""
         dataset = toolbox.open_dataset(ctx)
-        policy = toolbox.reference_policy(ctx, dataset)
+        policy = toolbox.opening.reference_policy(ctx, dataset)
         toolbox.draw_groups(ctx, dataset, policy, ctx.settings(BestOfNConfig).num_generations).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
@@ -392,22 +355,20 @@ class BestOfN(Algorithm):
         )
         folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
         pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
-        learnt = LearntReward(ctx, pairs, settings, reward_fitting(ctx, settings, more=False))
-        learnt.save(ctx.out)
+        model, about = fit_reward_model(ctx, pairs, settings)
+        _save(ctx, model, ctx.out)
         if ctx.ranks.is_first:
             note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
-            (ctx.out / TRAINING).write_text(json_text({**learnt.about, **note, **spent}) + "\n")
+            (ctx.out / TRAINING).write_text(json_text({**about, **note, **spent}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Give the best of n for every completion that is asked for."""
         algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
-        model, tokenizer = toolbox.reference_model(ctx)
-        sizes = toolbox.BatchSizes(ctx.hints, ctx.device, model)
-        policy = toolbox.BestOfNPolicy(model, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+        policy = toolbox.opening.reference_policy(ctx, dataset, kind=toolbox.policy.BestOfNPolicy)
+        assert isinstance(policy, toolbox.policy.BestOfNPolicy)
         policy.count = algo.num_generations
-        policy.pick = (
-            _majority(ctx, policy, dataset) if algo.selection is Selection.majority else _reward_model(ctx)
-        )
+        by_majority = algo.selection is Selection.majority
+        policy.pick = _majority(ctx, policy, dataset) if by_majority else _reward_model(ctx)
         toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
@@ -415,25 +376,17 @@ class BestOfN(Algorithm):
         toolbox.write_metrics(ctx)
 
 
-def _reward_model(ctx: JobContext) -> toolbox.Picker:
+def _reward_model(ctx: JobContext) -> toolbox.policy.Picker:
 
     folder, system = ctx.input("train"), ctx.config.system
     key = ("value", str(folder))
     model = ctx.models.get(key, lambda: toolbox.load.load_value(folder, system, ctx.device), ctx.loading)
-    size = ctx.config.generation.batch_size
-    return toolbox.by_score(
-        partial(
-            toolbox.value.reward_scores,
-            model,
-            micro_batch_size=size,
-            device=ctx.device,
-            purpose="guidance",
-            hints=ctx.hints,
-        )
-    )
+    how: dict[str, Any] = {"micro_batch_size": ctx.config.generation.batch_size, "device": ctx.device}
+    how |= {"purpose": "guidance", "hints": ctx.hints}
+    return toolbox.policy.by_score(partial(toolbox.value.reward_scores, model, **how))
 
 
-def _majority(ctx: JobContext, policy: toolbox.TextPolicy, dataset: toolbox.Dataset) -> toolbox.Picker:
+def _majority(ctx: JobContext, policy: toolbox.TextPolicy, dataset: toolbox.Dataset) -> toolbox.policy.Picker:
 
     judge = toolbox.judge_of(toolbox.known_rewards(dataset.config), dataset.config)
     if judge is None or judge.traits.answer is None:
@@ -442,4 +395,4 @@ def _majority(ctx: JobContext, policy: toolbox.TextPolicy, dataset: toolbox.Data
             f"use algos.{ctx.algo}.selection=reward_model"
         )
     some = dataset.row(int(dataset.ids("train")[0]))  # a template begins the answers to all rows alike
-    return toolbox.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))
+    return toolbox.policy.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))

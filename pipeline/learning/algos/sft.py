@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, number
 from pipeline.errors import DataError
-from pipeline.learning.algos import toolbox
+from pipeline.learning.algos import base, toolbox
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, START_TRAIN, JobContext, Read, Stage, timed
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms
@@ -79,7 +79,7 @@ class SFT(PostTrainingAlgorithms):
             for number in range(first, ctx.round + 1)
             for row in dataset.round_ids(ctx.seed, number, count)
         ]
-        tokenizer = toolbox.reference_tokenizer(ctx)
+        tokenizer = toolbox.opening.reference_tokenizer(ctx)
         limits = (
             algo.max_length,
             toolbox.load.context_length(model),
@@ -122,12 +122,12 @@ def demonstrations(
         )
     wanted = [row for row in rows if row.columns.get("label") is not False]  # of completions that KTO learns from
     found = [
-        toolbox.encode_demonstration(
+        toolbox.chat.encode_demonstration(
             tokenizer,
             row.prompt,
             [] if row.answer is None else row.answer,
             ends,
-            toolbox.template_arguments(row.columns),
+            toolbox.chat.template_arguments(row.columns),
             completion_only=not row.whole if algo.completion_only_loss is None else algo.completion_only_loss,
             assistant_only=algo.assistant_only_loss,
         )
@@ -146,16 +146,8 @@ def demonstrations(
         (len(kept) - len(whole), f"are cut after {longest} tokens, so without their ends"),
         (len(rows) - len(wanted), "are left out: their `label` is false"),
         (len(found) - len(kept), f"are left out: nothing of them is to be learnt{within}"),
-        (
-            sum(not one.whole for one in kept),
-            "are trained on without the end of their prompt: the chat template writes it otherwise where an "
-            "answer follows, or tokens merge there",
-        ),
-        (
-            sum(not one.ended for one in whole),
-            "have no token behind them that ends a completion, so that the model does not learn to end: the "
-            "chat template or tokenizer writes none",
-        ),
+        (sum(not one.whole for one in kept), f"are trained on {base.PARTED}"),
+        (sum(not one.ended for one in whole), f"are trained on {base.ENDLESS}"),
     )
     ids, marks = [one.ids[:longest] for one in kept], [one.supervised[:longest] for one in kept]
     data = toolbox.Sequences.supervised_at(ids, marks, [1.0] * len(kept))

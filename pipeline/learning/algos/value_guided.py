@@ -124,19 +124,16 @@ class ValueGuidedAlgorithms(Algorithm):
     @abstractmethod
     def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
         """How value logits become offsets of the reference's log-probabilities."""
-        raise NotImplementedError(f"{type(self).__name__} must define offset()")
 
     @abstractmethod
     def draw(
         self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
     ) -> toolbox.Drawn:
         """Draw the completions of one shard, a group for each roll-in; see `Rollouts`."""
-        raise NotImplementedError(f"{type(self).__name__} must define draw()")
 
     @abstractmethod
     def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
         """The labelled sequences of one shard, by what rewards say of its completions."""
-        raise NotImplementedError(f"{type(self).__name__} must define label()")
 
     def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
         """What became of what was drawn: how much has no label."""
@@ -159,11 +156,13 @@ class ValueGuidedAlgorithms(Algorithm):
         """Draw; in the first round the current policy is the reference itself."""
         dataset = toolbox.open_dataset(ctx)
         # Value models read all that is collected.
-        reference = toolbox.reference_policy(ctx, dataset, toolbox.value_context(ctx.config.model))
+        reference = toolbox.opening.reference_policy(ctx, dataset, toolbox.source.value_context(ctx.config.model))
         previous = ctx.optional_input("train@previous")
         roll_in = reference
         if previous is not None and not math.isinf(ctx.settings(ValueAlgoConfig).eta):
-            roll_in = toolbox.guided_policy(ctx, dataset, previous, self.tilt(ctx.settings(ValueAlgoConfig)))
+            roll_in = toolbox.opening.guided_policy(
+                ctx, dataset, previous, self.tilt(ctx.settings(ValueAlgoConfig))
+            )
         self.draw(ctx, dataset, roll_in, reference).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
@@ -198,7 +197,7 @@ class ValueGuidedAlgorithms(Algorithm):
         toolbox.save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        toolbox.load.save_tokenizer(toolbox.reference_tokenizer(ctx), ctx.out)
+        toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), ctx.out)
         about = {
             "tokens_generated": tokens_generated(ctx),
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
@@ -219,9 +218,9 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def sweep(self, ctx: JobContext) -> None:
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
-        dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), toolbox.evaluating.NOTHING
+        dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), (0, 0)
         strengths = toolbox.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)
-        each = toolbox.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
+        each = toolbox.opening.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
         for name, eta in strengths.items():
             folder = ctx.out / name
             folder.mkdir()
@@ -244,8 +243,8 @@ class ValueGuidedAlgorithms(Algorithm):
     def _policy(self, ctx: JobContext, dataset: toolbox.Dataset, algo: ValueAlgoConfig) -> toolbox.TextPolicy:
 
         if math.isinf(algo.eta):
-            return toolbox.reference_policy(ctx, dataset)
-        return toolbox.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
+            return toolbox.opening.reference_policy(ctx, dataset)
+        return toolbox.opening.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples."""
@@ -278,7 +277,7 @@ class ValueGuidedAlgorithms(Algorithm):
         """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
         algo, previous = ctx.settings(ValueAlgoConfig), ctx.optional_input("train@previous")
         if previous is None or not algo.warm_start:
-            return toolbox.fresh_value_model(ctx, algo.head, self.atoms(algo))
+            return toolbox.opening.fresh_value_model(ctx, algo.head, self.atoms(algo))
         with ctx.loading():
             # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
             model = toolbox.load.load_value(
@@ -287,38 +286,6 @@ class ValueGuidedAlgorithms(Algorithm):
         model.to(ctx.first_device)  # type: ignore[arg-type]
         model.requires_grad_(True)
         return model
-
-
-# -- candidates --------------------------------------------------------------------------------------------------
-# Where the methods of a run are not sampled alike, so that part of their differences is not of the methods.
-
-
-def candidates_note(config: Config) -> str:
-    """What to tell beside numbers of which some are of policies that drop tokens; "" where none does.
-
-    Dropping unlikely tokens makes fewer mistakes by itself, without any value. The reference, which every run has,
-    drops none, and neither do policies that were trained.
-    """
-    dropping: dict[str, list[str]] = {}
-    for name, algo in sorted(config.algos.items()):
-        if algo.enabled and isinstance(algo, ValueAlgoConfig) and _drops(algo):
-            dropping.setdefault(_dropped(algo), []).append(name)
-    if not dropping:
-        return ""
-    told = "; ".join(f"{', '.join(names)}: {which} are never drawn" for which, names in dropping.items())
-    return (
-        f"{told}. All other policies may draw every token, so a part of the difference is due to that alone; "
-        "algos.<NAME>.others=kept drops none."
-    )
-
-
-def _drops(algo: ValueAlgoConfig) -> bool:
-    return algo.others is Others.dropped and not math.isinf(algo.eta)
-
-
-def _dropped(algo: ValueAlgoConfig) -> str:
-    few = f"tokens beyond the {algo.top_k:,} likeliest of the reference"
-    return f"{few} or below {algo.min_p:g}" if algo.min_p > 0 else few
 
 
 # -- pita --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ Never all GPUs to be on the safe side: what does not fit is refused with what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -59,13 +59,8 @@ _WEIGHT_AND_GRADIENT = {
 }
 _STATE = {Optimizer.adamw: 8, Optimizer.adamw_8bit: 2, Optimizer.muon: 4}
 """Bytes per parameter with float32 state; of Muon, of the parameters that it trains itself."""
-_SPREAD = {
-    StateLayout.single: "",
-    StateLayout.ddp: "",
-    StateLayout.shard_grad_op: "go",
-    StateLayout.full_shard: "wgo",
-    StateLayout.hybrid_shard: "wgo",
-}
+_SPREAD = {StateLayout.single: "", StateLayout.ddp: "", StateLayout.shard_grad_op: "go"}
+_SPREAD |= dict.fromkeys((StateLayout.full_shard, StateLayout.hybrid_shard), "wgo")
 """What each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
 
 
@@ -336,34 +331,31 @@ class Fit:
         work = self.work
         halves = [work.batch >> times for times in range(1, work.batch.bit_length())]
         batch = next((size for size in halves if self._fits(replace(work, batch=size))), 1)
-        lean = {"batch": batch, "checkpointing": True}
+        lean: dict[str, Any] = {"batch": batch, "checkpointing": True}
         ways: list[dict[str, Any]] = [{"batch": batch}, {"checkpointing": True}, lean]
         if work.lora_rank is None:
             ways += [{"lora_rank": 16}, {**lean, "lora_rank": 16}]
-        fitting: list[dict[str, Any]] = []
-        for way in ways:
-            if self._fits(replace(work, **way)) and not any(less.items() <= way.items() for less in fitting):
-                fitting.append({name: value for name, value in way.items() if value != getattr(work, name)})
-        more = next(
-            (count for count in _MORE_GPUS if count >= self.trials[-1].gpus and self._fits_on(count)), None
-        )
-        spread = f"{more} such GPUs (training.gpus_per_job={more} training.strategy=fsdp)"
-        same, adapters = (
-            [
-                ", ".join(_SAID[name].format(value) for name, value in way.items())
-                for way in fitting
-                if ("lora_rank" in way) is lora
-            ]
-            for lora in (False, True)
-        )
-        return [*same, *([spread] if more else []), *adapters]
+        fitting = [way for way in ways if self._fits(replace(work, **way))]
+        least = [way for way in fitting if not any(less.items() < way.items() for less in fitting)]
+        same, adapters = ([way for way in least if ("lora_rank" in way) is lora] for lora in (False, True))
+        spread = [
+            f"{count} such GPUs (training.gpus_per_job={count} training.strategy=fsdp)"
+            for count in _MORE_GPUS
+            if count >= self.trials[-1].gpus and self._fits(work, layout=StateLayout.full_shard, gpus=count)
+        ]
+        return [*map(self._said, same), *spread[:1], *map(self._said, adapters)]
 
-    def _fits(self, work: Workload) -> bool:
-        return any(_on(self.shape, work, trial).fits for trial in self.trials)
+    def _said(self, way: Mapping[str, Any]) -> str:
+        changed = {name: value for name, value in way.items() if value != getattr(self.work, name)}
+        return ", ".join(_SAID[name].format(value) for name, value in changed.items())
 
-    def _fits_on(self, count: int) -> bool:
-        trial = replace(self.trials[-1], layout=StateLayout.full_shard, gpus=count, offload=False)
-        return _on(self.shape, self.work, trial).fits
+    def _fits(self, work: Workload, **other: Any) -> bool:
+        """By any of the ways that were tried; with another layout by the last."""
+        tried = [replace(self.trials[-1], offload=False, **other)] if other else self.trials
+        return any(
+            replace(one, need=training_footprint(self.shape, work, one.layout, one.gpus, offload=one.offload)).fits
+            for one in tried
+        )
 
     def shown(self) -> list[TriedLayout]:
         """One trial of each strategy: the first that fits, else the one on most GPUs."""
@@ -407,19 +399,19 @@ def fit(
         )
     if num_gpus is not None and not 1 <= num_gpus <= available:
         raise DeviceError(f"num_gpus={num_gpus}, but there are {available} GPUs: use 1 to {available}")
-    trials = []
-    for layout, offloaded in _layouts(strategy, sharding, offload):
-        for count in _counts(layout, available, num_gpus):
-            trials.append(
-                TriedLayout(
-                    layout=layout,
-                    gpus=count,
-                    offload=offloaded,
-                    need=training_footprint(shape, work, layout, count, offload=offloaded),
-                    usable=usable_bytes(free_bytes(count)),
-                    host_usable=int(USABLE_SHARE * host_bytes),
-                )
-            )
+    trials = [
+        TriedLayout(
+            layout=layout,
+            gpus=count,
+            offload=offloaded,
+            need=training_footprint(shape, work, layout, count, offload=offloaded),
+            usable=usable_bytes(free_bytes(count)),
+            host_usable=int(USABLE_SHARE * host_bytes),
+        )
+        for layout, offloaded in _layouts(strategy, sharding, offload)
+        for count in (range(1, 2) if layout is StateLayout.single else range(2, available + 1))
+        if num_gpus in (None, count)
+    ]
     if not trials:
         wanted = f"num_gpus={num_gpus}" if num_gpus is not None else f"{available} GPU"
         raise DeviceError(
@@ -429,27 +421,15 @@ def fit(
 
 
 def _layouts(strategy: Strategy, sharding: Sharding, offload: bool) -> Iterator[tuple[StateLayout, bool]]:
-    if strategy in (Strategy.auto, Strategy.single):
-        yield StateLayout.single, False
-    if strategy in (Strategy.auto, Strategy.ddp):
-        yield StateLayout.ddp, False
-    if strategy is Strategy.auto:
-        yield StateLayout.shard_grad_op, False
-        yield from ((StateLayout.full_shard, offloaded) for offloaded in (False, True))
     if strategy is Strategy.fsdp:
         # FSDP that shards nothing copies everything, as DDP does.
-        kept_whole = sharding is Sharding.no_shard
-        yield StateLayout.ddp if kept_whole else StateLayout[sharding.name], offload
-
-
-def _counts(layout: StateLayout, available: int, wanted: int | None) -> Sequence[int]:
-    possible = range(1, 2) if layout is StateLayout.single else range(2, available + 1)
-    return [count for count in possible if wanted is None or count == wanted]
-
-
-def _on(shape: ModelShape, work: Workload, trial: TriedLayout) -> TriedLayout:
-    need = training_footprint(shape, work, trial.layout, trial.gpus, offload=trial.offload)
-    return replace(trial, need=need)
+        yield StateLayout.ddp if sharding is Sharding.no_shard else StateLayout[sharding.name], offload
+    elif strategy is not Strategy.auto:
+        yield StateLayout[strategy.name], False
+    else:
+        for layout in (StateLayout.single, StateLayout.ddp, StateLayout.shard_grad_op, StateLayout.full_shard):
+            yield layout, False
+        yield StateLayout.full_shard, True
 
 
 def _gb(number: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,18 +25,12 @@ from pipeline.plan.build import build_plan
 from pipeline.plan.estimates import disk_need
 from pipeline.plan.graph import Job, Plan
 from tests.doubles.composing import quick_config
-
-
-def digits_right(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float | None]:
-    """Share of right digits: a reference of 40 steps gets some digits right, but hardly ever all."""
-    pairs = zip(completions, solution, strict=True)
-    return [sum(a == b for a, b in zip(given, wanted, strict=False)) / len(wanted) for given, wanted in pairs]
-
+from tests.doubles.judges import digits_right
 
 SMALL = (
     "experiment.name=t",
-    f"datasets.addition.reward={__name__}.digits_right",
-    f"datasets.addition.grading.correct_by={__name__}.digits_right",
+    "datasets.addition.reward=tests.doubles.judges.digits_right",
+    "datasets.addition.grading.correct_by=tests.doubles.judges.digits_right",
     "algos.QSharp.atoms=11",
     "datasets.addition.grading.isolated=false",  # graders of their own would import this module, and torch with it
     "models.tiny.steps=40",

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,19 @@ from pipeline.outputs.guidance import ADAPTERS
 from tests.doubles.composing import quick_config
 from tests.doubles.forked import forked
 from tests.doubles.groups import groups_of
+from tests.doubles.judges import ASKED
 from tests.unit.learning.algos.test_chain import Chains
 
 TOLD = {"reward", "kl", "length", "truncated", "without_signal", "staleness", "entropy"}
-ASKED = "TESTS_TIMES_ASKED"
 SMALL = (
     "experiment.name=t",
     "data_collection.prompts_per_round=24",
     "rounds_of_training=2",
     "training.checkpoint_every_steps=2",
-    f"datasets.addition.reward={__name__}.never_the_same",
-    f"datasets.addition.grading.correct_by={__name__}.never_the_same",
+    "datasets.addition.reward=tests.doubles.judges.never_the_same",
+    "datasets.addition.grading.correct_by=tests.doubles.judges.never_the_same",
 )
 GRPO = ("algos=[GRPO]", "algos.GRPO.batch_size=16", "algos.GRPO.dynamic_sampling=2", *SMALL)
-
-
-def never_the_same(completions: Sequence[str], **_: Any) -> list[float]:
-    """Give what depends on how often it was asked before, as a judge does that samples."""
-    if ASKED not in os.environ:
-        return [float(len(set(text)) % 2) for text in completions]
-    counter = Path(os.environ[ASKED])
-    times = int(counter.read_text()) if counter.exists() else 0
-    counter.write_text(str(times + 1))
-    return [float((len(set(text)) + times + place // 3) % 2) for place, text in enumerate(completions)]
 
 
 def trained(chains: Chains, algo: str, number: int) -> dict[str, bytes]:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pipeline.config.schema import AlgoConfig, DatasetConfig, StageConfig
-from pipeline.learning.algos import opening
+from pipeline.config.schema import AlgoConfig, DatasetConfig, DType, StageConfig
+from pipeline.learning.algos import groups, opening
 from pipeline.learning.algos.opening import reference_model, score
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.models.cache import ModelCache
@@ -75,3 +76,27 @@ def test_a_reference_that_is_read_in_few_bits_is_another_one(
         made = context(AlgoConfig(), tmp_path)
         reference_model(replace(made, config=config, models=cache, loading=nullcontext))
     assert read == [4, None, 8]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rank", "bits", "by"),
+    [
+        (DType.float32, 0, None, "those that drew"),
+        (DType.float16, 0, None, "others"),
+        (DType.float16, 8, None, "those that drew"),
+        (DType.float16, 8, 4, "others"),
+    ],
+)
+def test_a_model_is_loaded_again_only_where_training_is_more_precise(
+    dtype: DType, rank: int, bits: int | None, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logprobs(prompts: object, tokens: object, exact: str | None = None) -> list[str]:
+        return [exact or "those that drew"]
+
+    monkeypatch.setattr(groups, "loaded", lambda *_, **__: "others")
+    config = SimpleNamespace(system=SimpleNamespace(dtype=dtype), model=SimpleNamespace(in_bits=bits))
+    ctx: Any = SimpleNamespace(config=config, device="cpu")
+    algo: Any = SimpleNamespace(lora=SimpleNamespace(rank=rank), wants_logprobs=True, draws_to_train=False)
+    policy: Any = SimpleNamespace(logprobs=logprobs)
+    drawn: Any = SimpleNamespace(prompts=[], tokens=[])
+    assert groups.exact_logprobs(ctx, algo, policy, drawn) == [by]

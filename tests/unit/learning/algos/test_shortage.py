@@ -1,7 +1,6 @@
 """A training that had next to nothing to learn from says so, and why."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,6 @@ from pipeline.learning.algos.base import shortage, teaching, uninformed
 from pipeline.outputs.formats import Calibration, Tally
 from pipeline.runs.notes import collect_notes
 from tests.unit.learning.algos.test_chain import Chains
-
-
-def never(completions: Sequence[str], **_: Any) -> list[float]:
-    return [0.0] * len(completions)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +95,8 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
     return Chains(
         tmp_path_factory.mktemp("chains"),
         f"algos=[{','.join(ALGOS)}]",
-        f"datasets.addition.reward={__name__}.never",
-        f"datasets.addition.grading.correct_by={__name__}.never",
+        "datasets.addition.reward=tests.doubles.judges.never",
+        "datasets.addition.grading.correct_by=tests.doubles.judges.never",
         "rounds_of_training=1",
         "models.tiny.steps=1",
         "data_collection.prompts_per_round=6",

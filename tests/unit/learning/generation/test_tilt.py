@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.learning.algos.qsharp import MOST_GRID_ERROR, grid_error, least_atoms
+from pipeline.learning.algos.qsharp import grid_error
 from pipeline.learning.choices import Others
 from pipeline.learning.generation.sampling import (
     KnownOffset,
@@ -303,12 +303,3 @@ def test_no_distribution_is_further_off_than_the_grid(
     told = float((weights.log() + torch.linspace(0, 1, count).double() * other).logsumexp(-1))
     true = float((labels * other).logsumexp(-1)) - math.log(len(rewards))
     assert abs(told - true) <= grid_error(count, rate, other) * 1.02 + 0.02
-
-
-@pytest.mark.properties
-@given(st.floats(0, 200), st.floats(0, 200))
-def test_the_least_number_of_atoms_is_enough_and_no_smaller_one_is(rate: float, other: float) -> None:
-    least = least_atoms(rate, other)
-    assert least is not None
-    assert grid_error(least, rate, other) <= MOST_GRID_ERROR
-    assert least == 2 or grid_error(least - 1, rate, other) > MOST_GRID_ERROR
