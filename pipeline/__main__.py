@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 if __name__ == "__main__":
+    import sys
+
+    if not sys.flags.safe_path:
+        # The current folder, which -m puts first: a file there may be named as a module is that this imports.
+        sys.path.append(sys.path.pop(0))
     from pipeline.commands.start import pipeline
 
     pipeline()  # imports this module under its own name and does not return

@@ -68,18 +68,23 @@ def test_ctrl_c_while_modules_are_imported_ends_it_without_a_word(tmp_path: Path
 
 @pytest.mark.parametrize(
     "words",
-    [["run_parallel.py", "experiment.name=x"], ["-m", "pipeline", "status"]],
+    [[str(ROOT / "run_parallel.py"), "experiment.name=x"], ["-m", "pipeline", "status"]],
     ids=["run_parallel.py", "python -m pipeline"],
 )
-def test_a_python_without_our_packages_is_told_which_one_is_missing_and_what_to_do(words: list[str]) -> None:
+def test_a_python_without_our_packages_is_told_which_one_is_missing_and_what_to_do(
+    words: list[str], tmp_path: Path
+) -> None:
+    """Whatever files of the current folder are called."""
+    for name in ("dataclasses", "random", "string"):
+        (tmp_path / f"{name}.py").write_text("1 / 0")
     # With -S there is the standard library alone.
-    bare = [sys.executable, "-S", *words]
-    done = subprocess.run(bare, cwd=ROOT, env={}, capture_output=True, text=True, timeout=600)
+    bare, env = [sys.executable, "-S", *words], {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(bare, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stdout) == (2, "")
     (said,) = done.stderr.splitlines()
     assert re.match(rf"error: the package '\w+' is missing from {re.escape(sys.executable)}\. Use ", said)
     assert "`.venv/bin/python`" in said
-    assert f"`{shlex.quote(sys.executable)} -m pip install -e .`" in said
+    assert f"`{shlex.quote(sys.executable)} -m pip install -e " in said
 
 
 def started(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
