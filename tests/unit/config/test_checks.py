@@ -3,7 +3,6 @@
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
 
@@ -18,51 +17,27 @@ def test_the_default_request_is_accepted() -> None:
     check_config(quick_config(["experiment.name=first_run"]))
 
 
-def test_a_name_is_required() -> None:
-    with pytest.raises(ConfigError, match=r"experiment\.name is missing"):
-        load_config([])
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("execution.workers=0", "execution.workers=0: must be at least 1 and at most 4096, or null"),
         ("algos.PITA.eta=0", "algos.PITA.eta=0.0: must be at least 1e-06"),
-        ("algos.PITA.eta=nan", "algos.PITA.eta=nan"),
         ("algos.QSharp.eta=-1", "or inf. Smaller is stronger"),
         ("algos.QSharp.head_learning_rate=0", "head_learning_rate=0.0: must be above 0 and at most 100, or null"),
         ("experiment.seeds=[]", "experiment.seeds is empty"),
         ("experiment.seeds=[1,1]", "twice"),
-        ("rounds_of_training=0", "rounds_of_training=0"),
-        ("generation.top_p=0", "generation.top_p"),
-        ("generation.temperature=0", "generation.temperature"),
         ("evaluation.split=train", "evaluation.split='train': must be 'test' or 'validation'"),
-        ("evaluation.num_prompts=20000", "sets aside 10000 prompts at most"),
-        ("algos.PITA.min_p=1", "algos.PITA.min_p"),
-        ("training.micro_batch_size=0", "training.micro_batch_size=0"),
-        (
-            "execution.jobs_per_device=0",
-            "execution.jobs_per_device=0: must be at least 1 and at most 64, or 'auto' to measure how many fit",
-        ),
         ("execution.jobs_per_device=-1", "or 'auto' to measure how many fit"),
         ("execution.jobs_per_device=many", "execution.jobs_per_device='many': must be a whole number, at least 1"),
-        ("evaluation.split=val", "must be 'test' or 'validation'"),
-        ("training.memory_mb=0", "training.memory_mb=0: must be at least 1"),
-        ("generation.memory_mb=-5", "generation.memory_mb=-5"),
-        ("algos.PITA.memory_mb=0", "algos.PITA.memory_mb=0"),
-        ("distributed.num_gpus=0", "distributed.num_gpus=0: must be at least 1"),
-        ("training.gpus_per_job=0", "training.gpus_per_job=0: must be at least 1"),
         ("distributed.enabled=true", "say how many with training.gpus_per_job"),
         ("datasets.addition.grading.options={exact_match:[1]}", "options.exact_match=[1]: must be a table of the"),
         ("datasets.addition.grading.options={exact_match:{use:[1]}}", "exact_match={'use': [1]}: must be"),
         ("experiment.seeds=[10000000000000000000000]", "experiment.seeds[0]=10000000000000000000000: must be at"),
         ("experiment.seeds=[[1]]", "experiment.seeds=[[1]]: must be a list of whole numbers"),
         ("evaluation.etas=[{}]", "evaluation.etas=[{}]: must be a list of numbers"),
-        ("evaluation.etas={a: 1}", "evaluation.etas: "),
         ("evaluation.etas=[null]", "evaluation.etas=[None]: must be a list of numbers"),
         ("evaluation.budgets=[2,1,2]", "evaluation.budgets=[2.0, 1.0, 2.0] names 2.0 twice"),
         ("output_dir=''", "output_dir='': is empty"),
-        ("distributed.master_port=80", "distributed.master_port=80: must be at least 1024 and at most 65,535"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:

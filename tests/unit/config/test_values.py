@@ -143,13 +143,10 @@ def test_settings_of_ones_own_may_declare_ranges_too() -> None:
     [
         ("", "is empty"),
         ("a\0b", "NUL"),
-        ("a\udcffb", "not UTF-8"),
         ("x" * 256, "255 bytes a name"),
-        ("ü" * 128, "255 bytes a name"),
         ("x/" * 2000, "3,000 in all"),
-        ("x" * 200_000, "too long"),
     ],
-    ids=["empty", "NUL", "no text", "long name", "long name of two bytes each", "long path", "enormous"],
+    ids=["empty", "NUL", "long name", "long path"],
 )
 def test_paths_that_no_file_system_takes_are_refused(path: str, said: str) -> None:
     config = deepcopy(request_of_defaults())

@@ -1,12 +1,16 @@
-"""What devices and packages do not go with is refused before anything starts."""
+"""What devices, packages and models do not go with is refused or told of, and what keys say of it."""
 
 import importlib.metadata
+import json
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
+from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, install_command
-from pipeline.plan.compatibility import check_compatible
+from pipeline.plan.build import build_plan
+from pipeline.plan.compatibility import check_compatible, named_by_bits, nucleus_beside_logprobs, slow_precision
 from tests.doubles.composing import quick_config
 
 BITS = ["model=hf", "models.hf.path=some/model", "models.hf.quantization=4bit"]
@@ -45,3 +49,96 @@ def test_what_is_lacking_is_named_with_what_to_do(
         check_compatible(config, gpu=gpu)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def request(*settings: str, bits: str = "4bit") -> Config:
+    model = ["model=hf", "models.hf.path=some/model", f"models.hf.quantization={bits}"]
+    chosen = ["rounds_of_training=1", "data_collection.prompts_per_round=100", "algos=[PITA]"]
+    return quick_config(["experiment.name=t", *chosen, *model, *settings])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (("algos=[PITA,DPO,RAFT]",), "DPO, RAFT would train the policy"),
+        (("generation.backend=vllm",), "use generation.backend=own"),
+        (("generation.gpus_per_job=2",), "weights in few bits are not split over devices"),
+        (("models.hf.path={few}",), "has weights in few bits already; use null"),
+    ],
+)
+def test_weights_in_few_bits_do_not_go_with_everything(
+    settings: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.50.2")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": {}}))
+    with pytest.raises(ConfigError, match=said):
+        check_compatible(request(*(each.format(few=tmp_path) for each in settings)), gpu=False)
+
+
+def test_results_and_keys_tell_it() -> None:
+    def keys(bits: str) -> dict[str, str]:
+        jobs = build_plan(named_by_bits(request(bits=bits))).jobs.values()
+        return {job.id: job.key for job in jobs}
+
+    whole, few = keys("null"), keys("4bit")
+    assert {name.split("/")[1] for name in few} == {"hf-4bit"}
+    assert {name.split("/")[1] for name in whole} == {"hf"}
+    assert list(named_by_bits(named_by_bits(request())).models) == ["hf-4bit"]
+    same = {name for name, key in whole.items() if few[name.replace("/hf/", "/hf-4bit/")] == key}
+    assert {name.rpartition("reference/")[2] for name in same} == {"train"}  # which notes where the model is
+    assert set(keys("8bit").values()) & set(few.values()) == {whole[name] for name in same}
+
+
+def test_keys_name_the_backend_of_what_it_draws() -> None:
+    """Not where a method guides, though it may draw from the reference as it is; nor where nothing is drawn."""
+    plans = {
+        name: build_plan(
+            quick_config(["experiment.name=t", f"generation.backend={name}", "algos=[PITA,DPO,BestOfN]"])
+        ).jobs
+        for name in ("own", "vllm")
+    }
+    named = set()
+    for job in plans["own"].values():
+        others = {name: plans[name][job.id] for name in ("vllm",)}
+        for name, other in others.items():
+            told = other.determined_by["config"].get("generation", {}).get("backend")
+            given = other.payload["config"].get("generation", {}).get("backend")
+            assert (told, given) in [(None, None), (None, "own"), (name, name)]
+            if told:
+                named.add((job.algo, job.stage))
+        if job.algo == "PITA" and job.stage in ("generate", "train"):
+            assert {other.key for other in others.values()} == {job.key}
+        if (job.algo, job.stage) in named:
+            assert len({job.key, *(other.key for other in others.values())}) == 2
+    assert named == {
+        ("reference", "evaluate"),
+        ("DPO", "generate"),
+        ("DPO", "evaluate"),
+        ("BestOfN", "generate"),
+        ("BestOfN", "evaluate"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpu", "warned"),
+    [
+        (["system.dtype=bfloat16"], False, True),
+        (["system.dtype=bfloat16", "system.portable=false"], False, False),
+        (["system.dtype=bfloat16"], True, False),
+        ([], False, False),
+        (["experiment=sentiment"], False, False),
+    ],
+)
+def test_half_precision_with_portable_arithmetic_is_slow(overrides: list[str], gpu: bool, warned: bool) -> None:
+    said = slow_precision(quick_config(["experiment.name=t", *overrides]), gpu)
+    assert (said is not None) == warned
+    if said:
+        assert "use system.dtype=float32, or system.portable=false" in said
+
+
+@pytest.mark.parametrize(("algo", "told"), [("GRPO", True), ("DPO", False), ("PITA", False)])
+def test_a_nucleus_beside_log_probabilities_of_the_whole_is_told(algo: str, told: bool) -> None:
+    config = quick_config(["experiment.name=t", f"algos=[{algo}]", "generation.top_p=0.9"])
+    said = nucleus_beside_logprobs(config)
+    assert (said is not None and "top_p=0.9 with GRPO" in said) is told
+    assert nucleus_beside_logprobs(quick_config(["experiment.name=t", f"algos=[{algo}]"])) is None

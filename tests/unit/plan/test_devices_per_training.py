@@ -27,15 +27,31 @@ def keys(*overrides: str) -> dict[str, str]:
     return {job.id: job.key for job in plan(*overrides).jobs.values()}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "devices"),
+    [
+        (["distributed.num_gpus=4"], 1),
+        (["distributed.enabled=true", "distributed.num_gpus=4"], 4),
+        (["distributed.enabled=true", "distributed.gpu_ids=[0,3]"], 2),
+        (["distributed.enabled=true", "distributed.num_gpus=4", "training.gpus_per_job=2"], 2),
+    ],
+)
+def test_so_many_devices_share_a_training(overrides: list[str], devices: int) -> None:
+    jobs = plan(*overrides).jobs.values()
+    assert {job.devices for job in jobs if job.stage == "train"} == {devices}
+
+
+def test_how_they_share_it_is_in_the_payload() -> None:
+    said = ("distributed.strategy=ddp", "training.strategy=fsdp", "distributed.fsdp_cpu_offload=true")
+    jobs = plan(TWO, *said, "distributed.master_port=29511").jobs.values()
+    job = next(job for job in jobs if job.stage == "train" and job.devices > 1)
+    assert job.payload["spread"] == {"strategy": "fsdp", "sharding": "full_shard", "cpu_offload": True}
+    assert job.payload["master_port"] == 29511
+
+
 def test_every_training_takes_them_and_nothing_else() -> None:
     stages = {(job.stage, job.devices) for job in plan(TWO).jobs.values()}
     assert stages == {("generate", 1), ("score", 1), ("reward", 2), ("train", 2), ("evaluate", 1), ("metrics", 1)}
-
-
-def test_all_gpus_that_are_asked_for_share_a_training_where_that_is_enabled() -> None:
-    assert {job.devices for job in plan("distributed.gpu_ids=[4,5,6,7]").jobs.values()} == {1}
-    together = plan("distributed.enabled=true", "distributed.gpu_ids=[4,5,6,7]").jobs.values()
-    assert {job.devices for job in together if job.stage == "train"} == {4}
 
 
 def test_a_model_that_is_not_trained_here_needs_no_devices_for_that() -> None:

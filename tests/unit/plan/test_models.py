@@ -99,11 +99,6 @@ def test_a_model_on_the_hub_is_known_by_its_id_and_revision() -> None:
     assert identity("gpt2", revision="main") == {"reference": {"hub": "gpt2", "revision": "main"}}
 
 
-def test_a_model_trained_in_the_run_has_no_files() -> None:
-    config = quick_config(["experiment.name=t"])
-    assert read_models(config) == {"tiny": {}}
-
-
 def refused(path: Path | str, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         check_models(request(f"models.hf.path={path}", *overrides))
@@ -132,16 +127,12 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 269060
     ("content", "said"),
     [
         (WHOLE[:-1], f"model.safetensors is cut off or damaged: it has {len(WHOLE) - 1} bytes"),
-        (WHOLE[: len(WHOLE) // 2], "is cut off or damaged"),
         (WHOLE[:50], "is cut off or damaged: it has 50 bytes"),
-        (WHOLE[:5], "is cut off or damaged: it has 5 bytes"),
         (b"", "is cut off or damaged: it has 0 bytes"),
         (WHOLE + b"\0", "is cut off or damaged"),
-        (WHOLE.replace(b"F32", b"F31"), "is cut off or damaged"),
         (LFS, r"model.safetensors only names a file of Git LFS. Fetch that with `git lfs pull`"),
-        (b"\x02" + bytes(7) + b"[]", "is cut off or damaged"),
     ],
-    ids=["one byte less", "half", "in its header", "five bytes", "empty", "longer", "type", "Git LFS", "list"],
+    ids=["one byte less", "in its header", "empty", "longer", "Git LFS"],
 )
 def test_weights_that_are_not_whole_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
     folder = folder_of(tmp_path / "model")
@@ -217,13 +208,9 @@ def test_flash_attention_gives_way_to_what_there_is(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
     config, warning = usable_attention(quick_config(FLASH), gpu)
-    if said is None:
-        assert warning is None
-        assert config.system.attn_impl is Attention.flash_attention_2
-    else:
-        assert warning is not None
-        assert said in warning
-        assert config.system.attn_impl is Attention.sdpa
+    assert (said or "") in (warning or "")
+    assert config.system.attn_impl is (Attention.sdpa if warning else Attention.flash_attention_2)
+    assert bool(warning) == bool(said)
 
 
 def test_a_model_without_fused_attention_has_keys_that_say_so(tmp_path: Path) -> None:
@@ -233,16 +220,12 @@ def test_a_model_without_fused_attention_has_keys_that_say_so(tmp_path: Path) ->
     assert plain == {"hf"}
     assert "no such attention for hf; using eager" in (said_of_attention(plain) or "")
     jobs = build_plan(asked, models=read_models(asked), plain_attention=plain).jobs.values()
+    assert plain_attention(request("models.hf.path=google/gemma-2-2b")) == frozenset()  # no machine guesses
     eager = request(f"models.hf.path={folder}", "system.attn_impl=eager")
     assert plain_attention(eager) == frozenset()
     assert {job.id: job.key for job in jobs} == keys(eager)
     used = {job.payload["config"]["system"]["attn_impl"] for job in jobs if "system" in job.payload["config"]}
     assert used == {"eager"}
-
-
-def test_of_a_hub_id_no_machine_guesses_the_attention() -> None:
-    assert plain_attention(request("models.hf.path=google/gemma-2-2b")) == frozenset()
-    assert said_of_attention(frozenset()) is None
 
 
 @pytest.mark.parametrize(
@@ -253,27 +236,14 @@ def test_of_a_hub_id_no_machine_guesses_the_attention() -> None:
             {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
             "bert is an encoder, which writes no texts",
         ),
-        ({"model_type": "bert-generation"}, "bert-generation is an encoder"),
         ({"model_type": "bart", "architectures": ["BartForCausalLM"]}, "bart takes no positions of tokens and"),
         (
             {"model_type": "roberta", "is_decoder": True, "architectures": ["RobertaForCausalLM"]},
             "roberta counts positions from the id of its padding token",
         ),
-        ({"model_type": "cpmant"}, "it reads a prompt of a task of its own before each text"),
         ({"model_type": "llada"}, "it writes texts by diffusion"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "saved as GPT2ForSequenceClassification, without"),
         ({"model_type": "no_such_family"}, r"knows no models of the type 'no_such_family'.* pip install -U"),
-    ],
-    ids=[
-        "encoder-decoder",
-        "encoder",
-        "another encoder",
-        "half of an encoder-decoder",
-        "decoder that was an encoder",
-        "a task's prompt",
-        "diffusion",
-        "reward model",
-        "unknown",
     ],
 )
 def test_what_continues_no_texts_is_refused_before_anything_starts(
@@ -315,7 +285,7 @@ def saved_llama(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("names", ["nothing", "q_proj,nothing", "q_prj", "proj", "input_layernorm", "mlp.q_proj"])
+@pytest.mark.parametrize("names", ["q_proj,nothing", "proj", "input_layernorm", "mlp.q_proj"])
 def test_adapters_for_layers_that_a_folder_does_not_have_are_refused(tmp_path: Path, names: str) -> None:
     folder = saved_llama(tmp_path / "model")
     asked = [f"models.hf.path={folder}", "algos=[DPO]", f"algos.DPO.lora.target_modules=[{names}]"]
@@ -346,17 +316,6 @@ def test_files_that_may_not_be_read_are_one_message(tmp_path: Path, monkeypatch:
         with pytest.raises(ConfigError, match=r"/model: cannot read .*Permission denied"):
             read_models(config)
     check_models(config)
-
-
-def test_weights_are_counted_from_the_headers_of_files(tmp_path: Path) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7)}, tmp_path / "one.safetensors")
-    save_file({"c": torch.zeros(2, dtype=torch.bfloat16)}, tmp_path / "two.safetensors")
-    index = {"metadata": {}, "weight_map": {"a": "one.safetensors", "c": "two.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert count_weights(HFModelConfig(kind="hf", path=str(tmp_path))) == 24
 
 
 def adapters_of(base: Path | str, path: Path) -> Path:

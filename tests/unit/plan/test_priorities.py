@@ -39,20 +39,14 @@ def test_what_comes_out_does_not_depend_on_it(name: str) -> None:
     ("name", "said"),
     [
         ("nothing", "gave None for the job addition/"),
-        ("text", "gave 'high' for the job"),
         ("not_a_number", "gave nan"),
-        ("infinite", "gave -inf"),
         ("huge", "a huge number"),
         ("array", "gave [0. 0. 0.]"),
         ("raises", "ZeroDivisionError: division by zero (/"),
         ("leaves", "SystemExit"),
-        ("takes_one", "takes 1 positional argument but 2 were given"),
         ("unshowable", "not today"),
         ("A_NUMBER", "this is 3, and must be a function"),
         ("estimate_job_priorty", "Did you mean 'estimate_job_priority'"),
-        ("tests.doubles.no_such.thing", "there is no module"),
-        ("tests.doubles.raises_at_import.thing", "cannot import"),
-        ("no dots", "no dotted path"),
     ],
 )
 def test_what_gives_no_number_is_refused_in_one_message(name: str, said: str) -> None:

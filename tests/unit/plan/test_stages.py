@@ -85,15 +85,6 @@ def test_a_method_that_draws_otherwise_shares_nothing() -> None:
     ]
 
 
-def test_another_reward_keeps_what_was_drawn() -> None:
-    """Only what scores, and what follows, runs anew; in a later round the policy that draws has learnt from it."""
-    asked = ("algos=[DPO,PITA]", "rounds_of_training=2")
-    one, other = (plan_of(*asked, *more) for more in ((), ("datasets.addition.rewards={exact_match: 0.5}",)))
-    keys = {job.key for job in one.jobs.values()}
-    kept = {(job.stage, job.round) for job in other.jobs.values() if job.key in keys}
-    assert kept == {("train", 0), ("generate", 1)}
-
-
 class _Misspelt(GRPO):
     name = "Misspelt"
 
