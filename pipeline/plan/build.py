@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from numbers import Real
 from sys import intern
 from typing import Any
 
@@ -140,22 +139,11 @@ def _freeing_first(jobs: list[Job], edges: Iterable[tuple[str, str]]) -> list[Jo
 
 def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config) -> float:
     shown = replace(job, payload={}, inputs={}, determined_by={})  # as it could change the job by these
-    value = ask(f"{owner}, called with the job {job.id} and the settings,", lambda: function(shown, config))
-    number = ask(f"{owner}: what it gave for the job {job.id}", lambda: _finite(value))
-    if number is None:
-        raise ConfigError(
-            f"{owner} gave {brief(value)} for the job {job.id}, but must give a finite number: jobs with larger "
-            f"ones start earlier{defined_at(function)}"
-        )
+    who = f"{owner}, called with the job {job.id} and the settings{defined_at(function)},"
+    number = ask(f"{who} to give a finite number,", lambda: float(function(shown, config)))
+    if not math.isfinite(number):
+        raise ConfigError(f"{who} gave {number}, no finite number: jobs with larger ones start earlier")
     return number
-
-
-def _finite(value: Any) -> float | None:
-    try:
-        number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 _OF_ROWS = (PREPARE, CHECK)
@@ -384,7 +372,7 @@ class _Builder:
             stage=stage.name,
             shard=shard,
             samples=samples,
-            seconds=round(self.durations.expected_s(kind, size_s, samples), 6),
+            seconds=round(self.durations.expected_s(kind, size_s), 6),
             size_s=round(size_s, 6),
             affinity=_affinity(stage, inputs),
             devices=made_of.devices,

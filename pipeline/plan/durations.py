@@ -65,35 +65,30 @@ class Durations:
 
     Attributes:
         jobs: Kind of job -> what jobs took, one entry for each class of sizes.
-        seconds: Seconds by name, of loading. Earlier versions remembered jobs here as well, by kind: per sample,
-            or per job where it has none.
+        seconds: Seconds by name, of loading.
     """
 
     jobs: Mapping[str, Sequence[Timed]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
-    def knows(self, kind: str) -> bool:
-        """Whether a job of that kind was timed."""
-        return kind in self.jobs or kind in self.seconds
+    def knows(self, name: str) -> bool:
+        """Whether a kind of job, or a loading, was timed."""
+        return name in self.jobs or name in self.seconds
 
-    def expected_s(self, kind: str, size_s: float, samples: int) -> float:
+    def expected_s(self, kind: str, size_s: float) -> float:
         """What a job takes, by the measurement that is the nearest in size; its size where nothing was measured.
 
         Args:
             kind: Of the job.
             size_s: Its size.
-            samples: Of the job; 0 where it has none.
         """
-        if timed := self.jobs.get(kind):
-            return min(timed, key=lambda each: _apart(each.size_s, size_s)).expected_s(size_s)
-        measured = self.seconds.get(kind)
-        return size_s if measured is None else measured * max(1, samples)
+        timed = self.jobs.get(kind)
+        return min(timed, key=lambda each: _apart(each.size_s, size_s)).expected_s(size_s) if timed else size_s
 
     def updated(self, newer: Durations) -> Durations:
         """These, with newer ones in the place of those of the same name and, of jobs, the same class of sizes."""
         jobs = {kind: together([*self.jobs.get(kind, ()), *timed]) for kind, timed in newer.jobs.items()}
-        seconds = {name: value for name, value in self.seconds.items() if name not in jobs}
-        return Durations({**self.jobs, **jobs}, {**seconds, **newer.seconds})
+        return Durations({**self.jobs, **jobs}, {**self.seconds, **newer.seconds})
 
 
 def together(timed: Iterable[Timed]) -> list[Timed]:

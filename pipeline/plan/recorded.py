@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -187,7 +187,8 @@ def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Cause]:
     while frontier:
         at = frontier.popleft()
         for upstream in new.inputs[at]:
-            if upstream not in came_from and upstream in old.jobs and _differ(old, new, upstream):
+            before = old.jobs.get(upstream)
+            if upstream not in came_from and before and before.key != new.jobs[upstream].key:
                 came_from[upstream] = at
                 frontier.append(upstream)
     told: set[tuple[str, ...]] = set()
@@ -203,10 +204,56 @@ def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Cause]:
 
 def own_changes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Change]:
     """What differs in a job itself, not in what it reads."""
-    before, after = old.jobs[job_id], new.jobs[job_id]
-    found = list(_plain_changes(old, new, before, after))
-    found += _config_changes(after, old.config(job_id), new.config(job_id))
-    return found + list(_input_changes(old, new, before, after))
+    before, after = _facts(old, job_id), _facts(new, job_id)
+    whats = [what for what in dict.fromkeys([*before, *after]) if before.get(what) != after.get(what)]
+    if not (old.jobs[job_id].determined_by and new.jobs[job_id].determined_by):
+        whats = []  # one of the plans does not say it
+    sections = tuple(f"{what.removeprefix(_SECTION)}." for what in whats if what.startswith(_SECTION))
+    found = []
+    for what in whats:
+        one, other = before.get(what, _MISSING), after.get(what, _MISSING)
+        follows = what == _ROWS or what.startswith(_READS)
+        show: Callable[[Any], str]
+        if what.startswith(_READS):
+            show = _jobs if len(one or ()) == len(other or ()) else _number
+        else:
+            show = _rows if what == _ROWS else shown
+        if not what.startswith(sections):
+            found.append(Change(what, show(one), show(other), follows))
+    return found
+
+
+_SECTION, _READS, _ROWS = "the section ", "what it reads as ", "its rows"
+
+
+def _facts(plan: RecordedPlan, job_id: str) -> dict[str, Any]:
+    """All that determines the key of a job, by what to call it."""
+    job, config = plan.jobs[job_id], plan.config(job_id)
+    named = {"version": f"the version of {job.algo}'s code", "class_path": f"algos.{job.algo}.class_path"}
+    named |= {"seed": "the seed", "rows": _ROWS}
+    found: dict[str, Any] = {"the format of stored files": plan.key_format}
+    found |= {what: job.determined_by[name] for name, what in named.items() if name in job.determined_by}
+    found |= {f"the source of {path}": digest for path, digest in (job.determined_by.get("code") or {}).items()}
+    others = job.determined_by.keys() - {*named, "code", "config"}
+    found |= {name: job.determined_by[name] for name in job.determined_by if name in others}
+    for part, version in config.get("version", {}).items():
+        shipped = "" if part.startswith(("class ", "package ")) else "shipped "
+        found[f"the version of the {shipped}{part}"] = version
+    for section, value in config.items():
+        if section != "version":
+            name = f"{_SECTIONS[section]}.{getattr(job, section)}" if section in _SECTIONS else section
+            found |= {f"{_SECTION}{name}": "read", **dict(_leaves(name, value))}
+    for name, keys in job.inputs.items():
+        found[f"{_READS}'{name}'"] = [plan.by_key.get(key, key) for key in keys]
+    return found
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, inside in value.items():
+            yield from _leaves(f"{path}.{name}", inside)
+    else:
+        yield path, value
 
 
 def _topic(change: Change, job: Job) -> tuple[str, ...]:
@@ -216,108 +263,29 @@ def _topic(change: Change, job: Job) -> tuple[str, ...]:
     return (change.what, change.old, change.new)
 
 
-def _differ(old: RecordedPlan, new: RecordedPlan, job_id: str) -> bool:
-    return old.jobs[job_id].key != new.jobs[job_id].key
-
-
 def _path(came_from: Mapping[str, str], at: str) -> Iterator[str]:
     while at:
         yield at
         at = came_from[at]
 
 
-def _plain_changes(old: RecordedPlan, new: RecordedPlan, before: Job, after: Job) -> Iterator[Change]:
-    if old.key_format is not None and new.key_format is not None and old.key_format != new.key_format:
-        yield Change("the format of stored files", str(old.key_format), str(new.key_format))
-    names = {
-        "version": f"the version of {after.algo}'s code",
-        "class_path": f"algos.{after.algo}.class_path",
-        "seed": "the seed",
-        "rows": "its rows",
-    }
-    for name in dict.fromkeys([*names, *before.determined_by, *after.determined_by]):
-        one, other = before.determined_by.get(name, _MISSING), after.determined_by.get(name, _MISSING)
-        if name != "config" and one != other and before.determined_by and after.determined_by:
-            if name == "code":
-                yield from _code_changes(one, other)
-                continue
-            show = _rows if name == "rows" else shown
-            yield Change(names.get(name, name), show(one), show(other), follows=name == "rows")
-
-
-def _code_changes(before: Any, after: Any) -> Iterator[Change]:
-    """Changes of the user's own code: tables of dotted paths and hashes."""
-    one, other = ({} if table is _MISSING else table for table in (before, after))
-    for path in dict.fromkeys([*one, *other]):
-        if one.get(path, _MISSING) != other.get(path, _MISSING):
-            yield Change(f"the source of {path}", shown(one.get(path, _MISSING)), shown(other.get(path, _MISSING)))
-
-
-def _config_changes(job: Job, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    if before == after or not before or not after:
-        return
-    yield from _version_changes(before.get("version", {}), after.get("version", {}))
-    for section in dict.fromkeys([*before, *after]):
-        if section == "version":
-            continue
-        prefix = f"{_SECTIONS[section]}.{getattr(job, section)}" if section in _SECTIONS else section
-        one, other = before.get(section, _MISSING), after.get(section, _MISSING)
-        if one is _MISSING or other is _MISSING:
-            ways = ("not read", "read")
-            yield Change(f"the section {prefix}", ways[one is not _MISSING], ways[other is not _MISSING])
-            continue
-        for change in _leaves(prefix, one, other):
-            # The class of an algorithm is part of the job as well as of its section.
-            if change.what != f"algos.{job.algo}.class_path":
-                yield change
-
-
-def _version_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
-    """Changes of what `plan.contents` covers a stage by."""
-    for part in dict.fromkeys([*before, *after]):
-        one, other = before.get(part, _MISSING), after.get(part, _MISSING)
-        if one != other:
-            named = part if part.startswith(("class ", "package ")) else f"shipped {part}"
-            yield Change(f"the version of the {named}", shown(one), shown(other))
-
-
-def _leaves(path: str, one: Any, other: Any) -> Iterator[Change]:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for name in dict.fromkeys([*one, *other]):
-            yield from _leaves(f"{path}.{name}", one.get(name, _MISSING), other.get(name, _MISSING))
-    elif one != other:
-        yield Change(path, shown(one), shown(other))
-
-
-def _input_changes(old: RecordedPlan, new: RecordedPlan, before: Job, after: Job) -> Iterator[Change]:
-    for name in dict.fromkeys([*before.inputs, *after.inputs]):
-        one = [old.by_key.get(key, key) for key in before.inputs.get(name, ())]
-        other = [new.by_key.get(key, key) for key in after.inputs.get(name, ())]
-        if one != other:
-            show = _names if len(one) == len(other) else _number
-            yield Change(f"what it reads as '{name}'", show(one), show(other), follows=True)
-
-
-def _names(job_ids: list[str]) -> str:
+def _jobs(job_ids: list[str]) -> str:
     return job_ids[0] if len(job_ids) == 1 else f"{job_ids[0]} to {job_ids[-1]}"
 
 
-def _number(job_ids: list[str]) -> str:
-    return "1 job" if len(job_ids) == 1 else f"{len(job_ids)} jobs"
+def _number(job_ids: Any) -> str:
+    number = 0 if job_ids is _MISSING else len(job_ids)
+    return "1 job" if number == 1 else f"{number} jobs"
 
 
-def _rows(value: object) -> str:
-    if isinstance(value, (list, tuple)) and len(value) == 2:
-        return f"{value[0]} to {value[1] - 1}"
-    return shown(value)
+def _rows(value: Any) -> str:
+    return f"{value[0]} to {value[1] - 1}" if isinstance(value, list | tuple) and len(value) == 2 else shown(value)
 
 
 def shown(value: object) -> str:
     """A value of the configuration as one writes it on the command line."""
     if value is _MISSING:
         return "(not there)"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{', '.join(map(shown, value))}]"
-    return str(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -12,9 +12,9 @@ SMALL = ["data_collection.prompts_per_round=20", "evaluation.num_prompts=20", "e
 
 def test_a_job_of_a_size_that_was_measured_takes_what_was_measured() -> None:
     found = Durations({"kind": [Timed(0.02, 0.4), Timed(34.0, 70.0)]})
-    assert found.expected_s("kind", 0.02, 10) == pytest.approx(0.4)
-    assert found.expected_s("kind", 34.0, 10) == pytest.approx(70.0)
-    assert found.expected_s("another", 34.0, 10) == 34.0
+    assert found.expected_s("kind", 0.02) == pytest.approx(0.4)
+    assert found.expected_s("kind", 34.0) == pytest.approx(70.0)
+    assert found.expected_s("another", 34.0) == 34.0
 
 
 def test_a_small_job_that_took_long_does_not_make_large_ones_long() -> None:
@@ -34,8 +34,8 @@ def test_a_large_job_tells_how_fast_the_machine_is() -> None:
 
 def test_the_measurement_that_is_the_nearest_in_size_counts() -> None:
     found = Durations({"kind": [Timed(0.1, 0.5), Timed(100.0, 300.0)]})
-    assert found.expected_s("kind", 50.0, 0) == pytest.approx(150.0, rel=0.05)
-    assert found.expected_s("kind", 0.2, 0) == pytest.approx(0.6, rel=0.05)
+    assert found.expected_s("kind", 50.0) == pytest.approx(150.0, rel=0.05)
+    assert found.expected_s("kind", 0.2) == pytest.approx(0.6, rel=0.05)
 
 
 @pytest.mark.properties

@@ -38,10 +38,10 @@ def test_what_comes_out_does_not_depend_on_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("nothing", "gave None for the job addition/"),
+        ("nothing", "to give a finite number, failed: TypeError"),
         ("not_a_number", "gave nan"),
-        ("huge", "a huge number"),
-        ("array", "gave [0. 0. 0.]"),
+        ("huge", "OverflowError"),
+        ("array", "TypeError"),
         ("raises", "ZeroDivisionError: division by zero (/"),
         ("leaves", "SystemExit"),
         ("unshowable", "not today"),
