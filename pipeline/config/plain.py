@@ -114,7 +114,10 @@ def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) 
             }
             return {**before, **found}
         if isinstance(value, list | tuple) and get_origin(kind) is list:
-            return [_converted(each, inside, None, (*path, str(at)), refuse) for at, each in enumerate(value)]
+            *above, name = path
+            return [
+                _converted(each, inside, None, (*above, f"{name}[{at}]"), refuse) for at, each in enumerate(value)
+            ]
         if kind is Any:
             return (
                 _converted(value, dict[str, Any], before, path, refuse)

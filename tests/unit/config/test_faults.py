@@ -31,7 +31,7 @@ NAME = "experiment.name=t"
 )
 def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config([NAME, *words])
+        quick_config([NAME, *words])
     said = str(caught.value)
     assert [part for part in told if part not in said] == []
     assert said.startswith(f"{len(set(told))} settings are wrong:")
@@ -73,7 +73,7 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
 )
 def test_a_wrong_setting_is_one_line_with_what_is_allowed_and_the_nearest_name(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config([NAME, override])
+        quick_config([NAME, override])
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 2000
@@ -84,7 +84,7 @@ def test_a_wrong_setting_is_one_line_with_what_is_allowed_and_the_nearest_name(o
 )
 def test_a_request_without_a_name_says_so(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(words)
+        quick_config(words)
     assert str(caught.value).startswith(said)
 
 

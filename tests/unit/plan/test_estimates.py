@@ -5,7 +5,6 @@ The recorded seconds are of a core of the machine that docs/benchmarks.md names.
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import AlgoConfig, DatasetConfig
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.dpo import DPO, DPOConfig
@@ -23,6 +22,7 @@ from pipeline.plan.estimates import (
     prompt_tokens,
 )
 from pipeline.plan.models import count_weights, weights_in_name
+from tests.doubles.composing import quick_config
 
 STAGES = {(kind, stage.name): stage for kind in (DPO, GRPO, PITA, QSharp) for stage in kind.stages}
 SENTIMENT = Scale(weights=134_515_008, tokens=24, prompt=32, prompts=256, samples=2, decided=1.0)
@@ -60,7 +60,7 @@ def test_a_model_of_135_million_weights_takes_what_was_recorded(
 
 
 def test_the_first_result_takes_some_80_seconds_on_two_cores() -> None:
-    config = load_config(["experiment.name=x"])
+    config = quick_config(["experiment.name=x"])
     plan = build_plan(config, weights={name: count_weights(model) for name, model in config.models.items()})
     whole_s = estimated_makespan(plan, list(plan.jobs), 2) + estimated_load(plan, list(plan.jobs), 2, {})
     assert 40 < whole_s < 160
@@ -68,7 +68,7 @@ def test_the_first_result_takes_some_80_seconds_on_two_cores() -> None:
 
 def test_a_plan_counts_all_that_is_drawn_of_a_prompt() -> None:
     few = ["data_collection.prompts_per_round=10", "rounds_of_training=1", "algos.DPO.num_generations=3"]
-    config = load_config(["experiment.name=x", "algos=[PITA,DPO]", "data_collection.samples_per_example=2", *few])
+    config = quick_config(["experiment.name=x", "algos=[PITA,DPO]", "data_collection.samples_per_example=2", *few])
     jobs = build_plan(config).jobs.values()
     drawn = {(job.algo, job.samples) for job in jobs if job.stage == "generate"}
     assert drawn == {("PITA", 20), ("DPO", 30)}
@@ -83,7 +83,7 @@ def test_the_size_of_a_model_on_the_hub_is_in_its_name() -> None:
 
 
 def test_prompts_and_decided_pairs_follow_from_the_dataset() -> None:
-    config = load_config(["experiment.name=x", "dataset=[addition,star_graph,movie_openings,gsm8k]"]).datasets
+    config = quick_config(["experiment.name=x", "dataset=[addition,star_graph,movie_openings,gsm8k]"]).datasets
     tokens = {name: prompt_tokens(load_dataset(section)) for name, section in config.items()}
     assert tokens["addition"] == 9
     assert tokens["star_graph"] > 20

@@ -4,9 +4,9 @@ from dataclasses import fields
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
 from pipeline.plan.graph import ResultKeys, determining, result_key
+from tests.doubles.composing import quick_config
 
 
 def test_order_of_fields_does_not_matter() -> None:
@@ -28,7 +28,7 @@ def test_a_key_is_a_plain_file_name() -> None:
 
 
 def test_hints_are_left_out() -> None:
-    config = load_config(["experiment.name=t"])
+    config = quick_config(["experiment.name=t"])
     before = determining(config)
     config.algos["PITA"].num_workers = 7
     config.execution.workers = 5
@@ -41,7 +41,7 @@ def test_hints_are_left_out() -> None:
 
 
 def test_an_option_at_its_default_leaves_keys_as_they_were() -> None:
-    config = load_config(["experiment.name=t"])
+    config = quick_config(["experiment.name=t"])
     assert "padding_free" not in determining(config)["training"]
     config.training.padding_free = True
     assert determining(config)["training"]["padding_free"] is True

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import GradingConfig
 from pipeline.config.user_code import source_hash
 from pipeline.plan.build import build_plan
@@ -74,7 +73,7 @@ def plan(*overrides: str) -> Plan:
     forget()
     own = ["algos.Idea.class_path=own_idea.Idea", "datasets.counting.class_path=own_counting.Counting"]
     chosen = ["experiment.name=t", "algos=[PITA]", "dataset=[]", "datasets.counting.reward=own_praise.praise"]
-    return build_plan(load_config([*chosen, *own, *overrides]))
+    return build_plan(quick_config([*chosen, *own, *overrides]))
 
 
 def changed_stages(before: Plan, after: Plan) -> set[str]:
@@ -117,14 +116,14 @@ def test_an_edited_dataset_or_reward_runs_again_what_sees_it(folder: Path, name:
 
 def test_what_ships_has_no_part_in_it(folder: Path) -> None:
     shipped = build_plan(
-        load_config(["experiment.name=t", "algos.Mild.class_path=pipeline.learning.algos.value_guided.PITA"])
+        quick_config(["experiment.name=t", "algos.Mild.class_path=pipeline.learning.algos.value_guided.PITA"])
     )
     assert not any("code" in job.determined_by for job in shipped.jobs.values())
     assert class_source(None) == {}
 
 
 def test_a_reward_under_another_name_is_followed(folder: Path) -> None:
-    config = load_config(
+    config = quick_config(
         [
             "experiment.name=t",
             "datasets.addition.rewards={kind: 1, exact_match: 1}",
