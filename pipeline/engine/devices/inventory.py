@@ -241,7 +241,6 @@ def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> list[Device]:
         ) from error
     if mask is None:
         return list(machine.devices.values())
-    _warn_of_order(machine, mask, environ)
     return [_usable(machine, uuid, mask) for uuid in shown]
 
 
@@ -256,18 +255,6 @@ def _usable(machine: Machine, uuid: str, mask: str) -> Device:
             f"UUID: {VISIBLE}={slices or '(it has none yet: see `nvidia-smi mig`)'}."
         )
     raise DeviceError(f"{VISIBLE}={mask}: GPU {index} does not work: {machine.broken.get(uuid)}. Leave it out.")
-
-
-def _warn_of_order(machine: Machine, mask: str, environ: Mapping[str, str]) -> None:
-    models = {device.name for device in machine.devices.values() if device.slice_index is None}
-    by_number = not mask.startswith(("GPU-", "MIG-"))
-    if by_number and len(models) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        log.warning(
-            "%s=%s is read in PCI bus order, as nvidia-smi lists GPUs; CUDA itself would put the fastest first on "
-            "this machine of mixed GPUs. Set CUDA_DEVICE_ORDER=PCI_BUS_ID so that both mean the same.",
-            VISIBLE,
-            mask,
-        )
 
 
 def _listed(machine: Machine) -> str:

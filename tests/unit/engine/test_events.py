@@ -100,21 +100,6 @@ def test_what_engines_write_is_read_whole(tmp_path: Path) -> None:
     assert len(list(read_journal(run.folder.journal))) == len(EVENTS) + 1
 
 
-@pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_a_field_of_a_wrong_type_costs_its_line_at_most(tmp_path: Path, odd: Any) -> None:
-    run, lines = WrittenRun(tmp_path, chain_plan()), 0
-    for event in [*EVENTS, *TOLD]:
-        for name in event:
-            run.write(**{**event, name: odd}) if isinstance(odd, str) or name != "event" else None
-            lines += 1
-        with run.folder.journal.open("a") as file:
-            file.write(json.dumps({**event, "time": odd}) + "\n")
-    run.write("JobFoundStored", job=f"{CHAIN}/r2/train")
-    recorded = shown(run)
-    assert recorded.view.jobs[f"{CHAIN}/r2/train"].status == "stored"
-    assert 0 <= recorded.unreadable <= lines + len(EVENTS) + len(TOLD)
-
-
 @pytest.mark.properties
 @given(data=st.data())
 def test_any_lines_are_read_or_counted(data: st.DataObject) -> None:

@@ -130,16 +130,6 @@ def test_setup_selects_shows_and_names(machine: UseMachine, capsys: pytest.Captu
     assert os.environ[VISIBLE] == uuid(6)
 
 
-def test_lines_tell_ids_from_the_machines_numbers(machine: UseMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine("mig")
-    monkeypatch.setenv(VISIBLE, "1")
-    assert printed()[1].startswith("GPU 0 = the machine's GPU 1: NVIDIA H200 (")
-    monkeypatch.setenv(VISIBLE, "MIG-00000001")
-    assert printed()[1].startswith("GPU 0 = the machine's GPU 0 slice 1: NVIDIA H200 MIG 1g.18gb (17408 MB total")
-    with pytest.raises(DeviceError, match="no GPU 3"):
-        printed([3])
-
-
 @pytest.mark.parametrize(
     ("size_gb", "margin", "chosen"),
     [(14, 1.5, [7]), (80, 1.5, [7]), (100, 1.5, [6, 7]), (140, 1.5, [6, 7]), (140, 1.0, [6, 7]), (500, 1.5, None)],
@@ -178,10 +168,3 @@ def test_nothing_changes_once_cuda_is_in_use(machine: UseMachine, monkeypatch: p
         with pytest.raises(DeviceError, match="CUDA is in use in this process"):
             change()
     assert os.environ[VISIBLE] == uuid(1)
-
-
-def test_torch_takes_the_names(machine: UseMachine) -> None:
-    import torch
-
-    machine("two")
-    assert torch.device(devices.get_optimal_device()) == torch.device("cuda", 1)

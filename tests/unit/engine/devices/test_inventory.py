@@ -95,18 +95,6 @@ def test_mig_slices_are_devices_and_their_gpu_is_none(machine: UseMachine) -> No
         find_gpus({"CUDA_VISIBLE_DEVICES": "1,0"})
 
 
-def test_numbers_on_a_mixed_machine_are_warned_about(
-    machine: UseMachine, caplog: pytest.LogCaptureFixture
-) -> None:
-    machine("mixed")
-    find_gpus({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
-    find_gpus({"CUDA_VISIBLE_DEVICES": "GPU-00000000"})
-    find_gpus({})
-    assert not caplog.records
-    find_gpus({"CUDA_VISIBLE_DEVICES": "0"})
-    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in caplog.text
-
-
 def test_memory_is_that_of_the_whole_device(machine: UseMachine) -> None:
     machine({"gpus": [gpu(0, total_gib=80, used_gib=30, reserved_gib=1, utilization=7, processes=[[5, 30]])]})
     use = read_usage(find_gpus({})[0])

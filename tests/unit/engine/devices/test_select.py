@@ -10,7 +10,6 @@ from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.engine.devices.select import (
     DeviceRequest,
     candidates,
-    choose_devices,
     holders,
     lease_devices,
     pick,
@@ -24,27 +23,22 @@ def picked(**conditions: Any) -> list[int]:
     return [device.index for device in pick(find_gpus(), read_machine().usage, **conditions)]
 
 
-def test_equals_are_taken_from_the_highest_number_down(machine: UseMachine) -> None:
-    machine("eight")
-    assert picked(count=3) == [5, 6, 7]
-    assert picked() == list(range(8))
-
-
-def test_the_idlest_go_first(machine: UseMachine) -> None:
-    machine("busy")
-    assert picked(count=1) == [2]
-    assert picked(count=2) == [0, 2]
-    assert picked(count=3) == [0, 2, 3]
-
-
-def test_of_equally_free_ones_the_less_busy_goes_first(machine: UseMachine) -> None:
-    machine({"gpus": [gpu(0, utilization=10), gpu(1, utilization=80), gpu(2, utilization=30)]})
-    assert picked(count=2) == [0, 2]
-
-
-def test_some_megabytes_of_a_display_do_not_matter(machine: UseMachine) -> None:
-    machine({"gpus": [gpu(0, total_gib=139.5), gpu(1, total_gib=139.5, used_gib=0.3)]})
-    assert picked(count=1) == [1]
+@pytest.mark.parametrize(
+    ("kind", "count", "best"),
+    [
+        ("eight", 3, [5, 6, 7]),
+        ("eight", None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("busy", 1, [2]),
+        ("busy", 3, [0, 2, 3]),
+        ({"gpus": [gpu(0, utilization=10), gpu(1, utilization=80), gpu(2, utilization=30)]}, 2, [0, 2]),
+        ({"gpus": [gpu(0, total_gib=139.5), gpu(1, total_gib=139.5, used_gib=0.3)]}, 1, [1]),  # a display
+    ],
+)
+def test_the_idlest_go_first_and_of_equals_the_highest(
+    machine: UseMachine, kind: Any, count: int | None, best: list[int]
+) -> None:
+    machine(kind)
+    assert picked(count=count) == best
 
 
 @pytest.fixture(autouse=True)
@@ -130,12 +124,6 @@ def test_without_gpus_slots_are_taken(machine: UseMachine) -> None:
         labels({"device": DeviceChoice.cuda})
 
 
-def test_gpus_go_one_to_a_worker(machine: UseMachine) -> None:
-    machine("two")
-    assert [one.label for one in choose_devices(DeviceChoice.auto, None)] == ["GPU 0", "GPU 1"]
-    assert [one.label for one in choose_devices(DeviceChoice.cuda, 1)] == ["GPU 1"]
-
-
 def test_what_another_run_holds_is_passed_over_by_count_and_refused_by_id(machine: UseMachine) -> None:
     machine("eight")
     four = DistributedConfig(num_gpus=4)
@@ -158,13 +146,3 @@ def test_workers_get_gpus_in_their_order(machine: UseMachine, monkeypatch: pytes
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2,4")
     with lease_devices(DeviceChoice.auto, None) as lease:
         assert [one.index for one in lease.devices] == [6, 2, 4]
-
-
-def test_cpu_slots_need_no_lease(machine: UseMachine) -> None:
-    machine("mismatch")
-    with (
-        lease_devices(DeviceChoice.cpu, 2) as one,
-        lease_devices(DeviceChoice.cpu, 2) as other,
-    ):
-        assert one.devices == other.devices
-        assert [device.label for device in one.devices] == ["cpu slot 0", "cpu slot 1"]

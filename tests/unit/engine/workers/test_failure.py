@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.workers.messages import (
-    NEEDS_FRESH_WORKER,
     FailureKind,
     RunJob,
     classify,
@@ -118,6 +117,9 @@ def test_a_full_disk_is_told_whatever_was_being_saved(
         (RuntimeError("CUDA error: no space left on device"), FailureKind.device),
         (GangError("its log ends: No space left on device", rank=0, kind="bug"), FailureKind.bug),
         (GangError("m", rank=0, kind="no such kind"), FailureKind.bug),
+        (RuntimeError("NCCL error in: x.cpp, remote process exited or there was an error"), FailureKind.transient),
+        (RuntimeError("NCCL error: unhandled cuda error"), FailureKind.device),
+        (RanksDisagree("2 ranks"), FailureKind.device),
     ],
     ids=str,
 )
@@ -246,14 +248,3 @@ def test_an_input_that_was_found_damaged_is_named() -> None:
     error.__cause__ = DamagedOutput("read", "p")
     message = raised(ORDER, error, 0.0)
     assert (message.kind, message.damaged_key) == (FailureKind.damaged_input, "read")
-
-
-def test_a_rank_that_has_lost_another_does_not_blame_its_device() -> None:
-    said = "NCCL error in: ProcessGroupNCCL.cpp, remote process exited or there was a network error"
-    assert classify(RuntimeError(said)) is FailureKind.transient
-    assert classify(RuntimeError("NCCL error: unhandled cuda error")) is FailureKind.device
-
-
-def test_ranks_that_disagree_are_tried_again_in_fresh_processes() -> None:
-    assert classify(RanksDisagree("2 ranks")) is FailureKind.device
-    assert FailureKind.device in NEEDS_FRESH_WORKER
