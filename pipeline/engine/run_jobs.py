@@ -36,10 +36,6 @@ from pipeline.machine.descendants import Reaper
 from pipeline.plan.durations import LONGEST_S, Durations, Seconds, Timed
 from pipeline.plan.graph import Plan
 
-# -- backends ----------------------------------------------------------------------------------------------------
-# From the configuration to a pool: which kind of worker, on which devices.
-
-
 # -- inline ------------------------------------------------------------------------------------------------------
 # A worker that is this very process: for debugging, for tests and for machines without room for another. It
 # follows the protocol of the others, with one difference that follows from its nature: `receive` runs the job

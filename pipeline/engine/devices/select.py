@@ -34,12 +34,15 @@ from pipeline.locks import Claim, claim, is_held
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 
 # -- lease -------------------------------------------------------------------------------------------------------
-# The right to use a GPU, between the runs of one user on one machine. <folder>/<uuid>.lock held as long as
-# its holder lives; says who that is <folder>/queue/ a ticket, held the same way, for each run that waits
-# <folder>/guard held for the instant in which one process looks and takes A lease is a claim
-# (`pipeline.locks`): it dies with its holder, `kill -9` included, and children have none. The memory that a
-# worker which outlives the engine may still hold is waited for in `inventory.py`. Only one process at a time
-# looks and takes, so a set is taken as a whole or not at all, and none can wait for another in a circle.
+# The right to use a GPU, between the runs of one user on one machine.
+#
+#     <folder>/<uuid>.lock     held as long as its holder lives; says who that is
+#     <folder>/queue/          a ticket, held the same way, for each run that waits
+#     <folder>/guard           held for the instant in which one process looks and takes
+#
+# A lease is a claim (`pipeline.locks`): it dies with its holder, `kill -9` included, and children have none. The
+# memory that a worker which outlives the engine may still hold is waited for in `inventory.py`. Only one process
+# at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for another in a circle.
 
 
 FOLDER = "PIPELINE_LEASE_DIR"
@@ -462,46 +465,35 @@ def candidates(
     Raises:
         DeviceError: The request cannot be met; says what was asked for and what there is.
     """
+    count, ids, (count_name, ids_name) = request.num_gpus, request.gpu_ids, request.names
+    asked = f"{count_name}={count}" if ids is None else f"{ids_name}={list(ids)}"
     if workers is not None and workers < 1:
         raise DeviceError(f"execution.workers={workers}: at least one worker is needed")
-    _check_numbers(request)
-    wants_gpus = request.num_gpus is not None or request.gpu_ids is not None
+    if count is not None and ids is not None and count != len(ids):
+        raise DeviceError(f"{count_name}={count}, but {asked}: make them agree, or give one alone.")
+    if (count is not None and count < 1) or (ids is not None and not ids):
+        raise DeviceError(f"{asked} is no GPU. For a run without GPUs use {request.without}; null leaves it open.")
     if request.device is DeviceChoice.cpu:
         return _slots(workers)
     hidden = environment.get(VISIBLE, "0").strip() in NOTHING
     machine = Machine() if hidden else read_machine()
     visible = [] if hidden else visible_gpus(machine, environment)
     if not visible:
-        if wants_gpus or request.device is DeviceChoice.cuda:
-            raise DeviceError(_no_gpu(request, environment))
-        return _slots(workers)
-    return _gpus(request, visible, machine.usage, environment, workers)
-
-
-def _gpus(
-    request: DeviceRequest,
-    visible: Sequence[Device],
-    usage: Mapping[str, GpuUsage],
-    environment: Mapping[str, str],
-    workers: int | None,
-) -> Candidates:
-    if request.gpu_ids is not None:
-        asked = f"{request.names[1]}={list(request.gpu_ids)}"
-        devices = gpus_of_ids(request.gpu_ids, visible, environment, asked)
-    else:
-        devices = rank(visible, usage)
-    wanted = request.num_gpus if request.num_gpus is not None else len(devices)
-    if wanted > len(devices):
+        if count is None and ids is None and request.device is not DeviceChoice.cuda:
+            return _slots(workers)
+        asked, mask = asked if count or ids else "device=cuda", environment.get(VISIBLE)
+        why = "NVML found none" if mask is None else f"{VISIBLE}={mask!r} hides them, or NVML found none"
         raise DeviceError(
-            f"{request.names[0]}={wanted}, but there are {len(visible)} usable GPUs: "
-            f"{_listed(visible, environment)}. Use {request.names[0]}={len(visible)} or less, or "
-            f"{request.without}."
+            f"{asked}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use {request.without}."
         )
-    if workers is not None and workers > wanted:
-        raise DeviceError(
-            f"execution.workers={workers}, but there are {wanted} usable GPUs and each worker needs one of "
-            f"its own. Use execution.workers={wanted} or less, or device=cpu."
-        )
+    devices = rank(visible, machine.usage) if ids is None else gpus_of_ids(ids, visible, environment, asked)
+    wanted = count or len(devices)
+    for name, number, have in ((count_name, wanted, len(devices)), ("execution.workers", workers or 0, wanted)):
+        if number > have:
+            raise DeviceError(
+                f"{name}={number}, but there are {have} usable GPUs: {_listed(visible, environment)}; each worker "
+                f"has one of its own. Use {name}={have} or less, or {request.without}."
+            )
     return Candidates(devices=tuple(devices), count=workers or wanted, order=tuple(visible))
 
 
@@ -529,36 +521,6 @@ def gpus_of_ids(
     if len(set(ids)) != len(ids):
         raise DeviceError(f"{asked} names a GPU twice")
     return [visible[number] for number in ids]
-
-
-def _check_numbers(request: DeviceRequest) -> None:
-    count, ids = request.num_gpus, request.gpu_ids
-    count_name, ids_name = request.names
-    if count is not None and count < 1:
-        raise DeviceError(
-            f"{count_name}={count}: must be at least 1. For a run without GPUs use {request.without}."
-        )
-    if ids is not None and not ids:
-        raise DeviceError(
-            f"{ids_name}=[] names no GPU. For a run without GPUs use {request.without}; null leaves it open."
-        )
-    if count is not None and ids is not None and count != len(ids):
-        raise DeviceError(
-            f"{count_name}={count}, but {ids_name}={list(ids)} names {len(ids)}: "
-            "make them agree, or give one alone."
-        )
-
-
-def _no_gpu(request: DeviceRequest, environment: Mapping[str, str]) -> str:
-    if request.gpu_ids is not None:
-        asked = f"{request.names[1]}={list(request.gpu_ids)}"
-    elif request.num_gpus is not None:
-        asked = f"{request.names[0]}={request.num_gpus}"
-    else:
-        asked = "device=cuda"
-    mask = environment.get(VISIBLE)
-    why = "NVML found none" if mask is None else f"{VISIBLE}={mask!r} hides them, or NVML found none"
-    return f"{asked}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use {request.without}."
 
 
 def _listed(visible: Sequence[Device], environment: Mapping[str, str]) -> str:
@@ -656,10 +618,11 @@ def _candidates(choice: DeviceChoice, workers: int | None, distributed: Distribu
 
 
 # -- layout ------------------------------------------------------------------------------------------------------
-# The devices of a run as places for jobs: how many jobs each takes at once, and how much memory they may
-# take. worker = one slot of one device; worker i is on device i modulo the number of devices free = what of a
-# GPU's memory was free when the run began usable = what of that several jobs may take together: 0.9 x free -
-# 1 GB, as everywhere (`learning.memory.fit`)
+# The devices of a run as places for jobs: how many jobs each takes at once, and how much memory they may take.
+#
+#     worker = one slot of one device;  worker i is on device i modulo the number of devices
+#     free   = what of a GPU's memory was free when the run began
+#     usable = what of that several jobs may take together: 0.9 x free - 1 GB, as in `learning.memory.fit`
 
 
 AUTO_SLOTS = 4

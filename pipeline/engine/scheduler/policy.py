@@ -43,8 +43,10 @@ from pipeline.engine.scheduler.state import RunState, WorkerState
 from pipeline.plan.graph import Job
 
 # -- placement ---------------------------------------------------------------------------------------------------
-# Where there is room for a job now, and where there will be: idle workers, and memory beside the jobs that
-# run. on each device: set aside for the jobs that run + for the next one + held by idle workers <= usable
+# Where there is room for a job now, and where there will be: idle workers, and memory beside the jobs that run.
+#
+#     on each device:  set aside for the jobs that run  +  for the next one  +  held by idle workers  <=  usable
+#
 # What idle workers hold, the models of their last jobs, can be had by ending their processes.
 
 

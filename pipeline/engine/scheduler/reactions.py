@@ -305,10 +305,6 @@ def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
     failed(run, job_id, index, Failure(FailureKind.lost, f"worker {index} {again}"), suspect=None)
 
 
-# -- dispatch ----------------------------------------------------------------------------------------------------
-# What it takes to start a job: of several runs one computes it, and only what is not stored. Pure rules.
-
-
 # -- runnable ----------------------------------------------------------------------------------------------------
 # Whether an engine with these devices can carry out a plan at all, and in words why not. Pure.
 

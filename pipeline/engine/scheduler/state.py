@@ -15,10 +15,13 @@ from pipeline.engine.workers.messages import FailureKind
 from pipeline.plan.graph import Job, Plan
 
 # -- job state ---------------------------------------------------------------------------------------------------
-# Where each job of a run stands, as plain data. pending -> ready -> running -> done -----. | ^ | |----->
-# failed | | | | | | | '-|--------' | a failed attempt that is retried | '-> stored | there before the run, or
-# made by another run meanwhile '-> blocked | | something it reads has failed
-# ^----------------'--------------------' its output was found damaged
+# Where each job of a run stands, as plain data.
+#
+#     pending -> ready -> running -> done
+#     pending or ready -> stored        there before the run, or made by another run meanwhile
+#     running -> ready, failed          a failed attempt that is tried again, or was the last one
+#     pending -> blocked                something that it reads has failed
+#     done, stored -> pending           its output was found damaged
 
 
 class JobStatus(Enum):

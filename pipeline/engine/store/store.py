@@ -666,10 +666,14 @@ def _is_held(path: Path) -> bool:
 
 # -- verified ----------------------------------------------------------------------------------------------------
 # Which stored outputs were read and found good in this run, so that each is read once, whoever uses it.
-# problem(key) --> note of the run? --> every entry as it was then --> good, after one `lstat` an entry |
-# none, or something differs v read everything --> good: leave a note The notes lie in the run's scratch
-# folder, one small file a key, and are shared by the engine and its workers. A note that is lost or garbled
-# costs reading the output again and nothing else.
+#
+#     problem(key) --> note of the run? --> every entry as it was then --> good, after one `lstat` an entry
+#                           | none, or something differs
+#                           v
+#                      read everything --> good: leave a note
+#
+# The notes lie in the run's scratch folder, one small file a key, and are shared by the engine and its workers. A
+# note that is lost or garbled costs reading the output again and nothing else.
 
 
 Fingerprints = Mapping[str, list[int]]

@@ -87,9 +87,14 @@ def test_devices_are_those_asked_for_within_what_the_environment_shows(
 @pytest.mark.parametrize(
     ("asked", "mask", "workers", "said"),
     [
-        ({"num_gpus": 9}, None, None, r"num_gpus=9, but there are 8 usable GPUs: 0 to 7\. Use num_gpus=8 or less"),
-        ({"num_gpus": 0}, None, None, "num_gpus=0: must be at least 1"),
-        ({"gpu_ids": []}, None, None, r"gpu_ids=\[\] names no GPU"),
+        (
+            {"num_gpus": 9},
+            None,
+            None,
+            r"num_gpus=9, but .* 8 usable GPUs: 0 to 7; .* Use num_gpus=8 or less",
+        ),
+        ({"num_gpus": 0}, None, None, "num_gpus=0 is no GPU"),
+        ({"gpu_ids": []}, None, None, r"gpu_ids=\[\] is no GPU"),
         ({"gpu_ids": [0, 8, 9]}, None, None, r"gpu_ids=\[0, 8, 9\]: there is no GPU 8, 9\. Ids are 0 to 7"),
         ({"gpu_ids": [1, 1]}, None, None, "names a GPU twice"),
         ({"gpu_ids": [0, 1], "num_gpus": 3}, None, None, "make them agree"),

@@ -74,7 +74,7 @@ def test_what_another_launch_holds_is_refused_by_name(heard: list[str]) -> None:
         ({"gpus": [0, 9]}, {}, "there is no GPU 9. Ids are 0 to 7"),
         ({"gpus": [1, 1]}, {}, "names a GPU twice"),
         ({"num_gpus": 9}, {}, "Use --num-gpus=8 or less, or --device cpu --nproc N"),
-        ({"num_gpus": 0}, {}, "must be at least 1"),
+        ({"num_gpus": 0}, {}, "is no GPU"),
         ({"gpus": [0], "num_gpus": 2}, {}, "make them agree"),
         ({"gpus": [0]}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES='' hides them"),
         ({"gpus": [0]}, {"CUDA_VISIBLE_DEVICES": "0,99"}, "'99' names no GPU"),
