@@ -332,14 +332,25 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
     Raises:
         StoreError: The store cannot be read.
     """
-    needed = {key for run in runs for key in run.keys}
-    return [
-        *_outputs(store, needed),
-        *(_garbage(GarbageKind.aside, path) for path in _entries(store.root / ".aside")),
-        *_checkpoints(store, needed),
-        *_weights(store, needed),
-        *(_garbage(GarbageKind.leftover, path) for path in _leftovers(store)),
-    ]
+    needed, keys = {key for run in runs for key in run.keys}, store.stored_keys()
+    # With the key of an output where it is known.
+    found = [(GarbageKind.output, store.path(key), key) for key in keys if key not in needed]
+    found += [(GarbageKind.aside, path, "") for path in _entries(store.root / ".aside")]
+    for path in _entries(store.root / ".checkpoints"):
+        if path.name not in needed or store.has(path.name, checksums=False):
+            found.append((GarbageKind.checkpoint, path, ""))
+    for key in sorted(needed.intersection(keys)):
+        found += [(GarbageKind.weights, path, key) for path in store.leftover_weights(key)]
+    try:
+        found += [(GarbageKind.leftover, path, "") for path in leftovers(store.root)]
+    except OSError as error:
+        raise StoreError(f"cannot read {error.filename}: {error.strerror}") from error
+    garbage = []
+    for why, path, key in found:
+        kind = kind_of(job_of(store, key) if key else "", ())
+        what = f"{kind.chain} {kind.algo} {kind.stage}".strip()
+        garbage.append(Garbage(kind=why, path=path, what=what, size=size_of(path)))
+    return garbage
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, OSError | None]]:
@@ -368,41 +379,6 @@ def remove_dead_claims(store: Store) -> None:
 def active_run(store: Store) -> str | None:
     """Name of a scratch folder whose run lives."""
     return next((path.name for path in living(store.root)), None)
-
-
-def _leftovers(store: Store) -> Sequence[Path]:
-    try:
-        return leftovers(store.root)
-    except OSError as error:
-        raise StoreError(f"cannot read {error.filename}: {error.strerror}") from error
-
-
-def _outputs(store: Store, needed: set[str]) -> Iterator[Garbage]:
-    for key in store.stored_keys():
-        if key not in needed:
-            yield _garbage(GarbageKind.output, store.path(key), _what(store, key))
-
-
-def _checkpoints(store: Store, needed: set[str]) -> Iterator[Garbage]:
-    for path in _entries(store.root / ".checkpoints"):
-        if path.name not in needed or store.has(path.name, checksums=False):
-            yield _garbage(GarbageKind.checkpoint, path)
-
-
-def _weights(store: Store, needed: set[str]) -> Iterator[Garbage]:
-    """What `execution.keep` was removing of outputs that stay, when its run was killed."""
-    for key in store.stored_keys():
-        for path in store.leftover_weights(key) if key in needed else ():
-            yield _garbage(GarbageKind.weights, path, _what(store, key))
-
-
-def _what(store: Store, key: str) -> str:
-    kind = kind_of(job_of(store, key), ())
-    return f"{kind.chain} {kind.algo} {kind.stage}".strip()
-
-
-def _garbage(kind: GarbageKind, path: Path, what: str = "") -> Garbage:
-    return Garbage(kind=kind, path=path, what=what, size=size_of(path))
 
 
 def _remove(thing: Garbage, moved: Path) -> OSError | None:
