@@ -38,50 +38,12 @@ from pipeline.runs.progress import Progress, read_progress
 from pipeline.runs.record import Results, place_of, read_results, reading, told
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
-# -- engine lives ------------------------------------------------------------------------------------------------
-# Whether the process that carries out a run still lives, as anyone can tell who sees the run's folder.
-
-
 _STARTING_S = 10.0
 """Seconds that an engine may take from making its folder to the first line of its journal."""
 
 
-def engine_runs(folder: RunFolder, view: RunView) -> bool | None:
-    """Whether the engine of a run lives; None where nobody can tell.
-
-    A running engine holds a lock on its journal, which the kernel gives back when the process ends, however it
-    ends. Where the file system has no locks the recorded process is looked up, on its own machine only.
-
-    Args:
-        folder: The run.
-        view: What its journal told.
-    """
-    if view.finished is not None:
-        return False
-    if view.started is None and _is_new(folder):
-        # Not looked at yet: an engine that is about to lock its journal must find it free.
-        return True
-    try:
-        with open_plain(folder.journal, follow=True) as file:
-            return not lock(file.fileno(), shared=True, wait=False)
-    except FileNotFoundError:
-        return False
-    except LocksUnsupportedError:
-        return _process_runs(view)
-    except OSError:
-        return None
-
-
-def is_uploading(view: RunView) -> bool:
-    """Whether the process of a run that is over is still at work on its uploads, as far as can be told here."""
-    return bool(view.uploads_left) and not view.uploads_over and _process_runs(view) is True
-
-
-def _is_new(folder: RunFolder) -> bool:
-    return time.time() - folder.path.stat().st_mtime < _STARTING_S
-
-
 def _process_runs(view: RunView) -> bool | None:
+    """Whether the recorded process lives, on its own machine only; None where nobody can tell."""
     if view.pid is None or view.started is None or view.host != socket.gethostname():
         return None
     try:
@@ -268,13 +230,31 @@ class LoadedRun:
         return self._progress if self.engine_runs() else None
 
     def engine_runs(self) -> bool | None:
-        """Whether the process that carries it out lives; None where nobody can tell."""
-        return engine_runs(self.folder, self.view)
+        """Whether the process that carries it out lives; None where nobody can tell.
+
+        A running engine holds a lock on its journal, which the kernel gives back when the process ends, however it
+        ends. Where the file system has no locks the recorded process is looked up.
+        """
+        if self.view.finished is not None:
+            return False
+        if self.view.started is None and time.time() - self.folder.path.stat().st_mtime < _STARTING_S:
+            # Not looked at yet: an engine that is about to lock its journal must find it free.
+            return True
+        try:
+            with open_plain(self.folder.journal, follow=True) as file:
+                return not lock(file.fileno(), shared=True, wait=False)
+        except FileNotFoundError:
+            return False
+        except LocksUnsupportedError:
+            return _process_runs(self.view)
+        except OSError:
+            return None
 
     @property
     def is_uploading(self) -> bool:
         """Whether it is over, and its process still brings what it has made to the shared store."""
-        return is_uploading(self.view)
+        view = self.view
+        return bool(view.uploads_left) and not view.uploads_over and _process_runs(view) is True
 
     @property
     def state(self) -> str:
@@ -401,10 +381,6 @@ def load_planned(folder: RunFolder) -> LoadedRun:
     return run
 
 
-# -- what stored outputs have line by line ---------------------------------------------------------------------
-# A file that cannot be read costs itself alone: where many files make the whole, the others still tell.
-
-
 def _first_prompts(found: Iterable[formats.Sample], most: int | None) -> Iterator[formats.Sample]:
     """Those to the first prompts, to each of them all: at least so many where there are."""
     row = None
@@ -415,9 +391,7 @@ def _first_prompts(found: Iterable[formats.Sample], most: int | None) -> Iterato
         yield sample
 
 
-# -- removed -----------------------------------------------------------------------------------------------------
-# Which models a run has trained that are there no more: their weights were removed, or their outputs are
-# gone.
+# -- models that are there no more -------------------------------------------------------------------------------
 
 
 def removed_weights(run: LoadedRun) -> dict[str, list[int]]:

@@ -230,17 +230,6 @@ def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None) -> s
     return named[0]
 
 
-def has_chain(run: LoadedRun, chain: str | None) -> bool:
-    """Whether a run trains what `find_trained` would look for, or several that fit."""
-    try:
-        _named(run, trained_chains(run, config_of(run)), chain)
-    except NoSuchName:
-        return False
-    except ConfigError:
-        return True  # several fit, which is told
-    return True
-
-
 def trained_chains(run: LoadedRun, config: Config) -> dict[str, dict[int, Job]]:
     """Chains of a run that train a policy, or what guides one: their names, and the job that does it by round.
 
@@ -318,15 +307,24 @@ def run_of_chain(output_dir: Path, name: str, chain: str | None, stamp: str | No
         chain: As `find_trained` takes it.
         stamp: Timestamp of a run, which is then the only one.
     """
-    return _newest_that(output_dir, name, stamp, lambda run: has_chain(run, chain))
+    return _newest_in(output_dir, name, stamp, lambda run: _named(run, trained_chains(run, config_of(run)), chain))
 
 
 def run_of_job(output_dir: Path, name: str, job: str, stamp: str | None = None) -> LoadedRun:
     """The newest run that has a job, likewise."""
-    return _newest_that(output_dir, name, stamp, lambda run: _has_job(run, job))
+    return _newest_in(output_dir, name, stamp, lambda run: find_job(run.plan.jobs, job))
 
 
-def _newest_that(output_dir: Path, name: str, stamp: str | None, has: Callable[[LoadedRun], bool]) -> LoadedRun:
+def _newest_in(output_dir: Path, name: str, stamp: str | None, find: Callable[[LoadedRun], str]) -> LoadedRun:
+    def has(run: LoadedRun) -> bool:
+        try:
+            find(run)
+        except NoSuchName:
+            return False
+        except ConfigError:
+            return True  # several fit, which is told
+        return True
+
     newest = load_planned(choose_run(output_dir, name, stamp))
     if stamp is None and not has(newest):
         for folder in reversed(runs_of(output_dir, name)):
@@ -334,16 +332,6 @@ def _newest_that(output_dir: Path, name: str, stamp: str | None, has: Callable[[
                 if has(older := load_planned(folder)):
                     return older
     return newest
-
-
-def _has_job(run: LoadedRun, job: str) -> bool:
-    try:
-        find_job(run.plan.jobs, job)
-    except NoSuchName:
-        return False
-    except PipelineError:
-        return True  # several fit, which is told
-    return True
 
 
 def told_of_older(output_dir: Path, run: LoadedRun) -> str:
