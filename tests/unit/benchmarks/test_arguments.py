@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decoding, estimates, generation, guided, scale_sim
+from benchmarks import decoding, estimates, guided, scale_sim
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "1.5", "many"])
@@ -36,17 +36,3 @@ def test_estimates_of_no_runs_are_an_error(tmp_path: Path, capsys: pytest.Captur
         estimates.main([str(tmp_path)])
     assert ended.value.code == 1
     assert capsys.readouterr().err == f"no run in {tmp_path} is over, computed something and took 20 s or more\n"
-
-
-def test_figures_of_generation_are_whole_in_a_pipe(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ways = ("generate", "plain", "guided v", "uncached v", "guided q", "uncached q")
-    speeds = {way: 123_456.0 + at for at, way in enumerate(ways)}
-    monkeypatch.setattr(generation, "measure", lambda *_: speeds)
-    monkeypatch.setattr("sys.argv", ["generation.py", "--new-tokens", "2", "--batch-sizes", "256"])
-    monkeypatch.delenv("COLUMNS", raising=False)
-    generation.main()
-    said = capsys.readouterr().out
-    assert "…" not in said
-    assert all(f" {speed:,.0f} " in said for speed in speeds.values())

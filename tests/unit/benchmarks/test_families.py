@@ -1,36 +1,23 @@
 """The table of families tells right from wrong."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks import families, family_runs
-from benchmarks.families import RARE, chances, summary, value_model
+from benchmarks import family_runs
+from benchmarks.families import summary
 from benchmarks.family_runs import METHODS, whole_run
-from pipeline.learning.choices import HeadType
-from tests.doubles.families import FAMILIES, tiny_model
+from tests.doubles.families import FAMILIES
 
 LINE = "| `mamba` | state space or recurrent | transformers' cache | yes | {} |"
 
 
 def test_a_family_of_states_and_attention_runs_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one method of each kind: a V head and a Q head, pairs and groups."""
-    few = {name: METHODS[name] for name in ("PITA", "QSharp-Q", "DPO", "GRPO")}
+    """With a value model, and with a policy that is trained."""
+    few = {name: METHODS[name] for name in ("PITA", "DPO")}
     monkeypatch.setattr(family_runs, "METHODS", few)
     less = ("data_collection.prompts_per_round=8", "evaluation.num_prompts=3", "generation.max_new_tokens=4")
-    assert whole_run(tmp_path, "falcon_h1", "algos.GRPO.lora.rank=2", *less) == "yes"
-
-
-@torch.inference_mode()
-def test_draws_of_another_strength_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "SAMPLES", 64)
-    monkeypatch.setattr(families, "drawn_seconds", cache(families.drawn_seconds))  # the same, whatever is expected
-    model, value = tiny_model("gpt2"), value_model("gpt2", HeadType.q)
-    assert min(chances(model, value).values()) > RARE
-    monkeypatch.setattr(families, "ETA", 50.0)  # of what is expected
-    assert max(chances(model, value).values()) < RARE
+    assert whole_run(tmp_path, "falcon_h1", *less) == "yes"
 
 
 def test_a_table_is_summed_up() -> None:

@@ -54,9 +54,3 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatc
     assert failed.text == "RuntimeError: no kernel image"
     assert Figure("a", "no such kernel", "ms").text == "no such kernel"
     assert took.name == "took"
-
-
-def test_a_wrong_name_or_a_missing_gpu_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["decodin"])
-    assert "there is no experiment decodin. There are arithmetic" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks import results
-from benchmarks.results import PARTS, Part, curves, main, methods, overrides_of, written
+from benchmarks.results import PARTS, Part, main, methods, overrides_of, written
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.config.plain import to_plain
@@ -37,13 +37,6 @@ def test_only_the_place_of_a_part_is_written() -> None:
     assert written(page, "two", "new \\1") == page.replace("two -->\nold", "two -->\n\nnew \\1\n")
     with pytest.raises(SystemExit, match="no place for three"):
         written(page, "three", "new")
-
-
-def test_a_place_whose_end_is_not_marked_takes_nothing_of_the_next_one() -> None:
-    page = "<!-- results: one -->\nold\nwritten by hand\n<!-- results: two -->\nold\n<!-- end -->\n"
-    with pytest.raises(SystemExit, match="no place for one"):
-        written(page, "one", "new")
-    assert written(page, "two", "new").startswith("<!-- results: one -->\nold\nwritten by hand\n")
 
 
 PART = Part("first_run", (), lambda results, compute: "the table", 2)
@@ -124,15 +117,6 @@ def test_no_other_run_is_written(
     assert page.read_text() == PLACES
 
 
-def test_nothing_is_run_for_a_page_without_a_place(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(results, "carry_out", lambda part, out: started.append(part.name))
-    page.write_text("nothing\n")
-    with pytest.raises(SystemExit, match="no place for first_run"):
-        call(monkeypatch)
-    assert started == []
-
-
 def test_a_relative_folder_is_one_of_the_folder_that_the_command_was_typed_in(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,14 +145,3 @@ def test_a_table_has_the_mean_the_worst_policy_and_the_spread() -> None:
     printed, spread = methods(Results(rows=rows, pooled=[pooled]), Compute()).split("\n\n|")
     assert "+0.300" in printed
     assert spread.splitlines()[2] == "| PITA | 4 | 0.700 | 0.500 | 0.163 |"
-
-
-def test_a_table_of_curves_has_what_rounds_have_reached() -> None:
-    at: dict[str, Any] = {"dataset": "d", "model": "m", "metric": "pass@1", "n": 9, "over": "policies"}
-    at |= dict.fromkeys(["difference", "difference_low", "difference_high"])
-    pooled = [
-        PooledRow(algo="PITA", round=n, value=n / 10, ci_low=0.7, ci_high=0.9, references=1, seeds=1, **at)
-        for n in range(1, 9)
-    ]
-    after = curves(Results(rows=[], pooled=pooled), Compute()).splitlines()[2]
-    assert after == "| PITA | 0.100 | 0.200 | 0.400 | 0.800 | [0.700, 0.900] |"

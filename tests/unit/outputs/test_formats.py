@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
-from pipeline.engine.workers.messages import FailureKind, classify
 from pipeline.errors import JobError
-from pipeline.outputs.check import MAX_LEVELS, check_output
-from pipeline.outputs.formats import PAGE, read_input, read_lines, read_metrics
+from pipeline.outputs.check import check_output
+from pipeline.outputs.formats import PAGE, read_input, read_lines
 from pipeline.plan.graph import Job
 from pipeline.runs.record import Results, collect_rows, read_results, write_results, write_samples
 
@@ -36,24 +35,6 @@ SAMPLE: dict[str, Any] = {
 
 def metrics(*rows: dict[str, Any]) -> str:
     return json.dumps({"rows": rows})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        metrics(),
-        metrics(ROW),
-        metrics({**ROW, "value": None, "n": 0}),
-        metrics({**ROW, "value": 3, "colour": "red"}),
-        metrics({**ROW, "value": 0.5, "ci_low": 0.6, "ci_high": 0.7}),
-        metrics(ROW, {**ROW, "metric": "=1+1"}),
-    ],
-    ids=["no rows", "one row", "nothing to estimate", "other fields", "estimate outside", "odd name"],
-)
-def test_metrics_that_are_taken(tmp_path: Path, text: str) -> None:
-    (tmp_path / "metrics.json").write_text(text)
-    check_output(tmp_path)
-    assert len(read_metrics(tmp_path).rows) == text.count("metric")
 
 
 @pytest.mark.parametrize(
@@ -131,15 +112,6 @@ def test_other_files_that_are_read_back_are_held_to_their_formats_too(
         check_output(tmp_path)
     assert said in str(caught.value)
     assert name in str(caught.value)
-
-
-def test_a_file_that_is_too_large_is_a_fault_of_the_job_alone(tmp_path: Path) -> None:
-    (tmp_path / "metrics.json").write_text(metrics(ROW))
-    with (tmp_path / "samples.jsonl").open("wb") as file:
-        file.truncate(65 << 20)
-    with pytest.raises(JobError, match=r"samples\.jsonl is not .*: it is larger than 67,108,864 bytes") as caught:
-        check_output(tmp_path)
-    assert classify(caught.value) is FailureKind.bug
 
 
 # -- what is stored already ------------------------------------------------------------------------------------
@@ -254,12 +226,3 @@ def test_a_spreadsheet_shows_a_name_rather_than_running_it(tmp_path: Path, sign:
     assert f"'{sign}HYPERLINK" in run.results_csv.read_bytes().decode()
     assert ",-0.5," in cells  # a number is none
     assert json.loads(run.results_json.read_bytes())["rows"][0]["metric"] == name
-
-
-def test_an_output_may_have_so_many_folders_in_one_another_and_no_more(tmp_path: Path) -> None:
-    inner = tmp_path.joinpath(*("d" for _ in range(MAX_LEVELS)))
-    inner.mkdir(parents=True)
-    check_output(tmp_path)
-    (inner / "one more").mkdir()
-    with pytest.raises(JobError, match=f"more than {MAX_LEVELS} folders in one another, under d/d/d"):
-        check_output(tmp_path)

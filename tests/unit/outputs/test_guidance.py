@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import JobError
 from pipeline.outputs.check import check_output
-from pipeline.outputs.guidance import GUIDANCE, read_guidance
+from pipeline.outputs.guidance import ADAPTERS, FOLDER, GUIDANCE, adapter_folders
 
 SAVED: dict[str, Any] = {
     "algo": "PITA",
@@ -20,14 +20,6 @@ SAVED: dict[str, Any] = {
     "reference": "0123456789" * 4,
 }
 USED: dict[str, Any] = {"kind": "value", "drawing": {}, "prompting": {}, "reference": {"path": "reference"}}
-
-
-def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
-    (tmp_path / GUIDANCE).write_text(json.dumps(SAVED))
-    read = read_guidance(tmp_path / GUIDANCE)
-    assert (read.eta, read.top_k, read.others) == (1.0, 6, "kept")
-    (tmp_path / GUIDANCE).write_text(json.dumps({**SAVED, "eta": None, "offset": None, "later": 1}))
-    assert read_guidance(tmp_path / GUIDANCE).eta is None
 
 
 @pytest.mark.parametrize(
@@ -50,3 +42,33 @@ def test_other_values_cost_the_job_that_writes_them(tmp_path: Path, wrong: dict[
     (tmp_path / GUIDANCE).write_text(json.dumps({**SAVED, **wrong}))
     with pytest.raises(JobError, match=r"guidance\.json is not as it must be"):
         check_output(tmp_path)
+
+
+# -- what says of which adapters a policy is made ---
+
+
+KEY = "0" * 40
+
+
+def test_adapters_are_merged_in_the_order_of_their_rounds(tmp_path: Path) -> None:
+    assert adapter_folders(tmp_path) == []
+    (tmp_path / ADAPTERS).write_text(f'{{"rounds": [2, 3, 10], "reference": "{KEY}"}}')
+    check_output(tmp_path)
+    assert adapter_folders(tmp_path) == [tmp_path / FOLDER / name for name in ("2", "3", "10")]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"rounds": []}', "length >= 1"),
+        ('{"rounds": [2, 1]}', "expected `rounds` in their order"),
+        ('{"rounds": ["../../else"]}', "int"),
+        ('{"rounds": [1], "reference": "/etc"}', "matching regex"),
+    ],
+)
+def test_what_says_something_else_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / ADAPTERS).write_text(text)
+    with pytest.raises(JobError, match=said):
+        check_output(tmp_path)
+    with pytest.raises(JobError, match=said):
+        adapter_folders(tmp_path)

@@ -13,7 +13,7 @@ from pipeline.plan.graph import Job
 from pipeline.runs.feeder import BatchReader, Feed, tracked_chains
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.trackers import Batch, TrackedChain
-from tests.doubles.tracked import STEPS, TrackedRun, job_id, points
+from tests.doubles.tracked import STEPS, TrackedRun, job_id
 
 
 class Remembering:
@@ -65,49 +65,6 @@ def test_batches_are_told_as_they_come_and_the_chain_is_closed_when_it_is_over(t
     run.make_round(2)
     feeding.look()
     assert tracker.did == [*ALL, "close"]
-
-
-def test_a_tracker_that_knows_everything_is_not_begun(tmp_path: Path) -> None:
-    run = TrackedRun(tmp_path)
-    run.make_round(1)
-    first = feed(run, Remembering(run), tmp_path / "told")
-    first.look()
-    first.close()
-    again = Remembering(run)
-    feeding = feed(run, again, tmp_path / "told")
-    feeding.look()
-    feeding.close()
-    assert again.did == []
-
-
-@pytest.mark.parametrize("fails_at", ["train 1", "metrics 1", "train 2", "metrics 2"])
-def test_after_a_death_a_chain_is_told_from_its_begin_with_the_same_numbers(tmp_path: Path, fails_at: str) -> None:
-    run = TrackedRun(tmp_path)
-    run.make_round(1)
-    run.make_round(2)
-    with pytest.raises(RuntimeError):
-        feed(run, Remembering(run, fails_at=fails_at), tmp_path / "told").look()
-    again = Remembering(run)
-    feed(run, again, tmp_path / "told").look()
-    assert again.did == [*ALL, "close"]
-
-
-def test_what_was_made_anew_late_is_told_after_what_came_first(tmp_path: Path) -> None:
-    run = TrackedRun(tmp_path)
-    run.make(1, "train")
-    run.make(2, "train")
-    first = feed(run, Remembering(run), tmp_path / "told")
-    first.look()
-    run.make(1, "metrics")
-    run.make(2, "metrics")
-    again = Remembering(run)
-    feed(run, again, tmp_path / "told").look()
-    assert again.did[1:-1] == [
-        "add train 1 from 0",
-        f"add train 2 from {STEPS}",
-        f"add metrics 1 from {2 * STEPS}",
-        f"add metrics 2 from {2 * STEPS + 1}",
-    ]
 
 
 @pytest.mark.properties
@@ -213,14 +170,6 @@ def run(tmp_path: Path) -> TrackedRun:
     made.make_round(1)
     made.make_round(2)
     return made
-
-
-def test_rounds_follow_each_other_whether_they_are_read_at_once_or_one_by_one(run: TrackedRun) -> None:
-    at_once, by_round = reader(run), reader(run)
-    found = list(at_once.new(rounds(1, 2)))
-    assert [*by_round.new(rounds(1)), *by_round.new(rounds(1, 2))] == found
-    assert not list(at_once.new(rounds(1, 2)))
-    assert points().items() <= told(found).items()
 
 
 def test_what_is_not_known_is_left_out_and_the_methods_own_numbers_are_not(run: TrackedRun) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.runs.index import choose_run
+from pipeline.runs.index import choose_run, find_job
 from pipeline.runs.trained import run_of_job
-from tests.doubles.runs import WrittenRun, chain_plan
+from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 
 def test_a_run_is_chosen_by_the_begin_of_its_timestamp(tmp_path: Path) -> None:
@@ -33,3 +33,37 @@ def test_a_job_that_the_newest_run_has_not_is_that_of_the_last_which_has_it(tmp_
     assert run_of_job(tmp_path, "x", "r1/train").stamp == "2026-01-04_10-00-00"
     assert run_of_job(tmp_path, "x", "r2/train", "2026-01-04").stamp == "2026-01-04_10-00-00"
     assert run_of_job(tmp_path, "x", "nothing").stamp == "2026-01-04_10-00-00"
+
+
+# -- finding the job that a user means ---
+
+
+SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]
+TRAIN = f"{CHAIN}/r1/train"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (TRAIN, TRAIN),
+        ("r1/train", TRAIN),
+        ("r1/tr", TRAIN),
+        ("*1/*/001", SHARDS[1]),
+        ("r1/generate/001/", SHARDS[1]),
+        ("d/m/any/s0/X/r1/generate/001", SHARDS[1]),
+    ],
+    ids=["id", "end", "part", "pattern", "slash", "chain"],
+)
+def test_a_job_is_found_by(given: str, found: str) -> None:
+    assert find_job(chain_plan().jobs, given) == found
+
+
+def test_a_job_that_is_none_or_many_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fits 2 jobs.*\n.*r1/train\n.*r2/train"):
+        find_job(chain_plan().jobs, "train")
+    with pytest.raises(ConfigError, match=r"no job fits 'r1/trian'. Nearest:\n  d/m/s0/X/r1/train"):
+        find_job(chain_plan().jobs, "r1/trian")
+    with pytest.raises(ConfigError, match=r"no job fits 'S0/XX'. Nearest:\n  d/m/s0/X"):
+        find_job(chain_plan().jobs, "S0/XX")
+    with pytest.raises(ConfigError, match=r"no job fits .none.. There are:\n  d/m"):
+        find_job(chain_plan().jobs, "none")

@@ -46,17 +46,6 @@ class Told:
         return self.run
 
 
-def test_rates_look_at_the_last_seconds_only() -> None:
-    told = Told()
-    told.begin("0")
-    told.progress("0", 5, tokens=50)
-    run = told.at(10.0)
-    assert (run.samples_per_s, run.tokens_per_s) == (0.5, 5.0)
-    told.finish("0")
-    assert told.at(20.0).samples_per_s == pytest.approx(0.5)
-    assert told.at(30.0).samples_per_s == pytest.approx(0.0)
-
-
 def test_no_time_left_is_told_while_everything_still_loads() -> None:
     told = Told(load_s=5.0)
     told.begin("0")
@@ -80,16 +69,6 @@ def test_what_a_job_says_that_it_loads_is_no_work_however_long_it_takes() -> Non
     assert told.at(30.5).part < 0.07  # half a second of work
     told.progress("0", 5)
     assert 0.1 < told.at(31.0).part < 0.2
-
-
-def test_a_lost_attempt_is_no_negative_speed() -> None:
-    told = Told()
-    told.begin("0")
-    told.progress("0", 9)
-    assert told.at(1.0).samples_per_s == 9
-    told.tell("WorkerExited", worker=0, exit_code=-9)
-    told.tell("AttemptFailed", job="0", attempt=1, worker=0, kind="lost", reason="gone", retry=True)
-    assert told.at(2.0).samples_per_s == 0
 
 
 def test_the_time_left_follows_the_pace_so_far() -> None:
@@ -117,18 +96,6 @@ def test_the_time_left_is_that_of_the_longest_path_where_that_is_longer() -> Non
     told.finish("2", worker=1)
     told.finish("0")
     assert told.at(3.1).remaining_s == pytest.approx(2.0 * 4 / 6)
-
-
-def test_a_job_that_runs_again_takes_its_time_again() -> None:
-    told = Told("1", "2")
-    told.begin("0")
-    told.now = 2.0
-    told.finish("0")
-    told.begin("3")
-    assert told.at(2.0).remaining_s == pytest.approx(2.0)
-    told.tell("AttemptFailed", job="3", attempt=1, worker=0, kind="damaged_input", reason="x", retry=True)
-    told.tell("JobReopened", job="0", reason="damaged")
-    assert told.at(2.0).remaining_s == pytest.approx(4.0)
 
 
 def test_how_far_a_run_is_is_told_in_parts_of_its_work() -> None:

@@ -1,6 +1,10 @@
 """A run loaded from its folder: whole, going on, killed, damaged."""
 
+import fcntl
+import io
+import os
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -9,13 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, PipelineError, PlanError, StoreError
+from pipeline.config.schema import Keep
+from pipeline.engine.keeper import remove_weights
+from pipeline.engine.store.store import Store
+from pipeline.errors import ConfigError, PipelineError, PlanError
 from pipeline.files import json_text
 from pipeline.locks import lock
-from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.plan.graph import Job, Plan
+from pipeline.plan.recorded import plan_text
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.origin import Origin, write_origin
+from pipeline.runs.report.status import print_run
+from pipeline.runs.report.why import explain_job
+from pipeline.terminal.console import Terminal
+from tests.doubles.engine import job, plan_of
 from tests.doubles.runs import CHAIN, START, WHERE, WrittenRun, chain_plan
 
 
@@ -119,15 +130,6 @@ def test_the_timeline_has_a_span_for_every_device_that_a_job_takes(tmp_path: Pat
     assert [span.outcome for span in loaded.timeline()] == ["failed", "failed", "done"]
 
 
-def test_curves_are_those_of_stored_trainings(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(rounds=2))
-    first, second = (run.plan.jobs[f"{CHAIN}/r{number}/train"] for number in (1, 2))
-    step = TrainingStep(training="value", step=1, steps=1, tokens=9, loss=None, grad_norm=2.0, learning_rate=0.1)
-    write_curve(run.store(first.key), [step])
-    run.store(second.key, metrics_jsonl="no curve")
-    assert [(job.id, steps) for job, steps in load(run.folder).curves()] == [(first.id, [step])]
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "plan.json", "journal.jsonl", "origin.json", "compute.json"])
 @pytest.mark.parametrize("damage", ["missing", "cut off"])
 def test_what_is_damaged_costs_its_own_part(tmp_path: Path, name: str, damage: str) -> None:
@@ -149,13 +151,6 @@ def test_what_is_damaged_costs_its_own_part(tmp_path: Path, name: str, damage: s
     if name == "plan.json":
         with pytest.raises(PlanError):
             _ = loaded.plan
-
-
-def test_results_that_were_altered_are_told(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, evaluated())
-    run.folder.results_json.write_text('{"rows": [1]}')
-    with pytest.raises(StoreError, match=r"results\.json"):
-        _ = load(run.folder).results
 
 
 def test_a_run_is_found_by_its_own_folder_and_by_its_experiment(tmp_path: Path) -> None:
@@ -192,3 +187,104 @@ def test_whatever_the_files_hold_it_is_read_or_told(files: dict[str, bytes], sto
                 getattr(loaded, part)
         for read in (loaded.timeline, loaded.curves, loaded.samples, loaded.makers):
             list(read())
+
+
+# -- whether the engine of a run lives, from what anyone can see of it ---
+
+
+def written(tmp_path: Path) -> WrittenRun:
+    run = WrittenRun(tmp_path, chain_plan())
+    run.worker(0, "gpu 7")
+    return run
+
+
+def test_the_lock_on_the_journal_tells_whether_the_engine_lives(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    with run.folder.journal.open("ab") as engine:
+        fcntl.flock(engine, fcntl.LOCK_EX)
+        assert LoadedRun(run.folder).state == "running"
+    assert LoadedRun(run.folder).state == "killed"
+
+
+def test_without_a_journal_a_run_is_about_to_start_or_never_did(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    run.folder.journal.unlink()
+    assert LoadedRun(run.folder).state == "running"
+    os.utime(run.folder.path, (START, START))
+    assert LoadedRun(run.folder).state == "not started"
+    run.folder.journal.touch()
+    os.utime(run.folder.path, (START, START))
+    assert LoadedRun(run.folder).state == "not started"
+
+
+@pytest.mark.parametrize(
+    ("host", "pid", "at", "state"),
+    [
+        ("here", "me", 4_000_000_000.0, "running"),
+        ("here", "me", 1.0, "killed"),
+        ("here", "nobody", 4_000_000_000.0, "killed"),
+        ("elsewhere", "me", 4_000_000_000.0, "unknown"),
+    ],
+    ids=["lives", "its number was given again", "gone", "other machine"],
+)
+def test_where_files_have_no_locks_the_process_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, pid: str, at: float, state: str
+) -> None:
+    run = written(tmp_path)
+    run.now = at
+    known = {"here": socket.gethostname(), "elsewhere": "elsewhere"}[host]
+    run.write("RunStarted", jobs=6, unsettled=6, pid=os.getpid() if pid == "me" else 2**22 + 1, host=known)
+
+    def no_locks(*_: object) -> None:
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert LoadedRun(run.folder).state == state
+
+
+# -- what status and why say of trained models that are there no more: what removed them, and whi---
+
+
+PLAN = plan_of(
+    *(
+        job(f"r{number}", algo="A", round=number, stage="train", weights=("model.safetensors",))
+        for number in (1, 2, 3)
+    )
+)
+
+
+def trained(tmp_path: Path, keep: Keep) -> tuple[WrittenRun, Store]:
+    """A run that has trained three rounds, of which the weights of the first went by ``execution.keep=last``."""
+    run, store = WrittenRun(tmp_path, PLAN), Store(tmp_path / ".store")
+    run.folder.plan.write_text(plan_text(PLAN, keep=keep))
+    scratch = store.scratch("maker")
+    for each in PLAN.jobs.values():
+        folder = store.begin(scratch, each.key, 1)
+        (folder / "model.safetensors").write_text("weights")
+        store.commit(each.key, folder, {"job": each.id})
+        run.begin(each.id)
+        run.finish(each.id)
+    run.end()
+    first = PLAN.jobs["r1"]
+    assert remove_weights(store, first.key, first.weights, "execution.keep=last", scratch, lambda: True)
+    return run, store
+
+
+@pytest.mark.parametrize(
+    ("keep", "by"), [(Keep.last, "execution.keep=last"), (Keep.all, "execution.keep=last of another run")]
+)
+def test_what_removed_weights_is_said_and_not_what_this_run_was_to_keep(
+    tmp_path: Path, keep: Keep, by: str
+) -> None:
+    run, _ = trained(tmp_path, keep)
+    text = shown(run)
+    assert f"made, and their weights removed ({by})\n" in text
+    assert "in the store no more" not in text
+    why = "\n".join(explain_job(LoadedRun(run.folder), "r1", None, START))
+    assert "its weights were removed, as execution.keep=last asked" in why
+
+
+def shown(run: WrittenRun) -> str:
+    out = io.StringIO()
+    print_run(LoadedRun(run.folder), START, Terminal(file=out, width=200))
+    return out.getvalue()

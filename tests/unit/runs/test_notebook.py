@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.errors import StoreError
 from pipeline.locks import lock
 from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.runs.loaded import load
@@ -72,16 +71,6 @@ def test_frames_keep_their_types_where_something_is_missing(run: WrittenRun) -> 
     assert found.refresh().timeline.seconds.to_list() == [1.0]
 
 
-def test_what_a_reward_has_read_as_an_answer_is_no_answer_of_the_data(run: WrittenRun) -> None:
-    line = '{"row": 1, "sample": 0, "prompt": "p", "completion": "c", "tokens": 2, "reward": 1.0, '
-    line += '"correct": true, "kl": 0.0, "truncated": false, "parts": {}'
-    first, second = (run.plan.jobs[f"{CHAIN}/r1/generate/{shard:03}"].key for shard in range(2))
-    run.store(first, samples_jsonl=line + "}\n")
-    assert not {"answer", "given_answer"} & {*Run(load(run.folder)).samples.columns}  # its reward reads none
-    run.store(second, samples_jsonl=line + ', "answer": "7"}\n')
-    assert Run(load(run.folder)).samples.given_answer.dropna().to_list() == ["7"]
-
-
 def test_what_a_notebook_shows_is_whole_in_itself_and_escaped(run: WrittenRun) -> None:
     found = Run(load(run.folder))
     assert "no results yet" in found._repr_html_()
@@ -91,11 +80,3 @@ def test_what_a_notebook_shows_is_whole_in_itself_and_escaped(run: WrittenRun) -
     assert "<script" not in shown
     assert not re.search(r"src=|href=|url\(|@import", shown)
     assert "0.500" in shown
-
-
-def test_what_no_table_can_hold_is_told(run: WrittenRun) -> None:
-    row = ResultRow("X\ud800", "d", "m", 0, 1, "pass@1", None, None, None, 0)
-    found = Run(load(run.folder))
-    found.loaded.__dict__["results"] = Results(rows=[row])
-    with pytest.raises(StoreError, match="what the run left holds what no table can"):
-        found.results  # noqa: B018

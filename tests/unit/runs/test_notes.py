@@ -41,18 +41,6 @@ def test_how_often_why_and_where_the_log_is_stands_in_one_line_of_a_chain_and_ro
     assert failures_of(load(run.folder).view, rewards=told)["notes"] == told
 
 
-def test_the_log_of_what_an_earlier_run_made_is_found_there(tmp_path: Path) -> None:
-    plan = chain_plan(rounds=1)
-    shard = next(iter(plan.jobs.values()))
-    earlier = WrittenRun(tmp_path / "outputs", plan)
-    earlier.store(shard.key, faults_json=failing(1, 2))
-    earlier.begin(shard.id)
-    later = WrittenRun(tmp_path / "outputs", plan, stamp="2026-01-03_10-00-00")
-    later.folder.jobs.symlink_to(earlier.folder.jobs)
-    (told,) = failed_rewards(Store(tmp_path / "outputs/.store"), [shard], later.folder)
-    assert told.endswith(f"(log: {earlier.folder.job(shard.id)}/log.txt)")
-
-
 def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: Path) -> None:
     plan = chain_plan(rounds=1)
     first, second, _ = (

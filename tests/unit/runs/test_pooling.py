@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.learning.evaluation.metrics import evaluation_rows, measure
-from pipeline.learning.evaluation.paired import holm, least_detectable_share, mcnemar, paired_tests
+from pipeline.learning.evaluation.paired import holm, mcnemar, paired_tests
 from pipeline.outputs.formats import Sample
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.pooling import pooled, whole_grid
@@ -74,18 +74,6 @@ def test_a_method_is_the_mean_of_its_chains() -> None:
     assert 0 < row.ci_low < row.value < row.ci_high < 1
 
 
-def test_seeds_that_differ_widen_the_interval_and_more_of_them_narrow_it() -> None:
-    def width(levels: list[float]) -> float:
-        parts = [chain("PITA", level, seed=seed) for seed, level in enumerate(levels)]
-        row = pool(*parts)[0]["PITA", 2, "pass@1"]
-        assert row.ci_low is not None
-        assert row.ci_high is not None
-        return row.ci_high - row.ci_low
-
-    assert width([0.3, 0.5, 0.7]) > 2.5 * width([0.5, 0.5, 0.5])
-    assert width([0.3, 0.5, 0.7] * 3) < width([0.3, 0.5, 0.7]) / 2
-
-
 @pytest.mark.parametrize(
     ("references", "seeds", "over"),
     [
@@ -139,17 +127,6 @@ def test_a_difference_says_which_chains_and_prompts_it_rests_on() -> None:
     assert (alone.difference_over, alone.difference_references, alone.difference_n) == (None, None, None)
 
 
-def test_a_level_is_that_of_the_prompts_that_its_interval_rests_on() -> None:
-    chains = method("PITA", 0.5, range(3))
-    for start, (place, one) in zip((0, 3, 6), tuple(chains.items()), strict=True):
-        kept = np.setdiff1d(np.arange(PROMPTS), np.arange(start, start + 3))
-        sums = {name: (above[kept], below[kept]) for name, (above, below) in one.sums.items()}
-        chains[place] = PromptMeasures(one.rows[kept], sums)
-    row = pool(chains)[0]["PITA", 2, "pass@1"]
-    common = [one.sums["pass@1"][0][one.rows >= 19].mean() for one in chains.values()]
-    assert (row.value, row.n) == (pytest.approx(np.mean(common)), PROMPTS - 9)
-
-
 def test_one_chain_has_one_interval_of_its_difference() -> None:
     """The row of the policy, the pooled one and the comparison are about the same number."""
     draw = np.random.default_rng(3)
@@ -189,21 +166,6 @@ def test_one_chain_has_one_interval_of_its_difference() -> None:
             )
 
 
-@pytest.mark.parametrize("seeds", [1, 2], ids=["one seed", "two seeds"])
-def test_an_interval_of_policies_leaves_0_out_only_where_the_test_rejects(seeds: int) -> None:
-    for wins in range(1, 9):
-        right = np.arange(PROMPTS) < wins
-        parts = []
-        for seed in range(seeds):
-            for algo, values in (("A", right), ("reference", np.zeros(PROMPTS))):
-                ((place, one),) = chain(algo, 0.5, seed=seed).items()
-                parts.append({place: replace(one, sums={"pass@1": (values.astype(float), np.ones(PROMPTS))})})
-        found, (comparison,) = pool(*parts)
-        assert (comparison.ci_low > 0) == (comparison.p < 0.05) == (wins > 5)
-        row = found["A", 2, "pass@1"]
-        assert (row.difference_low, row.difference_high) == (comparison.ci_low, comparison.ci_high)
-
-
 def test_a_difference_of_shares_stays_between_minus_1_and_1() -> None:
     parts = [chain("A", level, seed=seed) for seed, level in enumerate((1.0, 0.99, 0.8))]
     found, (comparison,) = pool(*parts, method("reference", 0.0, range(3)))
@@ -238,17 +200,6 @@ def test_numbers_too_large_to_reckon_with_cost_their_interval_alone(
     assert (row.ci_low, row.ci_high, row.difference, row.difference_low, comparisons) == (*[None] * 4, [])
 
 
-def test_the_unit_of_a_reward_does_not_matter() -> None:
-    def compared(unit: float) -> Comparison:
-        chains = [method("A", 0.6, range(4)), method("reference", 0.4, range(4))]
-        (found,) = pool(*(rewarded(one, unit) for one in chains))[1]
-        return found
-
-    small, usual = compared(1e-13), compared(1.0)
-    assert (small.test, small.p) == ("crossed", usual.p)
-    assert small.ci_low == pytest.approx(usual.ci_low * 1e-13)
-
-
 def test_a_seed_that_a_reference_lacks_is_left_out_and_counted() -> None:
     chains = method("PITA", 0.5, range(4), [0, 1, 2])
     del chains["d", "m", 1, "PITA", 3, 2]
@@ -273,21 +224,6 @@ def test_chains_that_say_nothing_by_prompt_have_a_mean_alone() -> None:
     assert row.value == pytest.approx(np.mean([r.value for r in rows if (r.algo, r.metric) == ("Mine", "pass@1")]))
     assert (row.ci_low, row.ci_high, comparisons) == (None, None, [])
     assert row.difference is None
-
-
-def test_a_metric_of_which_no_prompt_says_anything_has_no_numbers() -> None:
-    def silent(chains: Chains) -> Chains:
-        nothing = np.zeros(PROMPTS)
-        return {
-            place: replace(measures, sums={**measures.sums, "reward": (nothing, nothing)})
-            for place, measures in chains.items()
-        }
-
-    chains = silent({**method("A", 0.5, range(3)), **method("reference", 0.2, range(3))})
-    rows = [replace(row, value=None) if row.metric == "reward" else row for row in rows_of(chains)]
-    found, _ = pooled(rows, chains.get, 2, 0.95)
-    (row,) = [row for row in found if (row.algo, row.metric) == ("A", "reward")]
-    assert (row.value, row.ci_low, row.difference, row.difference_low) == (None, None, None, None)
 
 
 # -- tests -----------------------------------------------------------------------------------------------------
@@ -340,30 +276,6 @@ def test_one_sample_a_prompt_of_one_seed_is_tested_exactly() -> None:
     assert {one.test for one in pool(method("A", 0.6, [0, 1], k=1), method("reference", 0.4, [0, 1], k=1))[1]} == {
         "swaps"
     }
-
-
-def test_parts_of_answers_are_no_easier_to_find_than_whole_ones() -> None:
-    chains = method("A", 0.5, [0], k=4) | method("reference", 0.5, [0], k=4)
-    for place, measures in chains.items():
-        right = np.full(PROMPTS, 0.5)
-        right[:20] += 0.25 * (place[3] == "A")
-        measures.sums["pass@1"] = right, np.ones(PROMPTS)
-    (found,) = pool(chains)[1]
-    assert found.test == "swaps"
-    assert 0.01 < found.p < 0.05
-    assert found.difference < found.detectable == pytest.approx(least_detectable_share(PROMPTS, 1, 0.95))
-
-
-@pytest.mark.parametrize("ahead", [0.0, 0.25])
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_nothing_can_be_said_to_be_detectable_where_rewards_do_not_vary(ahead: float, seeds: int) -> None:
-    def level(algo: str, reward: float) -> Chains:
-        chains = method(algo, 1.0, range(seeds))
-        sums = {"reward": (np.full(PROMPTS, reward), np.ones(PROMPTS))}
-        return {place: replace(measures, sums=sums) for place, measures in chains.items()}
-
-    _, (found,) = pool(level("A", 0.5 + ahead), level("reference", 0.5))
-    assert (found.metric, found.difference, found.detectable) == ("reward", ahead, None)
 
 
 def test_a_difference_that_does_not_vary_is_of_these_policies_alone() -> None:

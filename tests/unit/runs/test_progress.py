@@ -117,18 +117,6 @@ def test_a_file_that_is_damaged_or_absent_costs_a_percentage(text: str, tmp_path
             assert "\n0/6 jobs done" in run_headline(run, START, True).plain
 
 
-def test_a_run_that_was_killed_has_gone_on_as_long_as_its_engine_told(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
-    engine.begin(FIRST, worker=0)
-    engine.progress(FIRST, worker=0, done=30, total=100, tokens=900)
-    engine.tick(START + 40)
-    run = LoadedRun(engine.written.folder)
-    assert "killed, 40.0 s" in run_headline(run, START + 900, engine=False).plain
-    assert [span.end for span in run.timeline()] == [START + 40]
-    engine.written.end(interrupted="SIGTERM")  # the file may have stayed
-    assert LoadedRun(engine.written.folder).view.last < START + 40
-
-
 def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_looked_at(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     engine.begin(FIRST, worker=0)

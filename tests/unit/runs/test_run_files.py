@@ -6,15 +6,10 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-import pytest
-
-from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.run_folder import create_run_folder
 from pipeline.engine.store.store import Store
-from pipeline.errors import ConfigError
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
-from pipeline.runs.index import choose_run
 from pipeline.runs.record import (
     Comparison,
     PooledRow,
@@ -26,32 +21,6 @@ from pipeline.runs.record import (
 )
 
 NOON = datetime(2026, 1, 2, 12, 0, 0)
-
-
-def test_a_run_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    create_run_folder(tmp_path, "first_run", NOON)
-    with pytest.raises(ConfigError, match="Known: first_run"):
-        choose_run(tmp_path, "other")
-    latest = tmp_path / "first_run/latest"
-    assert choose_run(tmp_path, "first_run").path == latest.resolve()
-    latest.unlink()
-    latest.mkdir()
-    assert choose_run(tmp_path, "first_run").path != latest  # a copy made by what follows links
-    with pytest.raises(ConfigError, match="latest is a folder"):
-        create_run_folder(tmp_path, "first_run")
-
-
-def test_journal_reads_back_and_forgives_a_torn_last_line(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    journal.write("JobStarted", job="a", attempt=1)
-    journal.write("JobFinished", job="a")
-    journal.close()
-    with path.open("ab") as file:
-        file.write(b'{"event": "JobSta')
-    events = list(read_journal(path))
-    assert [event["event"] for event in events] == ["JobStarted", "JobFinished"]
-    assert events[0]["job"] == "a"
 
 
 def store_metrics(store: Store, job: Job, value: float) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.run_view import RunView
-from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
+from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]
 TRAIN = f"{CHAIN}/r1/train"
@@ -17,25 +17,6 @@ def written(tmp_path: Path, **kind: object) -> WrittenRun:
     run.worker(0, "gpu 7")
     run.worker(1, "gpu 8")
     return run
-
-
-def test_a_run_in_progress(tmp_path: Path) -> None:
-    run = written(tmp_path, stored=[SHARDS[0]])
-    run.begin(SHARDS[1], worker=1)
-    view = LoadedRun(run.folder).view
-    assert [job.status for job in view.jobs.values()] == ["stored", "running", *["pending"] * 4]
-    (attempt,) = view.jobs[SHARDS[1]].attempts
-    assert (attempt.worker, attempt.device, attempt.started, attempt.elapsed_s(START + 10)) == (
-        1,
-        "gpu 8",
-        START + 3,
-        7,
-    )
-    assert view.workers[1].job_id == SHARDS[1]
-    first = view.cells[CHAIN, 1]
-    assert (first.total, first.stored, first.running, first.done) == (3, 1, 1, 0)
-    assert view.elapsed_s(START + 60) == 60
-    assert view.elapsed_s(START + 60, engine_runs=False) == 3
 
 
 def test_attempts_of_a_job_that_fails_in_the_end_and_what_it_blocks(tmp_path: Path) -> None:
@@ -86,20 +67,6 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     assert (train.status, train.stopped, train.attempts[0].outcome) == ("pending", True, "stopped")
     assert view.jobs[f"{CHAIN}/r2/train"].waits == "another run computes it"
     assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]
-
-
-def test_unknown_events_fields_and_a_torn_line_are_passed_over(tmp_path: Path) -> None:
-    run = written(tmp_path)
-    run.write("SomethingNew", job=TRAIN, more={"a": 1})
-    run.write("JobStarted", job=TRAIN, attempt=1, worker=0, mood="good")
-    with run.folder.journal.open("a") as file:
-        file.write('not json\n[1]\n{"event":"JobFinished","job":"' + TRAIN)
-    loaded = LoadedRun(run.folder)
-    assert loaded.view.jobs[TRAIN].status == "running"
-    with run.folder.journal.open("a") as file:
-        file.write('","time":1767300009,"attempt":1,"worker":0}\n')
-    loaded.refresh()
-    assert loaded.view.jobs[TRAIN].status == "done"
 
 
 @pytest.mark.parametrize(

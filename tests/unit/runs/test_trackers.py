@@ -12,15 +12,10 @@ from pipeline.runs.trackers import (
     STEP,
     Batch,
     Row,
-    SweepTrial,
     TrackedChain,
     TrackerPlace,
     Wandb,
-    leave_values,
-    left_values,
     own_runs,
-    sweep_trial,
-    values_file,
 )
 
 CHAIN = TrackedChain(id="chain-id", name="X/d/m/s0", experiment="x", settings={"algo.eta": 1.0}, jobs=())
@@ -77,12 +72,6 @@ def test_offline_nothing_is_resumed_and_all_is_told(wandb: Any, tmp_path: Path) 
     assert wandb.asked["settings"]["x_disable_stats"]
 
 
-def test_a_trial_is_what_an_agent_has_started() -> None:
-    assert sweep_trial(AGENT) == SweepTrial(id="r", sweep="s", project="sums")
-    assert sweep_trial({"WANDB_RUN_ID": "r"}) is None
-    assert sweep_trial({"WANDB_SWEEP_ID": "s", "WANDB_RUN_ID": ""}) is None
-
-
 def test_runs_of_chains_have_nothing_of_one_run() -> None:
     kept = {"WANDB_API_KEY": "k", "WANDB_ENTITY": "me", "WANDB_TAGS": "a", "HOME": "/h"}
     of_one = dict.fromkeys(
@@ -91,12 +80,3 @@ def test_runs_of_chains_have_nothing_of_one_run() -> None:
     assert own_runs({**kept, **of_one, "WANDB_SWEEP_PARAM_PATH": "/p.yaml"}) == kept
     parameters = {name: AGENT[name] for name in ("WANDB_SWEEP_PARAM_PATH", "WANDB_PROJECT")}
     assert own_runs({**kept, **of_one, **AGENT}) == {**kept, **parameters}
-
-
-def test_values_are_left_a_line_for_each_round(tmp_path: Path) -> None:
-    assert left_values(tmp_path) == []
-    leave_values(tmp_path, 1, {"objective": 0.5})
-    leave_values(tmp_path, 2, {"objective": float("nan")})
-    with values_file(tmp_path).open("a") as file:
-        file.write('{"round": 3, "va')
-    assert left_values(tmp_path) == [{"round": 1, "objective": 0.5}, {"round": 2, "objective": None}]

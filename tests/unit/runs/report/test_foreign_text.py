@@ -110,12 +110,6 @@ def test_foreign_text_is_printed_and_never_obeyed(kind: str, text: str) -> None:
         assert harmless(shown())
 
 
-def test_a_refusal_says_what_was_given_letter_by_letter() -> None:
-    with standard_streams("utf-8") as shown:
-        assert start.refuse(ConfigError(r"x\[/red] \frac{a}[bold] :100:" + " and no line break" * 20)) == 2
-        assert shown() == r"error: x\[/red] \frac{a}[bold] :100:" + " and no line break" * 20 + "\n"
-
-
 @pytest.mark.properties
 @given(st.text())
 def test_data_is_data_on_any_stream(text: str) -> None:

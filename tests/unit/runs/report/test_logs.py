@@ -122,13 +122,6 @@ def test_a_job_is_followed_from_before_it_begins_through_its_attempts(tmp_path: 
     assert notes == [f"{JOB} has not begun yet; waiting for it", f"attempt 2 of {JOB}", f"{JOB}: done"]
 
 
-def test_following_ends_when_the_engine_is_killed(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    run.begin(JOB, log="a\n")
-    following = Following(run, lambda: following.killed())
-    assert following.job() == ("a\n", ["the run is over: killed"])
-
-
 def test_the_engines_log_is_followed_to_its_last_words(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan())
 

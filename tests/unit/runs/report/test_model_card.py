@@ -1,13 +1,17 @@
 """The card of an exported model: what the hub reads of it, and that nothing in it can pass for something else."""
 
+from __future__ import annotations
+
 import re
+import shlex
 from dataclasses import replace
 
+import pytest
 import yaml
 
-from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting, Usage
+from pipeline.outputs.guidance import Drawing, Prompting, Usage
 from pipeline.runs.record import ResultRow
-from pipeline.runs.report.model_card import Card, card_text
+from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all
 
 
 def row(metric: str, value: float | None, algo: str = "DPO") -> ResultRow:
@@ -75,15 +79,6 @@ def test_a_policy_of_conversations_is_asked_by_its_chat_template() -> None:
     assert "apply_chat_template" not in card_text(POLICY)
 
 
-def test_a_value_model_tells_how_it_guides_and_what_is_missing() -> None:
-    guidance = GuidanceSettings(algo="Own", eta=None, offset=None, top_k=3, min_p=0.1, others="dropped")
-    text = card_text(replace(POLICY, usage=replace(POLICY.usage, kind="value"), guidance=guidance))
-    assert "eta none, it is the reference; candidates are the 3 likeliest" in text
-    assert "offset=lambda eta" in text
-    assert "lm_eval" not in text
-    assert "library_name: transformers" not in text
-
-
 def test_foreign_text_stays_in_its_block() -> None:
     odd = "x\n```\n# Buy now\n<script>alert(1)</script>"
     text = card_text(
@@ -93,3 +88,52 @@ def test_foreign_text_stays_in_its_block() -> None:
     assert "Buy now" in text
     assert "Buy now" not in outside
     assert "<script>" not in outside
+
+
+# -- what is published of a run says how it was made, and neither where nor in whose folders ---
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("execution.shared_store=s3://secret-bucket/team", None),
+        ("execution.ray.address=head.lab.example:6379", None),
+        ("+execution.ray.runtime_env={env_vars:{HOST:head.lab.example}}", None),
+        ("execution={shared_store:/mnt/team}", None),
+        ("execution.shard_size=7", "execution.shard_size=7"),
+        ("output_dir=/home/somebody/outputs", None),
+        ("tracking.entity=somebody", None),
+        ("hydra.run.dir=/home/somebody", None),
+        ("models.hf.path=/home/somebody/models/Qwen3-0.6B", "models.hf.path=Qwen3-0.6B"),
+        ("models.hf.path=~/models/Qwen3-0.6B/", "models.hf.path=Qwen3-0.6B/"),
+        ("models.hf.path=Qwen/Qwen3-0.6B", "models.hf.path=Qwen/Qwen3-0.6B"),
+        ("datasets.csv.path=file:///mnt/team/rows.csv", "datasets.csv.path=rows.csv"),
+        ("datasets.csv.path='/mnt/a b/rows.csv'", "datasets.csv.path='rows.csv'"),
+        ("datasets.csv.path=https://example.org/a/rows.csv", "datasets.csv.path=https://example.org/a/rows.csv"),
+        ("algos.X.options={a:/mnt/one,b:[/mnt/x/two]}", "algos.X.options={a:one,b:[two]}"),
+        ("algos.PITA.eta=1/2", "algos.PITA.eta=1/2"),
+    ],
+)
+def test_a_command_has_names_in_the_place_of_paths_and_nothing_of_machines(given: str, said: str | None) -> None:
+    told = command_for_all(["python", "run_parallel.py", "experiment.name=x", given])
+    assert "somebody" not in told
+    assert told.startswith("python run_parallel.py experiment.name=x")
+    assert (said is None) == told.endswith("=x")
+    assert said is None or shlex.split(told)[-1] == said
+
+
+def test_settings_have_names_in_the_place_of_paths_and_texts_stay_as_they_are() -> None:
+    settings = {
+        "path": "/home/somebody/data/rows.csv",
+        "test_path": "openai/gsm8k",
+        "rewards": {"reward": {"path": "/mnt/team/reward model"}},
+        "prompt_template": "/think Answer yes /no: {prompt}",
+        "limit": 5,
+        "columns": ["/a/b"],
+    }
+    assert settings_for_all(settings) == {
+        **settings,
+        "path": "rows.csv",
+        "rewards": {"reward": {"path": "reward model"}},
+        "columns": ["b"],
+    }

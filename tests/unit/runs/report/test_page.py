@@ -1,7 +1,6 @@
 """What a page of runs shows: the tables of the terminal, completions, rewards and what went wrong."""
 
 import io
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -56,14 +55,6 @@ def test_the_table_says_what_the_terminal_says_and_marks_what_a_test_tells_apart
     assert marked == {("PITA", "2"): "better", ("DPO", "2"): "worse"}
 
 
-def test_methods_that_reach_the_same_share_the_top() -> None:
-    reached = {"PITA": 0.9921, "DPO": 0.99214, "RAFT": 0.5}
-    rows = [pooled_row("reference", 0, 0.4), *(pooled_row(name, 1, value) for name, value in reached.items())]
-    assert list(page.best_of(Results(rows=[], pooled=rows))) == [
-        ("highest pass@1, addition · tiny", "DPO, PITA 0.992 (reference 0.400)")
-    ]
-
-
 POINTS = ["DPO@beta=0.03", "DPO@beta=0.1", "DPO@beta=1", "DPO@beta=3", "DPO@beta=10"]
 
 
@@ -100,13 +91,6 @@ def test_every_policy_has_its_completions_to_the_prompts_that_are_kept() -> None
     assert len(shown(found)) == 3 * len(found["prompts"])
     assert 60 * sum(shown(found)) <= 30_000
     assert found["about"].startswith(f"{sum(shown(found)):,} of the 9,000 completions")
-
-
-def test_where_room_is_short_places_take_turns() -> None:
-    every = [evaluated(at, dataset=name) for name in "ab" for at in range(40) for _ in range(8)]
-    found = page.samples_of(every, there=640, most=2500)
-    places = Counter(prompt["place"] for prompt in found["prompts"])
-    assert places["a · m"] == pytest.approx(places["b · m"], abs=1)
 
 
 def test_a_text_without_end_is_cut_and_the_right_answer_is_there() -> None:
@@ -169,12 +153,6 @@ def test_attempts_are_told_with_what_came_after_them() -> None:
         ("b", "given up", ""),
     ]
     assert found["notes"] == ["1 job cannot run because b failed."]
-
-
-def test_of_very_many_the_first_are_shown() -> None:
-    most = page.MOST_FAILURES
-    found = page.failures_of(view(*(event for at in range(most + 3) for event in failed(f"j{at}", 1, retry=True))))
-    assert (len(found["rows"]), found["left_out"]) == (most, 3)
 
 
 # -- times: nothing of the work is lost, what is idle stays empty, what failed stays visible ---------------------

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from rich.console import Console, Group
+from rich.console import Console
 
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Comparison, PooledRow, Results
 from pipeline.runs.report.format import duration
-from pipeline.runs.report.screen import live_screen, shown_on
+from pipeline.runs.report.screen import shown_on
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from tests.doubles.live import live_run
@@ -30,37 +30,6 @@ def shown(*rows: PooledRow, comparisons: Sequence[Comparison] = (), width: int =
         Results(rows=[], bounded=["BestOfN"], pooled=list(rows), comparisons=list(comparisons))
     )
     return text_of(table, width)
-
-
-def test_table_puts_the_reference_first_and_rounds_in_order() -> None:
-    rows = [
-        pooled_row("PITA", 2, 0.9, difference=0.5, difference_low=0.4, difference_high=0.6),
-        pooled_row("PITA", 1, 0.8, difference=0.4),
-        pooled_row("reference", 0, 0.4),
-    ]
-    lines = shown(*rows).splitlines()
-    body = [line for line in lines if re.search(r" [012] +0\.", line)]
-    assert ["reference" in line for line in body] == [True, False, False]
-    assert "0.400   [0.380, 0.420]" in body[0]
-    assert "+0.400" in body[1]
-    assert "+0.500   [+0.400, +0.600]" in body[2]
-    assert lines[0] == "addition · tiny · 3 seeds · 500 prompts"
-
-
-def test_p_values_stand_in_the_last_round_alone() -> None:
-    rows = [pooled_row("reference", 0), *(pooled_row(algo, number) for algo in "AB" for number in (1, 2))]
-    tested = [comparison("A", p=0.0004), comparison("B", p=0.5), comparison("A", "B", p=0.02)]
-    lines = shown(*rows, comparisons=tested).splitlines()
-    (first, last), (_, other) = ([line for line in lines if f" {algo} " in line[:5]] for algo in "AB")
-    assert "<0.001" in last
-    assert "0.500   0.500" in " ".join(other.split("  ")) or other.count("0.500") == 2
-    assert "0.001" not in first
-    text = " ".join(lines)
-    assert "p: with the reference, corrected for 2 comparisons (Holm)" in text
-    assert "a difference of 0.047 is about what such a run can find" in text
-    assert "1 of 1 pair of methods differs at the level of 0.05" in text
-    alone = shown(*rows, comparisons=[comparison("A", "B", p=0.02, over="policies", seeds=2)])
-    assert "1 of 1 pair of these policies differs" in " ".join(alone.split())
 
 
 @pytest.mark.parametrize(
@@ -167,14 +136,6 @@ def status(**cell: int) -> LiveRun:
         samples_per_s=1500,
         tokens_per_s=18_500,
     )
-
-
-def test_live_view_shows_chains_rounds_and_workers() -> None:
-    text = text_of(Group(*live_screen(status(total=10, done=3, running=1), 140, 40)))
-    assert "round 1" in text
-    assert "3/10" in text
-    assert "addition/tiny/s0/PITA/r1/train" in text
-    assert "1.0 GiB" in text
 
 
 def test_output_that_is_no_terminal_gets_plain_lines_once_for_each_round() -> None:

@@ -1,17 +1,31 @@
 """Where runs stand: the overview, one run on narrow and wide terminals, and the same as data."""
 
+from __future__ import annotations
+
 import fcntl
 import io
 import json
+import logging
 import shlex
 from pathlib import Path
 
-from rich.console import Console
+import pytest
+from rich.console import Console, Group
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
+from pipeline.commands.looking import watch_run
+from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.index import choose_run, experiments
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.progress import LiveRun, Progress, ProgressFile
 from pipeline.runs.report.page import run_page
-from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
+from pipeline.runs.report.screen import GpuLog
+from pipeline.runs.report.status import glance_at, overview_table, print_run, run_headline, run_json, watched_run
+from pipeline.runs.run_view import WorkerView
+from pipeline.terminal import console as watching
+from pipeline.terminal.console import Terminal
+from tests.doubles.live import live_run
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
 FIRST = f"{CHAIN}/r1/generate/000"
@@ -63,21 +77,6 @@ def test_one_run_tells_what_runs_and_what_went_wrong(tmp_path: Path) -> None:
     assert "4 jobs, from" in text
     assert f"worker 1 (gpu 8): lost thrice, after {FIRST}" in text
     assert "retries so far: 1 (1 lost)" in text
-
-
-def test_a_killed_run_says_so_and_when_its_jobs_were_seen_last(tmp_path: Path) -> None:
-    text = printed(troubled(tmp_path), 120)
-    assert "killed" in text
-    assert "the same command goes on from here" in text
-    assert "running (when the engine was last heard of)" in text
-
-
-def test_long_lists_are_cut_off_for_people_but_not_in_data(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(rounds=8))
-    for job in run.plan.jobs:
-        run.write("JobFailed", job=job, attempts=1, kind="bug", reason="no")
-    assert "and 14 more; --json lists all" in printed(run, 80)
-    assert len(run_json(LoadedRun(run.folder), START)["failed_jobs"]) == 24
 
 
 def test_the_same_as_data(tmp_path: Path) -> None:
@@ -137,3 +136,131 @@ def test_what_was_shared_and_where_a_run_ran_stand_in_lines_of_their_own(tmp_pat
     facts = dict(run_page(LoadedRun(run.folder), "x")["facts"])
     assert facts["where"] == "Ray, 24 workers on 3 nodes"
     assert "25 to go" in facts["shared store"]
+
+
+# -- `status --watch` and `gpus --watch`: what they show, on what there is room for, and how they---
+
+
+SIZES = [(80, 24), (160, 50), (40, 10), (20, 4)]
+
+
+def shown(run: WrittenRun, width: int, height: int) -> str:
+    out = io.StringIO()
+    with run.folder.journal.open("ab") as engine:
+        fcntl.flock(engine, fcntl.LOCK_EX)  # as an engine does that lives
+        recorded = LoadedRun(run.folder)
+        console = Console(file=out, width=width, height=height, color_system=None)
+        console.print(Group(*watched_run(recorded, START + 60, width, height)), highlight=False)
+    return out.getvalue()
+
+
+def tell(run: WrittenRun, progress: Progress) -> None:
+    ProgressFile(run.folder).update(progress, START)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_it_fits_any_terminal(tmp_path: Path, width: int, height: int) -> None:
+    run = WrittenRun(tmp_path, chain_plan(40))
+    for index in range(30):
+        run.worker(index, f"gpu {index}: a device with quite a long name")
+        run.begin(f"{CHAIN}/r{index + 1}/train", worker=index)
+    for number in range(31, 41):
+        run.write("JobFailed", job=f"{CHAIN}/r{number}/train", attempts=1, kind="bug", reason="x\x1b[2J" * 30)
+    lines = shown(run, width, height).splitlines()
+    assert len(lines) < height or height < 8  # so low a terminal shows the headline, and the rest is cut off
+    assert max(map(len, lines)) <= width
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_uploads_of_a_run_that_is_over_are_watched_until_they_are_done_or_its_process_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    traffic = {"fetched": 0, "fetched_bytes": 0, "uploaded": 1, "uploaded_bytes": 7}
+    run.write("RunFinished", interrupted=None, halted=None, done=3, failed=0, blocked=0, stored=0)
+    run.write("SharedStore", **traffic, left=2)
+    lives = [True]
+    monkeypatch.setattr("pipeline.runs.loaded._process_runs", lambda _: lives[0])
+    recorded = LoadedRun(run.folder)
+    assert recorded.is_uploading
+    assert ": done, 2 uploads left" in run_headline(recorded, START, False).plain
+    lives[0] = False
+    assert not recorded.is_uploading
+    lives[0] = True
+    run.write("SharedStore", **traffic, left=2, over=True)  # it has given them up
+    recorded.refresh()
+    assert not recorded.is_uploading
+    assert ", 2 uploads left" in run_headline(recorded, START, False).plain
+    run.write("SharedStore", **traffic, left=0, over=True)
+    recorded.refresh()
+    assert "left" not in run_headline(recorded, START, False).plain
+
+
+def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    run.worker(0, "cpu slot 0")
+    tell(run, Progress(part=0.12, remaining_s=3600.0, samples_per_s=7.0))
+    out = io.StringIO()
+
+    def go_on(_seconds: float) -> None:
+        if not run.folder.journal.read_text().endswith("}\n") or "RunFinished" in run.folder.journal.read_text():
+            return
+        run.write("RunFinished", interrupted=None, halted=None, done=0, failed=0, blocked=0, stored=0)
+
+    monkeypatch.setattr(LoadedRun, "engine_runs", lambda self: self.view.finished is None)
+    monkeypatch.setattr(watching.time, "sleep", go_on)
+    monkeypatch.setattr("pipeline.commands.looking.watch", lambda *args: watching.watch(*args, go_on))
+    watch_run(LoadedRun(run.folder), Terminal(file=out, width=120), 0.1)
+    assert "12 %, about 1 h 00 min left, 0/3 jobs done, 0 running, 3 to come, 7 samples/s" in out.getvalue()
+    assert "done" in out.getvalue()
+
+
+@pytest.mark.parametrize("words", [["status"], ["gpus"]], ids=" ".join)
+def test_ctrl_c_ends_a_look_quietly(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching, "_again", interrupt)
+    where = ["--output-dir", str(tmp_path)] if words == ["status"] else []
+    done = CliRunner().invoke(app, [*words, "--watch", *where])
+    assert (done.exit_code, done.output) == (130, "")
+    both = CliRunner().invoke(app, [*words, "--watch", "--json", *where])
+    assert both.exit_code == 2
+
+
+# -- what a run tells of its GPUs while it goes on, and when it is over ---
+
+
+def status(elapsed_s: float, *loads: GpuLoad | None) -> LiveRun:
+    workers = (WorkerView(index=index, device=f"device {index}", gpu=load) for index, load in enumerate(loads))
+    return live_run(workers=workers, elapsed_s=elapsed_s)
+
+
+def note(gpus: GpuLog, elapsed_s: float, *loads: GpuLoad | None) -> None:
+    gpus.update(status(elapsed_s, *loads).view, elapsed_s)
+
+
+def load(number: int, used_gb: float, utilization: int | None) -> GpuLoad:
+    return GpuLoad(
+        label=f"GPU {number}", used_bytes=int(used_gb * 1e9), total_bytes=80 * 10**9, utilization=utilization
+    )
+
+
+def test_the_log_has_a_summary_each_minute_and_an_average_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    gpus = GpuLog()
+    with caplog.at_level(logging.INFO, "pipeline"):
+        note(gpus, 1, None, None)
+        note(gpus, 5, load(0, 45.23, 90), load(1, 42.18, None))
+        note(gpus, 30, load(0, 48.5, 70), load(1, 1.0, None))
+        note(gpus, 66, load(0, 2, 20), load(1, 1.0, None))
+        gpus.conclude()
+    assert [record.message for record in caplog.records] == [
+        "GPU Memory Summary:\n  GPU 0: 45.23 GB used, 80.00 GB total\n  GPU 1: 42.18 GB used, 80.00 GB total",
+        "GPU utilization: GPU 0 90 %, GPU 1 not told",
+        "GPU Memory Summary:\n  GPU 0: 2.00 GB used, 80.00 GB total\n  GPU 1: 1.00 GB used, 80.00 GB total",
+        "GPU utilization: GPU 0 20 %, GPU 1 not told",
+        "GPU utilization over the run: GPU 0 60 % on average, at most 48.50 GB used; "
+        "GPU 1 not told, at most 42.18 GB used",
+    ]

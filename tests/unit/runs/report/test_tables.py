@@ -12,11 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 
 from pipeline.engine.workers.messages import GpuLoad
-from pipeline.plan.durations import PlanRow
 from pipeline.runs.cost import CostRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
-from pipeline.runs.report.plan import plan_table
 from pipeline.runs.report.screen import live_screen, share_lines
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
@@ -87,17 +85,6 @@ def test_results_are_read_whole_at_every_usual_width(width: int, algos: list[str
 # -- the other tables ------------------------------------------------------------------------------------------
 
 
-def plan() -> RenderableType:
-    chains = [f"a_dataset_of_mine/{MODEL}/s0/{algo}" for algo in (*ALGOS, *LONG)]
-    return plan_table(
-        PlanRow(
-            round=1, chain=chain, stage=stage, jobs=128, missing=100, samples=123_456, seconds=7333, devices=size
-        )
-        for chain in chains
-        for stage, size in (("generate", 1), ("train", 8), ("evaluate", 1))
-    )
-
-
 # -- the live view ---------------------------------------------------------------------------------------------
 
 
@@ -133,21 +120,6 @@ def busy(workers: int, chains: int, rounds: int = 6, *, gpus: bool = True) -> Li
         samples_per_s=1523,
         tokens_per_s=190_000,
     )
-
-
-@pytest.mark.parametrize("gpus", [True, False])
-def test_the_live_view_of_eight_workers_and_many_chains_fits_a_small_terminal(gpus: bool) -> None:
-    lines = printed(Group(*live_screen(busy(8, 27, gpus=gpus), 80, 24)), 80).splitlines()
-    assert len(lines) <= 23
-    assert all(cell_len(line) <= 80 for line in lines)
-    text = "\n".join(lines)
-    assert "about 12 h 30 min left" in text
-    assert "round 3" in text
-    assert "more chains" in text
-    for index in range(8):
-        assert f"/{index:03} " in text
-        assert "1 min 01 s" if index == 0 else f"{index} h 01 min" in text
-    assert text.count("61.0/140.0 GiB") == (8 if gpus else 0)
 
 
 @pytest.mark.properties

@@ -167,27 +167,6 @@ def test_the_same_key_ran_again_because_the_output_was_gone(tmp_path: Path) -> N
     assert "The same command would not run it again" in text
 
 
-def test_the_same_key_ran_again_because_the_output_was_damaged(tmp_path: Path) -> None:
-    first = finished(tmp_path)
-    store_output(first, TRAIN)
-    store, key = LoadedRun(first.folder).store, first.plan.jobs[TRAIN].key
-    (store.path(key) / "out.txt").write_text("other bytes")
-    aside = store.set_aside(key)
-    assert aside is not None
-    second = again(tmp_path)
-    assert f"its stored output was damaged; it is kept as {aside}" in explained(second, TRAIN, first)
-
-
-def test_what_was_stored_did_not_run(tmp_path: Path) -> None:
-    first = finished(tmp_path)
-    store_output(first, TRAIN)
-    second = WrittenRun(tmp_path, chain_plan(), "2026-01-03_10-00-00", stored=[TRAIN])
-    text = explained(second, TRAIN, first)
-    assert "It did not run" in text
-    assert "Nothing changed since run 2026-01-02_10-00-00" in text
-    assert "The same command would not run it again" in text
-
-
 def test_a_request_that_is_not_started(tmp_path: Path) -> None:
     run = finished(tmp_path)
     recorded = LoadedRun(run.folder)
