@@ -13,11 +13,11 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from io import BufferedReader, TextIOWrapper
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,8 +40,6 @@ SPLIT_WORDS = {
 """What splits are called in names of files and folders -> our name."""
 _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 """What `datasets` writes beside the rows."""
-MOST_ENTRIES = 300_000
-"""Files and folders that are looked at. The largest datasets of small files have a third of it."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +141,8 @@ def _by_split(folder: Path, known: Collection[str]) -> dict[str, tuple[Path, ...
 
 def _visible(folder: Path) -> Iterator[Path]:
     """What is below a folder but for hidden entries; folders that are removed meanwhile are passed over."""
-    seen = 0
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        seen += len(folders) + len(names)
-        if seen > MOST_ENTRIES:
-            raise DataError(
-                f"{folder}: holds more than {MOST_ENTRIES:,} files and folders, too many to search for rows. Name "
-                "the folder or file that holds them."
-            )
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
@@ -322,8 +313,7 @@ _NO_ROWS = {
     rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ": "packed by zstd, bzip2 or xz. Unpack it (zstd -d, bunzip2, xz -d)",
 }
 """How files begin that stand for rows and hold none -> what to say of them."""
-_GZIP, _BOM, _UTF_16 = b"\x1f\x8b", b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_GZIP, _BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 _BATCH = 1000
 
 
@@ -371,11 +361,10 @@ def _open(path: Path) -> gzip.GzipFile | BufferedReader:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, in UTF-8 though it may be in UTF-16, none of them longer than a row may be."""
+    """Lines of a file, none of them longer than a row may be."""
     with _open(path) as file:
-        number, wide = 1, file.peek(2)[:2] in _UTF_16
-        text = TextIOWrapper(file, encoding="utf-16", newline="\n") if wide else None
-        while line := file.readline(LONGEST_ROW + 1) if text is None else text.readline(LONGEST_ROW + 1).encode():
+        number = 1
+        while line := file.readline(LONGEST_ROW + 1):
             yield _bounded(line, f"{path}:{number}").removeprefix(_BOM)
             number += 1
 
@@ -399,7 +388,7 @@ def _too_large(place: str) -> DataError:
 def _json(path: Path) -> Iterator[Record]:
     """Lines, or a list of rows, one row, or an object around the list: ``{"data": [...]}``."""
     with _open(path) as file:
-        is_list = file.peek(64).lstrip(b"\xef\xbb\xbf\xff\xfe\0 \t\r\n").startswith(b"[")
+        is_list = file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
         content = file.read() if is_list or format_of(path) == ".json" else None
     rows = None if content is None else _written(path, content)
     if rows is not None:
@@ -414,7 +403,7 @@ def _json(path: Path) -> Iterator[Record]:
 
 def _written(path: Path, content: bytes) -> Sequence[msgspec.Raw | bytes] | None:
     """The rows of a file as they are written, so that one at a time becomes objects; None for one of lines."""
-    content = content.decode("utf-16").encode() if content[:2] in _UTF_16 else content.removeprefix(_BOM)
+    content = content.removeprefix(_BOM)
     try:
         whole = msgspec.json.decode(content, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
         return (_wrapped(whole) or [content]) if isinstance(whole, dict) else whole
@@ -446,7 +435,7 @@ def _object(text: bytes, place: str) -> Mapping[str, Any]:
     """A row of JSON.
 
     Raises:
-        DataError: It is none, has a column twice, or text that no file can hold.
+        DataError: It is none, or has a column twice.
     """
     try:
         row = json.loads(text.decode(), object_pairs_hook=partial(_different, place))
@@ -455,15 +444,6 @@ def _object(text: bytes, place: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         found = json.dumps(row)[:40]
         raise DataError(f'{place}: expected an object of columns such as {{"prompt": ...}}, found {found}.')
-    if _SURROGATE.search(text):
-        try:
-            json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            half = f"\\u{ord(error.object[error.start]):04x}"
-            raise DataError(
-                f"{place}: holds {half}, half of a character, without the other half, which no file can hold as "
-                "text; it was cut in the middle of a character."
-            ) from error
     return row
 
 
@@ -547,21 +527,19 @@ def _arrow(path: Path) -> Iterator[Record]:
 
 
 def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Record]:
-    """Rows of record batches, turned into objects one by one."""
+    """Rows of record batches as objects."""
     import pyarrow as pa
 
     number = 0
     try:
         for batch in batches:
-            for row in _objects(_shortest(batch)):
+            for row in _shortest(batch).to_pylist():
                 number += 1
-                if row is None:
-                    raise _too_large(f"{path}: row {number}")
                 yield Record(f"{path}: row {number}", row)
     except pa.ArrowException as error:
         raise _damaged(path, what, number, error) from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: row {number + 1}: holds a text that is not UTF-8 ({_line(error)}).") from error
+        raise DataError(f"{path}: after row {number}: holds a text that is not UTF-8 ({_line(error)}).") from error
 
 
 def _shortest(batch: Any) -> Any:
@@ -572,17 +550,6 @@ def _shortest(batch: Any) -> Any:
         if pa.types.is_float32(field.type):
             batch = batch.set_column(at, field.name, batch.column(at).cast(pa.string()).cast(pa.float64()))
     return batch
-
-
-def _objects(batch: Any) -> Iterator[dict[str, Any] | None]:
-    """Rows of a record batch as objects; None for one that is too large."""
-    if batch.nbytes <= LONGEST_ROW:
-        with suppress(UnicodeDecodeError):  # found below, with its row
-            yield from batch.to_pylist()
-            return
-    for at in range(batch.num_rows):
-        row = batch.slice(at, 1)
-        yield row.to_pylist()[0] if row.nbytes <= LONGEST_ROW else None
 
 
 def _text(path: Path) -> Iterator[Record]:

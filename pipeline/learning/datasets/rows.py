@@ -235,7 +235,7 @@ def _stored(row: Row, place: str) -> dict[str, Any]:
     columns = [f"{_json(name, name, place)}: {_json(value, name, place)}" for name, value in row.columns.items()]
     given = {name: getattr(row, name) for name in TEXTS}
     texts = {
-        name: text if text is None or isinstance(text, str) else _json(list(text), name, place)
+        name: text and (_whole(text, name, place) if isinstance(text, str) else _json(list(text), name, place))
         for name, text in given.items()
     }
     return {"id": row.id, **texts, "columns": f"{{{', '.join(columns)}}}"}
@@ -243,10 +243,22 @@ def _stored(row: Row, place: str) -> dict[str, Any]:
 
 def _json(value: object, column: str, place: str) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, default=_plain)
+        text = json.dumps(value, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
         said = f"{place}: column '{column}' {error}. List in further_columns those that rewards need."
         raise DataError(said) from error
+    return _whole(text, column, place)
+
+
+def _whole(text: str, column: str, place: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise DataError(
+            f"{place}: {column!a} holds {half}, half of a character without the other half, which no file can hold"
+        ) from error
+    return text
 
 
 def _plain(value: object) -> Any:

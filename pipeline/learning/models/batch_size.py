@@ -89,9 +89,6 @@ Result = TypeVar("Result")
 MICRO_BATCH = "micro-batch"
 """What the log calls a batch whose gradients are accumulated."""
 
-MORE_ROOM = 1.02
-"""Of a device there is more free than when a size was found if it is so many times as much."""
-
 _SHARED: ContextVar[bool] = ContextVar("shared", default=False)
 _MAKE_ROOM: ContextVar[Callable[[], bool]] = ContextVar("make_room", default=lambda: False)
 
@@ -269,13 +266,13 @@ class BatchSizes:
         if self._hints is not None:
             path = self._hints / "batch_sizes" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
-        room_mb = _room_mb(self._device)
-
         def keep(size: int) -> None:
             if path is not None:
-                _write_hint(path, size, about, room_mb)
+                known = recall(path, _Hint)
+                remember(path, {"size": size if known is None else min(size, known.size), "about": about})
 
-        start = None if path is None else _read_hint(path, room_mb)
+        hint = None if path is None else recall(path, _Hint)
+        start = None if hint is None else hint.size
         batch = BatchSize(configured, group=group, what=what, remedy=remedy, start=start, remember=keep)
         ranks = next(filter(None, map(split_over, self._models)), None) if together else None
         if ranks is not None:
@@ -336,31 +333,8 @@ def _device_name(device: str) -> str:
     return f"{device} {psutil.virtual_memory().total >> 30} GiB"
 
 
-def _room_mb(device: str) -> int | None:
-    """MiB of a GPU that this process has or could have; None for the machine's memory, which comes and goes."""
-    if not device.startswith("cuda"):
-        return None
-    free, _ = torch.cuda.mem_get_info(torch.device(device))
-    return int(free + torch.cuda.memory_reserved(torch.device(device))) >> 20
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Hint:
+    """Of a kind of work, a file each, replaced whole: writers need no lock, the last one has seen it fit."""
+
     size: Annotated[int, Meta(ge=1, le=1 << 40)]
-    room_mb: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
-
-
-def _read_hint(path: Path, room_mb: int | None = None) -> int | None:
-    """The size that fitted, unless there is more room than there was then: somebody else had taken some."""
-    hint = recall(path, _Hint)
-    if hint is None or (room_mb and hint.room_mb is not None and room_mb > MORE_ROOM * hint.room_mb):
-        return None
-    return hint.size
-
-
-def _write_hint(path: Path, size: int, about: dict[str, Any], room_mb: int | None = None) -> None:
-    """One file per kind of work, replaced whole: writers need no lock, whichever comes last has seen it fit."""
-    known = _read_hint(path, room_mb)
-    if known is not None and known < size:
-        size = known
-    remember(path, {"size": size, "room_mb": room_mb, "about": about})

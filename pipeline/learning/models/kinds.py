@@ -394,16 +394,10 @@ def check_folder(given: str, folder: Path) -> None:
         )
     if task not in (None, "CAUSAL_LM"):
         raise ConfigError(f"{given}: the adapters are for {task}, and a model that writes text takes CAUSAL_LM")
-    start = str(settings.get("init_lora_weights"))
-    if settings.get("alora_invocation_tokens") or start.startswith("pissa_niter"):
+    if (start := str(settings.get("init_lora_weights"))).startswith("pissa_niter"):
         raise ConfigError(
-            f"{given}: its adapters alone do not say what the model is: "
-            + (
-                f"with init_lora_weights={start} peft also changed the base, at random. Save them by peft's "
-                "save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge them"
-                if start.startswith("pissa_niter")
-                else "those with alora_invocation_tokens act from these tokens on, which no weights do"
-            )
+            f"{given}: with init_lora_weights={start} peft also changed the base, at random. Save the adapters by "
+            "save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge them"
         )
     if not base.path:
         raise ConfigError(

@@ -157,7 +157,6 @@ def test_a_base_may_lie_beside_the_adapters_and_value_models_begin_with_both(tmp
         ({"task_type": "SEQ_CLS"}, "SEQ_CLS"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
-        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
         (None, "adapter_config.json"),
     ],
 )

@@ -10,7 +10,6 @@ from torch import nn
 
 from pipeline.engine.workers.messages import FailureKind, classify
 from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
-from pipeline.learning.models import batch_size
 from pipeline.learning.models.batch_size import BatchSize, BatchSizes, on_device
 
 MODEL = nn.Linear(2, 2)
@@ -187,22 +186,3 @@ def test_a_hint_holds_for_its_own_kind_of_work_only(tmp_path: Path) -> None:
     for other in ({"length": 129}, {"length": 64}, {"work": "generate"}, {"model": nn.Linear(2, 3)}):
         assert begin(tmp_path, **other).size == 64
     assert begin(tmp_path, model=nn.Linear(2, 2)).size == 16  # other weights, the same memory
-
-
-def test_a_size_that_was_found_while_others_had_memory_is_forgotten_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    room = {"mb": 40_000}
-    monkeypatch.setattr(batch_size, "_room_mb", lambda _: room["mb"])
-
-    def begun() -> BatchSize:
-        return BatchSizes(tmp_path, "cpu", MODEL).begin("train", 64, length=8)
-
-    fits(begun(), 20)
-    room["mb"] = 40_500
-    assert begun().size == 16
-    room["mb"] = 80_000
-    fits(begun(), 40)
-    assert begun().size == 32
-    room["mb"] = 40_000
-    assert begun().size == 32  # then it is halved again
