@@ -1,17 +1,21 @@
-"""Code that is named by a dotted path, mostly the user's own: importing it, and saying why that fails.
+"""Code that is named by a dotted path, mostly the user's own: importing it, saying why that fails, what it uses.
 
 The current folder comes last in `sys.path`, whatever script was started, and workers are given the same list.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import importlib.util
+import os
 import pkgutil
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -19,8 +23,8 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.config.reached import reached_hash
 from pipeline.errors import ConfigError, JobError, PipelineError, is_installed, own_place, place_of, told
+from pipeline.files import file_sha256
 
 _OURS = "pipeline"
 _Answer = TypeVar("_Answer")
@@ -261,3 +265,377 @@ def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
 def _near(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+# -- reached -----------------------------------------------------------------------------------------------------
+# What code of the user's own a name reaches, as text without comments: from its definition on, through
+# modules. Read from the source, and never run. Of each module there count the definitions that are reached,
+# and whatever else it does when it is imported: assignments to parts of objects, calls, loops, branches. So
+# does what its texts name: files, variables of the environment and modules, whichever function then reads
+# them. Where the name of a module is computed, all modules count that lie beside the code or in a folder that
+# its texts name. What else is found while the code runs cannot be seen, as computed names of files.
+
+
+Find = Callable[[str, Sequence[str]], Path | None]
+"""Takes a module's dotted name, and folders besides `sys.path`; gives its file, or None if not the user's own."""
+_COMPUTED = {
+    *("__dict__", "__import__", "attrgetter", "eval", "exec", "getattr", "getmembers", "globals", "import_module"),
+    *("locals", "modules", "setattr", "vars"),
+}
+"""Names by which code may reach what does not stand in it: all of its module is taken to be reached then."""
+_FAMILIES = {"__init_subclass__", "__subclasses__"}
+"""By which it may reach classes of any module."""
+_IMPORTS = {
+    *("__import__", "get_class", "get_method", "get_object", "import_module", "import_string", "instantiate"),
+    *("locate", "resolve_name", "run_module", "run_path", "spec_from_file_location"),
+}
+"""By which it may import what a text names; where the name is computed, whatever lies beside it."""
+_FOLDERS = {"addsitedir", "path"}
+"""By which it may have modules looked for in further folders: `sys.path` with them."""
+_VARIABLES = {"environ", "environb", "expandvars", "getenv"}
+_SAID = {"__doc__", "from_callable", "get_json_schema", "getdoc", "model_json_schema", "signature"}
+"""By which it may use what functions and classes say of themselves."""
+_WRITES = re.compile(
+    r"\b(write\w*|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|basicConfig)\(|\b(sqlitedict|shelve)\b"
+    r"|\bopen\((.*, )?(mode=)?'[rbt]*[wax+][bt+]*'|INSERT INTO|INSERT OR"
+)
+"""Of a module that writes files it cannot be told which of them are its data."""
+_SAVED = {"config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json", "dataset_dict.json"}
+"""In folders of models, tokenizers and datasets, which libraries read as a whole."""
+_LONGEST_NAME = 1000
+"""Characters of a path."""
+_SIGN = re.compile(r"%[sd]|\{\w*\}|\$")
+"""In a text, where something else is put."""
+_OUTSIDE = re.compile(
+    "(KEY|TOKEN|SECRET|PASSWORD|^RANK|(LOCAL|NODE|GROUP|ROLE)_RANK|WORLD_SIZE|_THREADS|VISIBLE_DEVICES)$"
+    "|^(CUDA|CUBLAS|GLOO|MASTER|NCCL|OMPI|PMI|PMIX|PYTHON|PYTORCH|RAY|SLURM|TORCH|TORCHELASTIC|WANDB)_"
+    "|^(COLORTERM|COLUMNS|(FORCE|NO)_COLOR|HOME|HOSTNAME|LANG|LC_[A-Z]+|LINES|LOGNAME|PATH|PWD|PYTHON[A-Z]*|SHELL)$"
+    "|^(TERM|TMPDIR|TOKENIZERS_PARALLELISM|USER|XDG_[A-Z]+_HOME)$",
+    re.IGNORECASE,
+)
+"""Variables that give access, or that say where a process is and whose: they change no result, and workers
+have others."""
+_HARMLESS = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "total_ordering", "staticmethod"}
+"""Decorators that register nothing."""
+_ALL = "*"
+
+
+@dataclass
+class _Module:
+    """A module of the user's own: its statements in order, by the names that they bind."""
+
+    name: str
+    file: Path
+    statements: list[ast.stmt] = field(default_factory=list)
+    binding: dict[str, list[int]] = field(default_factory=dict)
+    always: list[int] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+
+    @property
+    def package(self) -> str:
+        """What relative imports start from."""
+        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    @property
+    def nodes(self) -> list[ast.AST]:
+        """Of what is taken."""
+        return [node for at in self.taken for node in ast.walk(self.statements[at])]
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts in what is taken that may name something, and parts of them; but for variables that it sets."""
+        stored = {
+            node.slice
+            for node in self.nodes
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        }
+        found: set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in stored:
+                value = node.value if isinstance(node.value, str) else node.value.decode(errors="ignore")
+                if len(value) <= _LONGEST_NAME and value.isprintable():
+                    found |= {
+                        each for each in (value, *_SIGN.split(value), *value.split()) if re.search(r"\w", each)
+                    }
+        return sorted(found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found})  # noqa: PTH111
+
+    @property
+    def folders(self) -> list[Path]:
+        """Its own, the one around it and the current one, and those in them that texts name."""
+        near, texts = dict.fromkeys([self.file.parent, self.file.absolute().parent.parent, Path()]), self.texts
+        for _ in range(2):
+            near |= {Path(at, name): None for at in near for name in texts if os.path.isdir(Path(at, name))}  # noqa: PTH112
+        return list(near)
+
+    @property
+    def beside(self) -> Iterator[str]:
+        """Modules that a computed name may mean: those in its folder, and in folders that texts name."""
+        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
+        plain = {node.func for node in calls if all(map(self._is_plain, node.args)) and not node.keywords}
+        names = {
+            node.name if isinstance(node, ast.alias) and node.asname else _last_name(node)
+            for node in self.nodes
+            if node not in plain
+        }
+        if names.isdisjoint(_IMPORTS):
+            return
+        top = self.file.parents[self.name.count(".") + (self.file.name == "__init__.py")]
+        texts = {text.strip("./") for text in self.texts}
+        named = {part for text in texts for part in (text, text.rpartition(".")[0], text.rpartition("/")[0])}
+        for folder in {self.file.parent, *(top / part.replace(".", "/") for part in named)}:
+            if folder.is_relative_to(top) and os.path.isdir(folder):  # noqa: PTH112 - any text may be asked for
+                for file in folder.glob("*.py"):
+                    yield ".".join(file.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+
+    def _is_plain(self, argument: ast.expr) -> bool:
+        """Whether it is a text, or of a table of texts, that stands in the code."""
+        root = argument.value if isinstance(argument, ast.Subscript) else argument
+        if not isinstance(root, ast.Name):
+            return isinstance(argument, ast.Constant)
+        made = [node for at in self.binding.get(root.id, ()) for node in ast.walk(self.statements[at])]
+        computed = any(isinstance(node, ast.Attribute | ast.BinOp | ast.Call | ast.JoinedStr) for node in made)
+        return root.id == "__package__" or (bool(made) and not computed)
+
+    def text(self, *, said: bool) -> str:
+        """The code that is taken, with or without what it says of itself."""
+        return f"{self.name}\n" + "\n".join(_text(self.statements[at], said=said) for at in sorted(self.taken))
+
+
+def reached_hash(module: str, name: str, find: Find) -> str | None:
+    """Hash all code that a name of a module reaches; None where the module is not the user's own.
+
+    Args:
+        module: Dotted name.
+        name: Of a function, class or object in it; of a part of one, with dots.
+        find: Finds files of modules.
+    """
+    walk = _Walk(find, [])
+    walk.begin(module, name)
+    while walk.further != (folders := walk.folders):
+        walk = _Walk(find, folders)
+        walk.begin(module, name)
+    if not walk.modules:
+        return None
+    modules = sorted(walk.modules.values(), key=lambda each: each.name)
+    texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
+    read = {line for each, text in zip(modules, texts, strict=True) for line in _files(each, text)}
+    if walk.words & _VARIABLES:
+        named = {text for each in modules for text in each.texts if text in os.environ}
+        read |= {f"${name}={os.environ[name]}" for name in named if not _OUTSIDE.search(name)}
+    return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
+
+
+def _files(module: _Module, text: str) -> Iterator[str]:
+    """The files that texts of a module name, and those of folders that libraries read as a whole."""
+    if _WRITES.search(text):
+        return
+    places = [(Path(folder, name), name) for folder in module.folders for name in module.texts]
+    for place, name in [each for each in places if not str(each[0]).startswith(("/proc/", "/sys/", "/dev/"))]:
+        within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
+        if found := [each for each in _SAVED if os.path.isfile(place / each)]:  # noqa: PTH113
+            pattern = "*/*" if "dataset_dict.json" in found else "*"
+            within = sorted(each for each in place.glob(pattern) if each.is_file())
+        for file in within:
+            with suppress(OSError):  # who reads it will tell
+                yield f"{module.name} {name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
+
+
+def _last_name(node: object) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+class _Walk:
+    """A walk through modules, from a name on.
+
+    Attributes:
+        modules: Those of the user's own that are reached.
+        further: Folders besides those where modules are looked for.
+        unread: What is covered as bytes, since it is no Python that can be read.
+    """
+
+    def __init__(self, find: Find, further: Sequence[str]) -> None:
+        self.modules: dict[str, _Module] = {}
+        self.unread: list[str] = []
+        self._find = find
+        self.further = further
+        self._known: dict[str, _Module | None] = {}
+        self._visited: set[tuple[str, str]] = set()
+
+    @property
+    def words(self) -> set[str]:
+        """Names that stand in what is taken."""
+        nodes = [node for module in self.modules.values() for node in module.nodes]
+        return {str(getattr(node, each, "")) for node in nodes for each in ("attr", "id", "name")}
+
+    @property
+    def folders(self) -> list[str]:
+        """Those where it may have modules looked for besides."""
+        found = {str(each): None for module in self.modules.values() for each in module.folders}
+        return list(found) if self.words & _FOLDERS and "sys" in self.words else []
+
+    def begin(self, module: str, name: str) -> None:
+        """Take a name of a module, and what is reached by texts too, or by being there, until nothing more is."""
+        self.visit(module, name.partition(".")[0])
+        seen = -1
+        while seen < (seen := len(self._visited)):
+            words, modules = self.words, list(self.modules.values())
+            for own in modules if words & _FAMILIES else ():
+                self.visit(own.name, _ALL)
+            texts = {text for own in modules for text in own.texts}
+            imports = bool(words & _IMPORTS) or "-m" in texts
+            for beside in {each for own in modules for each in own.beside} if imports else ():
+                self.visit(beside, _ALL)
+            for text in texts if imports else ():
+                name = text.replace(":", ".")
+                for package in {own.package for own in modules} if name.startswith(".") else {""}:
+                    whole = f"{package}{name}"
+                    for each in (whole, whole.rpartition(".")[0], f"{whole}.__main__"):
+                        if re.fullmatch(r"\w+(\.\w+)*", each):
+                            self.visit(each, _ALL)
+
+    def visit(self, name: str, wanted: str = "") -> None:
+        """Take a name of a module, all of it for ``*``, and what importing it does; with its packages."""
+        if (name, wanted) in self._visited:
+            return
+        self._visited.add((name, wanted))
+        if parent := name.rpartition(".")[0]:
+            self.visit(parent)
+        if (module := self._module(name)) is None:
+            return
+        at = [*module.always, *module.binding.get(wanted, ())]
+        if wanted == _ALL:
+            at = [*range(len(module.statements))]
+        elif wanted and wanted not in module.binding:
+            self.visit(f"{name}.{wanted}")
+            at += module.binding.get("__getattr__", [])
+        for place in at:
+            self._take(module, place)
+        for handed in module.binding if wanted == _ALL else {wanted} & module.binding.keys():
+            self._follow(module, handed)  # what it has imported itself it may hand on
+
+    def _module(self, name: str) -> _Module | None:
+        if name not in self._known:
+            file = self._find(name, self.further)
+            self._known[name] = found = None if file is None else self._read(name, file)
+            if found is not None:
+                self.modules[name] = found
+        return self._known[name]
+
+    def _read(self, name: str, file: Path) -> _Module:
+        content, module = file.read_bytes(), _Module(name, file)
+        try:
+            module.statements = ast.parse(content if file.suffix == ".py" else b"(").body
+        except (SyntaxError, ValueError):  # importing it will tell
+            self.unread.append(f"{name} {hashlib.sha256(content).hexdigest()}")
+        for at, statement in enumerate(module.statements):
+            names = _bound(statement)
+            for bound in names or ():
+                module.binding.setdefault(bound, []).append(at)
+            if not names or isinstance(statement, ast.Import | ast.ImportFrom):
+                module.always.append(at)
+        return module
+
+    def _take(self, module: _Module, at: int) -> None:
+        if at in module.taken:
+            return
+        module.taken.add(at)
+        statement = module.statements[at]
+        nodes = list(ast.walk(statement))
+        used = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
+        names = {node.id for node in used if isinstance(node, ast.Name)}
+        attributes = {node.attr for node in used if isinstance(node, ast.Attribute)}
+        parts = {node.value for node in used if isinstance(node, ast.Attribute)}
+        whole = {_last_name(node) for node in used if node not in parts}
+        for node in nodes:
+            for source, inner, bound in _imports(module, node):
+                # One at the top hands on only what is used; one inside of a function is taken with what it names.
+                self.visit(source, _ALL if inner == _ALL else "")
+                if node is not statement and inner != _ALL:
+                    self._use(source, inner, attributes, whole | ({bound} - names), bound)
+        if (computed := (names | attributes) & _COMPUTED) and computed.isdisjoint(module.binding):
+            self.visit(module.name, _ALL)
+        for name in sorted(names | computed):
+            for place in module.binding.get(name, ()):
+                self._take(module, place)
+            self._follow(module, name, attributes, whole)
+
+    def _follow(
+        self, module: _Module, name: str, attributes: Collection[str] = (), whole: Collection[str] | None = None
+    ) -> None:
+        """Follow a name that a statement at the top of a module has imported."""
+        for at in module.binding.get(name, ()):
+            for source, inner, bound in _imports(module, module.statements[at]):
+                if bound == name:
+                    self._use(source, inner, attributes, {name} if whole is None else whole, name)
+
+    def _use(
+        self, source: str, inner: str, attributes: Collection[str], whole: Collection[str], bound: str
+    ) -> None:
+        """Take what is used of an imported module, or a name of one.
+
+        Args:
+            source: The module.
+            inner: The name.
+            attributes: All that stand beside its name.
+            whole: Names and attributes of which nothing is taken there: what they mean is handed on as it is.
+            bound: By which it is known there.
+        """
+        if inner:
+            self.visit(source, inner)
+            source = f"{source}.{inner}"
+        if (module := self._module(source)) is None:
+            return
+        if bound in whole:
+            self.visit(source, _ALL)
+        for each in attributes:
+            if each in module.binding or "__getattr__" in module.binding:
+                self.visit(source, each)
+            else:
+                self._use(f"{source}.{each}", "", attributes, whole, each)
+
+
+def _imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """What a statement imports: a module, a name of it or "", and what it binds."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            top = alias.name.partition(".")[0]
+            yield alias.name, "", alias.asname or top
+            if not alias.asname:
+                yield top, "", top
+    if isinstance(node, ast.ImportFrom):
+        around = module.package.split(".")[: -node.level + 1 or None] if node.level else []
+        source = ".".join([*around, *([node.module] if node.module else [])])
+        yield from ((source, alias.name, alias.asname or alias.name) for alias in node.names)
+
+
+def _bound(statement: ast.stmt) -> set[str] | None:
+    """Names that a statement binds and nothing else; None for one that does more, or what cannot be told."""
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            # Decorators may register it somewhere, from where it is reached by no name.
+            each = [one.func if isinstance(one, ast.Call) else one for one in statement.decorator_list]
+            called = set(map(_last_name, each))
+            return {statement.name} if called <= _HARMLESS else None
+        case ast.Import() | ast.ImportFrom():
+            return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+        case ast.Assign(targets=targets):
+            nodes = [node for target in targets for node in ast.walk(target)]
+            plain = all(isinstance(node, ast.Name | ast.Tuple | ast.List | ast.expr_context) for node in nodes)
+            return {node.id for node in nodes if isinstance(node, ast.Name)} if plain else None
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return {name}
+    return None
+
+
+def _text(statement: ast.stmt, *, said: bool) -> str:
+    """The code of a statement: no comments and layout, nor, unless used, texts that say what it does."""
+    for node in ast.walk(statement) if not said else ():
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [each for each in body if not _is_said(each)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return "" if _is_said(statement) and not said else ast.unparse(statement)
+
+
+def _is_said(statement: ast.stmt) -> bool:
+    value = getattr(statement, "value", None) if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)

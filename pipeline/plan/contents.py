@@ -222,7 +222,7 @@ def reward_names(dataset: DatasetConfig) -> list[str]:
 # -- source code -------------------------------------------------------------------------------------------------
 # The source of the user's own code as part of keys: an edited algorithm, dataset or reward runs again.
 # Covered is what the class or function that the configuration names reaches in files of the user's own, by
-# its code: comments and layout change nothing (`config.reached`). What cannot be seen there has `version`.
+# its code: comments and layout change nothing (`config.user_code`). What cannot be seen there has `version`.
 
 
 def class_source(class_path: str | None) -> dict[str, str | None]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.reached import reached_hash
+from pipeline.config.user_code import reached_hash
 
 FILES = {
     "mine": """
