@@ -149,8 +149,8 @@ class Slurm:
 def two_nodes() -> Iterator[Slurm]:
     """A Slurm of its own; nothing of it is left afterwards."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
-    # Short, since the path of a socket has room for a hundred characters.
-    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    # Short, as the path of a socket has room for a hundred characters; and Slurm's files take no space.
+    folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     guard = subprocess.Popen(
         [sys.executable, __file__, str(folder)],
         stdin=subprocess.PIPE,
