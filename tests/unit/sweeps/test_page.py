@@ -13,13 +13,12 @@ import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 
 from pipeline.runs.report import html
-from pipeline.runs.report.format import duration
 from pipeline.sweeps.report import _SCRIPTS as SCRIPTS
 from pipeline.sweeps.report import axes_of, importance
 from pipeline.sweeps.report import page_of as sweep_page_of
 from pipeline.sweeps.storage import Record, Trial
 from pipeline.terminal.streams import printable
-from tests.doubles.sweeps import BEGAN, SweepOnPaper, hostile, searched
+from tests.doubles.sweeps import SweepOnPaper, hostile, searched
 
 OURS = "".join(path.read_text() for path in (*html.FRAME, *SCRIPTS))
 
@@ -68,30 +67,19 @@ def test_the_best_come_first_and_what_failed_has_no_value(page: dict[str, Any]) 
     assert ("trials", "27: 2 running, 20 done, 2 failed, 3 stopped") in page["facts"]
 
 
-def test_a_sweep_that_runs_has_taken_until_now_and_an_idle_one_until_its_last_event(tmp_path: Path) -> None:
-    sweep = searched(tmp_path, 3)
-    later = sweep.time + 7200
-    before = sweep.time - BEGAN
-    with sweep.at_work():
-        running = sweep_page_of(Record(sweep.folder), later)
-    idle = sweep_page_of(Record(sweep.folder), later)
-    assert [dict(page["facts"])["took"] for page in (idle, running)] == [duration(before), duration(before + 7200)]
-
-
-def test_curves_are_thinned_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_has_just_begun_has_a_page_and_curves_of_many_values_are_thinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = page_of(SweepOnPaper(tmp_path, "new", metric="", method="grid"))
+    assert (page["metric"], page["numbers"]) == ("", [])
+    assert page["unfinished"]
+    assert html.page_html(page, SCRIPTS)
     monkeypatch.setattr("pipeline.sweeps.report.points_each", lambda _: 5)
     sweep = searched(tmp_path, 1)
     sweep.log(0, [{"val/loss": 0.01 * at} for at in range(92)])
     page = page_of(sweep)
     assert [len(one["steps"]) for one in page["curves"]] == [5]
     assert page["curves_about"] == "5 of 100 values that were logged, evenly spread."
-
-
-def test_a_sweep_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
-    page = page_of(SweepOnPaper(tmp_path, metric="", method="grid"))
-    assert (page["metric"], page["numbers"], page["measures"]) == ("", [], page["measures"])
-    assert page["unfinished"]
-    assert html.page_html(page, SCRIPTS)
 
 
 def test_text_of_strangers_is_data_and_nothing_else(tmp_path: Path) -> None:
@@ -108,6 +96,12 @@ def test_text_of_strangers_is_data_and_nothing_else(tmp_path: Path) -> None:
 def test_the_scripts_use_every_field_and_no_way_out(page: dict[str, Any]) -> None:
     assert not [name for name in page if not re.search(rf"\bdata\.{name}\b", OURS)]
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https?:", OURS)
+
+
+SPACES: dict[str, BaseDistribution] = {
+    "lr": FloatDistribution(1e-5, 1e-2, log=True),
+    "flag": CategoricalDistribution(["a", "b"]),
+}
 
 
 # -- axes and importance -----------------------------------------------------------------------------------------
@@ -136,26 +130,20 @@ def test_a_parameter_is_seen_by_its_size_its_order_of_magnitude_or_as_choices(
 
 def judged(count: int, value: Callable[[float, str], float]) -> list[Trial]:
     chosen, trials = random.Random(0), list[Trial]()
-    spaces: dict[str, BaseDistribution] = {
-        "lr": FloatDistribution(1e-5, 1e-2, log=True),
-        "flag": CategoricalDistribution(["a", "b"]),
-    }
     for number in range(count):
-        given = {"lr": 10 ** chosen.uniform(-5, -2), "flag": chosen.choice("ab")}
-        trial = done(number, {**given, "same": 3}, value(given["lr"], given["flag"]))
-        trials.append(replace(trial, sampled=given, distributions=spaces))
+        given: dict[str, Any] = {"lr": 10 ** chosen.uniform(-5, -2), "flag": chosen.choice("ab")}
+        trials.append(
+            replace(done(number, given, value(given["lr"], given["flag"])), sampled=given, distributions=SPACES)
+        )
     return trials
 
 
-def test_what_decides_over_the_metric_matters_most() -> None:
+def test_what_decides_over_the_metric_matters_most_and_trials_that_tell_nothing_have_no_shares() -> None:
     trials = judged(60, lambda lr, flag: abs(lr - 1e-3) + 1e-4 * (flag == "a"))
     trials += [done(60, {"lr": 1.0}, None), Trial(number=61, parameters={"lr": 1e9}, state="failed")]
     found = importance(trials, "minimize")
     assert list(found) == ["lr", "flag"]
     assert abs(sum(found.values()) - 1) < 1e-9
-
-
-def test_trials_that_tell_nothing_have_no_shares() -> None:
     assert importance(judged(9, lambda lr, _: lr), "minimize") == {}
     assert importance(judged(20, lambda *_: 1.0), "minimize") == {}
     assert importance([done(at, {"lr": at}, float(at)) for at in range(20)], "minimize") == {}

@@ -12,6 +12,7 @@ from pipeline.sweeps.report import (
     effective_batch,
     export_rows,
     foremost,
+    headline,
     remaining_s,
     trials_table,
     varied,
@@ -32,13 +33,10 @@ def drawn(*parts: Any, width: int = 200) -> str:
     [
         ({"batch_size": 8, "num_gpus": 4}, 4, 32),
         ({"batch_size": 8, "num_gpus": 4, "gradient_accumulation_steps": 2}, 4, 64),
-        ({"batch_size": 8}, 4, 32),
         ({"trainer.batch_size": 8, "trainer.gradient_accumulation_steps": 2}, 2, 32),
         ({"batch_size": 8}, 1, None),
         ({"algos.PITA.batch_size": 64}, 4, None),  # the batch of all devices together
-        ({"batch_size": "8", "num_gpus": 4}, 4, None),
         ({"batch_size": True, "num_gpus": 4}, 4, None),
-        ({"lr": 0.1}, 8, None),
     ],
 )
 def test_a_step_sees_the_batch_of_every_device_and_micro_batch(
@@ -64,15 +62,27 @@ def test_what_runs_comes_first_then_the_best_and_then_what_has_no_value(tmp_path
         assert "GPU 0" in text
 
 
-@pytest.mark.parametrize("height", [3, 6, 12, 40])
-def test_a_terminal_has_as_many_lines_as_it_has_room_for(tmp_path: Path, height: int) -> None:
-    sweep = searched(tmp_path, 60)
+def test_a_terminal_has_as_many_lines_as_it_has_room_for(tmp_path: Path) -> None:
+    sweep = searched(tmp_path, 40)
     with sweep.at_work():
-        parts = watched_sweep(Record(sweep.folder), sweep.time, 100, height, last="a word")
-    lines = [line for part in parts for line in drawn(part, width=100).splitlines()]
-    assert len(lines) <= max(height, 7)
-    assert "a word" in lines[-1]
-    assert height < 40 or any(line.startswith("and ") for line in lines)
+        record = Record(sweep.folder)
+        for height in (3, 6, 12, 30):
+            parts = watched_sweep(record, sweep.time, 100, height, last="a word")
+            lines = [line for part in parts for line in drawn(part, width=100).splitlines()]
+            assert len(lines) <= max(height, 7)
+            assert "a word" in lines[-1]
+    assert any(line.startswith("and ") for line in lines)
+
+
+def test_a_sweep_of_more_trials_than_its_bound_and_one_whose_trials_are_alike_are_told_so(tmp_path: Path) -> None:
+    sweep = SweepOnPaper(tmp_path, count=2)
+    for number in range(3):
+        sweep.create(number, {"lr": number})
+        sweep.start(number)
+        sweep.end(number, "done", 1.0)
+    text = headline(Record(sweep.folder), sweep.time).plain
+    assert "3 trials, 3 done" in text
+    assert "does the program read its parameters?" in text
 
 
 def test_what_is_left_is_told_by_what_trials_took(tmp_path: Path) -> None:

@@ -121,47 +121,32 @@ def test_a_file_that_grows_is_read_on_from_where_it_ended(tmp_path: Path) -> Non
     assert run.summary == {"a": 1.0}
 
 
-def test_a_trial_that_tells_wandb_alone_is_judged_by_that(tmp_path: Path) -> None:
-    """And not by what an attempt before it has told, which may have ended a moment ago."""
-    place = TrialFolder(tmp_path)
-    curve = Curve(place, 2, LOSS)
-    run_file(tmp_path, history(loss=0.5), name="offline-run-0-old")
-    curve.begin(Path())
-    run_file(
-        tmp_path,
-        history(loss=3.0, _step=5, _timestamp=1.5e9),
-        history(other=1.0),
-        history(loss=2.0, _step=6, _timestamp=1.5e9),
-        summary(loss=1.0, _step=6),
-    )
-    curve.follow(to_its_end=True)
-    assert curve.judged == [3.0, 2.0, 1.0]
-    assert [json.loads(line)["step"] for line in place.metrics(2).read_text().splitlines()] == [5, 6, 6]
-    assert not place.metrics(1).exists()
-
-
 @pytest.mark.parametrize(
     ("defined", "goal", "value"),
     [
-        ({"min": 1.0}, "minimize", 1.0),
+        (0.5, "minimize", 0.5),
         ({"min": 1.0, "max": 4.0, "last": 2.0}, "minimize", 1.0),
         ({"min": 1.0, "max": 4.0, "last": 2.0}, "maximize", 4.0),
         ({"mean": 3.0}, "maximize", 3.0),
-        ({"max": 4.0}, "minimize", 4.0),
         ({"max": 4.0, "best": 1.5}, "minimize", 1.5),
         ({}, "minimize", 2.0),
     ],
 )
-def test_a_trial_counts_as_the_value_that_its_program_has_defined_for_the_summary(
-    tmp_path: Path, defined: dict[str, float], goal: Goal, value: float
+def test_a_trial_that_tells_wandb_alone_is_judged_by_that_and_by_what_it_defined_for_the_summary(
+    tmp_path: Path, defined: Any, goal: Goal, value: float
 ) -> None:
-    """By ``define_metric("loss", summary="min")``: then the summary has a table in the place of the last value."""
-    curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss", goal=goal))
+    """By ``define_metric("loss", summary="min")``; and not by what an attempt before it has told."""
+    place = TrialFolder(tmp_path)
+    curve = Curve(place, 2, Metric(name="loss", goal=goal))
+    run_file(tmp_path, history(loss=0.5), name="offline-run-0-old")
     curve.begin(Path())
-    run_file(tmp_path, *(history(loss=each) for each in (4.0, 1.0, 2.0)), summary(loss=defined))
+    rows = [history(loss=each, _step=5 + at, _timestamp=1.5e9) for at, each in enumerate((4.0, 1.0, 2.0))]
+    run_file(tmp_path, *rows, history(other=1.0), summary(loss=defined))
     curve.follow(to_its_end=True)
     assert curve.judged[:3] == [4.0, 1.0, 2.0]
     assert curve.judged[-1] == value
+    assert [json.loads(line)["step"] for line in place.metrics(2).read_text().splitlines()][:3] == [5, 6, 7]
+    assert not place.metrics(1).exists()
 
 
 def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
@@ -176,22 +161,6 @@ def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: P
     os.utime(second, (time.time() + 9,) * 2)
     curve.follow(to_its_end=True)
     assert curve.judged == [3.0, 2.0, 1.0, 0.5]
-
-
-def test_runs_elsewhere_are_those_that_the_program_has_printed(tmp_path: Path) -> None:
-    """As with `dir`, which Lightning's logger always gives."""
-    place, start = TrialFolder(tmp_path / "trial"), tmp_path / "my work"
-    place.path.mkdir()
-    curve = Curve(place, 1, LOSS)
-    curve.begin(start)
-    run_file(start / "logs", history(loss=3.0))
-    run_file(start, history(loss=9.0))  # of another trial
-    place.log(1).write_text(
-        "begins\n\x1b[34mwandb\x1b[0m: Run data is saved locally in ./logs/wandb/offline-run-20260102_030405-abc\n"
-    )
-    (start / "logs/wandb/offline-run-1-abc").rename(start / "logs/wandb/offline-run-20260102_030405-abc")
-    curve.follow(to_its_end=True)
-    assert curve.judged == [3.0]
 
 
 @pytest.mark.parametrize(
