@@ -118,9 +118,11 @@ def _table(questions: Mapping[str, Any], answers: Mapping[str, Any]) -> FittedTa
     for kind in GIVEN:
         asked = questions["values"][kind]
         parameter, theirs = made(("x",), asked["given"]), answers["values"][kind]
-        ours = [parameter.at(each) if kind != "constant" else 7 for each in asked["shares"]]
+        distance = "as Optuna draws"
+        if kind not in ("constant", "categorical", "int_uniform"):
+            distance = _distance([parameter.at(each) for each in asked["shares"]], theirs)
         drawn = [each["x"] for each in _points(_sweep("random", {"x": asked["given"]}), POINTS)]
-        table.add_row(kind, _distance(ours, theirs), *_moments(drawn, answers["draws"][kind]))
+        table.add_row(kind, distance, *_moments(drawn, answers["draws"][kind]))
     return table
 
 

@@ -32,7 +32,7 @@ from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.search import Choice, ask, most_trials, why_stop
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder, best_trial, sweep_folder
-from pipeline.sweeps.trial_process import Handle, Order, Said, family, heard
+from pipeline.sweeps.trial_process import Handle, Order, Said, work
 from pipeline.terminal.streams import on_one_line
 
 Say = Callable[[str], None]
@@ -229,7 +229,7 @@ class Agent:
             own: The most trials that this agent begins; None for no bound.
             grace_s: Seconds that a program has to end once it was told to.
         """
-        self.id = self.interrupted = ""
+        self.id, self.interrupted = "", ""
         self._sweep, self._folder, self._record = sweep, folder, Record(folder, say)
         self._pool, self._say, self._show, self._own, self._grace_s = pool, say, show, own, grace_s
         self._devices = AgentDevices(pool.devices, folder.name)
@@ -249,17 +249,15 @@ class Agent:
         Raises:
             PipelineError: The record cannot be kept. Its trials have been ended.
         """
-        with family() as tag, self._record.present() as self.id:
-            try:
-                self._take_turn(tag)
-                while not self._leaving or self._running or self._ended:
-                    if heard(signals, self._running):
-                        self._stop(signals.received or "a signal")
-                    self._collect()
-                    self._take_turn(tag)
-            finally:
-                for one in self._running:
-                    one.kill()
+        with self._record.present() as self.id:
+            self.interrupted = work(
+                self._running,
+                signals,
+                self._take_turn,
+                self._collect,
+                lambda one: one.ask("waiting", "interrupted"),
+                self._say,
+            )
         self._show(self._record)
 
     def _say_once(self, key: str, text: str) -> None:
@@ -269,21 +267,11 @@ class Agent:
 
     # -- between turns -----------------------------------------------------------------------------------------
 
-    def _stop(self, signal: str) -> None:
-        """End the trials of this agent, which others or a later one will begin again."""
-        if not self.interrupted:
-            many = count(len(self._running), "running trial")
-            self._say(
-                f"stopping: {many} may take {self._grace_s} s to end, and will be tried again; once more kills"
-            )
-        for one in self._running:
-            one.kill() if self.interrupted else one.ask("waiting", "interrupted")
-        self.interrupted, self._leaving = self.interrupted or signal, True
+    def _collect(self, one: _Running) -> None:
+        self._ended.append((one, self._ending(one)))
 
-    def _collect(self) -> None:
-        for one in [one for one in self._running if one.is_over()]:
-            self._running.remove(one)
-            self._ended.append((one, self._ending(one)))
+    def _compare(self) -> None:
+        """End trials early that are not worth their end."""
         rule, metric = self._sweep.early_terminate, self._sweep.metric
         for one in self._running:
             one.curve.follow()
@@ -328,8 +316,10 @@ class Agent:
 
     # -- turns -------------------------------------------------------------------------------------------------
 
-    def _take_turn(self, tag: str) -> None:
-        """Write what has ended, choose what comes next, and start it."""
+    def _take_turn(self, tag: str, stopping: bool) -> bool:
+        """Write what has ended, choose what comes next, and start it; whether there may be more."""
+        self._leaving = self._leaving or stopping
+        self._compare()
         with self._record.turn():
             while self._ended:
                 self._note(*self._ended[0])
@@ -341,6 +331,7 @@ class Agent:
         for what, trial, devices in chosen:
             self._start(what, trial, devices, tag)
         self._show(self._record)
+        return not self._leaving
 
     def _note(self, one: _Running, ended: End) -> None:
         number, metric = one.trial.number, self._sweep.metric

@@ -21,7 +21,7 @@ from pipeline.errors import ConfigError, describe_exit
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import count, duration, shown_path
 from pipeline.sweeps.command import overrides_of
-from pipeline.sweeps.trial_process import Handle, Order, SideBySide
+from pipeline.sweeps.trial_process import Handle, Order, side_by_side
 
 MOST_RUNS = 1000
 _OURS = (
@@ -203,7 +203,7 @@ def carry_out(
             say(f"{name} {'was stopped' if handle.told_to_end else 'failed'}: {why}")
         return 0.0
 
-    interrupted = SideBySide(len({run.slot for run in runs}), following, ended, say).run(signals)
+    interrupted = side_by_side(len({run.slot for run in runs}), signals, following, ended, say)
     not_done = f"; not done: {', '.join(left)}" if left else ""
     say(f"{len(runs) - len(left)} of {count(len(runs), 'run')} done{not_done}")
     return interrupted, left

@@ -34,7 +34,7 @@ from pipeline.runs.report.format import count
 from pipeline.runs.trackers import own_runs
 from pipeline.sweeps.file import NUM_GPUS, Sweep, as_values, kind_of
 from pipeline.sweeps.plan import AgentPool, most_devices
-from pipeline.sweeps.trial_process import Handle, Order, SideBySide
+from pipeline.sweeps.trial_process import Handle, Order, side_by_side
 from pipeline.terminal.streams import without_colours
 
 _MODULE = "pipeline.sweeps.online"
@@ -246,7 +246,7 @@ class OnlineAgents:
         """Run trials; the name of the signal that has ended it, or ""."""
         for slot in self._slots:
             slot.begun = slot.count()
-        return SideBySide(len(self._slots), self._following, self._ended, self._say).run(signals)
+        return side_by_side(len(self._slots), signals, self._following, self._ended, self._say)
 
     def _following(self, number: int) -> Order | None:
         slot = self._slots[number]

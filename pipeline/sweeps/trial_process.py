@@ -2,7 +2,7 @@
 
     agent (chooses devices)  ->  this process (holds their leases)  ->  the program, or torchrun and its ranks
     Handle(order)                Order -> ... -> Said
-    SideBySide                   slots that run one order after the other, as several runs and agents of W&B
+    side_by_side(...)            slots that run one order after the other, as several runs and agents of W&B
 
 A lease lives as long as this process, which ends when nothing of the program is left and its memory is seen free.
 It is told to stop by a signal, and also ends the program when the agent is gone. Nothing is left behind.
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -331,67 +332,91 @@ def family() -> Iterator[str]:
         reaper.close()
 
 
-class SideBySide:
-    """Slots that take orders until there are none."""
+_H = TypeVar("_H", bound=Handle)
 
-    def __init__(
-        self,
-        slots: int,
-        following: Callable[[int], Order | None],
-        ended: Callable[[int, Handle], float],
-        say: Callable[[str], None],
-    ) -> None:
-        """Prepare.
 
-        Args:
-            slots: How many.
-            following: The next order of a slot; None where it has none at this moment.
-            ended: Told of each end, by slot; seconds for which the slot is to rest.
-            say: Told a line when a signal has come.
-        """
-        self._following, self._ended, self._say = following, ended, say
-        self._running: dict[int, Handle] = {}
-        self._rests: dict[int, float] = dict.fromkeys(range(slots), 0.0)
+def work(
+    running: list[_H],
+    signals: StopSignals,
+    turn: Callable[[str, bool], bool],
+    ended: Callable[[_H], None],
+    stop: Callable[[_H], None],
+    say: Callable[[str], None],
+) -> str:
+    """Carry out orders until there are none.
 
-    def run(self, signals: StopSignals) -> str:
-        """Work until no slot has anything to do.
+    Args:
+        running: What runs.
+        signals: The first one asks what runs to end, a second one kills it.
+        turn: Adds what comes next, started with this tag, unless it is to stop; whether there may be more.
+        ended: Told of each that has ended.
+        stop: Asks one to end.
+        say: Told a line when a signal has come.
 
-        Returns:
-            Name of the signal that has ended it before, or "".
+    Returns:
+        Name of the signal that has ended it before, or "".
 
-        Raises:
-            WorkerError: No process can be started. Those that run have been ended.
-        """
-        stopping = False
-        with family() as tag:
-            try:
-                while (not stopping and self._fill(tag)) or self._running:
-                    if heard(signals, self._running.values()):
-                        self._stop(signals.received or "a signal", again=stopping)
-                        stopping = True
-                    for slot, handle in list(self._running.items()):
-                        if handle.is_over():
-                            del self._running[slot]
-                            self._rests[slot] = time.monotonic() + self._ended(slot, handle)
-            finally:
-                for handle in self._running.values():
-                    handle.kill()
-        return (signals.received or "") if stopping else ""
+    Raises:
+        PipelineError: As `turn`. What runs has been ended.
+    """
+    stopped = ""
+    with family() as tag:
+        try:
+            while turn(tag, bool(stopped)) or running:
+                if heard(signals, running):
+                    if running and not stopped:
+                        names = "; ".join(one.order.holder for one in running)
+                        say(f"stopping on {signals.received}: waiting for {names} to end; once more kills")
+                    for one in running:
+                        one.kill() if stopped else stop(one)
+                    stopped = signals.received or "a signal"
+                for one in [one for one in running if one.is_over()]:
+                    running.remove(one)
+                    ended(one)
+        finally:
+            for one in running:
+                one.kill()
+    return stopped
 
-    def _fill(self, tag: str) -> bool:
-        """Start what can start; whether a slot rests, after which there may be more."""
+
+def side_by_side(
+    slots: int,
+    signals: StopSignals,
+    following: Callable[[int], Order | None],
+    ended: Callable[[int, Handle], float],
+    say: Callable[[str], None],
+) -> str:
+    """Have slots take orders until there are none.
+
+    Args:
+        slots: How many.
+        signals: As `work` takes them.
+        following: The next order of a slot; None where it has none at this moment.
+        ended: Told of each end, by slot; seconds for which the slot is to rest.
+        say: Told a line when a signal has come.
+
+    Returns:
+        Name of the signal that has ended it before, or "".
+
+    Raises:
+        WorkerError: No process can be started. Those that run have been ended.
+    """
+    running, places = list[Handle](), dict[int, int]()
+    rests = dict.fromkeys(range(slots), 0.0)
+
+    def turn(tag: str, stopping: bool) -> bool:
         now = time.monotonic()
-        for slot in self._rests.keys() - self._running.keys():
-            if self._rests[slot] <= now and (order := self._following(slot)) is not None:
-                self._running[slot] = Handle(order, tag)
-        return any(rest > now for rest in self._rests.values())
+        for slot in () if stopping else rests.keys() - places.values():
+            if rests[slot] <= now and (order := following(slot)) is not None:
+                running.append(Handle(order, tag))
+                places[id(running[-1])] = slot
+        return not stopping and any(rest > now for rest in rests.values())
 
-    def _stop(self, name: str, *, again: bool) -> None:
-        for handle in self._running.values():
-            handle.kill() if again else handle.ask_to_end()
-        if self._running and not again:
-            names = ", ".join(handle.order.holder for handle in self._running.values())
-            self._say(f"stopping on {name}: waiting for {names} to end; once more kills")
+    def over(handle: Handle) -> None:
+        slot = places.pop(id(handle))
+        rests[slot] = time.monotonic() + ended(slot, handle)
+
+    return work(running, signals, turn, over, Handle.ask_to_end, say)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.sweeps.trial_process import Handle, Order, SideBySide
+from pipeline.sweeps.trial_process import Handle, Order, side_by_side
 
 
 def order(folder: Path, name: str, code: str, **options: object) -> Order:
@@ -36,4 +36,4 @@ def carry_out(
         return rest_s
 
     with StopSignals() as signals:
-        return SideBySide(slots, following, note, say).run(signals), ended
+        return side_by_side(slots, signals, following, note, say), ended
