@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         The exit code; the highest one of a multirun.
     """
     streams.install()  # a script of the user's own may call this
-    if answer := _about(arguments):
-        say(make_console(), answer)
+    if {"--help", "-h", "--version"} & set(arguments):
+        say(make_console(), VERSION if "--version" in arguments else usage().rstrip())
         return unless_unwritten(0)
     codes: list[int] = []
     composing, command, folder = True, os.getpid(), None
@@ -57,14 +57,16 @@ def main(arguments: Sequence[str]) -> int:
     def one_run(composed: DictConfig) -> multirun.RunFailed | None:
         nonlocal composing
         composing = False
-        label, reason = _announce_run(arguments), ""
+        label, reason = "", ""
+        if multirun.in_multirun():
+            label = multirun.run_label(arguments)
+            say(make_console(), f"\nrun {label}", "bold")
         try:
             given = HydraConfig.get().overrides.task
+            again = [*typed_command().split(), *given, *(["--config-dir", folder] if folder else [])]
             config = typed(composed)
             multirun.check_sweeper()
-            code = run_experiment(
-                config, make_console(), label=label, given=given, command=_repeating(folder, given)
-            )
+            code = run_experiment(config, make_console(), label=label, given=given, command=again)
             codes.append(unless_unwritten(code) if config.dry_run else code)
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
             codes.append(refuse(error))
@@ -112,27 +114,6 @@ def _check_settings(asked: argparse.Namespace, settings: Sequence[str]) -> None:
     elif asked.multirun:
         for request in multirun.requests(settings):
             check_config(load_config(request))
-
-
-def _repeating(folder: str | None, given: Sequence[str]) -> list[str]:
-    """The command that repeats this run alone: its settings, and where those of the user's own groups are."""
-    return [*typed_command().split(), *given, *(["--config-dir", folder] if folder else [])]
-
-
-def _announce_run(arguments: Sequence[str]) -> str:
-    """Say which run of a multirun begins: the settings of its own; "" for the only run of a command."""
-    if not multirun.in_multirun():
-        return ""
-    label = multirun.run_label(arguments)
-    say(make_console(), f"\nrun {label}", "bold")
-    return label
-
-
-def _about(arguments: Sequence[str]) -> str:
-    """The answer to a question about the command itself, or ""."""
-    if {"--help", "-h"} & set(arguments):
-        return usage().rstrip()
-    return VERSION if "--version" in arguments else ""
 
 
 @contextlib.contextmanager

@@ -38,7 +38,6 @@ from pipeline.config.schema import Backend, DatasetConfig, SystemConfig
 from pipeline.engine.keeper import held_by_runs, remove_weights, tell_needs
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
-from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.store import REMOVED, Scratch, Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
@@ -157,14 +156,9 @@ def _run(request: Request, plan: Plan, missing: list[str], found: Trained, conso
             missing=missing,
             signals=signals,
         )
-    if problem := _problem(outcome):
+    problem = outcome.halted or (f"interrupted by {outcome.interrupted}" if outcome.interrupted else "")
+    if problem := problem or next((f"{job_id}: {reason}" for job_id, reason in outcome.failures()), ""):
         raise StoreError(f"{found.job.id}: its weights were not made again: {problem}. Log: {folder.log}")
-
-
-def _problem(outcome: Outcome) -> str:
-    if outcome.interrupted or outcome.halted:
-        return outcome.halted or f"interrupted by {outcome.interrupted}"
-    return next((f"{job_id}: {reason}" for job_id, reason in outcome.failures()), "")
 
 
 def _remove_again(found: Trained, gone: list[Job], scratch: Path) -> None:
@@ -325,7 +319,8 @@ def _fill(found: Trained, folder: Path, place: str) -> None:
         if adapter_folders(found.weights):
             _merge(found, folder)
         date = _use_alone(found, folder)
-    (folder / USAGE).write_text(json_text(_known(asdict(usage)), indent=1) + "\n")
+    known = {name: value for name, value in asdict(usage).items() if value is not None}
+    (folder / USAGE).write_text(json_text(known, indent=1) + "\n")
     # Names and settings may hold halves of characters, which no file has.
     (folder / README).write_bytes(
         card_text(_card(found, usage, guidance, place, date)).encode(errors="backslashreplace")
@@ -403,25 +398,16 @@ def _stop_clock(folder: Path, date: str) -> None:
 
 def _reference(found: Trained, folder: Path) -> Pointer:
     """Put the reference beside a value model, or name it where everybody can have it from the hub."""
-    pointer = _pointer(found)
-    if pointer is not None and pointer.hub is not None:
-        return Pointer(hub=pointer.hub, commit=pointer.commit)
+    with suppress(FileNotFoundError):
+        try:
+            pointer = read_pointer(found.reference / POINTER)
+        except ForeignDataError as error:
+            raise StoreError(f"cannot read {found.reference / POINTER}: {error}") from error
+        if pointer.hub is not None:
+            return Pointer(hub=pointer.hub, commit=pointer.commit)
     _copy(found.reference_weights, folder / REFERENCE_FOLDER)
     _use_alone(found, folder / REFERENCE_FOLDER)
     return Pointer(path=REFERENCE_FOLDER)
-
-
-def _pointer(found: Trained) -> Pointer | None:
-    try:
-        return read_pointer(found.reference / POINTER)
-    except FileNotFoundError:
-        return None
-    except ForeignDataError as error:
-        raise StoreError(f"cannot read {found.reference / POINTER}: {error}") from error
-
-
-def _known(plain: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in plain.items() if value is not None}
 
 
 # -- the card --------------------------------------------------------------------------------------------------

@@ -120,7 +120,8 @@ def gpus(
 
     def lines() -> list[str]:
         nonlocal told
-        before, told = told, "\n".join(table.in_words())
+        rows = (" ".join(filter(None, row)) for row in table.texts)
+        before, told = told, "\n".join([*rows, *table.caption.splitlines()])
         return [] if told == before else [told]
 
     watching.watch(make_console(), every, look, lambda _width, _height: [table], lines)

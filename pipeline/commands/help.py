@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich.console import Console
@@ -81,18 +82,9 @@ def typed_command() -> str:
 
 
 def _group(folder: Path) -> str:
-    names = sorted((file.stem for file in folder.glob("*.yaml")), key=str.lower)
-    lines = [""]
-    for name in names:
-        if len(lines[-1] + name) > _WIDTH:
-            lines.append("")
-        lines[-1] += name if name == names[-1] else f"{name}, "
-    return "\n".join(
-        f"    {folder.name if number == 0 else '':<12}{line.rstrip()}" for number, line in enumerate(lines)
-    )
-
-
-_WIDTH = 62
+    names = ", ".join(sorted((file.stem for file in folder.glob("*.yaml")), key=str.lower))
+    first, more = f"    {folder.name:<12}", " " * 16
+    return fill(names, 79, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)
 
 
 # -- help keys ---------------------------------------------------------------------------------------------------
@@ -139,17 +131,14 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
         return _help_keys_group(word)
     leaf = word.rpartition(".")[2]
     other = other_name(leaf).removeprefix("algos.<NAME>.")
-    called: Iterator[Line] = iter(())
-    if other != leaf:
-        called = chain([(f"{leaf} is called {other} here:", "bold")], help_on(other, settings))
     if ends := [key for key in keys if key.endswith(f".{word}")]:
-        return chain(_same_end(keys, ends), called)
+        return _same_end(keys, ends)
     if inside := [section for section in named if section.endswith(f".{word}")]:
         return chain.from_iterable(_section(keys, named, section) for section in inside)
     if spelled := next((name for name in (*named, *keys) if f".{name}".lower().endswith(f".{word.lower()}")), ""):
         return help_on(spelled, settings)
     if other != leaf:
-        return called
+        return chain([(f"{leaf} is called {other} here:", "bold")], help_on(other, settings))
     raise ConfigError(f"{unknown_key(word, keys)} `python -m pipeline help` lists what there is.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -134,7 +135,6 @@ class RoundReports:
         self._rounds = 0
         """How many rounds the last report was told of."""
         self._next_look_s = MOST_OFTEN_S
-        self._failed = False
 
     def __enter__(self) -> RoundReports:
         return self
@@ -143,56 +143,47 @@ class RoundReports:
         """End the process that writes, so that no earlier report takes the place of the last one."""
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
-            self._process = None
-            self._remove_unfinished()
+            self._conclude(self._process)
 
     def update(self, view: RunView, elapsed_s: float) -> None:
         """Look at the run, so many seconds after its begin: start a report where one is due."""
-        if elapsed_s < self._next_look_s or self._failed:
+        if elapsed_s < self._next_look_s:
             return
-        self._next_look_s = elapsed_s + MOST_OFTEN_S
-        if self._process is not None:
-            self._ask(self._process)
-        elif (rounds := finished_rounds(view)) > self._rounds:
-            self._rounds = rounds
-            self._start()
+        self._next_look_s, problem = elapsed_s + MOST_OFTEN_S, ""
+        try:
+            if self._process is None and (rounds := finished_rounds(view)) > self._rounds:
+                self._rounds, self._process = rounds, self._start()
+            elif self._process is not None and self._process.poll() is not None:
+                problem = self._conclude(self._process)
+        except OSError as error:
+            problem = str(error)
+        if problem:  # it would be so again; the end of the run tries once more
+            self._next_look_s = math.inf
+            log.warning("no report of the rounds so far was written: %s", problem)
 
-    def _start(self) -> None:
+    def _start(self) -> subprocess.Popen[str]:
         # One thread: what numpy would start more of takes longer to start than there is to compute.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         words, environment = command(__name__, environment, folder=str(self._run.path.absolute()))
-        try:
-            self._process = subprocess.Popen(
-                words,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                process_group=0,  # Ctrl-C is for the run
-                text=True,
-            )
-        except OSError as error:
-            self._give_up(str(error))
+        return subprocess.Popen(
+            words,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            process_group=0,  # Ctrl-C is for the run
+            text=True,
+        )
 
-    def _ask(self, process: subprocess.Popen[str]) -> None:
-        """See whether the process has ended."""
-        if process.poll() is None:
-            return
+    def _conclude(self, process: subprocess.Popen[str]) -> str:
+        """Wait for the end of the process, and clear up; what went wrong, or ""."""
         _, said = process.communicate()
         self._process = None
-        if process.returncode:
-            self._remove_unfinished()
-            self._give_up(said.strip().rpartition("\n")[2][:_LONGEST_REASON] or f"exit code {process.returncode}")
-
-    def _give_up(self, reason: str) -> None:
-        """What went wrong once would again; the end of the run tries once more."""
-        self._failed = True
-        log.warning("no report of the rounds so far was written: %s", reason)
-
-    def _remove_unfinished(self) -> None:
+        if process.returncode == 0:
+            return ""
         for path in self._run.path.glob(f".{self._run.report.name}.*"):
             path.unlink(missing_ok=True)
+        return said.strip().rpartition("\n")[2][:_LONGEST_REASON] or f"exit code {process.returncode}"
 
 
 def finished_rounds(view: RunView) -> int:

@@ -18,6 +18,7 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
+from pipeline.commands import results
 from pipeline.commands.multirun import TrialRounds, group_of_run
 from pipeline.commands.request import (
     Request,
@@ -29,18 +30,6 @@ from pipeline.commands.request import (
     prepare,
     print_plan,
     tell_removed,
-)
-from pipeline.commands.results import (
-    RoundReports,
-    leave_report,
-    leave_results,
-    look_up_shared,
-    looked_at,
-    note_traffic,
-    sharing,
-    tell_looked_at,
-    tracked,
-    uploaded_before_end,
 )
 from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.config.plain import to_plain
@@ -121,11 +110,11 @@ def run_experiment(
     with (
         store.in_use(Path(config.output_dir)),
         notes_of(request) as verified,
-        sharing(request, verified, console) as request,
+        results.sharing(request, verified, console) as request,
     ):
         with suppress(StoreError):  # where nothing can be locked or written, no run removes anything either
             tell_needs(store, verified.folder, keys_of_weights(request.plan.jobs.values()))
-        stored = look_up_shared(request, verified, console)
+        stored = results.look_up_shared(request, verified, console)
         if not stored.missing:
             return carry_out(_tried(request, stored, console), stored, verified, console)
         check_room(request, stored)
@@ -138,13 +127,13 @@ def run_experiment(
 
 def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> None:
     """What a dry run does: it only looks."""
-    there = looked_at(request.config, console)
+    there = results.looked_at(request.config, console)
     stored = look_up(request, lambda key: request.store.problem(key, checksums=False), there or ())
     _tried(request, stored, console)
     check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
     print_plan(request, stored, console)
     if there is not None:
-        tell_looked_at(stored, console)
+        results.tell_looked_at(stored, console)
 
 
 def _check_arithmetic(request: Request) -> None:
@@ -401,16 +390,16 @@ def _carry_out(
             _begin(request, stored, run, console)
             rounds, keeper = TrialRounds(request, run.path), keeper_of(request, stored.not_here, verified.folder)
             keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
-            with tracked(run, config.tracking, console, signals) as hear:
+            with results.tracked(run, config.tracking, console, signals) as hear:
                 outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)
                 rounds.conclude()
                 keeper.remove_unneeded()
                 if outcome is not None:  # what another run has made meanwhile
                     found = {job for job in stored.not_here if outcome.jobs.get(job) is JobStatus.stored}
                     _link_stored(request, run, found)
-                noted = note_traffic(request, run)
+                noted = results.note_traffic(request, run)
                 code = _end(request, outcome, verified, run, console)
-                if uploaded_before_end(request, run, noted, signals, console):
+                if results.uploaded_before_end(request, run, noted, signals, console):
                     keeper.remove_unneeded()  # what was not to be removed before it was uploaded
                 tell_removed(keeper, console)
                 return code
@@ -463,16 +452,16 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     for job_id, problem in lost.items():
         tell(request.plan.jobs[job_id], problem)
     left = [job for job_id, job in request.plan.jobs.items() if job_id not in lost]
-    results, makers = leave_results(request, left, run, tell)
+    found, makers = results.leave_results(request, left, run, tell)
     if request.config.stage is StageChoice.prepare:
         tell_prepared(request, outcome, console)
     else:
-        print_results(console, results, run, request.label)
-    leave_report(run, console)
+        print_results(console, found, run, request.label)
+    results.leave_report(run, console)
     if outcome is not None and console.is_interactive:
         for warning in request.warnings:  # those of the beginning are out of sight behind a live view
             say(console, f"warning: {warning}", "bold")
-    tell_notes(request, makers, run, console, has_rows=bool(results.rows))
+    tell_notes(request, makers, run, console, has_rows=bool(found.rows))
     for line in unreadable:
         note(console, line, "bold red", logging.ERROR)
     return conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
@@ -522,7 +511,7 @@ def _run_missing(
         load_s=timed.seconds.get(WORKER_LOAD, WORKER_LOAD_S),
     )
     gpus = GpuLog()
-    with shown_on(console) as redraw, RoundReports(run) as reports, ProgressFile(run) as told:
+    with shown_on(console) as redraw, results.RoundReports(run) as reports, ProgressFile(run) as told:
 
         def take(event: Event) -> None:
             live.take({**event, "time": time.time()})

@@ -84,7 +84,7 @@ def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except ModuleNotFoundError as error:
-        if _is_ours(error):
+        if error.name is None or error.name.partition(".")[0] == "pipeline":
             return _fault()
         sys.stderr.write(f"error: {_missing(error.name)}\n")
         return WRONG_REQUEST if function is None else BUG  # since something may have been started
@@ -99,11 +99,6 @@ def _fault() -> int:
 
     sys.stderr.write(f"{traceback.format_exc()}{_PLEASE_REPORT}\n")
     return BUG
-
-
-def _is_ours(error: ModuleNotFoundError) -> bool:
-    """Whether a module of this package is what was not found, which is no matter of what is installed."""
-    return error.name is None or error.name.partition(".")[0] == "pipeline"
 
 
 def _missing(module: str | None) -> str:

@@ -221,13 +221,6 @@ class FittedTable:
         if caption := self._caption(self.shown(options.max_width)):
             yield Text(caption, style="italic")
 
-    def in_words(self) -> Iterator[str]:
-        """Each row in a line, for a reader who takes one after the other: ``id 0, used 1.2, busy 97%``."""
-        for cells, _ in self._rows:
-            named = zip(self.columns, map(_plain, cells), strict=True)
-            yield ", ".join(f"{column.heading} {cell}" for column, cell in named if cell)
-        yield from self.caption.splitlines()
-
     def _caption(self, headings: Collection[str]) -> str:
         return self.about if isinstance(self.about, str) else self.about(headings)
 
@@ -239,11 +232,6 @@ class FittedTable:
         """Headings of the columns that have no room in so many cells."""
         given = self._fit(width)
         return [column.heading for at, column in enumerate(self.columns) if at not in given]
-
-    def cuts(self, width: int) -> bool:
-        """Whether anything is shown in less than the room that it takes, in so many cells."""
-        needs = self.needs()
-        return any(cells < needs[at].whole for at, cells in self._fit(width).items())
 
     def _fit(self, width: int) -> dict[int, int]:
         around, between = (4, 3) if self._lines else (2, 2)
@@ -358,8 +346,16 @@ def html_table(table: FittedTable) -> str:
     """The table with its title and caption; nothing in it refers to anything outside."""
     parts = [f"<p><b>{html_text(table.title)}</b></p>" if table.title else ""]
     if table.texts:
-        head = "".join(f"<th{_side(column.right)}>{html_text(column.heading)}</th>" for column in table.columns)
-        body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(_rows(table))}</tbody>"
+
+        def row(tag: str, cells: Iterable[str]) -> str:
+            sides = ("right" if column.right else "left" for column in table.columns)
+            pairs = zip(sides, cells, strict=True)
+            each = (f'<{tag} style="text-align:{side}">{html_text(cell)}</{tag}>' for side, cell in pairs)
+            return f"<tr>{''.join(each)}</tr>"
+
+        head = row("th", (column.heading for column in table.columns))
+        rows = "".join(row("td", cells) for cells in table.texts)
+        body = f"<thead>{head}</thead><tbody>{rows}</tbody>"
         # A notebook breaks intervals in two to make a table fit, and lets a wide one run out of its place.
         parts.append(f'<div style="overflow-x:auto"><table style="white-space:nowrap">{body}</table></div>')
     if table.caption:
@@ -370,16 +366,3 @@ def html_table(table: FittedTable) -> str:
 def html_text(text: str) -> str:
     """Foreign text in HTML: shown letter by letter, never taken for markup, control characters written out."""
     return escape(printable(text))
-
-
-def _rows(table: FittedTable) -> Iterator[str]:
-    for cells in table.texts:
-        shown = [
-            f"<td{_side(column.right)}>{html_text(cell)}</td>"
-            for column, cell in zip(table.columns, cells, strict=True)
-        ]
-        yield f"<tr>{''.join(shown)}</tr>"
-
-
-def _side(right: bool) -> str:
-    return ' style="text-align:right"' if right else ' style="text-align:left"'

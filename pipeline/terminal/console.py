@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from pipeline.terminal.columns import in_lines
-from pipeline.terminal.streams import edges, encodable, is_gone, obeyed, printable
+from pipeline.terminal.streams import encodable, is_gone, obeyed, printable
 
 _WORD = re.compile(r"((?:`[^`]*`|(?<![^ (=])'(?:[^']{,60}|[\w.]+=[^']*)'(?![^ ).,:;])|[^ ])*)(?: |$)")
 NO_TERMINAL_WIDTH = 1000
@@ -61,37 +61,24 @@ class Terminal(Console):
 
 
 def make_console(*, stderr: bool = False) -> Terminal:
-    """The console of standard output, or of standard error."""
+    """The console of standard output, or of standard error.
+
+    A notebook breaks lines that are wider than its cell, and asks the programs that it starts for colours. A
+    terminal that does not say what it is is taken for one that knows no cursor movement.
+    """
     stream = sys.stderr if stderr else sys.stdout
-    real = stream is not None and stream.isatty() and _can_be_styled()
+    is_terminal = stream is not None and stream.isatty()
+    is_notebook = type(stream).__module__.startswith("ipykernel.")
+    real = is_terminal and os.environ.get("TERM", "dumb").lower() not in ("", "dumb", "unknown")
     return Terminal(
         stderr=stderr,
-        width=None if stream is not None and stream.isatty() else _width_of(stream),
+        width=None if is_terminal else NOTEBOOK_WIDTH if is_notebook else NO_TERMINAL_WIDTH,
         force_jupyter=False,  # what rich shows in a notebook by itself does not go through here
         force_interactive=real,
-        color_system="auto" if real or _wants_colours(stream) else None,
+        color_system="auto" if real or ("FORCE_COLOR" in os.environ and not is_notebook) else None,
         markup=False,
         emoji=False,
     )
-
-
-def _width_of(stream: object) -> int:
-    """Columns of what is no terminal: a notebook breaks lines that are wider than its cell."""
-    return NOTEBOOK_WIDTH if _is_notebook(stream) else NO_TERMINAL_WIDTH
-
-
-def _wants_colours(stream: object) -> bool:
-    """Whether somebody has asked for them: a notebook's kernel sets the variable for programs that it starts."""
-    return "FORCE_COLOR" in os.environ and not _is_notebook(stream)
-
-
-def _is_notebook(stream: object) -> bool:
-    return type(stream).__module__.startswith("ipykernel.")
-
-
-def _can_be_styled() -> bool:
-    """Whether the terminal knows cursor movement; one that does not say what it is is taken for one without."""
-    return os.environ.get("TERM", "dumb").lower() not in ("", "dumb", "unknown")
 
 
 def say(console: Console, text: str, style: str | None = None, *, copy: str = "") -> None:
@@ -146,14 +133,8 @@ def print_json(data: object) -> None:
 
 
 def _text_shown(text: Text) -> Text:
-    """The text with what a terminal would obey escaped, in the style of what it stands for."""
-    shown = text.blank_copy()
-    for part in text.divide(edges(text.plain)):
-        if obeyed(part.plain):
-            shown.append(printable(part.plain), part.spans[-1].style if part.spans else None)
-        else:
-            shown.append_text(part)
-    return shown
+    """The text with what a terminal would obey escaped; then only the style of the whole stays."""
+    return text.blank_copy(printable(text.plain)) if obeyed(text.plain) else text.copy()
 
 
 # -- check -------------------------------------------------------------------------------------------------------
@@ -258,18 +239,17 @@ def watch(
     Raises:
         KeyboardInterrupt: The user has seen enough.
     """
-    if console.is_interactive:
-        with in_place(console, stays=True) as draw:
-            while _again(console, look, lambda: draw(page(*console.size))):
-                sleep(every_s)
-        return
-
-    def print_lines() -> None:
-        for line in lines():
-            say(console, line)
-
-    while _again(console, look, print_lines):
-        sleep(every_s)
+    with ExitStack() as drawn:
+        draw = drawn.enter_context(in_place(console, stays=True)) if console.is_interactive else None
+        while True:
+            more = look()
+            if draw is not None:
+                draw(page(*console.size))
+            for line in lines() if draw is None else ():
+                say(console, line)
+            if not more or _is_gone(console):
+                return
+            sleep(every_s)
 
 
 def wait_for(console: Console, every_s: float, missing: Callable[[], str]) -> None:
@@ -294,12 +274,6 @@ def wait_for(console: Console, every_s: float, missing: Callable[[], str]) -> No
                 say(console, f"{what} {_WAITING}")
             told = True
             time.sleep(every_s)
-
-
-def _again(console: Console, look: Callable[[], bool], show: Callable[[], object]) -> bool:
-    more = look()
-    show()
-    return more and not _is_gone(console)
 
 
 def _is_gone(console: Console) -> bool:

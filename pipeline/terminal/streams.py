@@ -20,7 +20,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 # -- text --------------------------------------------------------------------------------------------------------
 # Foreign text made fit to be shown: without what a terminal obeys, in an encoding that may lack characters.
@@ -80,11 +80,6 @@ def encodable(text: str, encoding: str) -> str:
 def obeyed(text: str) -> bool:
     """Whether there is something in the text that a terminal would obey."""
     return _OBEYED_BY_A_TERMINAL.search(text) is not None
-
-
-def edges(text: str) -> list[int]:
-    """Where something begins that a terminal would obey, and where it ends."""
-    return [at for found in _OBEYED_BY_A_TERMINAL.finditer(text) for at in found.span()]
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -317,16 +312,6 @@ class NobodyReads(Exception):  # noqa: N818 - it tells of no error
     """Whoever the output was for has seen enough, as in ``logs NAME -f | head``."""
 
 
-class Out(Protocol):
-    """What a log is printed to."""
-
-    def write(self, text: str, /) -> object:
-        """Take some text, of which more may follow."""
-
-    def flush(self) -> None:
-        """Show what was taken."""
-
-
 class LogOutput:
     """Standard output for a log, piece by piece.
 
@@ -342,7 +327,7 @@ class LogOutput:
             colours: Keep what sets colours; it is left out otherwise.
         """
         self._stream = sys.stdout
-        self._out: Out = getattr(self._stream, "unfiltered", self._stream)
+        self._out: TextIO = getattr(self._stream, "unfiltered", self._stream)
         self._raw, self._shown = raw, printable_but_colours if colours else without_colours
         self._colours = colours and not raw
         self._held = ""

@@ -10,11 +10,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from pipeline.errors import StoreError
 from pipeline.files import open_plain
 from pipeline.runs.loaded import LoadedRun, logs_of
-from pipeline.terminal.streams import Out
+from pipeline.terminal.streams import LogOutput
 
 POLL_S = 0.25
 _QUIET_S = 1.0
@@ -34,7 +35,7 @@ class Tail:
         self._file_id: tuple[int, int] | None = None
         self._decoder = _decoder()
 
-    def print_new(self, out: Out) -> bool:
+    def print_new(self, out: LogOutput | TextIO) -> bool:
         """Print what is new; say whether there was something.
 
         Raises:
@@ -62,7 +63,7 @@ class Tail:
             out.flush()
         return found
 
-    def end(self, out: Out) -> None:
+    def end(self, out: LogOutput | TextIO) -> None:
         """Print what may be left of a character whose other bytes never came."""
         out.write(self._decoder.decode(b"", final=True))
         out.flush()
@@ -90,7 +91,7 @@ def start_of_last(descriptor: int, lines: int) -> int:
     return 0
 
 
-def print_log(path: Path, out: Out, lines: int | None = None) -> None:
+def print_log(path: Path, out: LogOutput | TextIO, lines: int | None = None) -> None:
     """Print a file, or its last lines."""
     tail = Tail(path, lines)
     tail.print_new(out)
@@ -99,7 +100,7 @@ def print_log(path: Path, out: Out, lines: int | None = None) -> None:
 
 def follow_run(
     run: LoadedRun,
-    out: Out,
+    out: LogOutput | TextIO,
     note: Note,
     lines: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -120,7 +121,7 @@ def follow_run(
 def follow_job(
     run: LoadedRun,
     job_id: str,
-    out: Out,
+    out: LogOutput | TextIO,
     note: Note,
     *,
     attempt: int | None = None,
@@ -149,7 +150,7 @@ def follow_job(
 def follow_attempts(
     what: str,
     look: Callable[[], tuple[str, Mapping[int, Path]]],
-    out: Out,
+    out: LogOutput | TextIO,
     note: Note,
     *,
     attempt: int | None = None,

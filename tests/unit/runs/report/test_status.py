@@ -222,7 +222,7 @@ def test_ctrl_c_ends_a_look_quietly(words: list[str], tmp_path: Path, monkeypatc
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watching, "_again", interrupt)
+    monkeypatch.setattr(watching, "_is_gone", interrupt)
     where = ["--output-dir", str(tmp_path)] if words == ["status"] else []
     done = CliRunner().invoke(app, [*words, "--watch", *where])
     assert (done.exit_code, done.output) == (130, "")
