@@ -13,7 +13,7 @@ from pipeline.commands.typed import examples
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.engine.launch.run import LaunchRequest
+    from pipeline.engine.launch import LaunchRequest
 
 _ID = re.compile("[0-9]{1,9}")  # `str.isdigit` takes what `int` does not
 
@@ -52,8 +52,8 @@ def launch(
 ) -> int:
     """Run a program on devices of its own."""
     given = locals()
-    from pipeline.engine.launch.run import launch as carry_out
-    from pipeline.engine.launch.run import say_to_stderr
+    from pipeline.engine.launch import launch as carry_out
+    from pipeline.engine.launch import say_to_stderr
 
     return carry_out(requested(**given), say_to_stderr)
 
@@ -66,7 +66,7 @@ def requested(
     Raises:
         ConfigError: One cannot be read, or they contradict each other.
     """
-    from pipeline.engine.launch.run import LaunchRequest
+    from pipeline.engine.launch import LaunchRequest
 
     if device not in (None, "cuda", "auto", "cpu"):
         raise ConfigError(f"--device {device}: cpu, or leave it out for GPUs")

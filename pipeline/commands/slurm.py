@@ -26,7 +26,7 @@ from pipeline.config.checks import check_config
 from pipeline.config.explain import read_flags
 from pipeline.config.load import load_config
 from pipeline.config.schema import Backend, Config, DeviceChoice, devices_per_training
-from pipeline.engine.launch.run import find_program
+from pipeline.engine.launch import find_program
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.files import write_whole
 from pipeline.plan.build import check_size

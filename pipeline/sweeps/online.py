@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from pipeline.engine.devices.inventory import Device
-from pipeline.engine.launch.run import LOOPBACK, Meeting, listen, ranks_command, supervise
+from pipeline.engine.launch import LOOPBACK, Meeting, listen, ranks_command, supervise
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, PipelineError, describe_exit, install_command
 from pipeline.files import json_text, write_whole

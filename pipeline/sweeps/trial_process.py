@@ -29,8 +29,7 @@ from pipeline import arithmetic
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
 from pipeline.engine.devices.select import holders
 from pipeline.engine.devices.worker_env import is_of_launcher
-from pipeline.engine.launch.agent import SIGNALLED
-from pipeline.engine.launch.run import (
+from pipeline.engine.launch import (
     LOOPBACK,
     LaunchRequest,
     Meeting,
@@ -43,6 +42,7 @@ from pipeline.engine.launch.run import (
     supervise,
     take_devices,
 )
+from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import DeviceError, PipelineError, WorkerError
 from pipeline.files import json_text, write_whole

@@ -49,28 +49,31 @@ def test_short_jobs_run_once_each_whoever_dies_or_raises(engine: Engine, tmp_pat
     assert any((attempt.worker, attempt.sent_s) in ends for attempt in outcome.attempts), "none had any ahead"
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("raise_error", f"ValueError: this body raises ({bodies.__file__}:"),
-        ("raise_system_exit", "SystemExit: 3"),
-        ("raise_keyboard_interrupt", "KeyboardInterrupt"),
-        ("no_function", "does not name a function"),
-        ("tests.doubles.no_such_module:body", "ModuleNotFoundError"),
-        ("write_over_a_folder", "IsADirectoryError"),
-    ],
-)
-def test_an_error_in_a_jobs_own_code_fails_it_at_once(engine: Engine, body: str, reason: str) -> None:
+FAULTY = {
+    "raise_error": f"ValueError: this body raises ({bodies.__file__}:",
+    "raise_system_exit": "SystemExit: 3",
+    "raise_keyboard_interrupt": "KeyboardInterrupt",
+    "no_function": "does not name a function",
+    "tests.doubles.no_such_module:body": "ModuleNotFoundError",
+    "write_over_a_folder": "IsADirectoryError",
+}
+
+
+def test_an_error_in_a_jobs_own_code_fails_it_at_once(engine: Engine) -> None:
     """In the engine's own process; for workers the fault table has it."""
-    jobs = (job("bad", body), job("below", needs=["bad"]), *GOOD)
-    outcome = engine.run(*jobs, backend=Backend.inline, workers=1)
-    assert statuses(outcome) == {"bad": "failed", "below": "blocked", **{one.id: "done" for one in GOOD}}
-    assert reason in outcome.reason("bad")
-    assert len(engine.events("JobStarted", "bad")) == 1
-    assert "Traceback" in engine.log("bad")
-    assert "Traceback" in engine.events("AttemptFailed", "bad")[0]["traceback"]
-    # The worker itself is as good as before.
-    assert len(engine.events("WorkerStarted")) == 1
+    jobs = [job(f"bad/{number}", body) for number, body in enumerate(FAULTY)]
+    below = [job(f"below/{number}", needs=[bad.id]) for number, bad in enumerate(jobs)]
+    outcome = engine.run(*jobs, *below, *GOOD, backend=Backend.inline, workers=1)
+    expected = dict.fromkeys((one.id for one in jobs), "failed") | dict.fromkeys(
+        (one.id for one in below), "blocked"
+    )
+    assert statuses(outcome) == {**expected, **{one.id: "done" for one in GOOD}}
+    for bad, reason in zip(jobs, FAULTY.values(), strict=True):
+        assert reason in outcome.reason(bad.id)
+        assert len(engine.events("JobStarted", bad.id)) == 1
+        assert "Traceback" in engine.log(bad.id)
+        assert "Traceback" in engine.events("AttemptFailed", bad.id)[0]["traceback"]
+    assert len(engine.events("WorkerStarted")) == 1  # the worker itself is as good as before
 
 
 def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: Path) -> None:
@@ -135,9 +138,7 @@ def test_a_worker_that_ignores_requests_to_stop_is_killed_and_the_journal_tells_
 @pytest.mark.parametrize(
     ("number", "name", "backend"),
     [
-        (signal.SIGINT, "SIGINT", Backend.inline),
         (signal.SIGTERM, "SIGTERM", Backend.inline),
-        (signal.SIGHUP, "SIGHUP", Backend.inline),
         (signal.SIGHUP, "SIGHUP", Backend.local),
     ],
 )

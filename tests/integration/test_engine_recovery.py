@@ -77,9 +77,6 @@ def test_an_input_that_was_damaged_meanwhile_is_made_again(engine: Engine, tmp_p
     assert list((engine.store.root / ".aside").iterdir())
 
 
-# -- where workers live ----------------------------------------------------------------------------------------
-
-
 # -- disks -----------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +141,8 @@ def test_a_second_engine_cannot_write_the_same_journal(tmp_path: Path) -> None:
     ("number", "backend"),
     [
         (signal.SIGINT, Backend.local),
-        *((number, Backend.inline) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)),
+        (signal.SIGTERM, Backend.inline),
+        pytest.param(signal.SIGUSR2, Backend.inline, marks=pytest.mark.exhaustive),
     ],
     ids=lambda one: one.name,
 )
@@ -185,11 +183,11 @@ def test_a_job_that_is_nearly_done_may_finish(engine: Engine, tmp_path: Path, ba
     ("number", "engine_first"),
     [
         (signal.SIGTERM, False),
-        (signal.SIGTERM, True),
-        (signal.SIGUSR2, False),
         (signal.SIGINT, True),
-        pytest.param(signal.SIGUSR2, True, marks=pytest.mark.exhaustive),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.exhaustive),
+        *(
+            pytest.param(number, first, marks=pytest.mark.exhaustive)
+            for number, first in ((signal.SIGTERM, True), (signal.SIGUSR2, False), (signal.SIGUSR2, True))
+        ),
     ],
     ids=lambda one: one.name if isinstance(one, signal.Signals) else "engine first" if one else "workers first",
 )
@@ -220,9 +218,6 @@ def test_a_notice_that_reaches_every_process_is_no_loss(
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
     assert Path(f"{flag}.saved").exists(), "it was broken off"
     assert {event["exit_code"] for event in engine.events("WorkerExited")} == {0}
-
-
-# -- workers that cannot be used -------------------------------------------------------------------------------
 
 
 def test_the_clock_on_the_wall_may_jump(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

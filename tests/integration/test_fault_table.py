@@ -16,7 +16,7 @@ from pipeline.plan.graph import Job
 from tests.doubles.engine import Engine, descriptors, job
 
 RETRY = RetryConfig(
-    worker_lost=2, hang=2, out_of_memory=2, device=2, transient=3, wait_s=0.05, max_wait_s=0.1,
+    worker_lost=2, hang=1, out_of_memory=2, device=2, transient=3, wait_s=0.05, max_wait_s=0.1,
     device_failures=99,  # more than there are in the table: no slot is given up because of the rows before
 )  # fmt: skip
 LIMITS = {"heartbeat_timeout_s": 4.0, "progress_timeout_s": 7.0}
@@ -76,9 +76,9 @@ TABLE = [
     Row("kill_self", "lost", 2, exit_code=-signal.SIGKILL, reason="set aside after it ended 2 workers"),
     Row("hang_up", "lost", 2, exit_code=-signal.SIGKILL),
     Row("write_garbage", "lost", 2, -signal.SIGKILL, reason="it sent what is no message (this is no JSON"),
-    Row("stop_self", "hang", 2, -signal.SIGKILL, reason="no sign of life"),
-    Row("loop_in_native_code", "hang", 2, -signal.SIGKILL, "in loop_in_native_code", "no sign of life"),
-    Row("loop_without_progress", "hang", 2, -signal.SIGKILL, "in loop_without_progress", "no progress"),
+    Row("stop_self", "hang", 1, -signal.SIGKILL, reason="no sign of life"),
+    Row("loop_in_native_code", "hang", 1, -signal.SIGKILL, "in loop_in_native_code", "no sign of life"),
+    Row("loop_without_progress", "hang", 1, -signal.SIGKILL, "in loop_without_progress", "no progress"),
 ]
 
 

@@ -45,6 +45,7 @@ ROOMS = {
             "store",
             "journal",
             "devices",
+            "launch_agent",
             "launch",
             "workers",
             "scheduler",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.launch.run import LaunchRequest, Meeting, Program, find_meeting, find_program
+from pipeline.engine.launch import LaunchRequest, Meeting, Program, find_meeting, find_program
 from pipeline.errors import ConfigError
 
 TWO = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.4", "master_port": 29500}

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.engine import launch as run
 from pipeline.engine.devices.inventory import cpu_slots, find_gpus
 from pipeline.engine.devices.select import LeaseSet
-from pipeline.engine.launch import run
-from pipeline.engine.launch.agent import _hindsight
-from pipeline.engine.launch.run import (
+from pipeline.engine.launch import (
     LaunchRequest,
     Meeting,
     describe,
@@ -21,6 +20,7 @@ from pipeline.engine.launch.run import (
     rank_environment,
     take_devices,
 )
+from pipeline.engine.launch_agent import _hindsight
 from pipeline.errors import ConfigError, DeviceError
 from tests.doubles import fake_nvml
 

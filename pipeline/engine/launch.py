@@ -25,7 +25,7 @@ from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices import inventory
 from pipeline.engine.devices.select import DeviceRequest, LeaseSet, candidates, claim_lease, lease_dir
 from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
-from pipeline.engine.launch.agent import SIGNALLED
+from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.machine import children, descendants
 
@@ -508,7 +508,7 @@ def ranks_command(
     """
     fds = [server.fileno()] if server else []
     words, environment = children.command(
-        "pipeline.engine.launch.agent", environment, grace_s=grace_s, listeners=fds
+        "pipeline.engine.launch_agent", environment, grace_s=grace_s, listeners=fds
     )
     return [*words, *arguments], environment
 
