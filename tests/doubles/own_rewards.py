@@ -1,6 +1,5 @@
 """Rewards as users write them, most with a mistake. Modules of tests cannot be imported by a grading process."""
 
-import importlib
 import json
 import os
 import re
@@ -101,22 +100,10 @@ def runs_code(completions: Sequence[str], **_: Any) -> list[float]:
     return [float(eval("number_" + text)) for text in completions]
 
 
-def imports_what_it_is_told(completions: Sequence[str], **_: Any) -> list[float]:
-    return [float(importlib.import_module("part_" + text).VALUE) for text in completions]
-
-
 def imports_what_is_not_there(completions: Sequence[str], **_: Any) -> list[float]:
     import not_there_at_all  # type: ignore[import-not-found]
 
     return [not_there_at_all.score(text) for text in completions]
-
-
-def a_set(completions: Sequence[str], **_: Any) -> set[float]:
-    return {1.0}
-
-
-def digits(completions: Sequence[str], **_: Any) -> list[str]:
-    return ["1.0" for _ in completions]
 
 
 class Awaited:

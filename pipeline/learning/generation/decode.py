@@ -31,9 +31,9 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import DataError, RanksDisagree
 from pipeline.learning.choices import Others
+from pipeline.learning.generation import sampling
 from pipeline.learning.generation import steps as recorded_steps
 from pipeline.learning.generation.row_models import Guide, RowModel, guide_of, model_rows
-from pipeline.learning.generation.sampling import LIKELIEST, Keys, Tilt, no_number, stream_beside, uniforms
 from pipeline.learning.generation.steps import RecordedSteps, Taken, Taking
 from pipeline.learning.generation.stops import Outputs, StopStrings
 from pipeline.learning.models.batch_size import split_over
@@ -187,14 +187,14 @@ class Rows:
         sample: NDArray[np.int64],
         prompt: NDArray[np.int64],
         budget: NDArray[np.int64],
-        streams: Sequence[Keys],
+        streams: Sequence[sampling.Keys],
     ) -> None:
         """Add rows, which draw from these streams."""
         places = slice(self.count, self.count + len(sample))
         self.sample[places], self.prompt[places], self.budget[places] = sample, prompt, budget
         self.grown[places] = self.kl[places] = self.candidates[places] = 0
         for number, stream in enumerate(streams):
-            self._draws[number, places] = uniforms(stream[sample], self._draws.shape[2])
+            self._draws[number, places] = sampling.uniforms(stream[sample], self._draws.shape[2])
         self.count += len(sample)
 
     def begin(self, tokens: NDArray[np.int64]) -> None:
@@ -360,7 +360,7 @@ class Guidance:
     """A value model, and how its values tilt the reference."""
 
     model: ValueModel
-    tilt: Tilt
+    tilt: sampling.Tilt
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ def decode(
     budgets: Sequence[int] | NDArray[np.int64],
     settings: DecodeSettings,
     *,
-    keys: Keys | None,
+    keys: sampling.Keys | None,
     samples: int = 1,
     guidance: Guidance | None = None,
     finished: Finished = lambda *_: None,
@@ -430,7 +430,7 @@ class _Slots:
         model: PreTrainedModel,
         settings: DecodeSettings,
         work: DecodingWork,
-        keys: Keys | None,
+        keys: sampling.Keys | None,
         guidance: Guidance | None,
         pace: SlotPace,
     ) -> None:
@@ -445,7 +445,7 @@ class _Slots:
         self.models = [one for one in (self.policy, self.guide) if one is not None]
         self.joins = all(one.joins for one in self.models)
         self.streams = [] if keys is None else _streams(keys.reshape(-1), guidance)
-        self.some_likeliest = keys is not None and bool((keys == LIKELIEST).any())
+        self.some_likeliest = keys is not None and bool((keys == sampling.LIKELIEST).any())
         self.stops = settings.stops
         reach = 0 if self.stops is None else self.stops.reach
         self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams), reach)
@@ -613,14 +613,14 @@ class _Slots:
                 if part is not None:
                     part[beyond] = 0
         if lost.any():
-            raise no_number("model")
+            raise sampling.no_number("model")
         for step in range(len(taken)):
             if kl is not None:
                 rows.kl[: rows.count] += kl[step]
             if asked is not None:
                 rows.note_asked(asked[step], step)
         if self.guide is not None and np.isnan(rows.kl[: rows.count]).any():
-            raise no_number("value model")
+            raise sampling.no_number("value model")
         rows.grown[: rows.count] += kept
         return self._drop(ended) if ended.any() else None
 
@@ -649,7 +649,7 @@ def _on_host(steps: Sequence[Tensor | None]) -> NDArray[Any] | None:
     return found
 
 
-def _streams(keys: Keys, guidance: Guidance | None) -> list[Keys]:
+def _streams(keys: sampling.Keys, guidance: Guidance | None) -> list[sampling.Keys]:
     """Streams of the draws that a step needs of each sample, one or two; shape [N] each.
 
     With an offset of 0 for tokens that are no candidates, which of them would be taken is drawn by itself: whether
@@ -657,4 +657,4 @@ def _streams(keys: Keys, guidance: Guidance | None) -> list[Keys]:
     """
     if guidance is None or guidance.tilt.others is not Others.offset_zero:
         return [keys]
-    return [keys, stream_beside(keys, "others")]
+    return [keys, sampling.stream_beside(keys, "others")]

@@ -25,20 +25,11 @@ from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.from_files import FilesConfig, make_row
 from pipeline.learning.datasets.prepared import unknown_pieces
+from pipeline.learning.generation import sampling
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.readers import Way, reading
 from pipeline.learning.generation.row_models import candidate_values
-from pipeline.learning.generation.sampling import (
-    KnownOffset,
-    Offset,
-    Tilt,
-    find_candidates,
-    full_row,
-    guided_logprobs,
-    policy_logprobs,
-    sample_keys,
-)
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length
 from pipeline.learning.models.value import ValueModel
@@ -58,7 +49,7 @@ class GuidedLogitsProcessor(LogitsProcessor):
     def __init__(
         self,
         model: ValueModel,
-        tilt: Tilt,
+        tilt: sampling.Tilt,
         pad_id: int | None = None,
         begins_with_pad: bool = False,
         temperature: float = 1.0,
@@ -95,10 +86,12 @@ class GuidedLogitsProcessor(LogitsProcessor):
             Log-probabilities of the guided policy, shape [B, V].
         """
         known = scores[:, : self.model.vocabulary]
-        logprobs = policy_logprobs(known, self.temperature, self.top_p)
-        candidates = find_candidates(logprobs, self.tilt)
+        logprobs = sampling.policy_logprobs(known, self.temperature, self.top_p)
+        candidates = sampling.find_candidates(logprobs, self.tilt)
         values = self._values(input_ids, candidates.ids)
-        found = full_row(logprobs, candidates, guided_logprobs(candidates, values, self.tilt), self.tilt)
+        found = sampling.full_row(
+            logprobs, candidates, sampling.guided_logprobs(candidates, values, self.tilt), self.tilt
+        )
         return F.pad(found, (0, scores.shape[1] - known.shape[1]), value=-math.inf)
 
     def _values(self, prefix: Tensor, candidates: Tensor) -> Tensor:
@@ -182,9 +175,9 @@ class SavedGuide:
 
     model: ValueModel
     settings: GuidanceSettings
-    offset: Callable[[float], Offset] | None = None
+    offset: Callable[[float], sampling.Offset] | None = None
 
-    def tilt(self, eta: float) -> Tilt:
+    def tilt(self, eta: float) -> sampling.Tilt:
         """The settings of guidance at a strength.
 
         Raises:
@@ -197,8 +190,8 @@ class SavedGuide:
                     f"{saved.algo} makes offsets of values by a rule of its own, which is not saved with the "
                     "model. Give it: pipeline.guided(..., offset=lambda eta: ...), as offset() of the algorithm"
                 )
-            return Tilt(KnownOffset(rule, eta), saved.top_k, saved.min_p, Others[saved.others])
-        return Tilt(offset(eta), saved.top_k, saved.min_p, Others[saved.others])
+            return sampling.Tilt(sampling.KnownOffset(rule, eta), saved.top_k, saved.min_p, Others[saved.others])
+        return sampling.Tilt(offset(eta), saved.top_k, saved.min_p, Others[saved.others])
 
 
 class Guided:
@@ -297,7 +290,7 @@ class Guided:
             self._warned = True
             log.warning("%s", note)
         ids = policy.fitted(encoded)
-        keys = sample_keys(seed, STREAM, np.arange(len(ids)), count)
+        keys = sampling.sample_keys(seed, STREAM, np.arange(len(ids)), count)
         decoded = policy.complete(ids, None if options.get("greedy") else keys, samples=count)
         texts = policy.text(decoded.tokens)
         repeated = [prompt for prompt in ids for _ in range(count)]

@@ -25,14 +25,8 @@ from pipeline.learning.generation.stops import StopStrings, as_tokens
 from pipeline.learning.generation.vllm_engine import VLLMBackend
 from pipeline.learning.models.batch_size import BatchSizes, split_over
 from pipeline.learning.models.load import context_length, end_ids
+from pipeline.learning.training import scoring
 from pipeline.learning.training.grpo import supervised_columns
-from pipeline.learning.training.scoring import (
-    completion_logprobs,
-    is_plain,
-    note_scored,
-    score_sequences,
-    sequence_divergence,
-)
 from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.guidance import Drawing
 
@@ -65,16 +59,16 @@ def completion_scores(
     """
     data = whole_texts(prompts, completions)
     rows = settings.batch_size if _in_parts(model, data, settings) else rows_at_once(model, data, settings)
-    found = score_sequences(
+    found = scoring.score_sequences(
         data,
-        lambda batch: completion_logprobs(model, batch, settings.temperature),
+        lambda batch: scoring.completion_logprobs(model, batch, settings.temperature),
         micro_batch_size=rows,
         device=settings.device,
         width=data.ids.shape[1],
         together=split_over(model) is not None,
         sizes=sizes,
     )
-    note_scored(data, model)
+    scoring.note_scored(data, model)
     return supervised_columns(found, data)
 
 
@@ -94,7 +88,7 @@ def _in_parts(model: PreTrainedModel, data: Sequences, settings: DecodeSettings)
     """Whether logits are made part by part, so that they do not decide how many texts fit."""
     if not settings.device.startswith("cuda") or not len(data.ids):
         return False
-    return is_plain(model, torch.as_tensor(data.ids[:1], device=settings.device))
+    return scoring.is_plain(model, torch.as_tensor(data.ids[:1], device=settings.device))
 
 
 class TextPolicy:
@@ -347,12 +341,12 @@ class TextPolicy:
         self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
     ) -> NDArray[np.float64]:
         data = whole_texts(prompts, tokens)
-        note_scored(data, self._model, reference)
+        scoring.note_scored(data, self._model, reference)
         settings = self._settings
         with torch.inference_mode():
-            return score_sequences(
+            return scoring.score_sequences(
                 data,
-                lambda batch: sequence_divergence(
+                lambda batch: scoring.sequence_divergence(
                     self._model, reference, batch, settings.temperature, settings.top_p
                 ),
                 micro_batch_size=rows_at_once(reference, data, settings),

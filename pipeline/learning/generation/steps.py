@@ -22,22 +22,6 @@ from torch import Tensor, nn
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import sampling
 from pipeline.learning.generation.row_models import CandidateRows, Guide, ModelRows, RowModel, VocabularyRows
-from pipeline.learning.generation.sampling import (
-    Candidates,
-    Draw,
-    Tilt,
-    draw_columns,
-    find_candidates,
-    guided_logprobs,
-    is_no_number,
-    likeliest_columns,
-    nucleus,
-    nucleus_kl,
-    policy_logprobs,
-    split_draw,
-    step_kl,
-    take_tokens,
-)
 from pipeline.learning.generation.stops import Outputs
 from pipeline.learning.models.batch_size import split_over
 
@@ -46,7 +30,9 @@ from pipeline.learning.models.batch_size import split_over
 # rows, V tokens of the vocabulary, K columns of candidates.
 
 
-def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
+def guided_step(
+    guide: Guide, tilt: sampling.Tilt, logprobs: Tensor, draws: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Take one guided step.
 
     Args:
@@ -58,8 +44,8 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
     Returns:
         Tokens, shape [B], and the KL divergence of the step from `logprobs` in nats, shape [B].
     """
-    candidates = find_candidates(logprobs, tilt, None if draws is None else draws[-1])
-    draw = None if draws is None else split_draw(logprobs, candidates, draws[0], tilt)
+    candidates = sampling.find_candidates(logprobs, tilt, None if draws is None else draws[-1])
+    draw = None if draws is None else sampling.split_draw(logprobs, candidates, draws[0], tilt)
     if candidates.alone:
         return _forced_step(guide, tilt, candidates, draw)
     asked, valid, outside = _asked(guide, candidates, draw)
@@ -72,13 +58,16 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
         if candidates.alone:
             return _forced_step(guide, tilt, candidates, draw)
     values = guide.values(asked, valid, count)
-    guided = guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
+    guided = sampling.guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
     if draw is None:
-        columns, divergence = likeliest_columns(logprobs, candidates, guided), step_kl(candidates, guided)
+        columns, divergence = (
+            sampling.likeliest_columns(logprobs, candidates, guided),
+            sampling.step_kl(candidates, guided),
+        )
     else:
         guided = guided.double()
         weights = guided.exp()
-        divergence, columns = step_kl(candidates, guided, weights), draw_columns(weights, draw)
+        divergence, columns = sampling.step_kl(candidates, guided, weights), sampling.draw_columns(weights, draw)
     tokens = candidates.ids.gather(-1, columns[:, None]).squeeze(-1)
     if draw is not None and draw.outside is not None:
         tokens = draw.or_else(tokens)
@@ -87,7 +76,9 @@ def guided_step(guide: Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
     return tokens, divergence
 
 
-def _asked(guide: Guide, candidates: Candidates, draw: Draw | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _asked(
+    guide: Guide, candidates: sampling.Candidates, draw: sampling.Draw | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """What the guide is asked for: the candidates, and tokens that are none and are taken nevertheless.
 
     Returns:
@@ -113,7 +104,9 @@ def _asked(guide: Guide, candidates: Candidates, draw: Draw | None) -> tuple[Ten
     return asked, valid.scatter_(1, outside[:, None], value=True), outside
 
 
-def _forced_step(guide: Guide, tilt: Tilt, candidates: Candidates, draw: Draw | None) -> tuple[Tensor, Tensor]:
+def _forced_step(
+    guide: Guide, tilt: sampling.Tilt, candidates: sampling.Candidates, draw: sampling.Draw | None
+) -> tuple[Tensor, Tensor]:
     """A step of which no row has a second candidate: the value of a single one changes nothing."""
     tokens, guided = candidates.ids[:, 0], candidates.logprobs
     if draw is not None:
@@ -121,7 +114,7 @@ def _forced_step(guide: Guide, tilt: Tilt, candidates: Candidates, draw: Draw | 
     if tilt.others is not Others.kept:
         guided = torch.zeros_like(guided)
     guide.defer(tokens)
-    return tokens, step_kl(candidates, guided)
+    return tokens, sampling.step_kl(candidates, guided)
 
 
 class Taken(NamedTuple):
@@ -157,7 +150,7 @@ class Taking:
     temperature: float
     top_p: float
     guide: Guide | None
-    tilt: Tilt | None
+    tilt: sampling.Tilt | None
     some_likeliest: bool
     vocabulary: int | None = None
 
@@ -170,9 +163,9 @@ class Taking:
         """
         if self.vocabulary is not None and self.vocabulary < logits.shape[1]:
             logits = logits[:, : self.vocabulary]
-        whole = policy_logprobs(logits, self.temperature)
-        logprobs = nucleus(whole, self.top_p)
-        kl = nucleus_kl(whole, logprobs) if self.top_p < 1.0 else None
+        whole = sampling.policy_logprobs(logits, self.temperature)
+        logprobs = sampling.nucleus(whole, self.top_p)
+        kl = sampling.nucleus_kl(whole, logprobs) if self.top_p < 1.0 else None
         asked = None
         if self.guide is not None:
             assert self.tilt is not None
@@ -180,8 +173,12 @@ class Taking:
             kl = divergence if kl is None else kl + divergence
             asked = self.guide.asked
         else:
-            tokens = logprobs.argmax(-1) if draws is None else take_tokens(logprobs, draws[0], self.some_likeliest)
-        return Taken(tokens, is_no_number(whole), kl, asked)
+            tokens = (
+                logprobs.argmax(-1)
+                if draws is None
+                else sampling.take_tokens(logprobs, draws[0], self.some_likeliest)
+            )
+        return Taken(tokens, sampling.is_no_number(whole), kl, asked)
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------

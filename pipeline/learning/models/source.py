@@ -16,15 +16,7 @@ from pipeline.errors import JobError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, parse_json
 from pipeline.learning.datasets.files import folder_called_nearly, reaching, why_not
-from pipeline.learning.models.kinds import (
-    ENDS,
-    Base,
-    is_adapters,
-    tokenizer_place,
-    unknown_kind,
-    why_not_usable,
-    with_weights,
-)
+from pipeline.learning.models import kinds
 from pipeline.outputs.formats import POINTER, read_input, read_pointer
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
@@ -47,7 +39,7 @@ def write_reference(model: ModelConfig, out: Path) -> None:
 
         convert(Path(path), out)
         return
-    if is_adapters(path):
+    if kinds.is_adapters(path):
         _write_merged(Path(path), out, trusted=model.trusts_code)
         return
     pointer: dict[str, Any] = {"path": str(Path(path).absolute())}
@@ -88,7 +80,7 @@ def value_folder(model: ModelConfig, scratch: Path) -> str | None:
 
         convert(Path(path), scratch)
         return str(scratch)
-    if is_adapters(path):
+    if kinds.is_adapters(path):
         _write_merged(Path(path), scratch, trusted=model.trusts_code)
         return str(scratch)
     if Path(path).is_dir():
@@ -108,10 +100,10 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     from pipeline.learning.models.adapters import merged_by_peft
     from pipeline.learning.models.load import load_policy, load_tokenizer, save_tokenizer
 
-    base, words = (_place(found(str(folder), None)) for found in (with_weights, tokenizer_place))
+    base, words = (_place(found(str(folder), None)) for found in (kinds.with_weights, kinds.tokenizer_place))
     whole = merged_by_peft(load_policy(base, SystemConfig(), "cpu", trust_remote_code=trusted), folder)
     if (
-        folder / ENDS
+        folder / kinds.ENDS
     ).is_file():  # as adapters that were taught another end bring it; peft looks at the base alone
         whole.generation_config = GenerationConfig.from_pretrained(folder)
     tokenizer = load_tokenizer(words, trust_remote_code=trusted)
@@ -127,7 +119,7 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     save_tokenizer(tokenizer, out)
 
 
-def _place(base: Base) -> str:
+def _place(base: kinds.Base) -> str:
     return base.path if Path(base.path).is_dir() else snapshot(base.path, base.revision)
 
 
@@ -178,7 +170,7 @@ def _check_kind(repo: str, file: Path) -> None:
     with suppress(ForeignDataError):  # transformers will say what is wrong with it
         config = parse_json(file.read_bytes())
     if isinstance(config, dict) and (
-        why := why_not_usable(config) or ("auto_map" not in config and unknown_kind(config))
+        why := kinds.why_not_usable(config) or ("auto_map" not in config and kinds.unknown_kind(config))
     ):
         raise JobError(f"{repo}: {why}")
 

@@ -6,7 +6,7 @@ from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.scoring import Scored, Scorer
-from pipeline.learning.rewards.traits import RewardTraits, Text, reward, text_of
+from pipeline.learning.rewards.traits import RewardTraits, Text, WrongScores, read_scores, reward, text_of
 
 
 def length(completion: Text) -> float:
@@ -38,3 +38,9 @@ def score(name: str, *, isolated: bool) -> Scored:
 def test_an_answer_that_fails_is_told_with_the_reward_and_its_line() -> None:
     with pytest.raises(JobError, match=r"second_word' failed: IndexError"):
         score("second_word", isolated=False)
+
+
+@pytest.mark.parametrize("given", [{1.0}, {"a": 1.0}, "1", b"1", ["1.0"], [1.0, 2.0], None, 1.0], ids=repr)
+def test_what_is_no_list_of_numbers_is_no_scores(given: object) -> None:
+    with pytest.raises(WrongScores):
+        read_scores(given, 1)
