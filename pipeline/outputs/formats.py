@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -49,6 +48,12 @@ Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Note = Annotated[str, Meta(max_length=2000)]
 
 
+def _check_names(*names: str) -> None:
+    for name in names:
+        if not name.isprintable() or name != name.strip():
+            raise ValueError(f"expected a name that can be printed, without blanks around it, got {name[:40]!a}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A row of ``metrics.json``: one measured number with its interval.
@@ -68,10 +73,7 @@ class Metric:
     n: Count
 
     def __post_init__(self) -> None:
-        if not self.metric.isprintable() or self.metric != self.metric.strip():
-            raise ValueError(
-                f"expected a name that can be printed, without blanks around it, got {self.metric[:40]!a}"
-            )
+        _check_names(self.metric)
         if self.ci_low is not None and self.ci_high is not None and self.ci_low > self.ci_high:
             raise ValueError(f"expected `ci_low` <= `ci_high`, got {self.ci_low} and {self.ci_high}")
 
@@ -329,7 +331,7 @@ def read_shown_samples(output: Path) -> list[dict[str, Any]]:
         OSError: It is not there, or cannot be read.
     """
     lines = read_plain(output / SAMPLES, _SHOWN).splitlines(keepends=True)
-    return list(_objects(enumerate(lines, 1), dict[str, Any]))
+    return list(_objects(lines, partial(read_json, kind=dict[str, Any])))
 
 
 def read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
@@ -340,8 +342,7 @@ def read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
         OSError: The file is not there, or cannot be read.
     """
     with open_plain(path) as file:
-        numbered = ((number, file.readline(_LINE + 1)) for number in count(1))
-        yield from _objects(_until_the_end(numbered), kind)
+        yield from _objects(iter(lambda: file.readline(_LINE + 1), b""), partial(read_json, kind=kind))
 
 
 def count_lines(path: Path) -> int:
@@ -355,23 +356,16 @@ def count_lines(path: Path) -> int:
         return sum(part.count(b"\n") for part in iter(lambda: file.read(1 << 20), b""))
 
 
-def _until_the_end(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    for number, line in lines:
-        if not line:
-            return
-        yield number, line
-
-
-def _objects(lines: Iterator[tuple[int, bytes]] | enumerate[bytes], kind: type[_T]) -> Iterator[_T]:
-    for number, line in lines:
+def _objects(lines: Iterable[bytes], read: Callable[[bytes], _T]) -> Iterator[_T]:
+    for number, line in enumerate(lines, 1):
         if len(line) > _LINE:
             raise ForeignDataError(f"line {number}: it is longer than {_LINE:,} bytes")
-        if not line.strip():
-            continue
-        try:
-            yield read_json(line, kind)
-        except ForeignDataError as error:
-            raise ForeignDataError(f"line {number}: {error}") from error
+        if line.strip():
+            try:
+                found = read(line)
+            except ForeignDataError as error:
+                raise ForeignDataError(f"line {number}: {error}") from error
+            yield found
 
 
 def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
@@ -394,18 +388,14 @@ def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
         ) from error
 
 
-def _reader(kind: type[_T]) -> Callable[[Path], _T]:
-    """What reads a file as that; raises as `read_metrics` does."""
-    return partial(read_json_file, kind=kind)
-
-
-read_generation = _reader(Generation)
-read_training = _reader(Training)
-read_reward_fit = _reader(RewardFit)
-read_prepared_rows = _reader(PreparedRows)
-read_tokenized = _reader(Tokenized)
-read_faults = _reader(Faults)
-read_pointer = _reader(Pointer)
+# Each raises as `read_metrics` does.
+read_generation = partial(read_json_file, kind=Generation)
+read_training = partial(read_json_file, kind=Training)
+read_reward_fit = partial(read_json_file, kind=RewardFit)
+read_prepared_rows = partial(read_json_file, kind=PreparedRows)
+read_tokenized = partial(read_json_file, kind=Tokenized)
+read_faults = partial(read_json_file, kind=Faults)
+read_pointer = partial(read_json_file, kind=Pointer)
 
 
 def problem_in_words(error: ForeignDataError | OSError) -> str:
@@ -455,11 +445,7 @@ class TrainingStep:
     extra: _Extra = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in (self.training, *self.extra):
-            if not name.isprintable() or name != name.strip():
-                raise ValueError(
-                    f"expected a name that can be printed, without blanks around it, got {name[:40]!a}"
-                )
+        _check_names(self.training, *self.extra)
         if self.step > self.steps:
             raise ValueError(f"expected `step` <= `steps`, got {self.step} and {self.steps}")
 
@@ -495,26 +481,19 @@ def read_curve(folder: Path) -> list[TrainingStep]:
         ForeignDataError: They are not as they must be; says in which line.
         OSError: They cannot be read.
     """
+    last: dict[str, int] = {}
+
+    def row(line: bytes) -> TrainingStep:
+        found = _row(line)
+        if found.step <= (before := last.get(found.training, 0)):
+            raise ForeignDataError(f"expected a `step` of {found.training!r} after {before}, got {found.step}")
+        last[found.training] = found.step
+        return found
+
     try:
-        lines = read_plain(folder / CURVES).splitlines()
+        return list(_objects(read_plain(folder / CURVES).splitlines(), row))
     except FileNotFoundError:
         return []
-    rows: list[TrainingStep] = []
-    last: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = _row(line)
-            if row.step <= last.get(row.training, 0):
-                raise ForeignDataError(
-                    f"expected a `step` of {row.training!r} after {last[row.training]}, got {row.step}"
-                )
-        except ForeignDataError as error:
-            raise ForeignDataError(f"line {number}: {error}") from error
-        last[row.training] = row.step
-        rows.append(row)
-    return rows
 
 
 def _line(row: TrainingStep) -> dict[str, Any]:

@@ -32,7 +32,7 @@ _LIMIT = 1 << 30
 _SUM = re.compile(r"[0-9a-f]{64}")
 
 # `json.dumps` would make one for every call.
-_PLAIN, _SORTED = json.JSONEncoder(), json.JSONEncoder(sort_keys=True)
+_SORTED = json.JSONEncoder(sort_keys=True)
 
 
 class NotAnOutputError(Exception):
@@ -244,17 +244,7 @@ def _canonical(manifest: Mapping[str, Any]) -> bytes:
     try:
         return laid_out(_SORTED.encode(sealed).encode(), indent=1) + b"\n"
     except (ValueError, RecursionError):  # half of a surrogate pair, as names of files have that are no text
-        return _indented(sealed).encode() + b"\n"
-
-
-def _indented(value: Any, margin: str = "\n") -> str:
-    """What `json.dumps(value, indent=1, sort_keys=True)` gives, which takes ten times as long."""
-    if not value or not isinstance(value, dict):
-        whole = json.dumps(value, indent=1, sort_keys=True) if isinstance(value, list) else _PLAIN.encode(value)
-        return whole.replace("\n", margin)
-    inner = margin + " "
-    parts = (f"{_PLAIN.encode(name)}: {_indented(value[name], inner)}" for name in sorted(value))
-    return "{" + inner + f",{inner}".join(parts) + margin + "}"
+        return json.dumps(sealed, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _kind(status: os.stat_result) -> str:
