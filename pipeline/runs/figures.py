@@ -23,16 +23,14 @@ from pipeline.files import replacing
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import TrainingStep, by_training
 from pipeline.plan.graph import Job
-from pipeline.runs.cost import ComputeRow, CostRow
+from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import PooledRow, Results, primary_metric
 from pipeline.runs.report.format import (
     COLOURS,
     DASHES,
     MARKS,
-    PATTERNS,
     drawn_methods,
-    in_order_of_work,
     reading_order,
 )
 from pipeline.runs.report.tables import HEADINGS
@@ -139,7 +137,6 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
 def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
     results, compute, curves = run.results, run.compute, run.curves()
     look = looks(drawn_methods(results))
-    stages = in_order_of_work(job.stage for job in run.jobs.values())
     for place in _places(results):
         methods = methods_of(results, place)
         metric = _metric(methods)
@@ -154,8 +151,6 @@ def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
             yield f"flops_{where}", partial(_flops, series, heading, look)
         if panels := trainings(curves, place):
             yield f"training_{where}", partial(_training, panels)
-        if seconds := _seconds_by_stage(compute.rows, place):
-            yield f"cost_{where}", partial(_cost, seconds, stages)
 
 
 def without_rounds(run: LoadedRun) -> list[str]:
@@ -249,16 +244,6 @@ def trainings(curves: Iterable[tuple[Job, Sequence[TrainingStep]]], place: Place
             if finite := [(step.step, step.loss) for step in own if step.loss is not None]:
                 xs, ys = zip(*finite, strict=True)
                 found.setdefault(title, {}).setdefault(job.round, []).append((list(xs), list(ys)))
-    return found
-
-
-def _seconds_by_stage(rows: Iterable[ComputeRow], place: Place) -> dict[str, dict[str, float]]:
-    """Method -> stage -> seconds on devices without loading, over all seeds, references and rounds."""
-    found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        if (row.dataset, row.model) == place and row.device_s:
-            stages = found.setdefault(row.algo, {})
-            stages[row.stage] = stages.get(row.stage, 0.0) + row.device_s
     return found
 
 
@@ -370,22 +355,6 @@ def _training(panels: Panels) -> Figure:
     return _with_legend(figure, *flat[: len(titles)])
 
 
-def _cost(seconds: Mapping[str, Mapping[str, float]], stages: Sequence[str]) -> Figure:
-    """Seconds on devices, by method and stage; these are all stages of the run, in the order of their work."""
-    figure, axes = _figure(COLUMN_IN, 0.9 + 0.24 * len(seconds))
-    names = sorted(seconds, key=reading_order, reverse=True)
-    lefts = [0.0] * len(names)
-    for stage, (colour, hatch) in _fills(stages, {stage for own in seconds.values() for stage in own}).items():
-        widths = [seconds[name].get(stage, 0.0) for name in names]
-        look: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
-        axes.barh(range(len(names)), widths, left=lefts, label=_label(stage), **look)
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    axes.set_yticks(range(len(names)), [_label(name) for name in names])
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("seconds on devices, without loading")
-    return _with_legend(figure, axes)
-
-
 # -- parts -----------------------------------------------------------------------------------------------------
 
 
@@ -448,16 +417,6 @@ def _with_legend(figure: Figure, *axes: Axes) -> Figure:
     figure.set_size_inches(width, height + 0.14 * max(0, math.ceil(len(shown) / columns) - 2))
     figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, handlelength=2)
     return figure
-
-
-def _fills(stages: Sequence[str], used: set[str]) -> dict[str, tuple[str, str]]:
-    """Colour and hatching of the stages that occur; each stage has its own, whichever others do."""
-    hatches = list(PATTERNS.values())
-    return {
-        stage: (COLOURS[at % len(COLOURS)], hatches[at // len(COLOURS) % len(hatches)])
-        for at, stage in enumerate(dict.fromkeys([*stages, *sorted(used)]))
-        if stage in used
-    }
 
 
 def _label(name: str) -> str:
