@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.config.schema import Config
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.record import ByMetric, PooledRow, csv_text, primary_metric
+from pipeline.runs.record import ByMetric, PooledRow, by_method, cells_of, csv_text, primary_metric
 from pipeline.runs.report.format import decimal, interval, reading_order, short, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
@@ -227,35 +227,29 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
 
 def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str]:
     """What methods of a dataset and model are judged by in all runs."""
-    found: dict[tuple[str, str], dict[tuple[object, ...], set[str]]] = {}
-    for number, run in enumerate(runs):
-        for row in run.results.pooled:
-            if row.value is not None:
-                cells = found.setdefault((row.dataset, row.model), {})
-                cells.setdefault((number, row.algo, row.round), set()).add(row.metric)
-    return {place: primary_metric(cells.values()) or "" for place, cells in found.items()}
+    found: dict[tuple[str, str], list[ByMetric]] = {}
+    for run in runs:
+        for place, methods in by_method(run.results.pooled).items():
+            found.setdefault(place, []).extend(cells_of(methods))
+    return {place: primary_metric(cells) or "" for place, cells in found.items()}
 
 
 def _rows(
     run: LoadedRun, label: str, settings: Mapping[Key, str], primary: Mapping[tuple[str, str], str]
 ) -> Iterator[RunRow]:
-    cells: dict[tuple[str, str, str], dict[int, dict[str, PooledRow]]] = {}
-    for row in run.results.pooled:
-        if row.value is not None:
-            rounds = cells.setdefault((row.dataset, row.model, row.algo), {})
-            rounds.setdefault(row.round, {})[row.metric] = row
     costs = {(cost.dataset, cost.model, cost.algo, cost.round): cost for cost in run.compute.costs}
-    for (dataset, model, algo), rounds in cells.items():
-        last: ByMetric = rounds[max(rounds)]
-        if result := last.get(primary[dataset, model]):
-            own = {
-                _column(key): value
-                for key, value in settings.items()
-                if not _is_of_one(key) or key[1] == getattr(result, _TABLES[key[0]])
-            }
-            kl, j = (last[name].value if name in last else None for name in (_KL, _J))
-            cost = costs.get((dataset, model, algo, max(rounds)))
-            yield RunRow(runs=(label,), state=run.state, settings=own, result=result, kl=kl, j=j, cost=cost)
+    for place, methods in by_method(run.results.pooled).items():
+        for algo, rounds in methods.items():
+            number, last = max(rounds), rounds[max(rounds)]
+            if result := last.get(primary[place]):
+                own = {
+                    _column(key): value
+                    for key, value in settings.items()
+                    if not _is_of_one(key) or key[1] == getattr(result, _TABLES[key[0]])
+                }
+                kl, j = (last[name].value if name in last else None for name in (_KL, _J))
+                cost = costs.get((*place, algo, number))
+                yield RunRow(runs=(label,), state=run.state, settings=own, result=result, kl=kl, j=j, cost=cost)
 
 
 def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:

@@ -322,24 +322,17 @@ def at_budgets(
         costs: What they took.
         budgets: FLOPs that the training of one chain may take, all rounds together.
     """
-    cells: dict[tuple[str, str], dict[tuple[str, int], dict[str, record.PooledRow]]] = {}
-    for row in pooled:
-        cell = cells.setdefault((row.dataset, row.model), {}).setdefault((row.algo, row.round), {})
-        if row.value is not None:
-            cell[row.metric] = row
     spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}
     found: list[BudgetRow] = []
-    for (dataset, model), own in sorted(cells.items()):
-        primary = record.primary_metric(cell for cell in own.values() if cell)
-        methods: dict[str, dict[int, float | None]] = {}
-        for algo, number in sorted(own):
-            if algo != REFERENCE:
-                methods.setdefault(algo, {})[number] = spent.get((dataset, model, algo, number))
+    for (dataset, model), methods in sorted(record.by_method(pooled).items()):
+        primary = record.primary_metric(record.cells_of(methods))
         for budget in sorted(budgets):
-            for algo, taken in methods.items():
+            for algo, rounds in sorted(methods.items()):
+                taken = {number: spent.get((dataset, model, algo, number)) for number in rounds}
                 bare = BudgetRow(dataset=dataset, model=model, algo=algo, budget=budget)
                 last = _last_within(taken, budget)
-                found.append(bare if last is None else _after(bare, last, taken[last], own[algo, last], primary))
+                if algo != REFERENCE:
+                    found.append(bare if last is None else _after(bare, last, taken[last], rounds[last], primary))
     return found
 
 

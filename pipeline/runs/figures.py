@@ -25,7 +25,7 @@ from pipeline.outputs.formats import TrainingStep, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.record import PooledRow, Results, primary_metric
+from pipeline.runs.record import Methods, PooledRow, Results, by_method, cells_of, primary_metric
 from pipeline.runs.report.format import (
     COLOURS,
     DASHES,
@@ -79,8 +79,6 @@ _KL, _OPTIMUM = "kl_per_sequence", "optimum"
 
 Place = tuple[str, str]
 """Dataset and model."""
-Methods = Mapping[str, Mapping[int, Mapping[str, PooledRow]]]
-"""Method, or point of a front -> round -> metric -> its row."""
 
 
 class Point(NamedTuple):
@@ -167,16 +165,13 @@ def _places(results: Results) -> list[Place]:
 
 
 def methods_of(results: Results, place: Place) -> Methods:
-    """The numbers that there are of a dataset and model."""
-    found: dict[str, dict[int, dict[str, PooledRow]]] = {}
-    for row in sorted(results.pooled, key=lambda row: (reading_order(row.algo), row.round)):
-        if (row.dataset, row.model) == place and row.value is not None:
-            found.setdefault(row.algo, {}).setdefault(row.round, {})[row.metric] = row
-    return found
+    """The numbers that there are of a dataset and model, methods as they are read."""
+    methods = by_method(results.pooled).get(place, {})
+    return {name: methods[name] for name in sorted(methods, key=reading_order)}
 
 
 def _metric(methods: Methods) -> str:
-    return primary_metric(cell for rounds in methods.values() for cell in rounds.values()) or ""
+    return primary_metric(cells_of(methods)) or ""
 
 
 def _goes_over_rounds(series: Series) -> bool:

@@ -351,6 +351,25 @@ def primary_metric(results: Iterable[Collection[str]]) -> str | None:
     return next((name for name in PRIMARY_METRICS if shared and all(name in one for one in shared)), None)
 
 
+Methods = Mapping[str, Mapping[int, ByMetric]]
+"""Method -> round, in order -> its numbers that have a value."""
+
+
+def by_method(pooled: Iterable[PooledRow]) -> dict[tuple[str, str], Methods]:
+    """Dataset and model -> its methods."""
+    found: dict[tuple[str, str], dict[str, dict[int, dict[str, PooledRow]]]] = {}
+    for row in sorted(pooled, key=lambda row: row.round):
+        if row.value is not None:
+            methods = found.setdefault((row.dataset, row.model), {})
+            methods.setdefault(row.algo, {}).setdefault(row.round, {})[row.metric] = row
+    return dict(found)
+
+
+def cells_of(methods: Methods) -> list[ByMetric]:
+    """What each method has reached after each round."""
+    return [cell for rounds in methods.values() for cell in rounds.values()]
+
+
 # -- rows --------------------------------------------------------------------------------------------------------
 # What the stage `metrics` left in the store, read back: rows, what was measured by prompt, samples for
 # people. An output that holds something else costs its own rows, and is told.

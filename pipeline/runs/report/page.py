@@ -23,7 +23,7 @@ from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.notes import failed_rewards
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, primary_metric
+from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_method, cells_of, primary_metric
 from pipeline.runs.report.format import (
     Looks,
     beginning,
@@ -228,12 +228,9 @@ def tables_of(results: Results, compute: Compute) -> list[Object]:
 
 def metrics_of(results: Results) -> list[tuple[str, str]]:
     """Metrics with their headings: first the one by which methods are judged, then those of the table."""
-    cells: dict[tuple[str, str, str, int], list[str]] = {}
-    for row in results.pooled:
-        if row.value is not None:
-            cells.setdefault((row.dataset, row.model, row.algo, row.round), []).append(row.metric)
-    plain = dict.fromkeys(name for own in cells.values() for name in own if "/" not in name)
-    first = primary_metric(cells.values())
+    cells = [cell for methods in by_method(results.pooled).values() for cell in cells_of(methods)]
+    plain = dict.fromkeys(name for cell in cells for name in cell if "/" not in name)
+    first = primary_metric(cells)
     known = sorted((name for name in HEADINGS if name in plain), key=lambda name: name != first)
     return [(name, HEADINGS.get(name, name)) for name in dict.fromkeys([*known, *plain])]
 
