@@ -38,9 +38,9 @@ from pipeline.config.tables import (
     all_shipped,
     conf_dir,
     point_of,
+    points_of,
     settings_class,
     settings_of,
-    with_points,
 )
 from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.config.words import as_meant
@@ -322,10 +322,9 @@ def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
     is_own = node.get("class_path") is not None
     if table == "algos":
         node = {"enabled": is_own, **node}
-        asked = node["enabled"] and node.get("front")
-        return with_points(
-            {name: {**default_values(settings_class(table, name, node)), **node} if asked else node}
-        )
+        if not (node["enabled"] and node.get("front")):
+            return {name: node}
+        return points_of(name, {**default_values(settings_class(table, name, node)), **node})
     if node.get("kind", MISSING) != MISSING:
         return {name: node}
     if is_own:

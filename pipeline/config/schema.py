@@ -32,8 +32,6 @@ LARGEST_WEIGHT = 1e6
 """Of what is added up in a loss or a reward: far from where float32 ends."""
 SMALLEST_DIVISOR = 1e-6
 """Of what values are divided by, likewise."""
-OTHERWISE_MEASURED = ", or null to go by what is measured"
-"""Hint for memory, in MiB."""
 
 RANGE = "range"
 PATH = "path"
@@ -47,7 +45,7 @@ _GROUPED_FROM = 10_000
 _EXACT_BELOW = 2**53
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Range:
     """Which numbers a field takes.
 
@@ -84,12 +82,7 @@ class Range:
 
     def __str__(self) -> str:
         """In words, to follow "must be": ``at least 1 and at most 4096``."""
-        sides = {
-            "at least": self.at_least,
-            "above": self.above,
-            "at most": self.at_most,
-            "below": self.below,
-        }
+        sides = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
         told = " and ".join(f"{name} {_readable(bound)}" for name, bound in sides.items() if bound is not None)
         return (told or "a finite number") + (", or inf" if self.infinite else "") + self.hint
 
@@ -127,17 +120,14 @@ def number(
         keyed: Of one that is left out: what of it the plan puts into keys all the same, to follow "results depend
             on it", such as "where it is more than 1".
     """
-    allowed = Range(
-        at_least=at_least,
-        above=above,
-        at_most=at_most,
-        below=below,
-        infinite=infinite,
-        words=words,
-        hint=hint,
-        advice=advice,
-    )
+    allowed = Range(at_least, above, at_most, below, infinite, words, hint, advice)
     return _field(default, affects_result, {RANGE: allowed, KEYED: keyed})
+
+
+def memory_mb() -> Any:
+    """A field of memory that is said by hand, in MiB."""
+    hint = ", or null to go by what is measured"
+    return number(None, at_least=1, at_most=100_000_000, hint=hint, affects_result=False)
 
 
 def file_or_folder(default: str | None, *, affects_result: bool = True, keyed: str = "") -> Any:
@@ -250,9 +240,7 @@ class AlgoConfig(Settings):
     num_workers: int = number(0, at_least=0, at_most=4096, affects_result=False)
     """Accepted, and without effect, for configurations that ask for processes to load data: what a training reads
     is in memory as token ids, and cutting a batch from it takes less than a millisecond."""
-    memory_mb: int | None = number(
-        None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
-    )
+    memory_mb: int | None = memory_mb()
     """Memory that each of its jobs takes of a GPU, in MiB; goes before those of `training` and `generation`."""
     learning_rate: float = number(2e-3, above=0, at_most=LARGEST_RATE)
     """Of AdamW, at its highest; see training.warmup_steps and training.schedule."""
@@ -711,9 +699,7 @@ class TrainingConfig:
     gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False, keyed=SEVERAL)
     """Devices that share one training, each with micro-batches of its own; the batch of a step is as configured.
     Part of a training's key where it is more than 1, with the strategy: float sums are taken in another order."""
-    memory_mb: int | None = number(
-        None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
-    )
+    memory_mb: int | None = memory_mb()
     """Memory that a training takes of each of its GPUs, in MiB; null leaves it to what is measured."""
     strategy: Strategy = hint(Strategy.auto, keyed=TOGETHER)
     """How GPUs share one training; `auto` is what `distributed.strategy` says; where that is `auto` too, the
@@ -754,9 +740,7 @@ class GenerationConfig:
     gpus_per_job: int = number(1, at_least=1, at_most=1024, affects_result=False, keyed=SEVERAL)
     """Devices that share a policy, each with a part of every layer, where it does not fit on one (docs/gpus.md).
     Part of the keys of what is drawn so where it is more than 1: float sums are taken in another order."""
-    memory_mb: int | None = number(
-        None, at_least=1, at_most=100_000_000, hint=OTHERWISE_MEASURED, affects_result=False
-    )
+    memory_mb: int | None = memory_mb()
     """Memory that generating and evaluating take of a GPU, in MiB; null leaves it to what is measured."""
 
 

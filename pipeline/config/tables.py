@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -149,46 +149,39 @@ def as_typed(said: str, names: Iterable[str]) -> str:
     return said
 
 
-def with_points(algos: Mapping[str, Any]) -> dict[str, Any]:
-    """The table of algorithms with points in the place of those that are asked for a front.
+def points_of(name: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The points of the front of an algorithm, by name.
 
     Args:
-        algos: Name -> plain settings.
+        name: Of the algorithm.
+        settings: All of it, plain.
 
     Raises:
         ConfigError: What makes the points is no table of lists of plain values.
     """
-    found: dict[str, Any] = {}
-    for name, settings in algos.items():
-        asked = isinstance(settings, Mapping) and settings.get("enabled") and settings.get("front")
-        found |= dict(_points(name, settings, asked)) if asked else {name: settings}
-    return found
-
-
-def _points(name: str, settings: Mapping[str, Any], asked: object) -> Iterator[tuple[str, dict[str, Any]]]:
-    key = f"algos.{name}.front"
+    key, asked = f"algos.{name}.front", settings["front"]
     if not isinstance(asked, Mapping) or not all(isinstance(values, list) and values for values in asked.values()):
         raise ConfigError(
             f"{key}={brief(asked)}: must be a table of settings, each with a list of one value or more, for "
             "example {learning_rate: [1e-4, 3e-4]}"
         )
     usable = {one for one, value in settings.items() if not isinstance(value, Mapping)} - _NO_SETTINGS
-    for setting in asked:
-        if setting not in usable:
-            unknown = unknown_name(f"setting of algos.{name}", str(setting), usable)
-            raise ConfigError(f"{key}: {unknown} Those of a section below it cannot make points of a front.")
-    points = math.prod(len(values) for values in asked.values())
-    if points > MOST_POINTS:
+    if unknown := [str(setting) for setting in asked if setting not in usable]:
+        said = unknown_name(f"setting of algos.{name}", unknown[0], usable)
+        raise ConfigError(f"{key}: {said} Those of a section below it cannot make points of a front.")
+    if (points := math.prod(map(len, asked.values()))) > MOST_POINTS:
         raise ConfigError(f"{key}: {points:,} combinations of values, at most {MOST_POINTS:,} can be compared")
-    for setting, values in asked.items():
-        texts = [_text(key, setting, value) for value in values]
-        meant = list(map(_meant, texts))
-        if twice := next((text for text, one in zip(texts, meant, strict=True) if meant.count(one) > 1), None):
+    named = {setting: [(_text(f"{key}.{setting}", each), each) for each in asked[setting]] for setting in asked}
+    for setting, values in named.items():
+        meant = [_meant(text) for text, _ in values]
+        if twice := next((text for text, _ in values if meant.count(_meant(text)) > 1), None):
             raise ConfigError(f"{key}.{setting}: names {twice} twice")
-    for values in product(*asked.values()):
-        chosen = dict(zip(asked, values, strict=True))
-        suffix = ",".join(f"{setting}={_text(key, setting, value)}" for setting, value in chosen.items())
-        yield f"{name}{_MARK}{suffix}", {**settings, **chosen, "front": {}}
+    found = {}
+    for one in product(*named.values()):
+        suffix = ",".join(f"{setting}={text}" for setting, (text, _) in zip(named, one, strict=True))
+        chosen = {setting: value for setting, (_, value) in zip(named, one, strict=True)}
+        found[f"{name}{_MARK}{suffix}"] = {**settings, **chosen, "front": {}}
+    return found
 
 
 def _meant(text: str) -> float | str:
@@ -199,10 +192,10 @@ def _meant(text: str) -> float | str:
         return text.lower()
 
 
-def _text(key: str, setting: str, value: object) -> str:
+def _text(key: str, value: object) -> str:
     text = short(value) if isinstance(value, float) else str(value)
     if isinstance(value, (dict, list)) or not _TEXT.fullmatch(text):
-        raise ConfigError(f"{key}.{setting}: {brief(value)} is no number or plain word")
+        raise ConfigError(f"{key}: {brief(value)} is no number or plain word")
     return text
 
 

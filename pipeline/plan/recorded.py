@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.config.schema import Keep
 from pipeline.errors import PlanError
@@ -32,11 +32,11 @@ class RecordedPlan:
         keep: Which trained weights the run keeps, or None where that was not recorded: all of them.
     """
 
-    jobs: Mapping[str, Job]
+    jobs: dict[str, Job]
     edges: list[tuple[str, str]]
-    stored: frozenset[str]
-    sections: Mapping[str, Mapping[str, Any]]
-    key_format: int | None
+    stored: frozenset[str] = frozenset()
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    key_format: int | None = None
     keep: Keep | None = None
 
     @cached_property
@@ -87,38 +87,19 @@ def parse_plan(text: str | bytes) -> RecordedPlan:
         raise PlanError(f"this is no plan.json: {error}") from error
 
 
-def recorded(data: Mapping[str, Any]) -> RecordedPlan:
+def recorded(data: Any) -> RecordedPlan:
     """The same from plain data, such as `Plan.to_json` gives.
 
     Raises:
         PlanError: It is no plan.
     """
     try:
-        found = converted(data, _PlanFile)
-    except ForeignDataError as error:
+        found = converted({**data, "jobs": {job["id"]: job for job in data["jobs"]}}, RecordedPlan)
+    except (ForeignDataError, KeyError, TypeError) as error:
         raise PlanError(f"this is no plan.json: {error}") from error
-    jobs = {job.id: job for job in found.jobs}
-    for edge in found.edges:
-        if unknown := [job_id for job_id in edge if job_id not in jobs]:
-            raise PlanError(f"this is no plan.json: it has an edge of {unknown[0]!r}, which is none of its jobs")
-    return RecordedPlan(
-        jobs=jobs,
-        edges=found.edges,
-        stored=frozenset(found.stored),
-        sections=found.sections,
-        key_format=found.key_format,
-        keep=None if found.keep is None else Keep[found.keep],
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PlanFile:
-    jobs: list[Job]
-    edges: list[tuple[str, str]]
-    stored: list[str] = field(default_factory=list)
-    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
-    key_format: int | None = None
-    keep: Literal["all", "last", "best", "results"] | None = None
+    if unknown := [job_id for edge in found.edges for job_id in edge if job_id not in found.jobs]:
+        raise PlanError(f"this is no plan.json: it has an edge of {unknown[0]!r}, which is none of its jobs")
+    return found
 
 
 def _compact(value: object) -> str:
