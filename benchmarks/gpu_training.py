@@ -16,10 +16,8 @@ from transformers import PreTrainedModel
 
 from benchmarks.gpu_measures import Bench, Experiment, Figure
 from pipeline.config.schema import DType, Strategy, TrainingConfig
-from pipeline.errors import JobError
-from pipeline.learning.memory.fit import Precision, Workload
-from pipeline.learning.memory.shape import shape_of_config
-from pipeline.learning.training.distributed import Ranks, Spread, refuse_what_cannot_fit
+from pipeline.errors import OutOfMemory
+from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.learning.training.loop import Fitting, computing_in, fit_sft
 from pipeline.learning.training.sequences import Sequences
 
@@ -98,23 +96,16 @@ def _digest(model: nn.Module) -> str:
 
 
 def whole_8b(bench: Bench) -> list[Figure]:
-    """Whether all of an 8B policy can be trained, and whether that is said before."""
-    shape, length = shape_of_config(bench.config("8b"), "8B"), bench.of(512, 16)
-    refused: bool | None = None
-    if bench.on_gpu:
-        try:
-            total = torch.cuda.mem_get_info()[1]
-            refuse_what_cannot_fit(shape, Workload(precision=Precision.amp, tokens=length), total, adapters=True)
-            refused = False
-        except JobError:
-            refused = True
+    """Whether all of an 8B policy can be trained."""
     try:
         model = bench.trained("8b")
-        fitted(bench, model, steps=2, micro_batch=1, length=length)  # the second has moments beside all else
+        fitted(
+            bench, model, steps=2, micro_batch=1, length=bench.of(512, 16)
+        )  # the second has moments beside all else
         fits = True
-    except (torch.OutOfMemoryError, JobError):
+    except (torch.OutOfMemoryError, OutOfMemory):
         fits = False
-    return [Figure("is refused", refused, "", 0, 0), Figure("fits", fits, "", 0, 1)]
+    return [Figure("fits", fits, "", 0, 1)]
 
 
 class _One(Ranks):

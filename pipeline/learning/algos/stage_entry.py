@@ -9,16 +9,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config.plain import stage_config_from_plain
 from pipeline.config.schema import BY_TENSORS, DType, Sharding, StageConfig, Strategy
 from pipeline.config.user_code import check_unchanged
-from pipeline.errors import ConfigError, JobError
+from pipeline.errors import JobError
 from pipeline.learning.algos import LOADING
 from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
@@ -93,8 +91,6 @@ def run_stage(work: Work) -> None:
             print(f"every policy is shared by {ranks}", flush=True)  # noqa: T201 - the job's log
         elif ranks:
             _settle(context, stage)
-        elif "training" in stage.config:
-            _refuse_what_cannot_fit(context, stage)
         if work.limit_mb and stage.loads_models:
             _hold_to_limit(work)
         with _advice_on_determinism():
@@ -209,26 +205,6 @@ def _settle(ctx: JobContext, stage: Stage) -> None:
 
     # Without that section it is the tiny reference: nothing of it is there yet, and it fits anywhere.
     settle(ctx.ranks, partial(_what_is_trained, ctx, stage) if hasattr(ctx.config, "training") else None)
-
-
-def _refuse_what_cannot_fit(ctx: JobContext, stage: Stage) -> None:
-    """Look whether a training on one GPU can fit, before any model is loaded."""
-    if not ctx.device.startswith("cuda"):
-        return
-    import torch
-
-    from pipeline.learning.training.distributed import refuse_what_cannot_fit
-    from pipeline.learning.training.sequences import longest_sequence
-
-    try:
-        shape, work = _what_is_trained(ctx, stage)
-        work = replace(work, tokens=longest_sequence(chain.from_iterable(ctx.inputs.values())))
-    except (ConfigError, AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
-        # Of what cannot be reckoned nothing is refused: a model with code of its own, for one.
-        log.info("how much memory this training takes is not known: %s", error)
-        return
-    _, total = torch.cuda.mem_get_info(torch.device(ctx.device))
-    refuse_what_cannot_fit(shape, work, total, adapters=_is_of_policy(ctx, stage))
 
 
 def _is_of_policy(ctx: JobContext, stage: Stage) -> bool:

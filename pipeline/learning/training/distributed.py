@@ -18,7 +18,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,8 +36,8 @@ from transformers import PreTrainedModel
 
 from pipeline.config.schema import DType, Sharding, Strategy
 from pipeline.errors import JobError
-from pipeline.learning.memory.fit import GB, ModelShape, StateLayout, Workload, fit, training_footprint
-from pipeline.machine.memory import memory_available_bytes, usable_bytes
+from pipeline.learning.memory.fit import ModelShape, StateLayout, Workload, fit
+from pipeline.machine.memory import memory_available_bytes
 
 _BUCKET_BYTES = 64 << 20
 _T = TypeVar("_T")
@@ -443,42 +443,6 @@ def choose_spread(
         return Spread(strategy=Strategy.ddp), reasons
     sharding = Sharding[chosen.layout.name]
     return Spread(strategy=Strategy.fsdp, sharding=sharding, cpu_offload=chosen.offload), reasons
-
-
-def refuse_what_cannot_fit(shape: ModelShape, work: Workload, total_bytes: int, *, adapters: bool) -> None:
-    """Refuse a training on one GPU that not even the smallest micro-batch makes fit, before anything is loaded.
-
-    The second step would run out of memory, with the optimizer's state there, which nothing recovers from.
-
-    Args:
-        shape: The model.
-        work: How it is trained, with the tokens of the longest sequence.
-        total_bytes: Of the GPU, whoever has some of it now.
-        adapters: Whether the algorithm can train adapters instead.
-
-    Raises:
-        JobError: It needs more than there is; says what would fit.
-    """
-    least, usable = replace(work, batch=1), usable_bytes(total_bytes)
-    need = training_footprint(shape, least).total
-    if need <= total_bytes:  # more than is usable may fit: what a GPU has not at all cannot
-        return
-    ways = []
-    if not work.checkpointing and training_footprint(shape, replace(least, checkpointing=True)).total <= usable:
-        ways.append("training.gradient_checkpointing=true")
-    ways += [
-        f"training.gpus_per_job={gpus} with training.strategy=fsdp"
-        for gpus in (2, 4, 8)
-        if training_footprint(shape, least, StateLayout.full_shard, gpus).total <= usable
-    ][:1]
-    if work.lora_rank is None and adapters:
-        ways.append("lora.rank=16, which trains adapters alone")
-    ways.append("a smaller model")
-    raise JobError(
-        f"training all of {shape.name} ({shape.size} parameters) takes some {need / GB:.0f} GB of one GPU with "
-        f"micro-batches of 1 and {work.tokens:,} tokens, and it has {total_bytes / GB:.0f} GB. "
-        f"Try {', or '.join(ways)}"
-    )
 
 
 def settle(ranks: Ranks, read: Callable[[], tuple[ModelShape, Workload]] | None) -> None:

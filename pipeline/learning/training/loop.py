@@ -445,8 +445,13 @@ def _step(
         ranks.add_up_gradients(trained)
         norm = clip()
         total = ranks.sum(total)
-    # Outside of what is repeated: it changes weights and moments in place, and no micro-batch makes it smaller.
-    state.optimizer.step()
+    # Outside of what is repeated: it changes weights and moments in place, so this attempt is over.
+    try:
+        state.optimizer.step()
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise state.micro_batch.give_up(error) from error
+        raise
     state.optimizer.zero_grad(set_to_none=True)
     state.step += 1
     interval = state.how.clear_cache_interval

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -24,7 +23,7 @@ from transformers import AttentionInterface
 
 from pipeline.learning.generation.sampling import nucleus, policy_logprobs
 from pipeline.learning.memory.fit import LOGITS_AT_ONCE
-from pipeline.learning.models.batch_size import BatchSize, BatchSizes
+from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.value import TEXT_LENGTHS, ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
@@ -266,48 +265,13 @@ def is_plain(model: nn.Module, ids: Tensor) -> bool:
         few = ids[:1, :2]
         try:
             whole = inner_model(model)(input_ids=few, use_cache=False).logits
-            _plain[model] = torch.equal(_head(model)(_hidden(model, few)), whole)
+            hidden = _hidden(model, {"input_ids": few, "use_cache": False})
+            _plain[model] = torch.equal(_head(model)(hidden), whole)
         except torch.OutOfMemoryError:
             raise  # which tells nothing of the model
         except (AttributeError, TypeError, RuntimeError):  # built in another way than most
             _plain[model] = False
     return _plain[model]
-
-
-def taken_logprobs(
-    model: nn.Module,
-    ids: Tensor,
-    first: int,
-    temperature: float,
-    at_once: int = LOGITS_AT_ONCE,
-    *,
-    entropy: bool = False,
-) -> Tensor:
-    """Log-probabilities of tokens given what precedes them.
-
-    Args:
-        model: For which `is_plain`.
-        ids: Padded on the right, shape [B, T].
-        first: Position before the first token that is asked for.
-        temperature: Of the policy.
-        at_once: Logits that may be there at a time; at least those of one position are.
-        entropy: Whether that of each distribution is asked for too.
-
-    Returns:
-        Of the tokens from `first` + 1 on, shape [B, T - first - 1], float32; with entropies [B, T - first - 1, 2].
-    """
-    hidden, head = _hidden(model, ids)[:, first:-1], _head(model)
-    targets = ids[:, first + 1 :]
-    width = max(1, at_once // (len(ids) * _vocabulary(model)))
-    part = partial(_part, head, temperature, entropy)
-    if torch.is_grad_enabled():
-        part = partial(checkpoint, part, use_reentrant=False)
-    taken = [part(*both) for both in zip(hidden.split(width, 1), targets.split(width, 1), strict=True)]
-    return torch.cat(taken, 1)
-
-
-def _part(head: nn.Module, temperature: float, entropy: bool, hidden: Tensor, targets: Tensor) -> Tensor:
-    return read_off(policy_logprobs(head(hidden), temperature), targets, entropy=entropy)
 
 
 def read_off(logprobs: Tensor, targets: Tensor, *, entropy: bool) -> Tensor:
@@ -329,13 +293,7 @@ def read_off(logprobs: Tensor, targets: Tensor, *, entropy: bool) -> Tensor:
 
 
 def logprobs_in_parts(
-    model: nn.Module,
-    hidden: Tensor,
-    targets: Tensor,
-    temperature: float,
-    at_once: int = LOGITS_AT_ONCE,
-    *,
-    entropy: bool = False,
+    model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool = False
 ) -> Tensor:
     """Log-probabilities of tokens given what precedes them, of some tokens at a time.
 
@@ -344,13 +302,12 @@ def logprobs_in_parts(
         hidden: Last hidden states before the tokens, shape [M, H].
         targets: The tokens, shape [M].
         temperature: Of the policy.
-        at_once: Logits that may be there at a time; at least those of one token are.
-        entropy: See `taken_logprobs`.
+        entropy: Whether that of each distribution is asked for too.
 
     Returns:
         Shape [M], float32; with entropies [M, 2].
     """
-    head, count = _head(model), max(1, at_once // _vocabulary(model))
+    head, count = _head(model), max(1, LOGITS_AT_ONCE // _vocabulary(model))
 
     def part(hidden: Tensor, targets: Tensor) -> Tensor:
         return taken_of(head(hidden), targets, temperature, entropy=entropy)
@@ -370,7 +327,7 @@ def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0, *, entro
         logits: Shape [M, V], any floating type.
         targets: Shape [M].
         temperature: Of the policy.
-        entropy: See `taken_logprobs`; then each is kept by itself here too.
+        entropy: See `logprobs_in_parts`; then each is kept by itself here too.
 
     Returns:
         Shape [M], float32; with entropies [M, 2].
@@ -417,28 +374,27 @@ def _head(model: nn.Module) -> Any:
     return inner_model(model).get_output_embeddings()
 
 
-def _hidden(model: nn.Module, ids: Tensor) -> Tensor:
+def _hidden(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
     """The last hidden states, shape [B, T, H]."""
-    hidden: Tensor = inner_model(model).base_model(input_ids=ids, use_cache=False).last_hidden_state
+    hidden: Tensor = inner_model(model).base_model(**inputs).last_hidden_state
     return hidden
 
 
-def _unpadded_logprobs(model: nn.Module, batch: Batch, temperature: float, *, entropy: bool = False) -> Tensor:
-    """Log-probabilities of supervised tokens, as `policy.completion_logprobs` has them; logits of these alone.
-
-    With entropies shape [B, T, 2].
-    """
-    firsts = np.maximum(batch.starts, 1)  # nothing goes before the first token of a text
+def _of_supervised(model: nn.Module, batch: Batch, temperature: float, *, entropy: bool) -> Tensor:
+    """Log-probabilities of supervised tokens alone, without padding or part by part; with entropies [B, T, 2]."""
     width, begins = batch.ids.shape[1], np.cumsum([0, *batch.lengths])
-    rows = [
-        (row, np.arange(first, end)) for row, (first, end) in enumerate(zip(firsts, batch.lengths, strict=True))
-    ]
-    asked = np.concatenate([row * width + places for row, places in rows])
-    read = on_device(batch, np.concatenate([begins[row] + places - 1 for row, places in rows]))
+    firsts = np.maximum(batch.starts, 1)  # nothing goes before the first token of a text
+    places = [np.arange(first, end) for first, end in zip(firsts, batch.lengths, strict=True)]
+    asked = np.concatenate([row * width + at for row, at in enumerate(places)])
     targets = batch.ids.view(-1).index_select(0, on_device(batch, asked))
-    inputs = inputs_of(batch)
-    if is_too_much(model, len(asked)) and is_plain(model, inputs["input_ids"]):
-        hidden = inner_model(model).base_model(**inputs).last_hidden_state[0].index_select(0, read)
+    if is_unpadded(model):
+        inputs, by_parts = inputs_of(batch), is_too_much(model, len(asked))
+        before = np.concatenate([begins[row] + at - 1 for row, at in enumerate(places)])
+    else:
+        inputs, by_parts, before = {"input_ids": batch.ids, "use_cache": False}, True, asked - 1
+    read = on_device(batch, before)
+    if by_parts and is_plain(model, inputs["input_ids"]):
+        hidden = _hidden(model, inputs).flatten(0, 1).index_select(0, read)
         taken = logprobs_in_parts(model, hidden, targets, temperature, entropy=entropy)
     else:
         logits = model(**inputs, logits_to_keep=read).logits
@@ -473,15 +429,11 @@ def logprobs_and_entropies(model: nn.Module, batch: Batch, temperature: float = 
 
 
 def _completion_values(model: nn.Module, batch: Batch, temperature: float, *, entropy: bool) -> Tensor:
-    if is_unpadded(model) and batch.is_supervised:
-        taken = _unpadded_logprobs(model, batch, temperature, entropy=entropy)
+    if batch.is_supervised and (is_unpadded(model) or is_cut(model, batch.ids)):
+        taken = _of_supervised(model, batch, temperature, entropy=entropy)
     else:
-        if is_cut(model, batch.ids):
-            first = batch.first
-            taken = taken_logprobs(model, batch.ids, first, temperature, entropy=entropy)
-        else:
-            logprobs, first = _next_token_logprobs(model, batch, temperature)
-            taken = read_off(logprobs, batch.ids[:, first + 1 :], entropy=entropy)
+        logprobs, first = _next_token_logprobs(model, batch, temperature)
+        taken = read_off(logprobs, batch.ids[:, first + 1 :], entropy=entropy)
         taken = nn.functional.pad(taken, (0, 0, first + 1, 0) if entropy else (first + 1, 0))
     return torch.where(batch.mask[..., None] if entropy else batch.mask, taken, torch.zeros_like(taken))
 
@@ -557,9 +509,14 @@ def score_sequences(
         values: NDArray[np.float64] = score(batch_of(data, rows, device)).double().cpu().numpy()
         return values
 
-    if ranks.size > 1:
-        parts = _shared_out(order, micro_batch_size, scored, ranks)
-    else:
+    def of_ranks() -> _Parts:
+        for rows, weight in ranks.share(order, micro_batch_size):
+            values = scored(rows)
+            if weight:
+                yield rows, values
+
+    def in_parts() -> _Parts:
+        """By itself a process takes fewer at once when memory runs out."""
         batch = (sizes or BatchSizes(None, device)).begin(
             work,
             micro_batch_size,
@@ -567,8 +524,17 @@ def score_sequences(
             remedy="Try shorter texts, or a device with more memory.",
             together=together,
         )
-        parts = _in_parts(order, batch, scored, together)
-    for rows, values in parts:
+        done = 0
+        while done < len(order):
+            values = batch.run(
+                lambda: scored(order[done : done + batch.size]),  # noqa: B023
+                used=lambda: len(order) - done,  # noqa: B023
+                together=together,
+            )
+            yield order[done : done + len(values)], values
+            done += len(values)
+
+    for rows, values in of_ranks() if ranks.size > 1 else in_parts():
         if width is None:
             found[rows] = values
         else:
@@ -576,29 +542,8 @@ def score_sequences(
     return ranks.sum_array(found)
 
 
-_Scored = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 _Parts = Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]
 """Rows, and what is found of them."""
-
-
-def _shared_out(order: NDArray[np.int64], micro_batch_size: int, scored: _Scored, ranks: Ranks) -> _Parts:
-    for rows, weight in ranks.share(order, micro_batch_size):
-        values = scored(rows)
-        if weight:
-            yield rows, values
-
-
-def _in_parts(order: NDArray[np.int64], batch: BatchSize, scored: _Scored, together: bool) -> _Parts:
-    """By itself a process takes fewer at once when memory runs out."""
-    done = 0
-    while done < len(order):
-        values = batch.run(
-            lambda: scored(order[done : done + batch.size]),  # noqa: B023
-            used=lambda: len(order) - done,  # noqa: B023
-            together=together,
-        )
-        yield order[done : done + len(values)], values
-        done += len(values)
 
 
 def note_scored(data: Sequences, *models: nn.Module) -> None:

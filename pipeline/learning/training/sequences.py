@@ -5,8 +5,7 @@ Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
@@ -166,17 +165,6 @@ class Sequences:
         }
         left_out = wide["left_out"] if wide["left_out"].any() else None
         return Sequences(wide["ids"], **rest, left_out=left_out)
-
-
-def longest_sequence(folders: Iterable[Path]) -> int:
-    """Tokens of the longest sequence in some folders, by the heads of their files; 1 where there is none."""
-    longest = 1
-    for file in (file for folder in folders for file in folder.glob("*.safetensors")):
-        # What cannot be read is told by who reads it whole.
-        with suppress(SafetensorError, OSError), safe_open(file, "numpy") as opened:
-            if "ids" in opened.keys():  # noqa: SIM118 - no mapping
-                longest = max(longest, opened.get_slice("ids").get_shape()[-1])
-    return longest
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

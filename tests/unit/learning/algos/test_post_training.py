@@ -1,13 +1,10 @@
 """Chains of every algorithm in this process: what stages write, and that methods are what they say."""
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
@@ -136,25 +133,20 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     assert found.metrics("BestOfN", 1)["kl_per_sequence"] == pytest.approx(np.log(n) - (n - 1) / n, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("algos=[DPO]", "algos.DPO.reference=previous", "algos.DPO.aggregate=false", "algos.DPO.lora.rank=2"),
-        (
-            *("algos=[GRPO]", "algos.GRPO.sampling=round", "algos.GRPO.reference=previous"),
-            *("algos.GRPO.aggregate=true", "algos.GRPO.lora.rank=2"),
-        ),
-        ("algos=[GRPO]", "algos.GRPO.beta=0", "algos.GRPO.warm_start=false", "generation.temperature=0.8"),
-        ("algos=[CD]", "algos.CD.atoms=3", "algos.CD.head=v"),
-    ],
-    ids=["DPO", "GRPO", "GRPO without KL", "CD"],
-)
-def test_options_run_through(tmp_path: Path, options: tuple[str, ...]) -> None:
-    found = Chains(tmp_path, *SETTINGS[6:], *options, "algos.RAFT.enabled=false")
-    (name,) = [name for name, algo in found.config.algos.items() if algo.enabled]
-    assert found.metrics(name, 2)["kl_per_sequence"] > 0
-    if found.config.algos[name].lora.rank if name != "CD" else 0:
-        adapters_are_all_that_is_stored(found, name)
+@pytest.mark.parametrize("algo", ["DPO", "GRPO"])
+def test_adapters_are_all_that_is_stored(tmp_path: Path, algo: str) -> None:
+    options = (f"algos=[{algo}]", "algos.GRPO.sampling=round", f"algos.{algo}.reference=previous")
+    chains = Chains(tmp_path, *SETTINGS[6:], *options, f"algos.{algo}.lora.rank=2", "algos.RAFT.enabled=false")
+    assert chains.metrics(algo, 2)["kl_per_sequence"] > 0
+    (base,) = {chains.root / job.key for job in chains.plan.jobs.values() if job.id.endswith("reference/train")}
+    stored = sum(path.stat().st_size for path in base.iterdir())
+    for number in (1, 2):
+        (folder,) = chains.folders(algo, number, "train")
+        assert sorted(path.parent.name for path in folder.rglob("*.safetensors")) == ["1", "2"][:number]
+        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < stored / 4
+    with pytest.raises(JobError, match=r"holds adapters rather than a model; .*base=toolbox\.reference_source"):
+        load_policy(folder, SystemConfig(), "cpu")
+    assert load_policy(folder, SystemConfig(), "cpu", base=base).num_parameters() > 0
 
 
 @pytest.mark.parametrize("rank", [2, 0], ids=["adapters", "whole"])
@@ -178,31 +170,3 @@ def test_a_chain_begins_with_the_policy_of_another_method_and_is_held_to_that(tm
         (folder,) = found.folders(algo, 2, "train")
         assert "".join(sorted(path.parent.name for path in folder.glob("adapters/*/*.safetensors"))) == numbers
         assert load_policy(folder, SystemConfig(), "cpu", base=base).num_parameters() > 0
-
-
-def adapters_are_all_that_is_stored(chains: Chains, algo: str) -> None:
-    (base,) = {chains.root / job.key for job in chains.plan.jobs.values() if job.id.endswith("reference/train")}
-    stored = sum(path.stat().st_size for path in base.iterdir())
-    for number in (1, 2):
-        (folder,) = chains.folders(algo, number, "train")
-        assert sorted(path.parent.name for path in folder.rglob("*.safetensors")) == ["1", "2"][:number]
-        assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < stored / 4
-    with pytest.raises(JobError, match=r"holds adapters rather than a model; .*base=toolbox\.reference_source"):
-        load_policy(folder, SystemConfig(), "cpu")
-    before = load_policy(folder, SystemConfig(), "cpu", base=base)
-    a_store_of_before_goes_on(chains, algo, base)
-    after = AutoModelForCausalLM.from_pretrained(folder)
-    assert before.state_dict().keys() == after.state_dict().keys()
-    assert all(torch.equal(after.state_dict()[name], weight) for name, weight in before.state_dict().items())
-
-
-def a_store_of_before_goes_on(chains: Chains, algo: str, base: Path) -> None:
-    """The first round as earlier versions stored it, whole, and the second one made again from that."""
-    first, second = (job for job in chains.plan.jobs.values() if (job.algo, job.stage) == (algo, "train"))
-    whole = load_policy(chains.root / first.key, SystemConfig(), "cpu", base=base)
-    for path in (chains.root / first.key / "adapters", chains.root / second.key):
-        shutil.rmtree(path)
-    (chains.root / first.key / "policy_adapters.json").unlink()
-    whole.save_pretrained(chains.root / first.key)
-    chains.memory.clear()
-    chains.run(second)

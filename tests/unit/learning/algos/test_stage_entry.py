@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from pipeline.config.schema import AlgoConfig, StageConfig, Strategy
-from pipeline.errors import ConfigError, JobError
+from pipeline.errors import JobError
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
-from pipeline.learning.algos.stage_entry import _refuse_what_cannot_fit, prepare_torch, run_stage
+from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.training.distributed import Ranks, Spread
 from tests.doubles.contexts import context
@@ -92,21 +92,6 @@ def test_a_model_that_cannot_be_trained_deterministically_is_told_how_to_be_trai
         raise RuntimeError(said)
     with pytest.raises(RuntimeError, match="other"), _advised():
         raise RuntimeError("other")
-
-
-def test_a_training_that_cannot_be_reckoned_is_not_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A model with code of its own is one; it may fit as well as any."""
-
-    def unknown(*_: object) -> None:
-        raise ConfigError("cannot read the configuration of model 'x'")
-
-    monkeypatch.setattr(stage_entry, "_what_is_trained", unknown)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, 0))
-    caplog.set_level("INFO", "pipeline")
-    _refuse_what_cannot_fit(SimpleNamespace(device="cuda"), None)  # type: ignore[arg-type]
-    assert "not known: cannot read the configuration" in caplog.text
 
 
 # -- test torch setup --------------------------------------------------------------------------------------------

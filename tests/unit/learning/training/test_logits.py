@@ -12,7 +12,6 @@ from pipeline.learning.training.scoring import (
     is_cut,
     is_plain,
     logprobs_and_entropies,
-    taken_logprobs,
 )
 from pipeline.learning.training.sequences import Sequences, batch_of
 from tests.doubles.families import tiny_model
@@ -27,35 +26,24 @@ def gradients(model: torch.nn.Module, logprobs: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("adapters", [False, True])
-def test_parts_are_what_the_whole_is(adapters: bool) -> None:
-    model = tiny_model(FAMILY)
-    model.requires_grad_(True)
+def test_parts_are_what_the_whole_is(adapters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities, entropies over the whole vocabulary, and gradients of both."""
+    model = tiny_model(FAMILY).requires_grad_(True)
     if adapters:
         model = with_adapters(model, LoraSettings(rank=2, target_modules=["q_proj"]), seed=0)
     rows = [list(range(2, 12)), list(range(20, 14, -1)), [5] * 9]
     batch = batch_of(Sequences.of(rows, [4, 2, 6], [0.0] * 3), torch.arange(3).numpy(), "cpu")
     assert is_plain(model, batch.ids)
-    whole = completion_logprobs(model, batch, 0.7)
-    parts = torch.nn.functional.pad(taken_logprobs(model, batch.ids, 1, 0.7, at_once=1), (2, 0))
-    parts = torch.where(batch.mask, parts, torch.zeros_like(parts))
+    whole = torch.stack(logprobs_and_entropies(model, batch, 0.7))
+    assert torch.equal(whole[0], completion_logprobs(model, batch, 0.7))
+    expected = torch.distributions.Categorical(logits=model(batch.ids).logits[:, :-1] / 0.7).entropy()
+    torch.testing.assert_close(whole[1][:, 1:], expected * batch.mask[:, 1:], atol=1e-6, rtol=1e-6)
+    monkeypatch.setattr(scoring, "is_cut", lambda *_: True)
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 1)
+    parts = torch.stack(logprobs_and_entropies(model, batch, 0.7))
     torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
     ours, theirs = gradients(model, parts), gradients(model, whole)
     assert ours.keys() == theirs.keys()
-    for name, one in ours.items():
-        torch.testing.assert_close(one, theirs[name], atol=1e-5, rtol=1e-4)
-
-
-def test_entropies_are_those_of_the_whole_vocabulary_also_in_parts() -> None:
-    model = tiny_model(FAMILY).requires_grad_(True)
-    batch = batch_of(Sequences.of([[*range(2, 12)], [5] * 9], [4, 2], [0.0] * 2), torch.arange(2).numpy(), "cpu")
-    logprobs, whole = logprobs_and_entropies(model, batch, 0.7)
-    assert torch.equal(logprobs, completion_logprobs(model, batch, 0.7))
-    expected = torch.distributions.Categorical(logits=model(batch.ids).logits[:, :-1] / 0.7).entropy()
-    torch.testing.assert_close(whole[:, 1:], expected * batch.mask[:, 1:], atol=1e-6, rtol=1e-6)
-    values = taken_logprobs(model, batch.ids, 1, 0.7, at_once=1, entropy=True)
-    parts = torch.nn.functional.pad(values, (0, 0, 2, 0))[..., 1] * batch.mask
-    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
-    ours, theirs = gradients(model, parts), gradients(model, expected * batch.mask[:, 1:])
     for name, one in ours.items():
         torch.testing.assert_close(one, theirs[name], atol=1e-5, rtol=1e-4)
 

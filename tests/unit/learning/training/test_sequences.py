@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from pipeline.errors import JobError
 from pipeline.learning.training.scoring import completion_logprobs, without_padding
-from pipeline.learning.training.sequences import FILE, Sequences, batch_of, longest_sequence
+from pipeline.learning.training.sequences import FILE, Sequences, batch_of
 from tests.doubles.families import tiny_model
 
 GOOD = {
@@ -18,17 +18,6 @@ GOOD = {
     "starts": np.array([1, 1], np.int32),
     "labels": np.array([1, 0], np.float32),
 }
-
-
-def test_the_longest_sequence_is_told_by_the_heads_of_files(tmp_path: Path) -> None:
-    longer = tmp_path / "longer"
-    longer.mkdir()
-    assert longest_sequence([tmp_path, longer]) == 1
-    save_file(GOOD, tmp_path / FILE)
-    assert longest_sequence([tmp_path, longer]) == 3
-    save_file({"ids": np.zeros((1, 7), np.int32)}, longer / "pairs.safetensors")
-    (longer / "weights.safetensors").write_bytes(b"none")
-    assert longest_sequence([tmp_path, longer]) == 7
 
 
 def test_positions_in_between_may_be_left_out(tmp_path: Path) -> None:

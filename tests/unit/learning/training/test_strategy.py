@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from pipeline.config.schema import DType, Sharding, Strategy
-from pipeline.errors import JobError
-from pipeline.learning.memory.fit import GB, ModelShape, Precision, Workload, training_footprint
+from pipeline.learning.memory.fit import ModelShape, Precision, Workload
 from pipeline.learning.training import distributed
-from pipeline.learning.training.distributed import Ranks, Spread, choose_spread, refuse_what_cannot_fit
+from pipeline.learning.training.distributed import Ranks, Spread, choose_spread
 from pipeline.learning.training.loop import computing_in
 
 GIB = 2**30
@@ -57,20 +55,6 @@ LLAMA_8B = ModelShape(
     largest_unit=1_050_939_392,
     lora_width=1_300_000,
 )
-
-
-def test_a_training_that_would_die_in_the_optimizer_is_refused_with_what_would_fit() -> None:
-    whole = Workload(batch=8, precision=Precision.amp)
-    assert training_footprint(LLAMA_8B, whole).total == pytest.approx(187 * GB, rel=0.03)
-    said = r"8B \(8.03 B parameters\) takes some \d+ GB .* has 120 GB. Try training.gpus_per_job=2 "
-    with pytest.raises(JobError, match=said):
-        refuse_what_cannot_fit(LLAMA_8B, whole, 120 * GB, adapters=True)
-    # By the estimate 147.6 GB of an H200's 150.8: more than is usable, but nobody knows that it does not fit.
-    refuse_what_cannot_fit(LLAMA_8B, replace(whole, tokens=512), int(150.75 * GB), adapters=True)
-    with pytest.raises(JobError, match=r"2,048 tokens"):
-        refuse_what_cannot_fit(LLAMA_8B, replace(whole, tokens=2048), int(150.75 * GB), adapters=True)
-    refuse_what_cannot_fit(LLAMA_8B, whole, 180 * GB, adapters=True)  # with micro-batches that are halved
-    refuse_what_cannot_fit(LLAMA_8B, Workload(precision=Precision.bfloat16, lora_rank=16), 30 * GB, adapters=True)
 
 
 def test_a_rank_that_fails_tells_before_anything_can_block(monkeypatch: pytest.MonkeyPatch) -> None:
