@@ -72,6 +72,11 @@ def _carry_out(command: str, arguments: tuple[object, ...]) -> int:
     module, _, name = command.partition(":")
     function = None
     try:
+        os.getcwd()  # noqa: PTH109 - nothing else here needs pathlib
+    except OSError:
+        sys.stderr.write("error: the current folder is not there any more. Go to another one by cd\n")
+        return WRONG_REQUEST
+    try:
         with imported_for_good():
             function = getattr(import_module(module), name)
         _on_interrupt_raise()

@@ -117,6 +117,14 @@ def test_exit_codes_are_those_of_the_command(tmp_path: Path, command: str, code:
     assert (done.returncode, done.stderr) == (code, said)
 
 
+def test_a_current_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    (here := tmp_path / "here").mkdir()
+    done = started(
+        tmp_path, f"'odd:returns', __import__('os').chdir('{here}') or __import__('os').rmdir('{here}')"
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGUSR2"])
 def test_a_signal_that_comes_after_the_results_changes_nothing(tmp_path: Path, name: str) -> None:
     done = started(tmp_path, f"'odd:late', '{name}'")
