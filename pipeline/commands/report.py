@@ -15,7 +15,7 @@ from rich.console import Console
 
 from pipeline.commands.results import write_report
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
-from pipeline.config.schema import Tracker, TrackingConfig, TrackingMode
+from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import is_store
 from pipeline.errors import ConfigError, PipelineError
@@ -242,10 +242,6 @@ def track(
     report_to: Annotated[
         list[Tracker] | None, typer.Option(help="Which tracker, once for each; those of the run if left out.")
     ] = None,
-    project: Annotated[
-        str | None, typer.Option(help="What they call the project; as the run if left out.")
-    ] = None,
-    online: Annotated[bool, typer.Option("--online", help="Let wandb send it at once.")] = False,
     run: Stamp = None,
     output_dir: OutputDir = OUTPUTS,
 ) -> int:
@@ -255,12 +251,7 @@ def track(
         tracking = converted(found.config.get("tracking") or {}, TrackingConfig)
     except ForeignDataError as error:
         raise PipelineError(f"{found.folder.config} cannot be used: tracking: {error}") from error
-    tracking = replace(
-        tracking,
-        report_to=report_to or tracking.report_to,
-        project=tracking.project if project is None else project,
-        mode=TrackingMode.online if online else tracking.mode,
-    )
+    tracking = replace(tracking, report_to=report_to or tracking.report_to)
     if not tracking.report_to:
         raise ConfigError(
             f"run {found.stamp} of {name} asked for no tracker: say which by --report-to "

@@ -32,7 +32,7 @@ from pipeline.learning.models.kinds import with_weights
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan import compatibility
-from pipeline.plan.build import build_plan, check_size, size_of
+from pipeline.plan.build import build_plan, check_size
 from pipeline.plan.contents import PREPARING, REFERENCE, import_warnings
 from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import disk_need, peak_flops
@@ -44,9 +44,6 @@ from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.plan import plan_table
 from pipeline.runs.sources import check_sources, known_rows, read_models, read_sources
 from pipeline.terminal.console import say
-
-LARGE = 20_000
-"""Jobs of a plan that takes seconds to make, which a user is told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +131,12 @@ def _reads_rows(job: Job) -> bool:
     return job.algo == PREPARING and job.stage in (PREPARE.name, CHECK.name)
 
 
-def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str], None] | None = None) -> Request:
+def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     """Check a request and plan it; reads files, writes none.
 
     Args:
         config: The request.
         given: Settings of the command line, as for `run_experiment`.
-        on_large: Told that the plan is large, before that is made.
 
     Raises:
         PipelineError: The request is wrong.
@@ -150,8 +146,6 @@ def prepare(config: Config, given: Sequence[str] = (), on_large: Callable[[str],
         check_address(shared)
     _check_ray(config)
     check_size(config)
-    if (number := size_of(config)[0]) >= LARGE and on_large:
-        on_large(f"planning some {number:,} jobs")
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     _check_places(config, store.root)
     check_together(lambda: check_sources(config), lambda: check_models(config))

@@ -30,7 +30,7 @@ from pipeline.runs.cost import compute_of, results_of, write_compute
 from pipeline.runs.loaded import load
 from pipeline.runs.origin import Maker, collect_makers
 from pipeline.runs.record import Results, write_results, write_samples
-from pipeline.runs.report.format import count, jobs, shown_path
+from pipeline.runs.report.format import count, shown_path
 from pipeline.runs.report.status import shared_in_words
 from pipeline.runs.run_view import RunView
 from pipeline.runs.trackers import Feeders, sweep_trial
@@ -245,31 +245,18 @@ _TRAFFIC_S = 5.0
 """How often the journal of a run that is over is told at most how far its uploads are."""
 
 
-def looked_at(config: Config, console: Console) -> Collection[str] | None:
-    """The keys of what is in the shared store of a request; nothing is written.
-
-    Returns:
-        None where it has none, or it cannot be reached, which is said.
+def looked_at(config: Config, console: Console) -> Collection[str]:
+    """The keys of what is in the shared store of a request, if it has one that can be reached; nothing is written.
 
     Raises:
         ConfigError: It may not be used.
     """
     if config.execution.shared_store is None:
-        return None
+        return ()
     keys, why = shared.look(config.execution.shared_store)
     if why:
         _tell_away(why, console)
-    return None if why else keys
-
-
-def tell_looked_at(stored: Stored, console: Console) -> None:
-    """Say what a run would make of its shared store, which was looked at."""
-    fetched, ran = len(stored.elsewhere), len(stored.missing)
-    say(
-        console,
-        f"Shared store: {count(fetched, 'output') if fetched else 'nothing'} would be fetched, and "
-        f"{jobs(ran) if ran else 'no job'} would run.",
-    )
+    return keys
 
 
 @contextmanager

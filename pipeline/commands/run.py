@@ -92,7 +92,7 @@ def run_experiment(
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = prepare(config, given, lambda text: say(console, text))
+    request = prepare(config, given)
     request = replace(request, label=label, command=tuple(command), on_begin=on_begin)
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
@@ -128,12 +128,10 @@ def run_experiment(
 def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> None:
     """What a dry run does: it only looks."""
     there = results.looked_at(request.config, console)
-    stored = look_up(request, lambda key: request.store.problem(key, checksums=False), there or ())
+    stored = look_up(request, lambda key: request.store.problem(key, checksums=False), there)
     _tried(request, stored, console)
     check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
     print_plan(request, stored, console)
-    if there is not None:
-        results.tell_looked_at(stored, console)
 
 
 def _check_arithmetic(request: Request) -> None:

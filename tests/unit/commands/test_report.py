@@ -261,8 +261,8 @@ def test_the_command_does_what_the_run_asked_for_or_what_is_said(noted: list[Not
     assert "--report-to" in asked(output_dir, "track", "x", code=2)
     run.folder.config.write_text("tracking: {report_to: [wandb, trackio], project: p}\n")
     asked(output_dir, "track", "x")
-    asked(output_dir, "track", "x", "--report-to", "tensorboard", "--project", "q", "--online")
+    asked(output_dir, "track", "x", "--report-to", "tensorboard")
     first, second = (each.given[1] for each in noted)
     assert (first.report_to, first.project, first.mode.value) == ([Tracker.wandb, Tracker.trackio], "p", "offline")
-    assert (second.report_to, second.project, second.mode.value) == ([Tracker.tensorboard], "q", "online")
+    assert (second.report_to, second.project, second.mode.value) == ([Tracker.tensorboard], "p", "offline")
     assert noted[0].asked == ["finish inf", "end"]
