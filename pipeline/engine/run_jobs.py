@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
+from unittest.mock import patch
 
 from msgspec import Meta
 
@@ -46,46 +47,31 @@ class InlineWorker(Worker):
     """Runs jobs in the calling thread."""
 
     def __init__(
-        self,
-        index: int,
-        device: Device,
-        threads: int,
-        stop_grace_s: float = 0.0,
-        reaper: Reaper | None = None,
-        portable: bool = False,
+        self, index: int, device: Device, settings: ProcessSettings, reaper: Reaper, stop_grace_s: float
     ) -> None:
         super().__init__(index)
-        self._reaper = reaper
+        self._device, self._settings, self._reaper = device, settings, reaper
         self._tag = descendants.new_tag()
         self._stop_grace_s = stop_grace_s
         self._grace: threading.Timer | None = None
-        self._device = device
-        self._threads = threads
-        self._portable = portable
         self._runner = JobRunner(self._report, device.kind, name=device.name, own_process=False)
-        self._state = "new"
+        self._says_ready = self._stops = self._is_over = False
         self._job: RunJob | None = None
         self._deliver: Deliver | None = None
-        self._saved_env: dict[str, str] | None = None
 
     def start(self) -> None:
         """Give this process the environment that a worker process would have; taken back at the end."""
-        self._saved_env = dict(os.environ)
-        env = worker_environment(
-            self._device,
-            self._threads,
-            os.environ,
-            portable=self._portable,
-        )
-        _replace_environment(descendants.with_tag(env, self._tag))
-        if self._reaper:
-            self._reaper.watch_tag(self._tag)
-        if self._portable:
+        threads, portable = self._settings.threads, self._settings.portable
+        env = worker_environment(self._device, threads, os.environ, portable=portable)
+        self._environment = patch.dict(os.environ, descendants.with_tag(env, self._tag), clear=True)
+        self._environment.start()
+        self._reaper.watch_tag(self._tag)
+        if portable:
             arithmetic.pin(*arithmetic.PINS)
         torch = sys.modules.get("torch")
         if torch is not None:  # imported earlier, so the variables came too late for it
-            torch.set_num_threads(self._threads)
-        self._state = "starting"
+            torch.set_num_threads(threads)
+        self._says_ready = True
 
     def send(self, job: RunJob) -> None:
         """Keep the job for `receive`."""
@@ -93,19 +79,19 @@ class InlineWorker(Worker):
 
     def pending(self) -> bool:
         """Whether there is a job to run or something to say."""
-        return self._job is not None or self._state in ("starting", "stopping")
+        return self._job is not None or self._says_ready or self._stops
 
     def receive(self, deliver: Deliver) -> None:
         """Say what is due, and run the job that was sent."""
-        if self._state == "starting":
-            self._state = "ready"
+        if self._says_ready:
+            self._says_ready = False
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             about = describe_device(self._device, os.environ)
             deliver(WorkerReady(pid=os.getpid(), device=about, visible=visible))
-        if self._job is not None and self._state == "ready":
+        if self._job is not None and not self._stops:
             job, self._job = self._job, None
             self._run(job, deliver)
-        if self._state == "stopping":
+        if self._stops:
             self._end()
             deliver(WorkerExited(exit_code=0))
 
@@ -140,32 +126,20 @@ class InlineWorker(Worker):
 
     def ask_to_stop(self) -> None:
         """End at the next `receive`."""
-        if self._state != "over":
-            self._job = None
-            self._state = "stopping"
+        self._stops, self._job = not self._is_over, None
 
     def _end(self) -> None:
-        self._state = "over"
+        self._stops, self._is_over = False, True
         if self._grace is not None:
             self._grace.cancel()
-            self._grace = None
-        if self._saved_env is not None:
-            _replace_environment(self._saved_env)
-            self._saved_env = None
+        self._environment.stop()
         descendants.end(lambda: descendants.tagged({self._tag}))
-        if self._reaper:
-            self._reaper.forget_tag(self._tag)
+        self._reaper.forget_tag(self._tag)
 
 
 def _signal_main_thread() -> None:
     """As a further Ctrl-C would; only the main thread runs signal handlers."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-
-def _replace_environment(env: dict[str, str]) -> None:
-    for name in set(os.environ) - set(env):
-        del os.environ[name]
-    os.environ.update(env)
 
 
 def make_pool(
@@ -211,7 +185,7 @@ def make_pool(
     def make(index: int, reaper: Reaper) -> Worker:
         device = devices[layout.device_of(index)]
         if inline:
-            return InlineWorker(index, device, threads, execution.stop_grace_s, reaper, portable)
+            return InlineWorker(index, device, settings, reaper, execution.stop_grace_s)
         # Each but the first of a place waits for the memory of its device.
         waits = index in begun and layout.slots == 1
         begun.add(index)

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -62,7 +63,7 @@ class Site(Protocol):
         """Let go of it, after the last worker has ended, and whatever has failed before."""
 
 
-class Worker:
+class Worker(ABC):
     """One device and whatever runs jobs on it. No method but `receive` may take long, and none may raise.
 
     Attributes:
@@ -72,15 +73,15 @@ class Worker:
     def __init__(self, index: int) -> None:
         self.index = index
 
+    @abstractmethod
     def start(self) -> None:
         """Begin; `WorkerReady` follows."""
-        raise NotImplementedError
 
+    @abstractmethod
     def send(self, job: RunJob) -> None:
         """Hand over a job. Where that fails `WorkerExited` follows."""
-        raise NotImplementedError
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027 - most have no use for it
         """Have what was sent on its way: several jobs in one write wake the other side once."""
 
     def sources(self) -> Sequence[int]:
@@ -91,16 +92,16 @@ class Worker:
         """Whether `receive` has something to do that no descriptor tells of."""
         return False
 
+    @abstractmethod
     def receive(self, deliver: Deliver) -> None:
         """Deliver what has arrived, without waiting for more. `WorkerExited` comes last, and once."""
-        raise NotImplementedError
 
-    def show_stacks(self) -> None:
+    def show_stacks(self) -> None:  # noqa: B027 - most have no use for it
         """Have what it does now written to the job's log, before it is killed for hanging."""
 
+    @abstractmethod
     def ask_to_stop(self) -> None:
         """First step of stopping: let the current job finish or save a checkpoint, then exit."""
-        raise NotImplementedError
 
     def terminate(self) -> None:
         """Second step: break off the job, in a way that it could catch."""
@@ -110,7 +111,7 @@ class Worker:
         """Last step: end it and all its children in a way that nothing can catch."""
         self.ask_to_stop()
 
-    def interrupt(self) -> None:
+    def interrupt(self) -> None:  # noqa: B027 - most have no use for it
         """Called in a signal handler, for a job that occupies the calling thread itself: ask it to stop.
 
         The second time, break it off.
@@ -447,7 +448,7 @@ class LocalWorker(Worker):
         index: int,
         device: Device,
         settings: ProcessSettings,
-        reaper: Reaper | None = None,
+        reaper: Reaper,
         level_bytes: int | None = None,
     ) -> None:
         """Describe a worker.
@@ -473,11 +474,9 @@ class LocalWorker(Worker):
 
     def start(self) -> None:
         """Start the process."""
-        if self._reaper:
-            self._reaper.watch_tag(self._tag)
+        self._reaper.watch_tag(self._tag)
         self._child = self._spawn()
-        if self._reaper:
-            self._reaper.watch_group(self._child.process.pid)
+        self._reaper.watch_group(self._child.process.pid)
         with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
             self._pidfd = os.pidfd_open(self._child.process.pid)
 
@@ -567,9 +566,8 @@ class LocalWorker(Worker):
     def _reap(self, child: Child) -> int:
         if left := children.end([child]):  # what it left behind
             log.warning("worker %d: processes %s do not end", self.index, sorted(one.pid for one in left))
-        if self._reaper:
-            self._reaper.forget_group(child.process.pid)
-            self._reaper.forget_tag(self._tag)
+        self._reaper.forget_group(child.process.pid)
+        self._reaper.forget_tag(self._tag)
         code = child.wait()
         if self._pidfd >= 0:
             os.close(self._pidfd)

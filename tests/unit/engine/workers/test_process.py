@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from multiprocessing.connection import wait
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,6 +15,7 @@ from pipeline.engine.workers.messages import FromWorker, WorkerExited
 from pipeline.engine.workers.pool import LocalWorker, ProcessSettings
 from pipeline.machine import children
 from pipeline.machine.children import Child
+from pipeline.machine.descendants import Reaper
 from tests.doubles import child as double
 
 
@@ -29,7 +31,8 @@ def test_a_worker_that_has_left_its_process_group_is_ended(
         double.__name__, os.environ, {"moves": True}, max_bytes=1 << 20, send_timeout_s=5.0, own_group=True
     )
     monkeypatch.setattr(LocalWorker, "_spawn", lambda _self: process)
-    worker = LocalWorker(0, cpu_slots(1)[0], ProcessSettings(threads=1, heartbeat_s=1.0, log_dir=str(tmp_path)))
+    settings = ProcessSettings(threads=1, heartbeat_s=1.0, log_dir=str(tmp_path))
+    worker = LocalWorker(0, cpu_slots(1)[0], settings, Mock(Reaper))
     worker.start()
     try:
         assert json.loads(next(process.channel.lines()))["group"] == os.getpgrp()
