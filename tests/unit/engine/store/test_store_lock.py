@@ -222,27 +222,14 @@ def test_names_that_dead_runs_have_left_of_their_claims_go_and_others_stay(store
 
 
 OWNER = """
-import sys
-from pathlib import Path
 from pipeline.engine.store.store import Scratch
-scratch = Scratch(Path(sys.argv[1]))
+scratch = Scratch(store.scratch(key))
 scratch.open()
 (scratch.path / "part").write_text("x")
-print("ready", flush=True)
-sys.stdin.readline()
+ready()
 scratch.close()
 """
 NO_PROCESS = 999_999_999
-
-
-@contextmanager
-def owner(path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A run that has a scratch folder."""
-    command = [sys.executable, "-c", OWNER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        yield process
 
 
 @pytest.fixture
@@ -258,8 +245,9 @@ def mine(store: Store) -> Iterator[Path]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_a_run_that_was_ended_has_left_goes(store: Store, mine: Path, number: signal.Signals) -> None:
     path = store.scratch("t-verified-1")
-    with owner(path) as process:
+    with another(store, path.name, OWNER) as process:
         process.send_signal(number)
+        process.wait()
     assert (path / "part").exists()
     assert leftovers(store.root) == [path]
     remove_leftovers(store.root, mine)
@@ -270,7 +258,7 @@ def test_what_a_run_that_was_ended_has_left_goes(store: Store, mine: Path, numbe
 def test_what_a_living_run_uses_stays_whatever_number_it_has(store: Store, mine: Path) -> None:
     """Its process may be on another machine, where numbers mean something else: the lock alone counts."""
     path = store.scratch(f"t-{NO_PROCESS}")
-    with owner(path) as process:
+    with another(store, path.name, OWNER) as process:
         remove_leftovers(store.root, mine)
         assert living(store.root) == [mine, path]
         assert (path / "part").exists()
@@ -306,41 +294,24 @@ def test_where_locks_are_not_supported_nothing_is_taken_for_a_leftover(
 # Not `Path.mkdir(exist_ok=True)`: it fails where another racer takes a folder away between its two looks.
 RACER = """
 import os
-import sys
 from contextlib import suppress
-from pathlib import Path
 from pipeline.engine.store.store import Scratch, remove_leftovers
-root, number = Path(sys.argv[1]), sys.argv[2]
-print("ready", flush=True)
-sys.stdin.readline()
+ready()
 for turn in range(40):
-    scratch = Scratch(root / ".tmp" / f"run-{turn}-{number}")
+    scratch = Scratch(store.scratch(f"run-{turn}-{key}"))
     scratch.open()
-    (scratch.path / "part").write_text(number)
+    (scratch.path / "part").write_text(key)
     with suppress(FileExistsError):
-        os.mkdir(root / ".tmp" / f"left-{turn}")
-    remove_leftovers(root, scratch.path)
-    assert (scratch.path / "part").read_text() == number
+        os.mkdir(store.scratch(f"left-{turn}"))
+    remove_leftovers(store.root, scratch.path)
+    assert (scratch.path / "part").read_text() == key
     scratch.close()
 """
 
 
 def test_runs_that_start_at_the_same_moment_leave_each_other_alone(store: Store) -> None:
-    command = [sys.executable, "-c", RACER, str(store.root)]
-    racers = [
-        subprocess.Popen([*command, str(one)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for one in range(3)
-    ]
-    for racer in racers:
-        assert racer.stdout
-        assert racer.stdout.readline() == "ready\n"
-    for racer in racers:
-        assert racer.stdin
-        racer.stdin.write("\n")
-        racer.stdin.flush()
-    for racer in racers:
-        racer.communicate()
-    assert [racer.returncode for racer in racers] == [0, 0, 0]
+    store.root.mkdir()
+    go([start(store, str(one), RACER) for one in range(3)])
     own = Scratch(store.scratch("last-1"))
     own.open()
     remove_leftovers(store.root, own.path)
