@@ -48,28 +48,14 @@ REPORTS: list[Report] = [
     Heartbeat(rss_bytes=5, gpu=GpuLoad(label="GPU 0", used_bytes=1, total_bytes=2, utilization=None)),
     JobFinished(job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3),
     JobFinished(
-        job_id="a",
-        attempt=1,
-        load_s=0.5,
-        run_s=1.5,
-        samples=2,
-        tokens=3,
-        peak_mb=7,
-        held_mb=2,
-        left_changed="the umask",
+        job_id="a", attempt=1, load_s=0.5, run_s=1.5, samples=2, tokens=3, peak_mb=7, held_mb=2, left_changed="x",
     ),
     JobRaised(
-        job_id="a",
-        attempt=1,
-        error_type="E",
-        message="ä\n\tm",
-        traceback="t",
-        run_s=0.5,
+        job_id="a", attempt=1, error_type="E", message="ä\n\tm", traceback="t", run_s=0.5, rank=1,
         kind=FailureKind.lost,
-        rank=1,
     ),
     AttemptStopped(job_id="a", attempt=1),
-]
+]  # fmt: skip
 
 
 def name_of(message: object) -> str:
@@ -121,32 +107,22 @@ def altered(message: Report, field: str, value: object) -> bytes:
 
 
 WRONG: list[tuple[str, str, list[Any]]] = [
-    ("WorkerReady", "pid", [0, -1, "1", True, 2**60]),
-    ("WorkerReady", "device", [None, 1, "\x1b[2J", "a\nb", "\udcff", "x" * 5000]),
+    ("WorkerReady", "pid", [0, "1", True, 2**60]),
+    ("WorkerReady", "device", [None, "\x1b[2J", "a\nb", "\udcff", "x" * 5000]),
     ("WorkerReady", "visible", ["GPU-1\0", ["GPU-1"]]),
-    ("JobStarted", "job_id", [None, 1, ["a"]]),
-    ("JobStarted", "attempt", [0, -1, 1.0, "1", None]),
-    ("JobProgress", "tokens", [None, -1, 1.5, "3", math.nan, 2**70, True]),
-    ("JobProgress", "done", [None, -1, [], {}]),
-    ("JobProgress", "total", [None, -1, 1e400]),
-    ("JobProgress", "numbers", [None, [], {"": 1.0}, {"a b": 1.0}, {"a\n": 1.0}, {"\x1b": 1.0}, {"a" * 41: 1.0}]),
-    ("JobProgress", "numbers", [{"a": True}, {"a": "1"}, {"a": 1e101}, {f"x{at}": 1.0 for at in range(9)}]),
-    ("Heartbeat", "rss_bytes", [None, -1, 1.5, math.inf]),
-    (
-        "Heartbeat",
-        "gpu",
-        [[], [1], "x", {}, {"\udcff": 1}, {"label": "GPU 0"}, {"label": 1, "used_bytes": 1, "total_bytes": 2}],
-    ),
-    ("Heartbeat", "gpu", [{"label": "GPU 0", "used_bytes": -1, "total_bytes": 2}]),
+    ("JobStarted", "attempt", [0, 1.0, None]),
+    ("JobProgress", "tokens", [None, -1, math.nan, 2**70]),
+    ("JobProgress", "numbers", [None, {"a b": 1.0}, {"\x1b": 1.0}, {"a" * 41: 1.0}, {"a": True}, {"a": 1e101}]),
+    ("JobProgress", "numbers", [{f"x{at}": 1.0 for at in range(9)}]),
+    ("Heartbeat", "rss_bytes", [None, -1, math.inf]),
+    ("Heartbeat", "gpu", [[], {}, {"label": "GPU 0", "used_bytes": -1, "total_bytes": 2}]),
     ("Heartbeat", "gpu", [{"label": "\x1b[31m", "used_bytes": 1, "total_bytes": 2}]),
-    ("JobFinished", "run_s", [None, -1.0, math.nan, math.inf, 10**400, "1"]),
-    ("JobFinished", "load_s", [-0.5, math.nan]),
-    ("JobFinished", "peak_mb", [-1, "7", 0.5]),
-    ("JobFinished", "held_mb", [None, -1]),
+    ("JobFinished", "run_s", [None, -1.0, math.nan, 10**400]),
+    ("JobFinished", "peak_mb", [-1, 0.5]),
     ("JobFinished", "more", [1]),
-    ("JobRaised", "kind", ["nothing", None, 1, ["bug"], "\udcff"]),
-    ("JobRaised", "rank", [-1, "0", 0.5]),
-    ("JobRaised", "message", [None, "\udcff", "\x1b[31m", "\0", "m" * (MAX_TEXT + 1)]),
+    ("JobRaised", "kind", ["nothing", None]),
+    ("JobRaised", "rank", [-1, "0"]),
+    ("JobRaised", "message", [None, "\udcff", "\x1b[31m", "m" * (MAX_TEXT + 1)]),
     ("JobRaised", "traceback", [["line"], "t" * (MAX_TEXT + 1)]),
 ]
 
