@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,7 +83,11 @@ class Graded:
 
 
 class _Work:
-    """The calls of a reward: waiting to be sent, under suspicion of having killed a process, done."""
+    """The calls of a reward: waiting to be sent, under suspicion of having killed a process, done.
+
+    The deadline of a call with many prompts is far. So until a reward has answered for once, it is called with
+    single ones of these: `held` back meanwhile are all calls that are asked for.
+    """
 
     def __init__(
         self,
@@ -90,17 +95,24 @@ class _Work:
         options: Mapping[str, Any],
         calls: Sequence[Sequence[Mapping[str, Any]]],
         settings: GradingConfig,
+        *,
+        has_answered: bool,
     ) -> None:
-        self.function, self.options, self.calls, self.settings = function, dict(options), calls, settings
+        self.function, self.options, self.settings = function, dict(options), settings
         self.concurrent = is_async(bind(import_object(function), options, function).function)
         size = min(_AT_ONCE, -(-len(calls) // settings.processes)) if self.concurrent else 1
         places = range(len(calls))
-        self.waiting = deque(list(places[at : at + size]) for at in range(0, len(calls), size or 1))
+        self.held = [list(places[at : at + size]) for at in range(0, len(calls), size or 1)]
+        first = calls[0] if calls and not has_answered else ()
+        prompts = [list(items) for _, items in groupby(first, key=lambda item: str(item["prompt"]))][:_HOPELESS]
+        self.calls = [*calls, *(prompts if len(prompts) > 1 else ())]
+        self.waiting = deque([call] for call in range(len(calls), len(self.calls)))
+        self.left = set(places)
         self.suspects: deque[int] = deque()
         self.again: set[int] = set()
         self.done: dict[int, Sequence[Graded]] = {}
         self.in_vain = 0
-        self.has_answered = False
+        self.has_answered = has_answered
         self._lost: set[str] = set()
 
     def limit_s(self, call: int) -> float:
@@ -109,11 +121,21 @@ class _Work:
     def fail(self, call: int, fault: Fault, message: str, *, certain: bool = False) -> None:
         """Note a failure: as a call may compare its items, it is the failure of each."""
         failed = Graded(fault=fault, message=message, certain=certain)
-        self.done[call] = [failed] * len(self.calls[call])
+        self.finish(call, [failed] * len(self.calls[call]))
         if fault == "error":
             self.has_answered = True
         else:
             self.lose(call, message)
+
+    def finish(self, call: int, graded: Sequence[Graded]) -> None:
+        """Note what has become of a call."""
+        self.done[call] = graded
+        self.left.discard(call)
+
+    def release(self, *, idle: bool) -> None:
+        """Let calls be made that were held back, once the reward has answered or nothing else is to be tried."""
+        if self.held and (self.has_answered or (idle and not self.waiting)):
+            self.waiting, self.held = deque(self.held), []
 
     def lose(self, call: int, message: str) -> None:
         """Note that a call hung or ended its process.
@@ -193,7 +215,8 @@ class _Grader(Child):
                 ]
                 if len(found) != len(work.calls[call]):
                     raise ValueError(call)
-                work.done[call], work.has_answered = found, True
+                work.finish(call, found)
+                work.has_answered = True
             self.calls.remove(call)
         grace_s = _GRACE_S if work.concurrent else 0.0
         self.deadline = time.monotonic() + max(map(work.limit_s, self.calls), default=0.0) + grace_s
@@ -206,6 +229,7 @@ class GraderPool:
         """Take the settings of processes, their deadlines and their memory."""
         self.settings = settings
         self._graders: list[_Grader] = []
+        self._answered: set[str] = set()
         self._finalizer = weakref.finalize(self, _close_all, self._graders)
 
     def __enter__(self) -> GraderPool:
@@ -242,10 +266,12 @@ class GraderPool:
         plain = [[_plain(item) for item in call] for call in calls]
         keys = [json.dumps(call, sort_keys=True) for call in plain]
         different = dict(zip(keys, plain, strict=True))
-        work = _Work(function, options, [*different.values()], self.settings)
+        known = function in self._answered
+        work = _Work(function, options, [*different.values()], self.settings, has_answered=known)
         try:
-            while len(work.done) < len(different):
-                if work.suspects and not work.waiting and not any(grader.calls for grader in self._graders):
+            while work.left or not self._is_idle():
+                work.release(idle=self._is_idle() and not work.suspects)
+                if work.suspects and not work.waiting and self._is_idle():
                     self.close()  # for a fresh process, with no other one beside it
                     work.again.add(work.suspects[0])
                     work.waiting.append([work.suspects.popleft()])
@@ -254,8 +280,12 @@ class GraderPool:
         except BaseException:
             self.close()  # whoever is interrupted must find no half-answered request later
             raise
+        self._answered |= {function} if work.has_answered else set()
         places = {key: call for call, key in enumerate(different)}
         return [work.done[places[key]] for key in keys]
+
+    def _is_idle(self) -> bool:
+        return not any(grader.calls for grader in self._graders)
 
     def _give_out(self, work: _Work) -> None:
         for grader in [grader for grader in self._graders if not grader.calls]:

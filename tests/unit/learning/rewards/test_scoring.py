@@ -234,3 +234,11 @@ def test_a_reward_that_fails_at_every_completion_fails_the_job_and_does_so_soon(
         scorer.score(rows, [order] * len(rows), [[1]] * len(rows), batch_size=1)
     with Scorer(own) as scorer, pytest.raises(JobError, match=f"failed at all of 3 .*{said}"):
         scorer.score(rows[:3], [order] * 3, [[1]] * 3, batch_size=1)
+
+
+def test_a_reward_that_hangs_is_found_out_by_single_prompts() -> None:
+    """The deadline of a call with many is that of all of them."""
+    with pytest.raises(JobError, match=r"first 8 prompts: no answer within 0\.4 s for 2 completions"):
+        of_sizes("stops", [2] * 100, ["hang"] * 200, 256, timeout_s=0.2)
+    found = of_sizes("stops", [2] * 4, ["hang", *"abcdefg"], 6, timeout_s=0.2)
+    assert list(found.faults) == ["timeout"] * 6 + [None] * 2
