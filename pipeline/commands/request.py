@@ -41,7 +41,7 @@ from pipeline.plan.models import check_models, count_weights, is_local
 from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers, in_local_files
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration, jobs
-from pipeline.runs.report.plan import plan_table
+from pipeline.runs.report.tables import plan_table
 from pipeline.runs.sources import check_sources, known_rows, read_models, read_sources
 from pipeline.terminal.console import say
 

@@ -18,7 +18,7 @@ from pipeline.engine.store import gc as garbage
 from pipeline.engine.store.store import Store, users
 from pipeline.errors import ConfigError, StoreError
 from pipeline.runs.report.format import count
-from pipeline.runs.report.plan import garbage_table, usage_table
+from pipeline.runs.report.tables import garbage_table, usage_table
 from pipeline.terminal.console import make_console, say
 
 SOMETHING_WRONG = 1

@@ -22,9 +22,8 @@ from pipeline.errors import ConfigError
 from pipeline.plan.durations import PlanRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
-from pipeline.runs.report.plan import garbage_table, plan_table, usage_table
 from pipeline.runs.report.screen import PlainLines, shown_on
-from pipeline.runs.report.tables import result_tables
+from pipeline.runs.report.tables import garbage_table, plan_table, result_tables, usage_table
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from pipeline.terminal.console import Terminal, failed, make_console, passed, print_json, say
 from pipeline.terminal.streams import LastingFile, LastingStream
