@@ -54,15 +54,10 @@ class Sweeps:
         )
 
     def run(self, *words: str, code: int = 0) -> str:
-        process = self.start(*words)
-        said, _ = process.communicate(timeout=600)
-        assert process.returncode == code, said
-        return said
-
-    def run_here(self, *words: str) -> None:
-        """As `run`, in this process: for what starts no trial, and quicker by the start of Python."""
+        """To its end, in this process, which is quicker by the start of Python."""
         done = CliRunner().invoke(app, ["sweep", *words])
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == code, done.output
+        return done.output
 
     def attempts(self, name: str) -> list[dict[str, Any]]:
         """What the record knows of each attempt at a trial, in their order: ``trial``, ``start``, ``end``."""
@@ -94,6 +89,8 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
     found = Sweeps(tmp_path)
+    for name in found.environment.keys() - os.environ.keys():
+        monkeypatch.setenv(name, found.environment[name])
     yield found
     try:
         wait_for(lambda: not found.processes(), 30)
@@ -150,14 +147,12 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     assert all(len(event[2].split(",")) == int(event[-1].removeprefix("--num_gpus=")) for event in done)
 
 
-def test_no_more_trials_run_at_once_than_there_are_agents(sweeps: Sweeps) -> None:
-    sweeps.environment[fake_nvml.VARIABLE] = fake_nvml.write(
-        sweeps.folder / "nvml.json", fake_nvml.MACHINES["eight"]
-    )
+def test_no_more_trials_run_at_once_than_there_are_agents(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml.use(monkeypatch, sweeps.folder, "eight")
     log = """echo '{"values": {"loss": 1}}' >> "$PIPELINE_TRIAL"; sleep 0.2"""
     block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 6}
     sweeps.file("few", command=["sh", "-c", log], **block)
-    said, _ = sweeps.start("run", "few.yaml", "--agents", "2", "--gpu-list", "0,1,2,3,4").communicate(timeout=600)
+    said = sweeps.run("run", "few.yaml", "--agents", "2", "--gpu-list", "0,1,2,3,4")
     spans = [(one["start"]["time"], one["end"]["time"]) for one in sweeps.attempts("few")]
     events = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     assert (max(accumulate(step for _, step in events)), len(spans)) == (2, 6), said
@@ -247,7 +242,7 @@ def test_ctrl_c_ends_trials_in_order_and_the_same_command_goes_on(sweeps: Sweeps
     assert sweeps.ends("deaf", "done") == Counter([0, 1])
     assert sum(sweeps.ends("deaf", "failed").values()) == 0
     before = len(sweeps.attempts("deaf"))
-    sweeps.run_here(*words)
+    sweeps.run(*words)
     assert len(sweeps.attempts("deaf")) == before
 
 
@@ -332,7 +327,7 @@ def test_runs_are_prepared_once_and_the_winner_is_tested_once_though_agents_are_
     assert {run["device"] for run in ran} == {"cpu"}
     tested = Record(sweep_folder(sweeps.folder / "outputs", "eta")).once["winner"]
     assert (tested.trial, tested.results) == (1, {"objective": 4.0, "kl": 1.0})
-    sweeps.run_here("run", "eta.yaml", "--device", "cpu")
+    sweeps.run("run", "eta.yaml", "--device", "cpu")
     assert len(runs(sweeps)) == 6
 
 
@@ -357,7 +352,7 @@ def test_what_is_done_once_waits_for_devices_as_trials_do_until_the_sweep_is_sto
 
     with LeaseSet.acquire(find_gpus(), experiment="other") as lease:
         agent = waiting()
-        sweeps.run_here("stop", "eta")
+        sweeps.run("stop", "eta")
         assert "eta: stopped (asked for)" in agent.communicate(timeout=600)[0]
         agent = waiting()
         lease.give_back(lease.devices[0])
