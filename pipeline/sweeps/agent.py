@@ -121,7 +121,9 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
             if not halted:
                 raise ConfigError(f"sweep {name} goes on already, so there is nothing to resume")
             if halted == "finished" and not record.having("failed", "cancelled", "lost", "waiting"):
-                raise ConfigError(f"{is_so}, and no trial has failed. `sweep run` its file with a larger run_cap")
+                raise ConfigError(
+                    f"{is_so}, and no trial has failed. `sweep run` its file with a larger run_cap or --count"
+                )
             record.tell(halted="", reason="", round=record.about.round + 1)
             joins = f", once an agent works on it: `{command(f'sweep agent {name}', folder.output_dir)}`"
             return f"sweep {name} goes on{'' if record.agents() else joins}"

@@ -439,7 +439,7 @@ class Curve:
             if self.last:
                 found = known_names(self._name, self.last)
             elif self._lines.unreadable:
-                found = f" What it has added to {VARIABLE} are no lines of JSON as that call writes."
+                found = f' What it has added to {VARIABLE} is no line as {{"values": {{"{self._name}": 0.5}}}}.'
             reason = (
                 f"it ended well, but has told no value of {self._name}.{found} Set metric.name to what it logs, "
                 f'or call pipeline.sweeps.log({{"{self._name}": ...}})'

@@ -26,22 +26,10 @@ from typing import TypeVar
 import msgspec
 
 from pipeline import arithmetic
+from pipeline.engine import launch as launching
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
 from pipeline.engine.devices.select import holders
 from pipeline.engine.devices.worker_env import is_of_launcher
-from pipeline.engine.launch import (
-    LOOPBACK,
-    LaunchRequest,
-    Meeting,
-    Program,
-    find_program,
-    listen,
-    own_port,
-    rank_environment,
-    ranks_command,
-    supervise,
-    take_devices,
-)
 from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import DeviceError, PipelineError, WorkerError
@@ -134,10 +122,10 @@ def _refusal(error: Exception, code: int | None, order: Order) -> str:
 
 
 def _carry_out(order: Order) -> Said:
-    on_cpu = LaunchRequest(program=order.words, nproc=order.slots)
-    request = on_cpu if order.gpus is None else LaunchRequest(program=order.words, gpus=order.gpus)
+    on_cpu = launching.LaunchRequest(program=order.words, nproc=order.slots)
+    request = on_cpu if order.gpus is None else launching.LaunchRequest(program=order.words, gpus=order.gpus)
     with ExitStack() as held:
-        lease = held.enter_context(take_devices(request, order.holder, os.environ, lambda _text: None))
+        lease = held.enter_context(launching.take_devices(request, order.holder, os.environ, lambda _text: None))
         devices = list(lease.devices)
         if order.leases:
             lease.release()
@@ -153,16 +141,16 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
     if len(devices) > 1 and not order.leases and order.launcher == "torchrun":
         ranks = as_ranks(order.words)
     if ranks is not None:
-        program = find_program(ranks, Path(order.folder))
-        server = held.enter_context(listen(None))
+        program = launching.find_program(ranks, Path(order.folder))
+        server = held.enter_context(launching.listen(None))
         port = server.getsockname()[1]
-        meeting = Meeting(1, 0, LOOPBACK, port).torchrun()
+        meeting = launching.Meeting(1, 0, launching.LOOPBACK, port).torchrun()
         many = f"--nproc-per-node={len(devices)}"
         arguments = [*meeting, many, *_as_rank(program)]
-        words, environment = ranks_command(arguments, environment, max(1, order.grace_s), server)
+        words, environment = launching.ranks_command(arguments, environment, max(1, order.grace_s), server)
     else:
-        port = held.enter_context(own_port())
-        environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+        port = held.enter_context(launching.own_port())
+        environment |= {"MASTER_ADDR": launching.LOOPBACK, "MASTER_PORT": str(port)}
     levels = read_levels(devices)
     began: list[int] = []
     # Later ones are for `supervise`; after the end of the program, nothing that came of it is to be lost.
@@ -173,7 +161,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
         tell(pid=pid)
 
     with _started(order, devices, environment, port) as tell, Path(order.log).open("ab", buffering=0) as log:
-        code = supervise(
+        code = launching.supervise(
             words,
             environment,
             order.grace_s,
@@ -188,7 +176,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
     return Said(exit_code=code)
 
 
-def _as_rank(program: Program) -> list[str]:
+def _as_rank(program: launching.Program) -> list[str]:
     """What torchrun starts: of several ranks of a Python program the first alone writes to a tracker."""
     words = [*program.flags, program.name, *program.arguments]
     if program.flags == ("--no-python",):
@@ -203,7 +191,7 @@ def _base(order: Order, devices: list[Device]) -> dict[str, str]:
     base = {name: value for name, value in given if name != VARIABLE and not is_of_other_run(name)}
     if order.leases:
         return {name: value for name, value in base.items() if not is_of_launcher(name)}
-    return rank_environment(base, devices, order.cores, alone=True)
+    return launching.rank_environment(base, devices, order.cores, alone=True)
 
 
 @contextmanager

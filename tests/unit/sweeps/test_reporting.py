@@ -150,4 +150,4 @@ def test_the_last_line_of_a_program_that_is_over_needs_no_end_and_one_that_is_no
         curve = Curve(TrialFolder(tmp_path), 1, Metric(name="loss"))
         curve.follow(to_its_end=True)
         end = curve.end(0)
-        assert (end.state, "no lines of JSON" in end.reason) == (state, state == "failed")
+        assert (end.state, "is no line as" in end.reason) == (state, state == "failed")
