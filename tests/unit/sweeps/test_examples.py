@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from examples.sweeps import fit
-from pipeline.config.load import load_config
-from pipeline.sweeps.command import overrides_of, trial_command
+from pipeline.commands.sweep import check_settings
+from pipeline.sweeps.command import trial_command
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.metrics import Curve
 from pipeline.sweeps.reporting import VARIABLE
@@ -21,6 +21,7 @@ FILES = ROOT / "examples/sweeps"
 def test_a_sweep_of_the_examples_is_read_and_searched(name: str) -> None:
     sweep = read_sweep(FILES / name)
     assert (ROOT / sweep.program).is_file()
+    check_settings(sweep)
     choice = ask(sweep, [])
     assert choice is not None
     assert set(choice.parameters) == set(sweep.parameters)
@@ -41,13 +42,3 @@ def test_the_program_of_the_examples_takes_what_trials_are_given_and_logs_the_me
     values = Curve(TrialFolder(tmp_path), 1, sweep.metric).finite()
     assert len(values) == fit.STEPS
     assert values[-1] < values[0]
-
-
-def test_the_settings_of_experiments_as_trials_are_settings() -> None:
-    sweep = read_sweep(FILES / "eta.yaml")
-    choice = ask(sweep, [])
-    assert choice is not None
-    given = choice.parameters
-    config = load_config(["experiment.name=x", *overrides_of(given)])
-    assert [name for name, chosen in config.algos.items() if chosen.enabled] == ["PITA"]
-    assert config.algos["PITA"].eta == given["algos.PITA.eta"]

@@ -137,15 +137,6 @@ def test_a_sweep_has_the_name_asked_for_or_of_its_file(read: Read, block: str, a
     assert read(WITH + block, name=asked).name == name
 
 
-def test_names_are_those_that_wandb_takes(read: Read) -> None:
-    """Its schema has letters, digits, `_`, `.` and `-`, and its service but warns of others."""
-    names = ["optim/lr", "model size", "-a", "a=b", "../../x", "größe", "<b>", "[red]", "$(x)", "a\\b", "x" * 300]
-    block = "".join(f"  {json.dumps(name)}: {{value: {number}}}\n" for number, name in enumerate(names))
-    sweep = read(LEAST + block, overrides=["optim/lr=7", "model size=8", "a/new=9"])
-    assert list(sweep.parameters) == [*names, "a/new"]
-    assert [sweep.parameters[name].given["value"] for name in ("optim/lr", "model size")] == [7, 8]
-
-
 @pytest.mark.parametrize("name", RESERVED)
 def test_what_a_sweep_decides_is_no_parameter_of_runs_of_this_program(read: Read, name: str) -> None:
     block = f"  {json.dumps(name)}: {{value: 1}}"
@@ -205,10 +196,8 @@ pipeline: {prepare: "a b", seeds: 1}
 PARAMETERS = {
     "min: 1, max: 1": "min 1 is not below max 1",
     "min: 1": "`max` is missing",
-    "min: -.inf, max: 3.0": "x.min: -inf",
     "min: 1.0, max: 3, distribution: int_uniform": "x.min: 1.0: ",
     "min: 0, max: 100000000000000000": "x.max: 100000000000000000: ",
-    "min: -1.7e308, max: 1.7e308": "too large for numbers",
     "value: 1, values: [1]": "x.value: unknown key",
     "values: []": "x.values: ",
     "values: [a, b], probabilities: [0.5, 0.4]": "the sum of the probabilities is 0.9, and must be 1",
@@ -217,13 +206,11 @@ PARAMETERS = {
     "distribution: log_uniform_values, min: 0, max: 1": "x.min: 0",
     "distribution: log_uniform, min: -1000, max: 0": "log_uniform_values",
     "": "where a table",
-    "lr: {value: 1}": "or `parameters`",
     "value: .nan": "nothing that a setting may be",
     "value: !!binary aGk=": "nothing that a setting may be",
     'value: "b\\0"': "nothing that a setting may be",
     "1: 2": "write it in quotes",
     "value: !!python/name:os.system x": "not valid YAML",
-    "[a]: 2": "not valid YAML",
     "value: 1, value: 2": "there twice",
 }
 
@@ -241,7 +228,6 @@ BOMB = "\n".join(
 )
 FILES = {
     "": "is a table",
-    "a: 1\n---\nb: 2": "line 2: not valid YAML",
     "command:\n - [python, ${args}]": "a macro in a list stands in quotes",
     "é".encode("latin-1"): "no UTF-8 text",
     "b: &b [*b]": "holds itself",
@@ -253,12 +239,9 @@ FILES = {
     WITH + "scheduler: {engine: optuna, source: a.py}": "scheduler: unknown key",
     WITH.replace("random", "bayes"): "`metric` is missing: `bayes`",
     WITH.replace("random", "bayes") + "metric: {name: l}": "nothing to search",
-    WITH + "run_cap: 0": "run_cap: 0: ",
     HYPERBAND % "max_iter: 2, s: 3": "give `min_iter`, or `max_iter` and `s`",
-    HYPERBAND % "min_iter: 2, eta: 1": "early_terminate.eta: 1: ",
     WITH + "command: python t.py": "command: 'python t.py': ",
     WITH + "pipeline: {environment: {A: true}}": "environment: ",
-    WITH + "pipeline: {environment: {PIPELINE_TRIAL: x}}": "environment.PIPELINE_TRIAL: each trial has",
     WITH + "pipeline: {environment: {WANDB_SWEEP_ID: x}}": "environment.WANDB_SWEEP_ID: each trial has",
     WITH + "pipeline: {name: ...}": "'...' is no name for a sweep",
     LEAST.replace("random", "grid") + "  a: {min: 0.1, max: 1}": "parameters.a: a grid goes through",

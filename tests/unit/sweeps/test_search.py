@@ -181,15 +181,6 @@ def test_points_are_wandbs_in_its_order(block: dict[str, Any]) -> None:
     assert all(list(point) == list(block) for point in points)
 
 
-def test_names_are_sorted_table_by_table() -> None:
-    """So a dotted name comes after a table of which it has the name before its dot, as W&B has it."""
-    two = {"values": [1, 2]}
-    sweep = sweep_for("grid", {"b": two, "a.d": two, "a": {"parameters": {"z": two, "c": two}}})
-    points = [trial.parameters for trial in tried(sweep, 99, lambda *_: 0.0)]
-    changed = [next(name for name, value in points[2**place].items() if value == 2) for place in range(4)]
-    assert changed == ["b", "a.d", "a.z", "a.c"]
-
-
 # -- the value that a trial counts as ----------------------------------------------------------------------------
 
 
