@@ -288,15 +288,11 @@ def _check_places(config: Config, store: Path) -> None:
             if there != whole and key != "experiment.name":
                 # By a try: rights do not tell it of what is no disk, such as /proc.
                 Path(mkdtemp(prefix=".", dir=there)).rmdir()
-        except UnicodeEncodeError:
+        except (OSError, UnicodeEncodeError) as error:
+            why = f"{there}: {error.strerror}" if isinstance(error, OSError) else f"the name {whole} is no UTF-8"
             raise ConfigError(
-                f"{key}={given}: outputs would go to {whole}, whose name is no UTF-8, so that no model could be "
-                "written there. Start in a folder with another name, or set output_dir to one"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"{key}={given}: nothing can be written there: {there}: {error.strerror}. Set {key} to a place "
-                "where you may write, or move away what stands there"
+                f"{key}={given}: nothing can be written there: {why}. Set {key} to a place where you may write, "
+                "or move away what stands there"
             ) from error
 
 

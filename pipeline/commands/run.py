@@ -34,7 +34,6 @@ from pipeline.commands.request import (
 from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, Config, StageChoice
-from pipeline.config.user_code import brought_torch
 from pipeline.engine.devices.select import LeaseSet, lease_devices
 from pipeline.engine.journal import Event, Journal, Listener
 from pipeline.engine.keeper import Keeper, keys_of_weights, tell_needs
@@ -144,15 +143,10 @@ def _check_arithmetic(request: Request) -> None:
     if not config.system.portable or request.execution.backend is not Backend.inline or config.dry_run:
         return
     if late := arithmetic.imported_unpinned():
-        remedy = "Start it by run_parallel.py, call pipeline.pin('numpy', 'torch') first"
-        if "torch" in late and (modules := brought_torch()):
-            remedy = (
-                f"It was {' and '.join(modules)} that imported torch, or something that does: move such imports "
-                "into the methods that need them"
-            )
         raise ConfigError(
             f"system.portable=true with system.use_parallel_execution=false: this process imported "
-            f"{' and '.join(late)} before, for the processor's own instructions. {remedy}, or set "
+            f"{' and '.join(late)} before, for the processor's own instructions. Start it by run_parallel.py, "
+            "call pipeline.pin('numpy', 'torch') first, import torch in the methods of yours that need it, or set "
             "system.portable=false"
         )
 

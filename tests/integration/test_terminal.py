@@ -157,10 +157,9 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(written: WrittenRu
     ("descriptors", "words", "code"),
     [
         ("012", ["status", "x"], 0),
-        ("1", ["why", "x", "r1/train"], 0),
         ("02", ["status", "no such name"], 2),
     ],
-    ids=["status, all closed", "why, no output", "a refusal, no error output"],
+    ids=["status, all closed", "a refusal, no error output"],
 )
 def test_commands_work_with_streams_closed(
     written: WrittenRun, descriptors: str, words: list[str], code: int
@@ -175,22 +174,3 @@ def test_what_cannot_be_written_was_not_shown(written: WrittenRun) -> None:
         assert done.returncode == 1
         assert done.stderr == b"error: standard output could not be written: No space left on device\n"
         assert subprocess.run(look(written, "status", "y"), stderr=full, timeout=600).returncode == 2
-
-
-def test_a_terminal_is_shown_logs_and_arguments_without_their_commands(written: WrittenRun) -> None:
-    for words in (["logs", "x", "r1/train", "-n", "1"], ["status", "x", "\x1b[2Jat work"]):
-        looking, master = on_a_terminal(look(written, *words), written.folder.path)
-        shown = bytearray()
-
-        def over(
-            looking: subprocess.Popen[bytes] = looking, master: int = master, shown: bytearray = shown
-        ) -> bool:
-            with suppress(OSError):
-                shown.extend(os.read(master, 1 << 16))
-            return looking.poll() is not None
-
-        wait_for(over)
-        over()
-        os.close(master)
-        assert b"\\x1b[2Jat work" in shown
-        assert b"\x1b[2J" not in shown

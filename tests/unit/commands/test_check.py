@@ -1,19 +1,16 @@
 """The doctor: what it says of machines, limits and workers; how checks end, and that each runs."""
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from pipeline.commands import check as doctor
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.devices.select import LeaseSet
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.terminal.console import Check, Verdict, passed
-from pipeline.terminal.streams import LastingFile, LastingStream
+from pipeline.terminal.console import Check, Verdict
 from tests.doubles import fake_nvml
 
 GIB = 2**30
@@ -183,23 +180,3 @@ def test_the_exit_code_tells_whether_anything_failed(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "FAIL  f: g\n      try: h\n" in shown
     assert "Ready." not in shown
-
-
-@pytest.mark.parametrize(
-    ("terminal", "lines"),
-    [(False, ["WARN  GPU [0]: a few words about it"]), (True, ["WARN  GPU [0]: a", "      few words about it"])],
-)
-def test_on_a_terminal_what_was_seen_is_broken_between_words(terminal: bool, lines: list[str]) -> None:
-    console = Console(file=io.StringIO(), width=24, force_terminal=terminal)
-    check = Check("GPU [0]", WARN, "a few words about it", "a remedy")
-    assert [line.plain for line in doctor.check_lines(check, console)] == lines
-
-
-def test_checks_that_nobody_could_see_did_not_pass(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "run_checks", lambda _: iter([passed("python", "fine")]))
-    with Path("/dev/full").open("w") as full:
-        monkeypatch.setattr("sys.stdout", LastingStream(LastingFile(full.fileno()), "utf-8"))
-        assert doctor.main(tmp_path) == 1
-    assert "standard output could not be written: No space left on device" in capsys.readouterr().err

@@ -26,7 +26,7 @@ def test_a_working_folder_whose_name_is_no_utf8_is_refused(
     odd.mkdir()
     monkeypatch.chdir(odd)
     for settings in ([], [f"output_dir={tmp_path}", "execution.store=store"]):
-        with pytest.raises(ConfigError, match=r"whose name is no UTF-8.* set output_dir to one"):
+        with pytest.raises(ConfigError, match="is no UTF-8"):
             prepare(quick_config(["experiment.name=t", "device=cpu", *settings]))
     assert not list(odd.iterdir())
     assert prepare(quick_config(["experiment.name=t", "device=cpu", f"output_dir={tmp_path}"])).plan.jobs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
@@ -79,16 +78,6 @@ def test_text_is_written_in_order_and_only_colours_get_through(tmp_path: Path) -
     assert not is_gone(stream)
 
 
-def test_a_descriptor_that_does_not_wait_is_waited_for() -> None:
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    child = subprocess.Popen(["wc", "-c"], stdin=reading, stdout=subprocess.PIPE)
-    os.close(reading)
-    LastingStream(LastingFile(writing), "utf-8").write("x" * 1_000_000)
-    os.close(writing)
-    assert child.communicate(timeout=600)[0].split() == [b"1000000"]
-
-
 def test_what_a_sleeping_reader_does_not_take_is_kept_for_later(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     stream = LastingStream(LastingFile(writing), "utf-8")
@@ -122,20 +111,6 @@ def test_a_reader_who_sleeps_for_long_is_told_that_something_was_left_out(tmp_pa
     said = (tmp_path / "out").read_bytes()
     assert 1 << 20 < len(said) < 2 << 20
     assert said.endswith(b"x\n[what came here was left out: nothing was taken for too long]\nthe end\n")
-
-
-def test_a_stopped_terminal_holds_nobody() -> None:
-    master, slave = pty.openpty()
-    stream = LastingStream(LastingFile(slave), "utf-8")
-    os.write(master, b"\x13")  # Ctrl-S
-    with never_waiting():
-        print("x" * 100_000, file=stream)
-        os.write(master, b"\x11")  # Ctrl-Q
-        select.select([master], [slave], [])  # the kernel obeys a little later
-        print("more", file=stream)
-    assert b"x" in os.read(master, 1 << 16)
-    os.close(master)
-    os.close(slave)
 
 
 CLOSED = """
