@@ -137,116 +137,93 @@ def _scale(value: Any, _: Values) -> Any:
     return _one_of(ScaleRewards)(named, _)
 
 
-_SHOWN = Counterpart("evaluation.sample_prompts")
+def _own(names: str, told: Callable[[Any, Values], Any] = _same) -> dict[str, Counterpart]:
+    """Of arguments that settings of the algorithm have the names of."""
+    return {name: Counterpart(f"algos.{{algo}}.{name}", told) for name in names.split()}
+
+
+def _as(told: Callable[[Any, Values], Any] | None, **keys: str) -> dict[str, Counterpart]:
+    """Of arguments whose values are told in one way, by their keys."""
+    return {name: Counterpart(key, told) for name, key in keys.items()}
+
+
+def _nothing(*_: Any) -> str:
+    """For another argument has said it."""
+    return ""
+
+
 SHARED = {
-    "learning_rate": Counterpart("algos.{algo}.learning_rate", _same),
-    "num_train_epochs": Counterpart("algos.{algo}.epochs", _whole),
-    "max_steps": Counterpart("data_collection.prompts_per_round"),
+    **_own("learning_rate"),
+    **_as(_whole, num_train_epochs="algos.{algo}.epochs", warmup_steps="training.warmup_steps"),
     "per_device_train_batch_size": Counterpart("training.micro_batch_size", _micro_batch),
     "gradient_accumulation_steps": Counterpart("algos.{algo}.batch_size", _batch),
-    "weight_decay": Counterpart("training.weight_decay", _same),
-    "max_grad_norm": Counterpart("training.grad_clip", _same),
-    "warmup_steps": Counterpart("training.warmup_steps", _whole),
+    **{f"adam_{name}": Counterpart(f"training.adam_{name}", _same) for name in ("beta1", "beta2", "epsilon")},
+    **_as(_same, weight_decay="training.weight_decay", max_grad_norm="training.grad_clip"),
     "lr_scheduler_type": Counterpart("training.schedule", _schedule),
     "optim": Counterpart("training.optimizer", _optimizer),
-    "adam_beta1": Counterpart("training.adam_beta1", _same),
-    "adam_beta2": Counterpart("training.adam_beta2", _same),
-    "adam_epsilon": Counterpart("training.adam_epsilon", _same),
     "activation_checkpointing": Counterpart("training.gradient_checkpointing", _checkpointing),
-    "gradient_checkpointing": Counterpart("training.gradient_checkpointing", lambda *_: ""),
+    **_as(_nothing, gradient_checkpointing="training.gradient_checkpointing", fp16="system.dtype"),
     "bf16": Counterpart("system.dtype", _dtype),
-    "fp16": Counterpart("system.dtype", lambda *_: ""),
-    "torch_empty_cache_steps": Counterpart("system.clear_cache_interval", _same),
-    "fsdp": Counterpart("training.strategy"),
+    **_as(_same, torch_empty_cache_steps="system.clear_cache_interval", output_dir="output_dir"),
+    **_as(_same, run_name="experiment.name"),
     "seed": Counterpart("experiment.seeds", lambda value, _: [value]),
-    "output_dir": Counterpart("output_dir", _same),
     "save_steps": Counterpart("training.checkpoint_every_steps", _steps),
     "report_to": Counterpart("tracking.report_to", _trackers),
-    "project": Counterpart("tracking.project"),
-    "run_name": Counterpart("experiment.name", _same),
-    "model_init_kwargs": Counterpart("models.hf.path"),
-    "trust_remote_code": Counterpart("models.hf.trust_remote_code"),
+    **_as(None, max_steps="data_collection.prompts_per_round", fsdp="training.strategy"),
+    **_as(None, project="tracking.project", model_init_kwargs="models.hf.path"),
+    **_as(None, trust_remote_code="models.hf.trust_remote_code"),
 }
 """Of every configuration. An empty text says nothing: another argument has said it."""
+_SHOWN = "evaluation.sample_prompts"
+_ANCHOR = _as(None, precompute_ref_batch_size="training.micro_batch_size", sync_ref_model="algos.{algo}.reference")
 _ONLINE = {
-    "num_train_epochs": Counterpart("rounds_of_training", _whole),
-    "num_generations": Counterpart("algos.{algo}.num_generations", _same),
-    "max_completion_length": Counterpart("generation.max_new_tokens", _same),
-    "temperature": Counterpart("generation.temperature", _same),
-    "top_p": Counterpart("generation.top_p", _same),
-    "generation_kwargs": Counterpart("generation.stop"),
-    "steps_per_generation": Counterpart("algos.{algo}.steps_per_generation", _generation_steps),
+    **_own("num_generations beta epsilon epsilon_high delta mask_truncated_completions entropy_coef"),
+    **_own("use_bias_correction_kl"),
+    **_own("loss_type", _one_of(GRPOLoss)),
+    **_own("scale_rewards", _scale),
+    **_own("importance_sampling_level", _one_of(ImportanceSampling)),
+    **_own("steps_per_generation", _generation_steps),
     "generation_batch_size": Counterpart(
         "algos.{algo}.steps_per_generation",
         lambda _, given: None if _generation_steps(None, given) is None else "",
     ),
-    "num_generations_eval": Counterpart("evaluation.num_samples", _same),
-    "beta": Counterpart("algos.{algo}.beta", _same),
-    "num_iterations": Counterpart("algos.{algo}.epochs", _same),
-    "epsilon": Counterpart("algos.{algo}.epsilon", _same),
-    "epsilon_high": Counterpart("algos.{algo}.epsilon_high", _same),
-    "delta": Counterpart("algos.{algo}.delta", _same),
-    "mask_truncated_completions": Counterpart("algos.{algo}.mask_truncated_completions", _same),
-    "loss_type": Counterpart("algos.{algo}.loss_type", _one_of(GRPOLoss)),
-    "scale_rewards": Counterpart("algos.{algo}.scale_rewards", _scale),
-    "reward_weights": Counterpart("datasets.hf.rewards"),
-    "sync_ref_model": Counterpart("algos.{algo}.reference"),
-    "chat_template_kwargs": Counterpart("datasets.hf.chat_template_kwargs"),
-    "importance_sampling_level": Counterpart(
-        "algos.{algo}.importance_sampling_level", _one_of(ImportanceSampling)
-    ),
-    "entropy_coef": Counterpart("algos.{algo}.entropy_coef", _same),
-    "use_bias_correction_kl": Counterpart("algos.{algo}.use_bias_correction_kl", _same),
-    "log_completions": _SHOWN,
-    "num_completions_to_print": _SHOWN,
-    "log_unique_prompts": _SHOWN,
-    "use_vllm": Counterpart("generation.backend"),
+    **_as(_whole, num_train_epochs="rounds_of_training"),
+    **_as(_same, num_iterations="algos.{algo}.epochs", max_completion_length="generation.max_new_tokens"),
+    **_as(_same, temperature="generation.temperature", top_p="generation.top_p"),
+    **_as(_same, num_generations_eval="evaluation.num_samples"),
+    **_as(None, generation_kwargs="generation.stop", reward_weights="datasets.hf.rewards"),
+    **_as(None, sync_ref_model="algos.{algo}.reference", use_vllm="generation.backend"),
+    **_as(None, chat_template_kwargs="datasets.hf.chat_template_kwargs"),
+    **_as(None, log_completions=_SHOWN, num_completions_to_print=_SHOWN, log_unique_prompts=_SHOWN),
 }
 """Of what draws while it trains; RLOOConfig has fewer of them."""
 OF_ALGORITHM = {
     "DPO": {
-        "beta": Counterpart("algos.DPO.beta", _same),
-        "loss_type": Counterpart("algos.DPO.loss_type", _one_of(DPOLoss)),
-        "label_smoothing": Counterpart("algos.DPO.label_smoothing", _same),
-        "max_length": Counterpart("generation.max_new_tokens"),
-        "truncation_mode": Counterpart("generation.long_prompts"),
-        "precompute_ref_batch_size": Counterpart("training.micro_batch_size"),
-        "sync_ref_model": Counterpart("algos.DPO.reference"),
-        "padding_free": Counterpart("training.padding_free", _same),
+        **_own("beta label_smoothing"),
+        **_own("loss_type", _one_of(DPOLoss)),
+        **_as(None, max_length="generation.max_new_tokens", truncation_mode="generation.long_prompts"),
+        **_ANCHOR,
+        **_as(_same, padding_free="training.padding_free"),
     },
     "GRPO": _ONLINE,
-    "RLOO": {
-        **_ONLINE,
-        "normalize_advantages": Counterpart("algos.RLOO.normalize_advantages", _same),
-    },
+    "RLOO": {**_ONLINE, **_own("normalize_advantages")},
     "SFT": {
-        "max_length": Counterpart("algos.SFT.max_length", _same),
-        "dataset_text_field": Counterpart("datasets.hf.columns"),
-        "chat_template_path": Counterpart("datasets.hf.chat"),
-        "completion_only_loss": Counterpart("algos.SFT.completion_only_loss", _same),
-        "assistant_only_loss": Counterpart("algos.SFT.assistant_only_loss", _same),
-        "packing": Counterpart("training.padding_free", _packing),
-        "packing_strategy": Counterpart("training.padding_free", lambda *_: ""),
-        "padding_free": Counterpart("training.padding_free", _unpadded),
+        **_own("max_length completion_only_loss assistant_only_loss"),
+        **_as(None, dataset_text_field="datasets.hf.columns", chat_template_path="datasets.hf.chat"),
+        **_as(_packing, packing="training.padding_free"),
+        **_as(_nothing, packing_strategy="training.padding_free"),
+        **_as(_unpadded, padding_free="training.padding_free"),
     },
     "KTO": {
-        "beta": Counterpart("algos.KTO.beta", _same),
-        "desirable_weight": Counterpart("algos.KTO.desirable_weight", _same),
-        "undesirable_weight": Counterpart("algos.KTO.undesirable_weight", _same),
-        "max_length": Counterpart("generation.max_new_tokens"),
-        "precompute_ref_batch_size": Counterpart("training.micro_batch_size"),
-        "sync_ref_model": Counterpart("algos.KTO.reference"),
+        **_own("beta desirable_weight undesirable_weight"),
+        **_as(None, max_length="generation.max_new_tokens"),
+        **_ANCHOR,
     },
-    "ORPO": {
-        "beta": Counterpart("algos.ORPO.beta", _same),
-        "max_length": Counterpart("generation.max_new_tokens"),
-    },
+    "ORPO": {**_own("beta"), **_as(None, max_length="generation.max_new_tokens")},
     "SimPO": {
-        "loss_type": Counterpart("algos.SimPO.simpo_gamma", lambda value, _: "" if value == "simpo" else None),
-        "beta": Counterpart("algos.SimPO.beta", _same),
-        "simpo_gamma": Counterpart("algos.SimPO.simpo_gamma", _same),
-        "cpo_alpha": Counterpart("algos.SimPO.cpo_alpha", _same),
-        "max_length": Counterpart("generation.max_new_tokens"),
+        **_as(lambda value, _: "" if value == "simpo" else None, loss_type="algos.SimPO.simpo_gamma"),
+        **_own("beta simpo_gamma cpo_alpha"),
+        **_as(None, max_length="generation.max_new_tokens"),
     },
 }
 """Of those of one algorithm, before those of all."""

@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.errors import DataError
 from pipeline.learning.algos import base, toolbox
-from pipeline.learning.algos.base import (
-    GENERATE,
-    REFERENCE_TRAIN,
-    SCORE,
-    JobContext,
-    Stage,
-    timed,
-    write_generation,
-)
+from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.choices import DPOLoss
@@ -128,8 +120,8 @@ class DPO(PostTrainingAlgorithms):
         stages = super().stages_with(settings)
         if not isinstance(settings, FeedbackConfig) or settings.pairs is PairSource.sampled:
             return stages
-        taken = replace(SCORE, reads=(REFERENCE_TRAIN,), config=GENERATE.config, judges=False)
-        return (taken, *(stage for stage in stages if stage.name not in (GENERATE.name, SCORE.name)))
+        taken = replace(base.SCORE, reads=(base.REFERENCE_TRAIN,), config=base.GENERATE.config, judges=False)
+        return (taken, *(stage for stage in stages if stage.name not in (base.GENERATE.name, base.SCORE.name)))
 
     def score(self, ctx: JobContext) -> None:
         """Score and pair; or take the pairs that the dataset has."""
@@ -142,7 +134,7 @@ class DPO(PostTrainingAlgorithms):
         context = toolbox.load.length_beside_others(model.config)
         tally = self._existing(ctx.out, rows, tokenizer, context, ends)
         ctx.progress(len(rows), total=len(rows))
-        write_generation(ctx.out, len(rows), 0, 0, tally)
+        base.write_generation(ctx.out, len(rows), 0, 0, tally)
 
     def _existing(self, out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
         """Write what the dataset has, and count it."""

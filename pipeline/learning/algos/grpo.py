@@ -68,12 +68,11 @@ class GRPOConfig(OnlineConfig):
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high and self.loss_type is not GRPOLoss.cispo:
             yield f"{key}.delta={self.delta}: must be above 1 + {key}.epsilon_high, {1 + high:g}, or null"
-        sizes = {
-            **({} if self.draws_to_train else {f"{key}.batch_size": self.batch_size}),
-            "training.micro_batch_size": config.training.micro_batch_size,
-        }
-        for name, size in sizes.items() if self.num_generations >= 2 else ():
-            if size % self.num_generations:
+        sizes = {"training.micro_batch_size": config.training.micro_batch_size}
+        if not self.draws_to_train:
+            sizes = {f"{key}.batch_size": self.batch_size, **sizes}
+        for name, size in sizes.items():
+            if self.num_generations >= 2 and size % self.num_generations:
                 yield (
                     f"{name}={size}: would split a group, as it is no multiple of {key}.num_generations="
                     f"{self.num_generations}. Use {max(1, size // self.num_generations) * self.num_generations}"

@@ -17,7 +17,7 @@ import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, cast, get_args
@@ -242,15 +242,10 @@ def fit_online(
     ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
     per_step = algo.batch_size // algo.num_generations
     timetable = Timetable(len(ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
-    tokenizer = reference_tokenizer(ctx)
     inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    sizes, generation = BatchSizes(ctx.hints, ctx.device, inner), ctx.config.generation
     policy = TextPolicy(
-        cast("PreTrainedModel", inner),
-        tokenizer,
-        ctx.config.generation,
-        dataset,
-        ctx.device,
-        sizes=BatchSizes(ctx.hints, ctx.device, inner),
+        cast("PreTrainedModel", inner), reference_tokenizer(ctx), generation, dataset, ctx.device, sizes=sizes
     )
     most = algo.dynamic_sampling if algo.num_generations > 1 else 1
     kept, judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)
@@ -301,7 +296,7 @@ def fit_online(
         with metered() as meter:
             parts = sorted((part for part in folder.iterdir() if part.is_dir()), key=lambda part: int(part.name))
             made = algorithm.training_set(ctx, cast("PreTrainedModel", model), parts)
-        kept.note_fault(about["first fault"])
+        kept.first_fault(about["first fault"])
         figures = {name: np.asarray(values, np.float64) for name, values in about["figures"].items()}
         told = {name: int(value) for name, value in made.about.items() if isinstance(value, int)}
         flops = Counter(about["flops"])
@@ -314,7 +309,6 @@ def fit_online(
 
     if fitting.checkpoint is not None:
         fitting.checkpoint.lacks = lacks
-    previous = ctx.optional_input("train@previous") if algo.warm_start else None
     losses, counts = fit_drawn(
         model,
         timetable,
@@ -324,10 +318,10 @@ def fit_online(
         group=algo.num_generations,
         steps_before=(ctx.round - 1) * timetable.steps if algo.warm_start else 0,
         horizon=math.inf if algo.horizon is None else algo.horizon * timetable.steps,
-        goes_on_from=previous,
+        goes_on_from=ctx.optional_input("train@previous") if algo.warm_start else None,
         leaves_to=ctx.out,
     )
-    failures = RewardFailures(counts.pop("scored", 0), counts.pop("failed", 0), kept.first_fault)
+    failures = RewardFailures(counts.pop("scored", 0), counts.pop("failed", 0), kept.first_fault())
     if ctx.ranks.is_first:
         failures.write(ctx.out)
     tokens_trained = counts.pop("tokens") + algorithm.spent_before(ctx)
@@ -371,8 +365,7 @@ def drawn_anew(
 def _counts(drawn: Sequence[Groups]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for groups in drawn:
-        tally = asdict(groups.tally())
-        counts.update({**{name: tally[name] for name in _TALLIED}, "generated": groups.generated})
+        counts.update({name: getattr(groups.tally(), name) for name in _TALLIED}, generated=groups.generated)
     return counts
 
 
@@ -417,17 +410,12 @@ class KeptBatches:
             if other < number:
                 shutil.rmtree(self.folder(other), ignore_errors=True)
 
-    @property
-    def first_fault(self) -> str:
-        """What was said of the first completion at which a reward failed; of all attempts."""
-        with suppress(FileNotFoundError):
-            return read_plain(self._place / _FAULT).decode(errors="replace")
-        return ""
-
-    def note_fault(self, said: str) -> None:
-        """Remember what is said of a completion at which a reward failed, if it is the first."""
-        if said and not self.first_fault:
-            (self._place / _FAULT).write_text(said)
+    def first_fault(self, said: str = "") -> str:
+        """What was said of the first completion at which a reward failed, in all attempts; it is remembered."""
+        place = self._place / _FAULT
+        if said and not place.exists():
+            place.write_text(said)
+        return read_plain(place).decode(errors="replace") if place.exists() else ""
 
     @contextmanager
     def writing(self, number: int, *, durable: bool) -> Iterator[Path]:

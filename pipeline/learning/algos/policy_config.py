@@ -145,9 +145,8 @@ class OnlineConfig(PolicyAlgoConfig):
             )
         if self.horizon is not None and self.horizon < config.rounds_of_training:
             yield (
-                f"{key}.horizon={self.horizon}: the rate would have fallen to zero before the last of "
-                f"{config.rounds_of_training} rounds. Set {key}.horizon={config.rounds_of_training}, or null "
-                "for a rate that stays"
+                f"{key}.horizon={self.horizon}: must be at least rounds_of_training={config.rounds_of_training}"
+                ", or null for a rate that stays"
             )
         if self.horizon is not None and not config.training.schedule.has_end:
             yield (
@@ -161,9 +160,8 @@ class OnlineConfig(PolicyAlgoConfig):
             )
         if self.start and self.lora.rank and not stores_adapters(self, config.algos):
             yield (
-                f"{key}.sampling=online with adapters goes on from those of the round before, which are stored "
-                f"alone: {key}.start={self.start} must have adapters too. Set algos.{self.start}.lora.rank, "
-                f"{key}.lora.rank=0, or {key}.sampling=round"
+                f"{key}.sampling=online with adapters: {key}.start={self.start} must have adapters too. Set "
+                f"algos.{self.start}.lora.rank, {key}.lora.rank=0, or {key}.sampling=round"
             )
 
     def idle(self, setting: str) -> str:

@@ -17,26 +17,8 @@ from typing import Any, ClassVar
 
 from pipeline.config.schema import AlgoConfig
 from pipeline.files import json_text
-from pipeline.learning.algos import toolbox
-from pipeline.learning.algos.base import (
-    GENERATE,
-    METRICS,
-    REFERENCE_TRAIN,
-    SCORE,
-    START_TRAIN,
-    TEXT,
-    Algorithm,
-    JobContext,
-    Read,
-    Section,
-    Stage,
-    noted,
-    rounds_to_train_on,
-    started_from,
-    tally_of,
-    teaching,
-    tokens_generated,
-)
+from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos.base import Algorithm, JobContext, Read, Section, Stage
 from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig
 from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
 
@@ -50,13 +32,13 @@ ONLINE_S = 12.0
 EVALUATE = Stage(
     "evaluate",
     shards="eval",
-    reads=(REFERENCE_TRAIN, Read("train")),
-    config=(*TEXT, "evaluation", "algo"),
+    reads=(base.REFERENCE_TRAIN, Read("train")),
+    config=(*base.TEXT, "evaluation", "algo"),
     seconds=0.35,
 )
 TRAIN_POLICY = Stage(
     "train",
-    reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous"), Read("score", "so_far")),
+    reads=(base.REFERENCE_TRAIN, base.START_TRAIN, Read("train", "previous"), Read("score", "so_far")),
     config=TRAIN,
     scales=True,
     saves="policy",
@@ -68,7 +50,7 @@ class PostTrainingAlgorithms(Algorithm):
     """Methods that change the weights of the policy (DPO, GRPO, RAFT, ...)."""
 
     config_class: ClassVar[type[AlgoConfig]] = PolicyAlgoConfig
-    stages: ClassVar[tuple[Stage, ...]] = (GENERATE, SCORE, TRAIN_POLICY, EVALUATE, METRICS)
+    stages: ClassVar[tuple[Stage, ...]] = (base.GENERATE, base.SCORE, TRAIN_POLICY, EVALUATE, base.METRICS)
 
     learns_reward: ClassVar[bool] = False
     """Whether its reward is learnt in each round, from completions that are drawn beforehand also where training
@@ -113,7 +95,7 @@ class PostTrainingAlgorithms(Algorithm):
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders that are trained on: of this round, or of all so far where the settings say `aggregate`."""
-        return rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
+        return base.rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw; in the first round the current policy is the reference itself, or that of `start`."""
@@ -140,7 +122,7 @@ class PostTrainingAlgorithms(Algorithm):
         kept = toolbox.opening.save_policy(ctx, algo, model)
         toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), ctx.out)
         told = about.pop("note", None)
-        note = noted(teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
+        note = base.noted(base.teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
         (ctx.out / TRAINING).write_text(json_text({**about, **kept, **note}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
@@ -155,7 +137,7 @@ class PostTrainingAlgorithms(Algorithm):
 
     def current_policy(self, ctx: JobContext, dataset: toolbox.Dataset) -> toolbox.TextPolicy:
         """The policy that this round's training starts from."""
-        folder = started_from(ctx)
+        folder = base.started_from(ctx)
         if folder is None:
             return toolbox.opening.reference_policy(ctx, dataset)
         return toolbox.opening.trained_policy(ctx, dataset, folder)
@@ -191,8 +173,8 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
     """The same stages where training itself draws, and scores."""
     for stage in stages:
         if stage.name == TRAIN_POLICY.name:
-            reads = tuple(read for read in stage.reads if learns_reward or read.stage != SCORE.name)
-            sections = dict.fromkeys((*TRAIN, *TEXT, "data_collection"))
+            reads = tuple(read for read in stage.reads if learns_reward or read.stage != base.SCORE.name)
+            sections = dict.fromkeys((*TRAIN, *base.TEXT, "data_collection"))
             weights, seconds = (*stage.weights, OPTIMIZER), stage.seconds + ONLINE_S
             yield replace(
                 stage,
@@ -202,7 +184,7 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
                 weights=weights,
                 seconds=seconds,
             )
-        elif learns_reward or stage.name not in (GENERATE.name, SCORE.name):
+        elif learns_reward or stage.name not in (base.GENERATE.name, base.SCORE.name):
             yield stage
 
 
@@ -218,10 +200,10 @@ def _fit_round(
     algorithm: PostTrainingAlgorithms, ctx: JobContext, model: toolbox.PreTrainedModel, fitting: toolbox.Fitting
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train on what earlier stages have drawn: what ``training.json`` says of it, and what became of the draws."""
-    spent = {"tokens_generated": tokens_generated(ctx)}
+    spent = {"tokens_generated": base.tokens_generated(ctx)}
     made = algorithm.training_set(ctx, model, algorithm.data(ctx))
     losses = toolbox.fit(model, made, fitting)
-    tally = tally_of(rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
+    tally = base.tally_of(base.rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
     about = {**spent, **made.about, **algorithm.told_before(ctx)}
     tokens = toolbox.trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)
     return {**about, "tokens_trained": tokens, "loss": losses, **made.told}, tally

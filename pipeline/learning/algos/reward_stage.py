@@ -22,22 +22,8 @@ from numpy.typing import NDArray
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, Config, Settings, number
 from pipeline.errors import JobError
 from pipeline.files import json_text
-from pipeline.learning.algos import toolbox
-from pipeline.learning.algos.base import (
-    GENERATE,
-    METRICS,
-    REFERENCE_TRAIN,
-    SCORE,
-    Algorithm,
-    JobContext,
-    Read,
-    Stage,
-    noted,
-    rounds_to_train_on,
-    tally_of,
-    timed,
-    tokens_generated,
-)
+from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
 from pipeline.learning.algos.policy_config import too_few
 from pipeline.learning.algos.post_training import EVALUATE, fitting_of, groups_drawn
 from pipeline.learning.choices import HeadType
@@ -71,12 +57,15 @@ class RewardModelConfig(Settings):
 
 REWARD = Stage(
     "reward",
-    reads=(REFERENCE_TRAIN, Read("score", "so_far")),
+    reads=(base.REFERENCE_TRAIN, Read("score", "so_far")),
     config=("system", "training", "algo", "model"),
     scales=True,
     saves="rewards",
     seconds=40.0,
 )
+
+
+_FITTED = "the reward model was fitted to"
 
 
 def fit_reward_model(
@@ -170,7 +159,9 @@ def cross_fitted(
         _save(ctx, model, ctx.out / f"fold_{fold}")
         del model  # so that no two models are held at once
     if ctx.ranks.is_first:
-        note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
+        note = base.noted(
+            len(pairs), settings.batch_size, base.tally_of(folders), "the reward model was fitted to"
+        )
         whole = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
         (ctx.out / REWARD_FIT).write_text(json_text(whole) + "\n")
     return found
@@ -307,17 +298,17 @@ class BestOfN(Algorithm):
     config_class: ClassVar[type[AlgoConfig]] = BestOfNConfig
     kl_is_bound: ClassVar[bool] = True
     stages: ClassVar[tuple[Stage, ...]] = (
-        replace(GENERATE, reads=(REFERENCE_TRAIN,)),
-        SCORE,
+        replace(base.GENERATE, reads=(base.REFERENCE_TRAIN,)),
+        base.SCORE,
         Stage(
             "train",
-            reads=(REFERENCE_TRAIN, Read("score", "so_far")),
+            reads=(base.REFERENCE_TRAIN, Read("score", "so_far")),
             config=("system", "training", "algo", "model"),
             saves="rewards",
             seconds=19.0,
         ),
         *timed([EVALUATE], evaluate=0.6),
-        METRICS,
+        base.METRICS,
     )
 
     @classmethod
@@ -346,19 +337,21 @@ class BestOfN(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the reward model that picks."""
         algo = ctx.settings(BestOfNConfig)
-        spent = {"tokens_generated": tokens_generated(ctx)}
+        spent = {"tokens_generated": base.tokens_generated(ctx)}
         if algo.selection is Selection.majority:
             (ctx.out / TRAINING).write_text(json_text({**spent, "tokens_trained": 0}) + "\n")
             return
         settings = RewardModelConfig(
             batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
         )
-        folders = rounds_to_train_on(ctx, aggregate=algo.aggregate)
+        folders = base.rounds_to_train_on(ctx, aggregate=algo.aggregate)
         pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
         model, about = fit_reward_model(ctx, pairs, settings)
         _save(ctx, model, ctx.out)
         if ctx.ranks.is_first:
-            note = noted(len(pairs), settings.batch_size, tally_of(folders), "the reward model was fitted to")
+            note = base.noted(
+                len(pairs), settings.batch_size, base.tally_of(folders), "the reward model was fitted to"
+            )
             (ctx.out / TRAINING).write_text(json_text({**about, **note, **spent}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:

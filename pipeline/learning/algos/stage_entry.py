@@ -92,7 +92,10 @@ def run_stage(work: Work) -> None:
         elif ranks:
             _settle(context, stage)
         if work.limit_mb and stage.loads_models:
-            _hold_to_limit(work)
+            import torch
+
+            torch.cuda.init()  # in the first job of a process the limit can be set only once the GPU is in use
+            work.hold_to_limit()
         with _advice_on_determinism():
             getattr(algorithm, payload["stage"])(context)
     work.flops = {purpose: float(count) for purpose, count in meter.flops.items()}
@@ -125,14 +128,6 @@ def _models(work: Work) -> ModelCache:
     models: ModelCache = work.memory[_MODELS]
     models.begin_job()
     return models
-
-
-def _hold_to_limit(work: Work) -> None:
-    """In the first job of a process the limit can be set only once the GPU is in use."""
-    import torch
-
-    torch.cuda.init()
-    work.hold_to_limit()
 
 
 def _empty(models: ModelCache) -> None:
@@ -207,11 +202,6 @@ def _settle(ctx: JobContext, stage: Stage) -> None:
     settle(ctx.ranks, partial(_what_is_trained, ctx, stage) if hasattr(ctx.config, "training") else None)
 
 
-def _is_of_policy(ctx: JobContext, stage: Stage) -> bool:
-    """Whether a stage trains the policy; the others train value models and reward models."""
-    return isinstance(ctx.config.algo, PolicyAlgoConfig) and stage.name != REWARD.name
-
-
 def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workload]:
     from pipeline.learning.algos.opening import reference_source
     from pipeline.learning.memory.fit import Precision, Workload
@@ -219,7 +209,8 @@ def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workloa
     from pipeline.learning.models.source import value_folder
 
     algo, training = ctx.config.algo, ctx.config.training
-    rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) and stage.name != REWARD.name else 0
+    of_policy = isinstance(algo, PolicyAlgoConfig) and stage.name != REWARD.name
+    rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) and of_policy else 0
     dtype, precision = ctx.config.system.dtype, Precision.float32
     if rank and dtype is not DType.float32:
         precision = Precision.bfloat16  # below adapters weights are read in 16 bits, of either kind
@@ -233,7 +224,7 @@ def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workloa
         lora_rank=rank or None,
     )
     with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
-        own = None if _is_of_policy(ctx, stage) else value_folder(ctx.config.model, Path(scratch))
+        own = None if of_policy else value_folder(ctx.config.model, Path(scratch))
         return read_shape(own or reference_source(ctx)), work
 
 

@@ -20,23 +20,8 @@ from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, Attention, Config, DType, number
 from pipeline.files import json_text
-from pipeline.learning.algos import toolbox
-from pipeline.learning.algos.base import (
-    GENERATE,
-    METRICS,
-    REFERENCE_TRAIN,
-    SCORE,
-    TEXT,
-    Algorithm,
-    JobContext,
-    Read,
-    Stage,
-    noted,
-    rounds_to_train_on,
-    tally_of,
-    timed,
-    tokens_generated,
-)
+from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
 from pipeline.learning.algos.post_training import fitting_of
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
@@ -93,11 +78,11 @@ class ValueGuidedAlgorithms(Algorithm):
     version: ClassVar[int] = 4
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
     stages: ClassVar[tuple[Stage, ...]] = (
-        GENERATE,
-        SCORE,
+        base.GENERATE,
+        base.SCORE,
         Stage(
             "train",
-            reads=(REFERENCE_TRAIN, Read("train", "previous"), Read("score", "so_far")),
+            reads=(base.REFERENCE_TRAIN, Read("train", "previous"), Read("score", "so_far")),
             config=("system", "training", "algo", "model"),
             scales=True,
             saves="value",
@@ -106,19 +91,19 @@ class ValueGuidedAlgorithms(Algorithm):
         Stage(
             "sweep",
             shards="eval",
-            reads=(REFERENCE_TRAIN, Read("train")),
-            config=(*TEXT, "evaluation", "algo"),
+            reads=(base.REFERENCE_TRAIN, Read("train")),
+            config=(*base.TEXT, "evaluation", "algo"),
             only_with="evaluation.etas",
             seconds=1.5,
         ),
         Stage(
             "evaluate",
             shards="eval",
-            reads=(REFERENCE_TRAIN, Read("train"), Read("sweep")),
-            config=(*TEXT, "evaluation", "algo"),
+            reads=(base.REFERENCE_TRAIN, Read("train"), Read("sweep")),
+            config=(*base.TEXT, "evaluation", "algo"),
             seconds=0.3,
         ),
-        replace(METRICS, reads=(*METRICS.reads, Read("sweep"))),
+        replace(base.METRICS, reads=(*base.METRICS.reads, Read("sweep"))),
     )
 
     @abstractmethod
@@ -150,7 +135,7 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
         """The folders of labelled sequences to train on."""
-        return rounds_to_train_on(ctx, aggregate=ctx.settings(ValueAlgoConfig).aggregate)
+        return base.rounds_to_train_on(ctx, aggregate=ctx.settings(ValueAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
         """Draw; in the first round the current policy is the reference itself."""
@@ -199,16 +184,16 @@ class ValueGuidedAlgorithms(Algorithm):
             return
         toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), ctx.out)
         about = {
-            "tokens_generated": tokens_generated(ctx),
+            "tokens_generated": base.tokens_generated(ctx),
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
             "sequences": len(data),
             "mean_label": float(data.labels.mean()) if len(data) else None,
             **self.told_before(ctx),
             "calibration": None if calibration is None else asdict(calibration),
-            **noted(
+            **base.noted(
                 len(data),
                 algo.batch_size,
-                tally_of(rounds_to_train_on(ctx, aggregate=algo.aggregate)),
+                base.tally_of(base.rounds_to_train_on(ctx, aggregate=algo.aggregate)),
                 calibration=calibration,
             ),
         }

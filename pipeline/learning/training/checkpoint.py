@@ -3,7 +3,7 @@
     <folder>/step-00000120/tensors.safetensors     weights, the optimizer's tensors, random states; in several
                                                    files where ranks have spread them
                            state.json              everything else: losses so far, settings of the optimizer
-                           manifest.json           format, whose it is, checksums; written last
+                           manifest.json           whose it is, checksums; written last
     <folder>/.writing-<host>-<pid>/                the next one, until it is renamed whole
 
 Nothing is pickled. The position in the data is the step: a training whose batches follow from the number of the
@@ -33,7 +33,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-import pipeline
 from pipeline.errors import JobError, JobStopped
 from pipeline.files import file_sha256, fsync, json_text, open_plain
 from pipeline.foreign import parse_json, read_plain
@@ -115,7 +114,6 @@ class TensorFiles(Mapping[str, Tensor]):
         return len(self._parts)
 
 
-FORMAT = 1
 VALUES = "state.json"
 MANIFEST = "manifest.json"
 
@@ -315,8 +313,6 @@ class Checkpoints:
         """Write what is not tensors, and the manifest of all."""
         (folder / VALUES).write_text(json.dumps(state.values), encoding="utf-8")
         manifest = {
-            "format": FORMAT,
-            "pipeline": pipeline.__version__,
             "step": step,
             "about": self._about,
             "files": {**written, VALUES: _described(folder / VALUES)},
@@ -345,12 +341,10 @@ class Checkpoints:
         """
         try:
             manifest = parse_json(read_plain(path / MANIFEST))
-            if manifest["format"] != FORMAT:
-                raise _Unusable(f"its format is {manifest['format']}, and this version reads {FORMAT}")
             if manifest["step"] != step:
                 raise _Unusable(f"its manifest is of step {manifest['step']}")
             if manifest["about"] != self._about:
-                raise _Unusable(f"it is of another training: {_difference(manifest['about'], self._about)}")
+                raise _Unusable("it is of another training, or version of torch")
             tensors = [path / name for name in manifest["files"] if is_file_name(name)]
             for file in () if trusted else (*tensors, path / VALUES):
                 size, checksum = manifest["files"][file.name]["size"], manifest["files"][file.name]["sha256"]
@@ -405,13 +399,6 @@ def _all_of(ranks: Ranks, work: Callable[[], _T]) -> list[_T]:
     if wrong := [f"rank {rank}: {error}" for rank, (_, error) in enumerate(told) if error]:
         raise OSError("; ".join(wrong))
     return [cast("_T", found) for found, _ in told]
-
-
-def _difference(theirs: Any, ours: dict[str, Any]) -> str:
-    if not isinstance(theirs, dict):
-        return "it does not say of which"
-    odd = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
-    return ", ".join(f"{name}={theirs.get(name)} instead of {ours.get(name)}" for name in odd[:3])
 
 
 def _runs(pid: int) -> bool:
@@ -526,14 +513,11 @@ def _load_optimizer(
 
 def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
     """Say why a training of this model cannot go on from a state, or None if it can."""
+    saved = {name: state.tensors[name] for name in state.tensors if name.startswith("model.")}
     own = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
-    saved = {name for name in state.tensors if name.startswith("model.")}
-    if odd := sorted(set(own) ^ set(saved)):
+    ours, theirs = ({name: (one.shape, one.dtype) for name, one in each.items()} for each in (own, saved))
+    if odd := sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)):
         return f"its model has other tensors ({', '.join(odd[:3])})"
-    for name, tensor in own.items():
-        found = state.tensors[name]
-        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
-            return f"its {name} is {_shape(found)} instead of {_shape(tensor)}"
     groups = [len(group["params"]) for group in state.values["optimizer"]["param_groups"]]
     if groups != [len(group["params"]) for group in optimizer.param_groups]:
         return "its optimizer has other groups of parameters"

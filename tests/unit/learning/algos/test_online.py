@@ -113,7 +113,7 @@ def at_call(number: int, of: Callable[..., Any], after: bool) -> Callable[..., A
 
 MOMENTS: dict[str, tuple[Any, str, int, bool]] = {
     "a batch is drawn, and not written": (online, "_counts", 3, False),
-    "a batch is written": (online.KeptBatches, "note_fault", 4, False),
+    "a batch is written": (online.KeptBatches, "first_fault", 4, False),
     "after a step": (torch.optim.AdamW, "step", 3, True),
     "a checkpoint is written": (checkpoint.Checkpoints, "save", 2, True),
 }

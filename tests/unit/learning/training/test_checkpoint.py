@@ -151,14 +151,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "manifest cut short": (lambda c: os.truncate(c / "manifest.json", 30), "cannot be read"),
     "manifest of zeros": (lambda c: spoil(c / "manifest.json", lambda b: bytes(len(b))), "cannot be read"),
     "manifest is a list": (lambda c: (c / "manifest.json").write_text("[]"), "cannot be read"),
-    "another format": (lambda c: edit(c / "manifest.json", format=99), "format is 99"),
     "another step": (lambda c: edit(c / "manifest.json", step=3), "manifest is of step 3"),
     "another training": (
         lambda c: edit(c / "manifest.json", about={"of": "that", "torch": torch.__version__}),
-        "of=that instead of this",
+        "of another training",
     ),
-    "another torch": (lambda c: edit(c / "manifest.json", about={"of": "this", "torch": "1.0"}), "torch=1.0"),
-    "about nothing": (lambda c: edit(c / "manifest.json", about=None), "does not say of which"),
+    "another torch": (lambda c: edit(c / "manifest.json", about={"of": "this", "torch": "1.0"}), "of torch"),
+    "about nothing": (lambda c: edit(c / "manifest.json", about=None), "of another training"),
     "an empty folder": (lambda c: [path.unlink() for path in c.iterdir()] and None, "cannot be read"),
 }
 
@@ -191,7 +190,7 @@ def test_a_state_of_another_model_is_passed_over(tmp_path: Path, capsys: pytest.
     Checkpoints(tmp_path, {}).save(1, training_state(*trained(steps=1)))
     wide = trained(steps=0, width=4)
     assert Checkpoints(tmp_path, {}).latest(lambda found: state_problem(found.state, *wide)) is None
-    assert "model.first.weight is [3, 3] float32 instead of [4, 4] float32" in capsys.readouterr().out
+    assert "its model has other tensors (model." in capsys.readouterr().out
     saved = Checkpoints(tmp_path, {}).latest()
     assert saved is not None
     other = nn.Linear(3, 3)
