@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -22,7 +22,7 @@ from pipeline.engine.store.store import DECIDING, KEY, Store, explained, living,
 from pipeline.errors import PlanError, StoreError
 from pipeline.files import fsync, open_plain, write_whole
 from pipeline.foreign import ForeignDataError, read_plain
-from pipeline.locks import lock
+from pipeline.locks import Claim, claim
 from pipeline.outputs.manifest import REMOVED, TOMBSTONE, NotAnOutputError, entomb, read_manifest, read_tombstone
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keeping import free, kept, measures, place_of, scores_of
@@ -86,20 +86,15 @@ def needed_by_others(store: Store, scratch: Path) -> set[str]:
     return found
 
 
-@contextmanager
-def deciding(store: Store) -> Iterator[None]:
+def deciding(store: Store) -> Claim:
     """Hold the lock under which needs are told, and under which it is decided what nobody needs.
 
     Raises:
-        LocksUnsupportedError: The file system has no locks.
-        OSError: The lock cannot be opened.
+        OSError: The lock cannot be opened, or the file system has none.
     """
-    descriptor = os.open(store.root / DECIDING, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    try:
-        lock(descriptor)
-        yield
-    finally:
-        os.close(descriptor)
+    held = claim(store.root / DECIDING, wait=True, strict=True)
+    assert held is not None
+    return held
 
 
 def _told(path: Path) -> set[str]:

@@ -9,7 +9,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
@@ -105,8 +105,7 @@ def _held_text(path: Path) -> str | None:
         raise _cannot_open(path, error if isinstance(error, OSError) else OSError(str(error))) from error
 
 
-@contextmanager
-def guard(folder: Path) -> Iterator[None]:
+def guard(folder: Path) -> Claim:
     """Be the only process that looks at leases and takes them.
 
     Raises:
@@ -114,8 +113,7 @@ def guard(folder: Path) -> Iterator[None]:
     """
     held = claim_lease(folder / "guard", wait=True)
     assert held is not None
-    with held:
-        yield
+    return held
 
 
 class Ticket:

@@ -442,53 +442,46 @@ def ended_by(
 
 
 def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
-    """Tell of an exception that ended a job. What it says of itself is code of the job's own, and may raise."""
-    kind = classify(error)
-    key = _said(lambda: _damaged_key(error), "") if kind is FailureKind.damaged_input else ""
-    if kind is FailureKind.damaged_input and not any(key in keys for keys in order.inputs.values()):
-        kind, key = FailureKind.bug, ""  # only what the job was given can be made again
+    """Tell of an exception that ended a job."""
+    name, rank, key = class_name(type(error)), None, ""
+    try:
+        kind = classify(error)
+        if kind is FailureKind.damaged_input:
+            key = _damaged_key(error)
+            if not any(key in keys for keys in order.inputs.values()):
+                kind, key = FailureKind.bug, ""  # only what the job was given can be made again
+        if isinstance(error, GangError) and error.rank in range(len(order.gang)):
+            rank = error.rank
+        said, trace = str.__str__(_message(order, error, kind)), "".join(traceback.format_exception(error))
+        if is_kind(error, PipelineError) and said.strip():
+            name = ""
+    # What an exception says of itself is code of the job's own. KeyboardInterrupt too: the engine's own strikes in
+    # a job's body alone.
+    except BaseException:
+        kind, rank, key = FailureKind.bug, None, ""
+        said, trace = "its message cannot be read, as its own code raises", "its traceback cannot be read"
     return JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
-        error_type=_said(lambda: _class_for_users(error), "an exception without a name"),
+        error_type=name,
         kind=kind,
         damaged_key=key,
-        rank=_rank(error, len(order.gang)),
-        message=_said(lambda: _message(order, error, kind), "its message cannot be read, as __str__ raises"),
-        traceback=_said(lambda: "".join(traceback.format_exception(error)), "its traceback cannot be read"),
+        rank=rank,
+        message=said,
+        traceback=trace,
         run_s=round(time.monotonic() - start, 6),
     )
 
 
-def _rank(error: BaseException, ranks: int) -> int | None:
-    """The process that failed first, where that is told."""
-    try:
-        return error.rank if isinstance(error, GangError) and error.rank in range(ranks) else None
-    except BaseException:  # code of the job's own, as in `_said`
-        return None
-
-
 def _stopped(order: RunJob, error: BaseException) -> AttemptStopped:
-    what = _said(lambda: str(error), "")
-    with suppress(OSError, ValueError):  # the job may have closed the stream
-        print(f"stopped: {what}" if what else "stopped", flush=True)  # noqa: T201 - the job's log
+    with suppress(Exception):  # the job may have closed the stream
+        print(f"stopped: {error}".removesuffix(": "), flush=True)  # noqa: T201 - the job's log
     return AttemptStopped(job_id=order.job_id, attempt=order.attempt)
 
 
 def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
     """As `isinstance`, which asks the exception itself: that may be code of the job's own, and raise."""
     return issubclass(type(error), kind)
-
-
-def _class_for_users(error: BaseException) -> str:
-    return "" if is_kind(error, PipelineError) and str(error).strip() else class_name(type(error))
-
-
-def _said(ask: Callable[[], str], otherwise: str) -> str:
-    try:
-        return str.__str__(ask())
-    except BaseException:  # KeyboardInterrupt too: the engine's own strikes in a job's body alone
-        return otherwise
 
 
 def _message(order: RunJob, error: BaseException, kind: FailureKind) -> str:

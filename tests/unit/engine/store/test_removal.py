@@ -165,7 +165,7 @@ def test_nothing_goes_where_there_are_no_locks(
     def refuse(*_: object, **__: object) -> bool:
         raise LocksUnsupportedError(38, "Function not implemented")
 
-    monkeypatch.setattr("pipeline.engine.keeper.lock", refuse)
+    monkeypatch.setattr("pipeline.locks.lock", refuse)
     with pytest.raises(StoreError, match="Function not implemented"):
         removed(store, key, scratch)
     assert store.problem(key) is None
@@ -192,8 +192,8 @@ Path.write_bytes, Path.rename = counted(Path.write_bytes), counted(Path.rename)
 removal.fsync, os.unlink = counted(removal.fsync), counted(os.unlink)
 removal.remove_weights(Store(root), key, ("model*",), "execution.keep=last", scratch)
 """
-ALL_STEPS = 7
-"""Write the tombstone, force it, give it its name, force that; remove three files."""
+ALL_STEPS = 8
+"""Write the tombstone, force it, give it its name, force that; free the lock; remove three files."""
 
 
 def run_of(key: str) -> RunReference:

@@ -224,7 +224,7 @@ def noted() -> Exception:
     [
         (Unspeakable(), "its message cannot be read"),
         (Wrong(), "its message cannot be read"),
-        (Odd(), "odd"),
+        (Odd(), "cannot be read"),
         (noted(), "mmm"),
         (Masked("m"), "cannot be read"),
         (ValueError("\udcff\x1b[31m"), r"\udcff\x1b[31m"),
