@@ -451,15 +451,6 @@ def run_out_beside_others(work: Work) -> None:
     take_memory(work)
 
 
-def wait_for_event(work: Work) -> None:
-    """End when the run's journal has an event."""
-    give_up = time.monotonic() + 200
-    while f'"{work.payload["event"]}"' not in Path(work.payload["journal"]).read_text():
-        assert time.monotonic() < give_up, "it did not come"
-        time.sleep(0.01)
-    write(work)
-
-
 # -- jobs that break the rules between worker and engine ---------------------------------------------
 
 

@@ -113,12 +113,6 @@ def _make_again(run: Run, key: str, on_disk: OnDisk) -> None:
         _reopen(run, on_disk.maker, on_disk.problem or "it could not be read", on_disk.missing)
 
 
-def have_again(run: Run, job_ids: frozenset[str]) -> None:
-    """Have outputs that a job is about to read and that are not here: jobs that were taken for stored run."""
-    for job_id in sorted(job_ids):
-        _reopen(run, job_id, "not stored", job_ids)
-
-
 def _reopen(run: Run, job_id: str, reason: str, missing: frozenset[str]) -> None:
     """Have a job run again, and with it all that it reads and that is not there any more."""
     if not run.state.reopen(job_id):
