@@ -1,9 +1,9 @@
-"""Carries out a plan. With `outside.py`, the one with clocks and side effects; one thread.
+"""Carries out a plan: the one with clocks and side effects, in one thread.
 
                  plan, what is stored
                           |
                           v
-    signals --.     +-----------+   policy, dispatch       +------+  RunJob   +----------+
+    signals --.     +-----------+   policy                 +------+  RunJob   +----------+
                '--> |    run    | -----------------------> | pool | --------> | worker 0 |--+
                     |   (pure)  |                          |      | --------> | worker n |  | commit
                     +-----------+ <----- one wait -------- +------+ <-------- +----------+  v

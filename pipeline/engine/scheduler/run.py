@@ -2,7 +2,7 @@
 
     an event, what the disk says about it, the time --> rules (pure) --> state changed, effects to be carried out
 
-The rules are functions of `dispatch`, `reactions` and `recovery`.
+The rules are functions of `reactions` and `recovery`.
 """
 
 from __future__ import annotations
