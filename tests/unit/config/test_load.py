@@ -1,12 +1,19 @@
 """Configuration: what a user may write, and that it reaches a worker unchanged."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import config_from_plain, load_config
+from pipeline import cli
+from pipeline.commands.multirun import FLAGS, as_overrides
+from pipeline.commands.start import WRONG_REQUEST
+from pipeline.config.checks import check_config
+from pipeline.config.explain import for_hydra, read_flags
+from pipeline.config.load import config_from_plain, fewer_than_usual, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
 from pipeline.config.schema import Attention, Backend
+from pipeline.errors import ConfigError
 from pipeline.learning.algos.qsharp import QSharpConfig
 from pipeline.learning.algos.value_guided import PITAConfig
 from pipeline.learning.models.kinds import TinyModelConfig
@@ -67,3 +74,102 @@ def test_a_stage_sees_only_the_sections_it_declared() -> None:
     assert rebuilt.algo == config.algos["PITA"]
     with pytest.raises(AttributeError):
         _ = rebuilt.evaluation
+
+
+def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_does_not() -> None:
+    few = ["experiment.name=t", "datasets.addition.test_size=50"]
+    config = quick_config(few)
+    check_config(config)
+    assert config.evaluation.num_prompts == 50
+    said = fewer_than_usual(config, few)
+    assert said is not None
+    assert said.startswith(
+        "every policy is evaluated on 50 prompts at most, since datasets.addition.test_size asks"
+    )
+    for given in ("evaluation.num_prompts=500", "++evaluation.num_prompts=51", "evaluation={num_prompts: 500}"):
+        with pytest.raises(
+            ConfigError, match=r"datasets\.addition\.test_size sets aside 50 prompts at most; ask for fewer"
+        ):
+            check_config(quick_config([*few, given]))
+    asked = [*few, "evaluation.num_prompts=20"]
+    assert quick_config(asked).evaluation.num_prompts == 20
+    assert fewer_than_usual(quick_config(asked), asked) is None
+
+
+def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    file = tmp_path / "experiment" / "mine.yaml"
+    given = ["experiment.name=t", "datasets.addition.test_size=50", "experiment=mine"]
+    given.append(f"hydra.searchpath=[file://{tmp_path}]")
+    file.write_text("# @package _global_\nevaluation:\n  num_prompts: 500\n")
+    with pytest.raises(ConfigError, match=r"sets aside 50 prompts at most; ask for fewer"):
+        check_config(load_config(given))
+    file.write_text("# @package _global_\nevaluation:\n  split: test\n")
+    assert load_config(given).evaluation.num_prompts == 50
+    same = "rounds_of_training=${evaluation.num_prompts}"
+    assert load_config(["experiment.name=t", same]).rounds_of_training == 500
+
+
+def test_it_is_the_split_in_question_that_counts() -> None:
+    given = ["experiment.name=t", "datasets.addition.validation_size=40"]
+    assert quick_config(given).evaluation.num_prompts == 500
+    assert fewer_than_usual(quick_config(given), given) is None
+    assert quick_config([*given, "evaluation.split=validation"]).evaluation.num_prompts == 40
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--seed 3", "experiment.seeds=..."),
+        ("--seeds 1 2 experiment.name=x", "experiment.seeds=..."),
+        ("--num-gpu 2", "--num-gpus"),
+        ("--gpu 2", "--gpu-ids"),
+        ("--workers=4", "execution.workers=..."),
+        ("--dry-run", "dry_run=..."),
+        ("--max_new_tokens 5", "generation.max_new_tokens=..."),
+        ("--epochs 3", "algos.<NAME>.epochs=..."),
+        ("--multi-run", "--multirun"),
+        ("--use_vllm", "generation.backend=..."),
+        ("--foo", "--num-gpus"),
+        ("-x 3", "unknown flag -x"),
+        ("--cfg nothing", "invalid choice: 'nothing'"),
+        ("--cfg", "expected one argument"),
+    ],
+)
+def test_a_wrong_flag_is_answered_with_what_was_meant(words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_flags(as_overrides(words.split()), FLAGS)
+    assert said in str(refused.value)
+    assert "usage:" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "ordered"),
+    [
+        ("a=1 --multirun b=1,2 c=3", "a=1 b=1,2 c=3 --multirun"),
+        ("a=1 -cd D b=2 ~c", "a=1 b=2 ~c --config-dir D"),
+        ("-p algos a=1 --cfg job b=1", "a=1 b=1 --cfg job --package algos --resolve"),
+        ("--info config a=1", "a=1 --info config"),
+        ("-h", "--help"),
+        ("", ""),
+    ],
+)
+def test_settings_may_stand_on_both_sides_of_a_flag(words: str, ordered: str) -> None:
+    asked = read_flags(words.split(), FLAGS)
+    assert for_hydra(asked, asked.overrides) == ordered.split()
+
+
+def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["experiment.name=x", "--cfg", "job", "rounds_of_training=7"]) == 0
+    printed = capfd.readouterr().out
+    assert "rounds_of_training: 7" in printed
+    assert "num_prompts: 500" in printed
+    assert "${" not in printed
+
+
+def test_the_command_says_it_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["experiment.name=x", "--seed", "3"]) == WRONG_REQUEST
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert "experiment.seeds" in err

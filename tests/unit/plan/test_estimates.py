@@ -1,11 +1,22 @@
-"""Estimates before anything was timed: within a factor of two of what runs took that were recorded.
+"""What the models of a plan take of the disk: known before anything runs, and a run without room is refused."""
 
-The recorded seconds are of a core of the machine that docs/benchmarks.md names.
-"""
+import io
+import os
+import shutil
+from collections import namedtuple
+from contextlib import nullcontext
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from pipeline.commands import request as dry_run
+from pipeline.commands.request import Request, look_up, prepare
+from pipeline.commands.run import run_experiment
 from pipeline.config.schema import AlgoConfig, DatasetConfig
+from pipeline.engine.store.store import NOT_STORED
+from pipeline.errors import StoreError
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.dpo import DPO, DPOConfig
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
@@ -16,13 +27,126 @@ from pipeline.learning.models.kinds import HFModelConfig, TinyModelConfig
 from pipeline.plan.build import build_plan
 from pipeline.plan.durations import estimated_load, estimated_makespan
 from pipeline.plan.estimates import (
+    DiskNeed,
     Scale,
     decided_pairs,
+    disk_need,
     guess_seconds,
     prompt_tokens,
 )
 from pipeline.plan.models import count_weights, weights_in_name
+from pipeline.terminal.console import Terminal
 from tests.doubles.composing import quick_config
+
+WEIGHTS = 1_000
+ASKED = ("experiment.name=x", "device=cpu", "execution.workers=2", "dataset=star_graph", "model=hf")
+_Disk = namedtuple("_Disk", "total used free")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The id of a model that is in the cache of the hub."""
+    repo = tmp_path / "hub" / "models--owner--name"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("c0ffee")
+    snapshot = repo / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "llama"}')
+    save_file({"model.a": np.zeros(WEIGHTS, np.float32)}, snapshot / "model.safetensors")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return "models.hf.path=owner/name"
+
+
+def asked(tmp_path: Path, *settings: str) -> Request:
+    return prepare(quick_config([*ASKED, f"output_dir={tmp_path}", *settings]))
+
+
+def need(request: Request) -> DiskNeed:
+    return disk_need(request.plan, request.config, list(request.plan.jobs), 2)
+
+
+def has_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Disk(10**12, 10**12 - free, free))
+    monkeypatch.setattr(dry_run, "_LEAST", 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "each_round"),
+    [
+        (["algos=[DPO]"], 4),
+        (["algos=[GRPO]"], 4 + 8),  # its optimizer too
+        (["algos=[PITA]"], 4),
+        (["algos=[GRPO-HF]"], 12 + 4 * 2),  # two reward models
+        (["algos=[DPO]", "algos.DPO.lora.rank=4"], 0),
+    ],
+)
+def test_models_take_four_bytes_a_weight(tmp_path: Path, model: str, settings: list[str], each_round: int) -> None:
+    found = need(asked(tmp_path, model, *settings, "rounds_of_training=3"))
+    assert found.made == 3 * each_round * WEIGHTS
+    assert found.unknown == ()
+
+
+def test_what_stays_follows_what_is_kept(tmp_path: Path, model: str) -> None:
+    """Three chains of three rounds on two workers."""
+    settings = (model, "algos=[DPO]", "experiment.seeds=[0,1,2]", "training.checkpoint_every_steps=1")
+    one, found = 4 * WEIGHTS, {}
+    for keep in ("all", "last", "best", "results"):
+        found[keep] = need(asked(tmp_path, *settings, "rounds_of_training=3", f"execution.keep={keep}"))
+    assert {keep: each.made for keep, each in found.items()} == dict.fromkeys(found, 9 * one)
+    assert [each.stays // one for each in found.values()] == [9, 3, 3, 0]
+    assert [each.least // one for each in found.values()] == [9, 3, 3, 1]
+    assert found["all"].checkpoints == 2 * 2 * 12 * WEIGHTS
+
+
+def test_what_is_not_known_is_said_and_refuses_nothing(tmp_path: Path) -> None:
+    nameless = need(asked(tmp_path, "models.hf.path=owner/other", "algos=[DPO]"))
+    assert (nameless.unknown, nameless.made) == (("models.hf",), 0)
+    by_name = need(asked(tmp_path, "models.hf.path=owner/Other-70B", "algos=[DPO]", "rounds_of_training=1"))
+    assert (by_name.made, by_name.least) == (4 * 70 * 10**9, 0)
+
+
+def test_a_run_without_room_is_refused_before_it_starts_and_leaves_nothing(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_free(monkeypatch, 3 * WEIGHTS)
+    request = asked(tmp_path / "outputs", model, "algos=[DPO]", "experiment.seeds=[0,1]")
+    with pytest.raises(StoreError, match=r"3\.0 kB free.*16\.0 kB.*experiment\.seeds"):
+        run_experiment(request.config, Terminal(file=io.StringIO()))
+    assert not (tmp_path / "outputs").exists()
+    dry_run.check_room(request, look_up(request, lambda _: None))  # what is stored does not count
+
+
+def test_weights_that_go_before_the_first_job_are_room(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that a run has filled with weights of every round has room for the rest of it with another value."""
+    has_free(monkeypatch, WEIGHTS)
+    settings = (model, "algos=[DPO]", "rounds_of_training=4")
+    first = asked(tmp_path, *settings)
+    made = {job.key for job in first.plan.jobs.values() if job.round < 4}
+    for job in first.plan.jobs.values():
+        if job.key in made and job.weights:
+            folder = first.store.begin(first.store.scratch("maker"), job.key, 1)
+            (folder / "model.safetensors").touch()
+            os.truncate(first.store.commit(job.key, folder, {}) / "model.safetensors", 4 * WEIGHTS)
+    for keep, refused in {"all": True, "last": False, "results": False}.items():
+        request = asked(tmp_path, *settings, f"execution.keep={keep}")
+        stored = look_up(request, lambda key: None if key in made else NOT_STORED)
+        assert {request.plan.jobs[job_id].round for job_id in stored.missing} == {4}
+        with pytest.raises(StoreError) if refused else nullcontext():
+            dry_run.check_room(request, stored)
+
+
+def test_a_dry_run_says_it(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    settings = [*ASKED, f"output_dir={tmp_path}", model, "algos=[DPO]", "rounds_of_training=1", "dry_run=true"]
+    for free in (100 * WEIGHTS, WEIGHTS):
+        has_free(monkeypatch, free)
+        assert run_experiment(quick_config(settings), Terminal(file=out, width=200)) == 0
+    assert "4.0 kB of models" in out.getvalue()
+    assert "100.0 kB are free" in out.getvalue()
+    assert "warning: this would not start" in out.getvalue()
+
 
 STAGES = {(kind, stage.name): stage for kind in (DPO, GRPO, PITA, QSharp) for stage in kind.stages}
 SENTIMENT = Scale(weights=134_515_008, tokens=24, prompt=32, prompts=256, samples=2, decided=1.0)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import Config
-from pipeline.errors import PlanError
+from pipeline.errors import ConfigError, PlanError
 from pipeline.plan.build import MOST_JOBS, MOST_LINKS, build_plan, check_size, size_of
+from pipeline.plan.graph import Plan
+from tests.doubles import priorities
 from tests.doubles.composing import quick_config
 
 
@@ -66,3 +68,52 @@ def test_a_plan_that_is_too_large_is_refused_with_what_it_follows_from(changes: 
 def test_bounds_leave_room_for_real_requests() -> None:
     check_size(request_of(rounds_of_training=100, experiment__seeds=list(range(10))))
     assert (MOST_JOBS, MOST_LINKS) == (1_000_000, 5_000_000)
+
+
+HERE = "tests.doubles.priorities"
+
+
+def plan_of(function: str | None) -> Plan:
+    asked = "null" if function is None else function if "." in function else f"{HERE}.{function}"
+    config = quick_config(["experiment.name=t", "algos=[PITA,DPO]", "rounds_of_training=2"])
+    config.execution.priority = None if asked == "null" else asked
+    return build_plan(config)
+
+
+def test_each_job_has_the_number_that_the_function_gives_and_is_asked_for_once() -> None:
+    priorities.CALLS.clear()
+    plan = plan_of("estimate_job_priority")
+    assert {job.priority for job in plan.jobs.values()} == {0, 100, 200}
+    assert all(job.priority == job.round * 100 for job in plan.jobs.values())
+    assert [job.id for job, _ in priorities.CALLS] == list(plan.jobs)
+    assert priorities.CALLS[0][1].rounds_of_training == 2
+
+
+@pytest.mark.parametrize("name", ["estimate_job_priority", "by_the_clock", "meddles"])
+def test_what_comes_out_does_not_depend_on_it(name: str) -> None:
+    bare, ordered = plan_of(None), plan_of(name)
+    for job in bare.jobs.values():
+        other = ordered.jobs[job.id]
+        assert (other.key, other.payload, other.inputs) == (job.key, job.payload, job.inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "to give a finite number, failed: TypeError"),
+        ("not_a_number", "gave nan"),
+        ("huge", "OverflowError"),
+        ("array", "TypeError"),
+        ("raises", "ZeroDivisionError: division by zero (/"),
+        ("leaves", "SystemExit"),
+        ("unshowable", "not today"),
+        ("A_NUMBER", "this is 3, and must be a function"),
+        ("estimate_job_priorty", "Did you mean 'estimate_job_priority'"),
+    ],
+)
+def test_what_gives_no_number_is_refused_in_one_message(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_of(name)
+    assert said in str(refused.value)
+    assert name in str(refused.value)
+    assert "\n" not in str(refused.value)
