@@ -11,18 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.config.schema import (
-    NOTHING,
-    POLYNOMIAL_END,
-    Config,
-    DatasetConfig,
-    Optimizer,
-    Schedule,
-    Settings,
-    Strategy,
-    devices_per_training,
-    spread,
-)
+from pipeline.config import schema
+from pipeline.config.schema import Config, DatasetConfig, Optimizer, Schedule, Settings, Strategy
 from pipeline.config.tables import REWARD_NAMES, SUFFIX, TABLES, as_typed, point_of, settings_of
 from pipeline.config.user_code import ask
 from pipeline.config.values import brief, held, refuse_all, value_problems
@@ -119,14 +109,14 @@ def _repeats(config: Config) -> Iterator[str]:
 
 
 def _ranks(config: Config) -> Iterator[str]:
-    asked, several, wide = config.distributed, devices_per_training(config), config.generation.gpus_per_job
+    asked, several, wide = config.distributed, schema.devices_per_training(config), config.generation.gpus_per_job
     if not config.system.use_parallel_execution and (max(several, wide) > 1):
         yield (
             "system.use_parallel_execution=false runs everything in one process, and a training asks for "
             f"{several} devices, generation.gpus_per_job for {wide}: ask for 1, or leave it true"
         )
     optimizer = config.training.optimizer
-    if several > 1 and optimizer is not Optimizer.adamw and spread(config)["strategy"] != Strategy.ddp.name:
+    if several > 1 and optimizer is not Optimizer.adamw and schema.spread(config)["strategy"] != Strategy.ddp.name:
         yield (
             f"training.optimizer={optimizer.name}: a training has {several} devices, and fsdp cannot spread what "
             "this one remembers. Use training.strategy=ddp, or training.optimizer=adamw"
@@ -182,10 +172,11 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
         yield from _told_by(key, section, config)
     for below, entry in held(section, key):
         falls = config.training.schedule is Schedule.polynomial and below.endswith("learning_rate")
-        if falls and key.startswith("algos.") and isinstance(entry, float) and entry <= POLYNOMIAL_END:
+        end = schema.POLYNOMIAL_END
+        if falls and key.startswith("algos.") and isinstance(entry, float) and entry <= end:
             yield (
-                f"{below}={entry:g}: training.schedule=polynomial falls to {POLYNOMIAL_END:g} and must begin "
-                "above that. Use linear, which falls to 0"
+                f"{below}={entry:g}: training.schedule=polynomial falls to {end:g} and must begin above that. Use "
+                "linear, which falls to 0"
             )
         yield from _of_section(below, entry, config)
 
@@ -226,5 +217,7 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
         yield f"{key}.rewards: every weight is 0, so nothing would be rewarded"
     for name in grading.options.keys() - weights.keys():
         yield f"{key}.grading.options: " + unknown_name("reward", str(name), weights)
-    if grading.correct_by not in (None, NOTHING, *weights):
-        yield f"{key}.grading.correct_by: " + unknown_name("reward", str(grading.correct_by), [*weights, NOTHING])
+    if grading.correct_by not in (None, schema.NOTHING, *weights):
+        yield f"{key}.grading.correct_by: " + unknown_name(
+            "reward", str(grading.correct_by), [*weights, schema.NOTHING]
+        )

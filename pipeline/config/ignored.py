@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from pipeline.config.schema import (
-    AlgoConfig,
-    Backend,
-    Config,
-    Schedule,
-    Settings,
-    TextBackend,
-    Tracker,
-    devices_per_training,
-)
+from pipeline.config import schema
+from pipeline.config.schema import AlgoConfig, Backend, Config, Schedule, Settings, TextBackend, Tracker
 from pipeline.config.tables import TABLES, point_of, settings_of
 from pipeline.config.user_code import ask
 
@@ -167,7 +159,7 @@ _RULES = (
     _Rule("generation.backend", _draws_by_own, "", "is not for all of this run"),
     _Rule(
         "training.strategy distributed.strategy distributed.fsdp_*",
-        lambda run: devices_per_training(run.config) == 1,
+        lambda run: schema.devices_per_training(run.config) == 1,
         "each training has one device here; training.gpus_per_job gives it more",
     ),
     _Rule(

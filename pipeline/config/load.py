@@ -21,27 +21,12 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.config import explain, tables
 from pipeline.config.checks import config_problems
-from pipeline.config.explain import (
-    COMPOSITION_ERRORS,
-    did_you_mean,
-    explain,
-    keys_of,
-    unknown_choice,
-    unknown_key,
-)
 from pipeline.config.meaning import in_words, meanings_of
 from pipeline.config.plain import default_values, filled, is_no_value, kinds_of
 from pipeline.config.schema import MISSING, Config, EvaluationConfig
-from pipeline.config.tables import (
-    TABLES,
-    all_shipped,
-    conf_dir,
-    point_of,
-    points_of,
-    settings_class,
-    settings_of,
-)
+from pipeline.config.tables import TABLES, conf_dir
 from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.config.words import as_meant
 from pipeline.errors import ConfigError, PipelineError, unknown_name
@@ -65,7 +50,7 @@ def load_config(overrides: Sequence[str]) -> Config:
     try:
         composed = _composed(words)
     except Exception as error:  # Hydra may raise anything
-        return _refused([*faults, str(explain(error))])
+        return _refused([*faults, str(explain.explain(error))])
     return typed(composed, faults)
 
 
@@ -97,9 +82,8 @@ def read_settings(
 def _unreadable(word: str, error: Exception) -> str:
     shown = brief(word).strip("'")
     if "=" not in word:
-        return (
-            f"cannot read '{shown}': settings are written KEY=VALUE.{did_you_mean(word, keys_of(Config), '=...')}"
-        )
+        meant = explain.did_you_mean(word, explain.keys_of(Config), "=...")
+        return f"cannot read '{shown}': settings are written KEY=VALUE.{meant}"
     return (
         f"cannot read '{shown}': {one_line(str(error))[:300]} A text with signs stands in quotes of its own, and "
         "all of it in those of the shell: 'KEY=\"a, b\"'"
@@ -127,9 +111,9 @@ def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
         names = [str(name) for name in (value if isinstance(value, list) else [value]) if name is not None]
         wrong = [name for name in names if name not in options]
         more = f" Unknown as well: {', '.join(wrong[1:])}." if wrong[1:] else ""
-        return unknown_choice(key, wrong[0], options) + more if wrong else ""
+        return explain.unknown_choice(key, wrong[0], options) + more if wrong else ""
     groups = [path.name for path in conf_dir().iterdir() if path.is_dir()]
-    return "" if options or top in Config.__dataclass_fields__ else unknown_key(key, groups)
+    return "" if options or top in Config.__dataclass_fields__ else explain.unknown_key(key, groups)
 
 
 def _composed(words: Sequence[str]) -> DictConfig:
@@ -157,7 +141,7 @@ def _defaults() -> DictConfig:
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
     plain["algos"] = {
         name: {key: value for key, value in default_values(schema).items() if key != "enabled"}
-        for name, schema in all_shipped("algos").items()
+        for name, schema in tables.all_shipped("algos").items()
     }
     node = OmegaConf.create(plain)
     for section in node.values():
@@ -178,33 +162,24 @@ _SET = re.compile(r"\+{0,2}evaluation(\.num_prompts)?=")
 OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 
-def _give_way(config: Config) -> None:
-    """Let the default of `evaluation.num_prompts` be what the smallest dataset holds out, where that is less."""
-    if held_out := _fewest(config):
-        config.evaluation.num_prompts = min(USUAL, held_out[0])
-
-
 def fewer_than_usual(config: Config, given: Sequence[str]) -> str | None:
     """A line on a default that gave way; None where none did."""
-    held_out, used = _fewest(config), config.evaluation.num_prompts
-    if held_out is None or any(map(_SET.match, given)) or used >= USUAL or used != held_out[0]:
+    (held_out, size), used = _fewest(config), config.evaluation.num_prompts
+    if any(map(_SET.match, given)) or used >= USUAL or used != held_out:
         return None
-    size = f"{held_out[1]}.{config.evaluation.split}_size"
     return (
         f"every policy is evaluated on {used:,} prompts at most, since {size} "
         f"asks for no more (evaluation.num_prompts is {USUAL} where that is not set)"
     )
 
 
-def _fewest(config: Config) -> tuple[int, str] | None:
+def _fewest(config: Config) -> tuple[int, str]:
     """How many prompts the smallest dataset holds out, and its key; what is no number yet is refused later."""
     name = f"{config.evaluation.split}_size"
-    sizes = [
-        (size, f"datasets.{key}")
-        for key, dataset in config.datasets.items()
-        if isinstance(size := getattr(dataset, name, None), int) and size > 0
-    ]
-    return min(sizes, default=None)
+    sizes = {f"datasets.{key}.{name}": getattr(each, name, None) for key, each in config.datasets.items()}
+    return min(
+        ((size, key) for key, size in sizes.items() if isinstance(size, int) and size > 0), default=(USUAL, "")
+    )
 
 
 # -- plain values as settings ------------------------------------------------------------------------------------
@@ -223,14 +198,14 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
     try:
         given = OmegaConf.to_container(composed, resolve=False)
         plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
-    except (*COMPOSITION_ERRORS, AttributeError) as error:
-        return _refused([*faults, str(explain(error))])
+    except (*explain.COMPOSITION_ERRORS, AttributeError) as error:
+        return _refused([*faults, str(explain.explain(error))])
     evaluation = given.get("evaluation") if isinstance(given, dict) else None
     unset = isinstance(evaluation, dict) and evaluation.get("num_prompts", UNSET) == UNSET
     found: list[str] = []
     config = _config(plain, found)
     if unset:
-        _give_way(config)
+        config.evaluation.num_prompts = min(USUAL, _fewest(config)[0])
     if faults or found:
         return _refused([*faults, *found, *_others(config)])
     return config
@@ -245,8 +220,8 @@ def config_from_plain(plain: Mapping[str, Any]) -> Config:
     faults: list[str] = []
     try:
         config = _config(cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(dict(plain)))), faults)
-    except COMPOSITION_ERRORS as error:
-        raise explain(error) from error
+    except explain.COMPOSITION_ERRORS as error:
+        raise explain.explain(error) from error
     refuse_all(faults)
     return config
 
@@ -270,11 +245,14 @@ _FOLLOWS = ("experiment.name=", "no algorithm is enabled", *(f"{table} is empty"
 
 def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
     """The settings that plain values are; what is wrong is left out, and added to the faults."""
-    kept, tables = dict(plain), dict[str, dict[str, type[Any]]]()
+    kept, classes = dict(plain), dict[str, dict[str, type[Any]]]()
     for table in TABLES:
-        kept[table], tables[table] = _sections(table, plain.get(table), faults)
+        kept[table], classes[table] = _sections(table, plain.get(table), faults)
     known = [
-        key for table in tables for name, each in tables[table].items() for key in keys_of(each, f"{table}.{name}")
+        key
+        for table in classes
+        for name, each in classes[table].items()
+        for key in explain.keys_of(each, f"{table}.{name}")
     ]
 
     def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
@@ -282,12 +260,12 @@ def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
             faults.append(_fault(path, value, schema, hint, known))
 
     try:
-        config = cast("Config", filled(Config, tables, kept, (), refuse))
+        config = cast("Config", filled(Config, classes, kept, (), refuse))
     except ConfigError as error:
         return _refused([*faults, str(error)])
     if config.experiment.name == MISSING:
         config.experiment.name = "unnamed"
-        if not any("experiment" in said for said in faults):
+        if not any("experiment.name" in said for said in faults):
             faults.append("experiment.name is missing: give it a value, for example experiment.name=first_run")
     return config
 
@@ -310,7 +288,7 @@ def _sections(
                 if not isinstance(node.get(key), str | None):
                     raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
             for each, section in _points(table, name, node).items():
-                schemas[each] = settings_class(table, each, section)
+                schemas[each] = tables.settings_class(table, each, section)
                 nodes[each] = section
         except ConfigError as error:
             faults.append(str(error))
@@ -324,7 +302,7 @@ def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
         node = {"enabled": is_own, **node}
         if not (node["enabled"] and node.get("front")):
             return {name: node}
-        return points_of(name, {**default_values(settings_class(table, name, node)), **node})
+        return tables.points_of(name, {**default_values(tables.settings_class(table, name, node)), **node})
     if node.get("kind", MISSING) != MISSING:
         return {name: node}
     if is_own:
@@ -342,14 +320,14 @@ def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
 def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, known: Sequence[str]) -> str:
     """What to say of a value that a class of settings does not take."""
     if path[0] == "algos" and len(path) > 2:  # a value of a front was typed under that
-        algo, point = point_of(path[1])
-        path = ("algos", algo, *(["front"] if path[2] in settings_of(point) else []), *path[2:])
+        algo, point = tables.point_of(path[1])
+        path = ("algos", algo, *(["front"] if path[2] in tables.settings_of(point) else []), *path[2:])
     key = ".".join(path)
     if hint is None:
         while isinstance(value, dict) and len(value) == 1:
             ((last, value),) = value.items()
             key = f"{key}.{last}"
-        return unknown_key(key, known)
+        return explain.unknown_key(key, known)
     if is_no_value(value, None):
         return f"{key} is missing ('{MISSING}'): give it a value"
     shown = f"{key}={brief(value).strip(chr(39))}: "

@@ -8,17 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import schema
 from pipeline.config.ignored import GPU_PROFILES
-from pipeline.config.schema import (
-    AlgoConfig,
-    Attention,
-    Config,
-    DType,
-    ModelConfig,
-    Optimizer,
-    SystemConfig,
-    TextBackend,
-)
+from pipeline.config.schema import AlgoConfig, Attention, Config, DType, ModelConfig, TextBackend
 from pipeline.config.values import refuse_all
 from pipeline.errors import install_command
 from pipeline.foreign import ForeignDataError
@@ -74,7 +66,7 @@ def said_of_attention(models: frozenset[str]) -> str | None:
     )
 
 
-def with_attention(system: SystemConfig, *, plain: bool) -> SystemConfig:
+def with_attention(system: schema.SystemConfig, *, plain: bool) -> schema.SystemConfig:
     """The settings by which a model is computed with."""
     return replace(system, attn_impl=Attention.eager) if plain else system
 
@@ -169,7 +161,7 @@ def _trains_policy(name: str, algo: AlgoConfig) -> bool:
 
 def _of_optimizer(config: Config, gpu: bool) -> Iterator[str]:
     trains = any(algo.enabled and algo.trains for algo in config.algos.values())
-    if config.training.optimizer is Optimizer.adamw_8bit and trains:
+    if config.training.optimizer is schema.Optimizer.adamw_8bit and trains:
         lacking = _lacking(_BITS, "quantization") if gpu else "is for GPUs, and this run uses none"
         if lacking:
             yield f"training.optimizer=adamw_8bit {lacking}, or use training.optimizer=adamw"

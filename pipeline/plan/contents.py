@@ -14,21 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from pipeline.config import schema
 from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.schema import (
-    BY_TENSORS,
-    AlgoConfig,
-    Attention,
-    Config,
-    DatasetConfig,
-    DType,
-    GenerationConfig,
-    ModelConfig,
-    SystemConfig,
-    TextBackend,
-    devices_per_training,
-    spread,
-)
+from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, GenerationConfig, TextBackend
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES
 from pipeline.config.user_code import brought_torch, import_object, source_hash
 from pipeline.errors import ConfigError
@@ -145,9 +133,9 @@ def shipped_versions(
     kind: type[Algorithm],
     stage: Stage,
     dataset: DatasetConfig,
-    model: ModelConfig,
+    model: schema.ModelConfig,
     generation: GenerationConfig,
-    system: SystemConfig,
+    system: schema.SystemConfig,
 ) -> dict[str, int | str | None]:
     """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
 
@@ -175,9 +163,9 @@ def shipped_versions(
             found["divergences"] = DIVERGENCES
     if "training" in sections or stage.scales:
         found["training"] = TRAINING
-    if ("training" in sections or stage.scales) and system.attn_impl is not Attention.sdpa:
+    if ("training" in sections or stage.scales) and system.attn_impl is not schema.Attention.sdpa:
         found["attention"] = ATTENTION
-    if system.dtype is not DType.float32 and {"system", "algo"} <= sections:
+    if system.dtype is not schema.DType.float32 and {"system", "algo"} <= sections:
         found["rounding"] = ROUNDING
     if "dataset" in sections:
         found |= {"datasets": PREPARATION, **_of_dataset(dataset)}
@@ -339,7 +327,7 @@ class JobContents:
         together: dict[str, Any] = {}
         if devices > 1:
             by_tensors = stage.draws and not stage.scales
-            shared = {"strategy": BY_TENSORS} if by_tensors else spread(self.config)
+            shared = {"strategy": schema.BY_TENSORS} if by_tensors else schema.spread(self.config)
             together = {"devices": devices, "spread": shared}
             determined_by |= together
             together["master_port"] = self.config.distributed.master_port
@@ -403,7 +391,11 @@ class JobContents:
         trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
         if stage.draws and not stage.scales:
             return max(stage.devices, self.config.generation.gpus_per_job)
-        return max(stage.devices, devices_per_training(self.config)) if stage.scales and trains else stage.devices
+        return (
+            max(stage.devices, schema.devices_per_training(self.config))
+            if stage.scales and trains
+            else stage.devices
+        )
 
     def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
         """The sections that a stage declares: what of them its key covers, and as its worker gets them.

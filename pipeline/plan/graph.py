@@ -56,8 +56,8 @@ class ResultKeys:
         return self._texts[id(config)][1]
 
 
-def _hashed(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:40]
+def _hashed(text: str, digits: int = 40) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 class SharedConfigs:
@@ -69,16 +69,13 @@ class SharedConfigs:
 
     def shorten(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Put a digest in the place of the sections under ``config``."""
-        return {**data, "config": self._digest(data["config"])} if "config" in data else dict(data)
-
-    def _digest(self, config: object) -> str:
-        # By identity first: the planner gives jobs of one stage the same object.
+        if _CONFIG not in data:
+            return dict(data)
+        config = data[_CONFIG]  # the planner gives jobs of one stage the same object
         if id(config) not in self._digests:
-            text = json.dumps(config, sort_keys=True, separators=(",", ":"))
-            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-            self._digests[id(config)] = (config, digest)
-            self.table[digest] = config
-        return self._digests[id(config)][1]
+            self._digests[id(config)] = config, _hashed(_canonical(config), 16)
+            self.table[self._digests[id(config)][1]] = config
+        return {**data, _CONFIG: self._digests[id(config)][1]}
 
 
 def determining(config: object) -> Any:
@@ -259,7 +256,9 @@ class Plan:
                     order.append(self.jobs[reader])
         if len(order) == len(self.jobs):
             return order
-        circle = _circle({job_id for job_id, left in waits_for.items() if left}, self._inputs)
+        import networkx as nx
+
+        circle = (job_id for job_id, _ in nx.find_cycle(self.graph))
         raise CycleError(f"these jobs wait for each other: {' -> '.join(circle)}")
 
     @cached_property
@@ -351,17 +350,6 @@ class Plan:
             "stored": [job_id for job_id in self.jobs if job_id in found],
             "sections": configs.table,
         }
-
-
-def _circle(waiting: set[str], inputs: Mapping[str, list[str]]) -> list[str]:
-    """Jobs that read each other in a circle, from some of which each waits for another one of them."""
-    path: dict[str, None] = {}
-    job_id = min(waiting)
-    while job_id not in path:
-        path[job_id] = None
-        job_id = next(upstream for upstream in inputs[job_id] if upstream in waiting)
-    passed = list(path)
-    return passed[passed.index(job_id) :][::-1]
 
 
 def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:

@@ -24,19 +24,8 @@ from pipeline.errors import ConfigError, install_command
 from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json
 from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline
-from pipeline.learning.models.kinds import (
-    ENDS,
-    SETTINGS,
-    WEIGHTS,
-    WITHOUT_SDPA,
-    Base,
-    TinyModelConfig,
-    check_folder,
-    is_adapters,
-    unknown_kind,
-    why_not_usable,
-    with_weights,
-)
+from pipeline.learning.models import kinds
+from pipeline.learning.models.kinds import Base, TinyModelConfig, is_adapters, with_weights
 from pipeline.outputs.formats import OPTIMIZER
 
 # -- weight files ------------------------------------------------------------------------------------------------
@@ -154,7 +143,7 @@ MAGIC = b"GGUF"
 OLDEST_FOR_GGUF = "5.23"
 """The first transformers that was seen to read the special tokens of GGUF files; 5.17 does not."""
 CONFIG = "config.json"
-_SETTINGS = (ENDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_SETTINGS = (kinds.ENDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files of settings besides, each of which a folder may lack."""
 LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
@@ -196,10 +185,10 @@ def check_models(config: Config) -> None:
             given, place = f"models.{name}.{key}={path}", Base(path, model.revisions[role])
             try:
                 if is_adapters(path):
-                    check_folder(given, Path(path))
+                    kinds.check_folder(given, Path(path))
                     _check_settings(given, Path(path))
-                    if wrong := wrong_with(Path(path) / WEIGHTS):
-                        raise ConfigError(f"{given}: {WEIGHTS} {wrong}")
+                    if wrong := wrong_with(Path(path) / kinds.WEIGHTS):
+                        raise ConfigError(f"{given}: {kinds.WEIGHTS} {wrong}")
                     place = with_weights(*place)
                     given += f", adapters of {place.path}"
                 _check_place(f"models.{name}", key, given, place, model.trusts_code)
@@ -221,7 +210,7 @@ def _check_place(model: str, key: str, given: str, place: Base, trusted: bool) -
     if "quantization_config" in config and ", adapters of " in given:
         raise ConfigError(
             f"{given}: the weights of that model are in few bits, which nothing is merged into. Name the same "
-            f"model in full precision as base_model_name_or_path of {SETTINGS}"
+            f"model in full precision as base_model_name_or_path of {kinds.SETTINGS}"
         )
 
 
@@ -253,7 +242,7 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
                     f"{given}, and the cache of this machine has no such model of the hub, which may not be "
                     "asked, as HF_HUB_OFFLINE is set. Give the folder of a model, or unset it. On a machine with "
                     f"network `hf download {path} --local-dir DIR` makes such a folder, to be copied here"
-                    + (f", and named as base_model_name_or_path of {SETTINGS}" if adapted else "")
+                    + (f", and named as base_model_name_or_path of {kinds.SETTINGS}" if adapted else "")
                 )
             if near:
                 warnings.append(f"{given}. It is taken for the id of a model on the hub")
@@ -371,7 +360,7 @@ def lacks_sdpa(model: ModelConfig) -> bool:
         return False
     if not (folder := Path(with_weights(model.path, None).path)).is_dir():
         return False
-    return read_config(folder / CONFIG).get("model_type") in WITHOUT_SDPA
+    return read_config(folder / CONFIG).get("model_type") in kinds.WITHOUT_SDPA
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -430,7 +419,7 @@ def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) ->
         if ", adapters of " in given:
             raise ConfigError(
                 f"{given}: there is no such folder, nor one of that name beside the adapters. Write the "
-                f"folder or hub id of that model as base_model_name_or_path of their {SETTINGS}"
+                f"folder or hub id of that model as base_model_name_or_path of their {kinds.SETTINGS}"
             )
         raise ConfigError(
             f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
@@ -452,7 +441,7 @@ def _check_settings(given: str, folder: Path) -> None:
         if not file.exists():
             continue
         settings = _read_config(given, file)
-        ends = settings.get("eos_token_id") if file.name == ENDS else None
+        ends = settings.get("eos_token_id") if file.name == kinds.ENDS else None
         if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends]) if end is not None):
             raise ConfigError(
                 f"{given}: eos_token_id={ends} in {file} must be the id of a token, or a list of ids, since "
@@ -470,7 +459,7 @@ def _read_config(given: str, file: Path) -> dict[str, Any]:
 
 
 def _check_kind(model: str, key: str, given: str, config: dict[str, Any], trusted: bool) -> None:
-    unknown = unknown_kind(config)
+    unknown = kinds.unknown_kind(config)
     if unknown and "auto_map" in config:
         if not trusted:
             raise ConfigError(
@@ -478,7 +467,7 @@ def _check_kind(model: str, key: str, given: str, config: dict[str, Any], truste
                 f"{model}.trust_remote_code=true"
             )
         unknown = None
-    if why := why_not_usable(config, for_values=key == "value_path") or unknown:
+    if why := kinds.why_not_usable(config, for_values=key == "value_path") or unknown:
         raise ConfigError(f"{given}: {why}")
 
 

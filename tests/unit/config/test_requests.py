@@ -26,10 +26,7 @@ from tests.doubles.composing import quick_config
 pytestmark = pytest.mark.properties
 
 # Explaining a failure traces every line, which takes several times as long where there is none.
-quickly = settings(
-    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
-    max_examples=max(30, settings.default.max_examples // 3),
-)
+quickly = settings(phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
 # Composing takes Hydra a tenth of a second; `tests.doubles.composing` answers alike in a fifth of the time.
 seldom = settings(quickly, max_examples=max(8, settings.default.max_examples // 40))
 NAME = "experiment.name=t"
