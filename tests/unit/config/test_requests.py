@@ -1,14 +1,11 @@
 """Whatever is asked for, the answer is a request that can be planned or one readable message."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -27,8 +24,6 @@ pytestmark = pytest.mark.properties
 
 # Explaining a failure traces every line, which takes several times as long where there is none.
 quickly = settings(phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink))
-# Composing takes Hydra a tenth of a second; `tests.doubles.composing` answers alike in a fifth of the time.
-seldom = settings(quickly, max_examples=max(8, settings.default.max_examples // 40))
 NAME = "experiment.name=t"
 OWN = "algos.Mine.class_path=examples.fudge.Fudge"
 MOST_LINES, MOST_CHARACTERS = 25, 10_000
@@ -117,37 +112,6 @@ def test_any_value_in_any_place_is_taken_or_explained(data: st.DataObject, value
     path = data.draw(st.sampled_from(list(places(everything()))))
     plain = changed(everything(), path, value)
     answered(lambda: typed(composed_of(plain)))
-
-
-FILE = {
-    "training": {"micro_batch_size": 8, "schedule": "constant", "weight_decay": 0.1},
-    "evaluation": {"etas": [0.1, 1], "num_prompts": 50},
-    "algos": {"PITA": {"eta": 0.5, "options": {"a": [1, {"b": None}]}}, "DPO": {"lora": {"rank": 4}}},
-    "datasets": {"addition": {"rewards": {"exact_match": 1.0}, "grading": {"options": {"exact_match": {}}}}},
-    "models": {"tiny": {"n_embd": 32}},
-}
-
-
-@st.composite
-def files(draw: st.DrawFn) -> str:
-    """A file of the user's own with one odd value, and often with junk in the middle."""
-    path = draw(st.sampled_from(list(places(FILE))))
-    text = yaml.safe_dump(changed(FILE, path, draw(odd_values)))
-    if draw(st.booleans()):
-        junk = draw(st.text(alphabet="[]{}&*!|>:-?#'\"\n\t a", max_size=6))
-        cut = draw(st.integers(0, len(text)))
-        text = text[:cut] + junk + text[cut + len(junk) :]
-    return f"# @package _global_\n{text}"
-
-
-@seldom
-@given(files())
-def test_any_file_is_taken_or_explained(text: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "profile" / "mine.yaml"
-        file.parent.mkdir()
-        file.write_bytes(text.encode(errors="surrogatepass"))
-        answered(lambda: load_config([NAME, f"hydra.searchpath=[file://{folder}]", "profile=mine"]))
 
 
 keys = st.builds(

@@ -25,7 +25,6 @@ from pipeline.learning.algos.value_guided import PITA, PITAConfig
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.kinds import HFModelConfig, TinyModelConfig
 from pipeline.plan.build import build_plan
-from pipeline.plan.durations import estimated_load, estimated_makespan
 from pipeline.plan.estimates import (
     DiskNeed,
     Scale,
@@ -137,17 +136,6 @@ def test_weights_that_go_before_the_first_job_are_room(
             dry_run.check_room(request, stored)
 
 
-def test_a_dry_run_says_it(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    settings = [*ASKED, f"output_dir={tmp_path}", model, "algos=[DPO]", "rounds_of_training=1", "dry_run=true"]
-    for free in (100 * WEIGHTS, WEIGHTS):
-        has_free(monkeypatch, free)
-        assert run_experiment(quick_config(settings), Terminal(file=out, width=200)) == 0
-    assert "4.0 kB of models" in out.getvalue()
-    assert "100.0 kB are free" in out.getvalue()
-    assert "warning: this would not start" in out.getvalue()
-
-
 STAGES = {(kind, stage.name): stage for kind in (DPO, GRPO, PITA, QSharp) for stage in kind.stages}
 SENTIMENT = Scale(weights=134_515_008, tokens=24, prompt=32, prompts=256, samples=2, decided=1.0)
 """As `experiment=sentiment` had it when it was recorded."""
@@ -181,13 +169,6 @@ def test_a_model_of_135_million_weights_takes_what_was_recorded(
     guess = sum(n * guess_seconds(STAGES[kind, stage], count, SENTIMENT, settings) for stage, count, n in jobs)
     took_s = sum(n * seconds for (*_, n), seconds in zip(jobs, measured, strict=True))
     assert took_s / 1.7 < guess < took_s * 1.7
-
-
-def test_the_first_result_takes_some_80_seconds_on_two_cores() -> None:
-    config = quick_config(["experiment.name=x"])
-    plan = build_plan(config, weights={name: count_weights(model) for name, model in config.models.items()})
-    whole_s = estimated_makespan(plan, list(plan.jobs), 2) + estimated_load(plan, list(plan.jobs), 2, {})
-    assert 40 < whole_s < 160
 
 
 def test_a_plan_counts_all_that_is_drawn_of_a_prompt() -> None:
