@@ -9,8 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from pipeline.config.schema import CHOICES, PATH, RANGE, Range
 from pipeline.errors import ConfigError
@@ -75,8 +74,6 @@ def nearest_choice(given: str, choices: Iterable[str]) -> str | None:
 def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
     allowed: Range | None = declared.get(RANGE)
     choices: Mapping[str, str] | None = declared.get(CHOICES)
-    if isinstance(value, (list, dict)):
-        return f"must be a single value{'' if allowed is None else f', {allowed}'}"
     if isinstance(value, str):
         if allowed is not None and value not in allowed.words:
             kind = "a whole number, " if allowed.words else ""
@@ -115,25 +112,11 @@ def _path_problem(text: str) -> str | None:
     return None
 
 
-@cache
-def _flat(schema: type) -> frozenset[str]:
-    """Fields that are lists or tables of single values; OmegaConf takes lists and tables in their place."""
-    kinds = {name: (hint, *get_args(hint)) for name, hint in get_type_hints(schema).items()}
-    return frozenset(
-        name
-        for name, each in kinds.items()
-        if any(get_origin(kind) in (list, dict) and get_args(kind)[-1] in (int, float, str, bool) for kind in each)
-    )
-
-
 def _leaves(value: object, key: str, declared: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any, Any]]:
     """Key, value and declaration of everything that is no table or list; names in tables are texts, too."""
     if is_dataclass(value):
         for item, (below, entry) in zip(fields(value), held(value, key), strict=True):
             yield from _leaves(entry, below, item.metadata)
-            if isinstance(entry, (list, dict)) and item.name in _flat(value.__class__):
-                inside = entry.values() if isinstance(entry, dict) else entry
-                yield from ((below, each, item.metadata) for each in inside if isinstance(each, (list, dict)))
     elif isinstance(value, (Mapping, list, tuple)):
         if isinstance(value, Mapping):
             yield from ((key, name, {}) for name in value)
