@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import StoreError
-from pipeline.outputs.formats import FIELDS, Sample, TrainingStep
+from pipeline.outputs.formats import FIELDS, Sample
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import ComputeRow
 from pipeline.runs.loaded import LoadedRun
@@ -21,7 +21,6 @@ from pipeline.terminal.columns import html_table, html_text
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pipeline.terminal.columns import FittedTable
 
 
 # -- frames ------------------------------------------------------------------------------------------------------
@@ -45,56 +44,6 @@ _TEXTS = {_GIVEN, "fault", "difference_over"}
 def _rows(kind: type[Any], rows: Iterable[Any]) -> pd.DataFrame:
     """Rows of a dataclass as they are."""
     return _frame([field.name for field in fields(kind)], map(vars, rows))
-
-
-def compute_frame(rows: Sequence[ComputeRow]) -> pd.DataFrame:
-    """What stages took; FLOPs by what they went into as ``flops/PURPOSE``."""
-    purposes = sorted({name for row in rows for name in row.flops_by_purpose})
-    names = [field.name for field in fields(ComputeRow) if field.name != "flops_by_purpose"]
-    cells = ({**vars(row), **_prefixed("flops", row.flops_by_purpose)} for row in rows)
-    return _frame([*names, *(f"flops/{name}" for name in purposes)], cells)
-
-
-def samples_frame(found: Iterable[tuple[Job, Sample]]) -> pd.DataFrame:
-    """Completions that were evaluated; each of several rewards as ``rewards/NAME``."""
-    every = list(found)
-    rewards = sorted({name for _, sample in every for name in sample.parts})
-    # `answer` would be taken for that of the data, which is not here.
-    own = {field.name: _GIVEN if field.name == "answer" else field.name for field in fields(Sample)}
-    del own["parts"]
-    if every and all(sample.answer is None for _, sample in every):
-        del own["answer"]  # no reward of the run reads one
-    cells = (
-        {**_place(job), **{named: getattr(sample, name) for name, named in own.items()}}
-        | _prefixed("rewards", sample.parts)
-        for job, sample in every
-    )
-    return _frame([*PLACE, *own.values(), *(f"rewards/{name}" for name in rewards)], cells)
-
-
-def curves_frame(curves: Iterable[tuple[Job, Sequence[TrainingStep]]]) -> pd.DataFrame:
-    """Steps of trainings; what only some methods tell is missing elsewhere."""
-    every = [(job, step) for job, steps in curves for step in steps]
-    own = [*PLACE, "stage", "job", *FIELDS]
-    extra = sorted({name for _, step in every for name in step.extra})
-    named = {name: f"extra/{name}" if name in own else name for name in extra}
-    cells = (
-        {**_place(job), "stage": job.stage, "job": job.id, **{name: getattr(step, name) for name in FIELDS}}
-        | {named[name]: value for name, value in step.extra.items()}
-        for job, step in every
-    )
-    return _frame([*own, *named.values()], cells)
-
-
-def timeline_frame(spans: Sequence[Span]) -> pd.DataFrame:
-    """Who used which device when; times in UTC, and ``seconds`` where a span is over."""
-    import pandas as pd
-
-    frame = _rows(Span, spans)
-    frame["seconds"] = frame["end"].astype("float64") - frame["start"].astype("float64")
-    for name in ("start", "end"):
-        frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
-    return frame
 
 
 def _frame(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -199,23 +148,54 @@ class Run:
 
     @cached_property
     def compute(self) -> pd.DataFrame:
-        """What stages took: tokens, FLOPs, seconds on devices."""
-        return compute_frame(self.loaded.compute.rows)
+        """What stages took: tokens, seconds on devices, FLOPs by what they went into as ``flops/PURPOSE``."""
+        rows = self.loaded.compute.rows
+        purposes = sorted({name for row in rows for name in row.flops_by_purpose})
+        names = [field.name for field in fields(ComputeRow) if field.name != "flops_by_purpose"]
+        cells = ({**vars(row), **_prefixed("flops", row.flops_by_purpose)} for row in rows)
+        return _frame([*names, *(f"flops/{name}" for name in purposes)], cells)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """Every evaluated completion with its prompt, reward and divergence."""
-        return samples_frame(self.loaded.samples())
+        """Every evaluated completion with its prompt and divergence; several rewards as ``rewards/NAME``."""
+        every = list(self.loaded.samples())
+        rewards = sorted({name for _, sample in every for name in sample.parts})
+        # `answer` would be taken for that of the data, which is not here.
+        own = {field.name: _GIVEN if field.name == "answer" else field.name for field in fields(Sample)}
+        del own["parts"]
+        if every and all(sample.answer is None for _, sample in every):
+            del own["answer"]  # no reward of the run reads one
+        cells = (
+            {**_place(job), **{named: getattr(sample, name) for name, named in own.items()}}
+            | _prefixed("rewards", sample.parts)
+            for job, sample in every
+        )
+        return _frame([*PLACE, *own.values(), *(f"rewards/{name}" for name in rewards)], cells)
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """Steps of every training: loss, gradient norm, learning rate, and what the method tells besides."""
-        return curves_frame(self.loaded.curves())
+        """Steps of every training; what only some methods tell is missing elsewhere."""
+        every = [(job, step) for job, steps in self.loaded.curves() for step in steps]
+        own = [*PLACE, "stage", "job", *FIELDS]
+        extra = sorted({name for _, step in every for name in step.extra})
+        named = {name: f"extra/{name}" if name in own else name for name in extra}
+        cells = (
+            {**_place(job), "stage": job.stage, "job": job.id, **{name: getattr(step, name) for name in FIELDS}}
+            | {named[name]: value for name, value in step.extra.items()}
+            for job, step in every
+        )
+        return _frame([*own, *named.values()], cells)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """Who used which device when."""
-        return timeline_frame(self.loaded.timeline())
+        """Who used which device when; times in UTC, and ``seconds`` where a span is over."""
+        import pandas as pd
+
+        frame = _rows(Span, self.loaded.timeline())
+        frame["seconds"] = frame["end"].astype("float64") - frame["start"].astype("float64")
+        for name in ("start", "end"):
+            frame[name] = pd.to_datetime(frame[name].astype("float64"), unit="s", utc=True)
+        return frame
 
     # -- shown -------------------------------------------------------------------------------------------------
 
@@ -225,9 +205,7 @@ class Run:
     def _repr_html_(self) -> str:
         """What a notebook shows: where the run stands, and its tables. Refers to nothing outside."""
         headline = f"<p><b>{html_text(self.name)}</b>: {self.state} <code>{html_text(str(self.folder))}</code></p>"
-        tables = "".join(map(html_table, self._tables()))
-        return f"<div>{headline}{tables or '<p>no results yet</p>'}</div>"
-
-    def _tables(self) -> list[FittedTable]:
         results = self.loaded.results
-        return [*result_tables(results, self.loaded.compute.costs), *front_tables(results)]
+        shown = [*result_tables(results, self.loaded.compute.costs), *front_tables(results)]
+        tables = "".join(map(html_table, shown))
+        return f"<div>{headline}{tables or '<p>no results yet</p>'}</div>"

@@ -24,18 +24,12 @@ def run(tmp_path: Path) -> WrittenRun:
     return WrittenRun(tmp_path, chain_plan(rounds=1))
 
 
-def columns_on_the_page(frame: str) -> list[str]:
-    (line,) = re.findall(rf"^\| `run\.{frame}` \|.*$", PAGE.read_text(), re.MULTILINE)
-    cells = line.rpartition(" | ")[2]
-    place = ["dataset", "model", "reference", "algo", "seed", "round"] if "the place as above" in cells else []
-    names = re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", cells))
-    return [*place, *names]
-
-
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_frame_has_the_columns_that_the_page_says_even_without_rows(run: WrittenRun, name: str) -> None:
+def test_a_frame_has_the_columns_that_the_page_names_even_without_rows(run: WrittenRun, name: str) -> None:
+    (line,) = re.findall(rf"^\| `run\.{name}` \|.*$", PAGE.read_text(), re.MULTILINE)
+    named = re.findall(r"`([a-z]\w*)`", re.sub(r"\([^)]*\)", "", line.rpartition(" | ")[2]))
     frame = getattr(Run(load(run.folder)), name)
-    assert sorted(frame.columns) == sorted(columns_on_the_page(name))
+    assert set(named) <= set(frame.columns)
     assert len(frame) == 0
 
 
