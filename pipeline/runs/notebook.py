@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-
 # -- frames ------------------------------------------------------------------------------------------------------
 # What a run left as pandas frames, a row for each number, completion, step or span; columns in
 # docs/python.md. A whole number that may be missing is of pandas' ``Int64``, so that a seed stays ``0`` and

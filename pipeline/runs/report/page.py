@@ -28,7 +28,6 @@ from pipeline.runs.report.format import (
     Looks,
     beginning,
     count,
-    decimal,
     drawn_methods,
     duration,
     in_order_of_work,
@@ -55,7 +54,6 @@ _OVERHEAD = 40
 MOST_READ, FEWEST_READ = 20_000, 20
 """Completions that are read, which takes half a second, and those of each job however many jobs there are."""
 EVALUATE = "evaluate"
-_MOST_NAMED = 6
 
 Object = dict[str, Any]
 _Row = TypeVar("_Row", PooledRow, ResultRow, ComputeRow, CostRow)
@@ -105,7 +103,6 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "stamp": run.stamp,
         "state": run.state,
         "unfinished": list(_unfinished(run)),
-        "best": list(best_of(results)),
         "facts": _facts(run),
         "places": list(dict.fromkeys(map(place_of, results.pooled))),
         "algos": drawn_methods(results),
@@ -158,21 +155,6 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
         "shared store": shared_in_words(view.shared),
     }
     return [(name, text) for name, text in facts.items() if text]
-
-
-def best_of(results: Results) -> Iterator[tuple[str, str]]:
-    """Of every dataset and model the methods with the highest number, as it is shown, after their last round."""
-    for metric, heading in metrics_of(results)[:1]:
-        series = [one for one in series_of(results) if not one["chain"] and one["metric"] == metric]
-        for place in list(dict.fromkeys(one["place"] for one in series))[:_MOST_NAMED]:
-            last = {one["algo"]: one["values"][-1] for one in series if one["place"] == place}
-            before = last.pop(REFERENCE, None)
-            known = {algo: value for algo, value in last.items() if value is not None}
-            if known:
-                most = decimal(max(known.values()))
-                first = first_few((algo for algo, value in known.items() if decimal(value) == most), "methods")
-                than = "" if before is None else f" (reference {decimal(before)})"
-                yield f"highest {heading}, {place}", f"{first} {most}{than}"
 
 
 def _unfinished(run: LoadedRun) -> Iterator[str]:

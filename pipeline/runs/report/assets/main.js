@@ -2,7 +2,7 @@
 
 function top() {
   head(several ? "" : runs[0].state);
-  if (!several) atTheTop(runs[0].unfinished, [...runs[0].best, ...runs[0].facts]);
+  if (!several) atTheTop(runs[0].unfinished, runs[0].facts);
 }
 
 /** Of several runs a row for each, and what is missing of any: so that the comparison comes first. */
