@@ -14,36 +14,28 @@ from pipeline.config.schema import NOTHING, DatasetConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS, TRL_REWARDS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, install_command, unknown_name
-from pipeline.learning.rewards.calling import GIVEN, bind, makes_rewards
+from pipeline.learning.rewards.calling import GIVEN, Bound, bind, makes_rewards
 from pipeline.learning.rewards.traits import RewardTraits
 
 MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
 _NAMED = REWARDS | TRL_REWARDS
 
 
-@dataclass(frozen=True)
-class LoadedReward:
-    """A reward with its settings.
+@dataclass(frozen=True, kw_only=True)
+class LoadedReward(Bound):
+    """A reward of a dataset; of a model that is not loaded the function must not be called.
 
     Attributes:
         name: As the configuration has it.
         weight: In the sum of several.
-        traits: What the engine may know of it.
         path: Dotted path of the function, or of the one that made it.
-        function: The function; of a model that is not loaded one that must not be called.
         options: Settings from the configuration.
-        arguments: Those of them that are arguments of each call.
-        messages: Which of "prompts" and "completions" it takes as conversations alone.
     """
 
     name: str
     weight: float
-    traits: RewardTraits
     path: str
-    function: Callable[..., Any]
     options: Mapping[str, Any]
-    arguments: Mapping[str, Any]
-    messages: frozenset[str] = frozenset()
 
 
 def package_versions(traits: RewardTraits) -> dict[str, str | None]:
@@ -171,14 +163,16 @@ def _load(
             from pipeline.learning.rewards.model import RewardModel, model_settings
 
             model = RewardModel(model_settings(name, options), device, hints)
-        return LoadedReward(name, weight, MODEL_TRAITS, REWARD_MODEL, model, options, options)
+        return LoadedReward(
+            model, MODEL_TRAITS, options, name=name, weight=weight, path=REWARD_MODEL, options=options
+        )
     named: Callable[..., Any] = load_reward(used)
     _check_options(name, named, options, lenient=used not in REWARDS)
     bound = bind(named, options, name)
     if "math-verify" in bound.traits.packages and _version("math-verify") is None:
         raise ConfigError(f"the reward '{name}' needs a package: {install_command('math')}")
     path = _NAMED.get(used, used)
-    return LoadedReward(name, weight, bound.traits, path, bound.function, options, bound.arguments, bound.messages)
+    return LoadedReward(**vars(bound), name=name, weight=weight, path=path, options=options)
 
 
 def _not_loaded(**_: Any) -> list[float]:
