@@ -469,6 +469,7 @@ def trial_json(trial: Trial, now: float) -> dict[str, Any]:
     """A trial as plain data."""
     left_out, seconds = ("sampled", "distributions", "key"), seconds_of(trial, now)
     return {
+        "number": trial.number,
         **{name: _plain(value) for name, value in vars(trial).items() if name not in left_out},
         "seconds": None if seconds is None else round(seconds, 3),
         "effective_batch": effective_batch(trial.parameters, trial.num_gpus),

@@ -150,6 +150,21 @@ def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Start:
+    """How an attempt was begun.
+
+    Attributes:
+        agent: Who runs it, or ran it.
+        devices: In words, with UUIDs for GPUs.
+        started: Seconds since 1970.
+    """
+
+    agent: str = ""
+    devices: list[str] = field(default_factory=list)
+    started: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class End:
     """How an attempt has ended.
 
@@ -160,23 +175,16 @@ class End:
         values: What it logged last of every metric.
         exit_code: Of its program.
         reason: Why it failed, was stopped or interrupted.
-        time: Seconds since 1970.
+        ended: Seconds since 1970.
     """
 
-    state: str
+    state: str = "waiting"
     value: float | None = None
     best: float | None = None
     values: dict[str, float | None] = field(default_factory=dict)
     exit_code: int | None = None
     reason: str = ""
-    time: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Start:
-    agent: str = ""
-    devices: list[str] = field(default_factory=list)
-    time: float | None = None
+    ended: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +196,7 @@ class _Attempt:
     parameters: dict[str, Any]
     num_gpus: int = 1
     round: int = 0
-    start: _Start | None = None
+    start: Start | None = None
     end: End | None = None
 
 
@@ -241,19 +249,14 @@ class Once:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One choice of settings, with what became of its last attempt.
+class Trial(End, Start):
+    """One choice of settings, with the start and the end of its last attempt; its state is one of `STATES`.
 
     Attributes:
         number: From 0, in the order in which they were known.
         parameters: Dotted name -> value.
         num_gpus: Devices it needs.
-        state: One of `STATES`.
         attempts: How often it was begun.
-        value, best, values, exit_code, reason: See `End`.
-        agent: Who runs it, or ran it last.
-        devices: In words, with UUIDs for GPUs.
-        started, ended: Seconds since 1970.
         failures: Attempts that have failed since the sweep was last begun or resumed.
         losses: Agents that have died with it since then.
         sampled, distributions: The settings as Optuna has them.
@@ -263,17 +266,7 @@ class Trial:
     number: int
     parameters: Mapping[str, Any]
     num_gpus: int = 1
-    state: str = "waiting"
     attempts: int = 0
-    value: float | None = None
-    best: float | None = None
-    agent: str = ""
-    devices: tuple[str, ...] = ()
-    started: float | None = None
-    ended: float | None = None
-    exit_code: int | None = None
-    reason: str = ""
-    values: Mapping[str, float | None] = field(default_factory=dict)
     failures: int = 0
     losses: int = 0
     sampled: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -373,34 +366,26 @@ class Record:
         ends, found, lives = list[tuple[float, int, str]](), dict[int, Trial](), dict[str, bool]()
         for frozen in attempts:
             known = converted(frozen.user_attrs, _Attempt)
-            start, before, current = (
-                known.start or _Start(),
-                found.get(known.trial),
-                known.round == self.about.round,
-            )
-            end = known.end or End(state="running" if known.start else "waiting")
+            start, end = known.start or Start(), known.end or End(state="running" if known.start else "waiting")
             if end.state == "running":
                 if start.agent not in lives:
                     lives[start.agent] = self.lives(start.agent)
                 if not lives[start.agent]:
                     end = End(state="lost", reason=f"agent {start.agent} is gone")
-            state, counts = end.state, before if current else None
-            if end.time is not None and current:
-                ends.append((end.time, known.trial, state))
-            losses = (counts.losses if counts else 0) + (state == "lost" and current)
-            state = "failed" if losses >= MAX_LOSSES else state
+            current = known.round == self.about.round
+            before = found.get(known.trial) if current else None
+            if end.ended is not None and current:
+                ends.append((end.ended, known.trial, end.state))
+            losses = (before.losses if before else 0) + (end.state == "lost" and current)
+            state = "failed" if losses >= MAX_LOSSES else end.state
             found[known.trial] = Trial(
+                **vars(start),
+                **{**vars(end), "state": "waiting" if state in ("failed", "cancelled") and not current else state},
                 number=known.trial,
                 parameters=known.parameters,
                 num_gpus=known.num_gpus,
-                state="waiting" if state in ("failed", "cancelled") and not current else state,
                 attempts=known.attempt - (known.start is None),
-                agent=start.agent,
-                devices=tuple(start.devices),
-                started=start.time,
-                ended=end.time,
-                **{name: getattr(end, name) for name in ("value", "best", "values", "exit_code", "reason")},
-                failures=(counts.failures if counts else 0) + (state == "failed" and current),
+                failures=(before.failures if before else 0) + (state == "failed" and current),
                 losses=losses,
                 sampled=frozen.params,
                 distributions=frozen.distributions,
@@ -557,7 +542,7 @@ class Record:
         """Add a trial that waits, inside a turn, with further fields of `Trial`."""
         return self._add(Trial(number=max(self.trials, default=-1) + 1, parameters=parameters, **more))
 
-    def _add(self, trial: Trial, start: _Start | None = None) -> Trial:
+    def _add(self, trial: Trial, start: Start | None = None) -> Trial:
         attempt = _Attempt(
             trial=trial.number,
             attempt=trial.attempts + 1,
@@ -580,7 +565,7 @@ class Record:
 
     def start(self, trial: Trial, agent: str, devices: list[str], now: float | None = None) -> Trial:
         """Note that an attempt at a trial begins, inside a turn."""
-        start = _Start(agent=agent, devices=devices, time=time.time() if now is None else now)
+        start = Start(agent=agent, devices=devices, started=time.time() if now is None else now)
         if trial.attempts or trial.state != "waiting":
             return self._add(trial, start)
         with self._study() as storage:
@@ -600,7 +585,7 @@ class Record:
             curve: Values of the metric for Optuna's tools, by step.
             now: Seconds since 1970; None for now.
         """
-        written = replace(end, time=time.time() if now is None else now)
+        written = replace(end, ended=time.time() if now is None else now)
         with self._study() as storage:
             from optuna.trial import TrialState
 

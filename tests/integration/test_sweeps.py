@@ -101,7 +101,7 @@ def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeps]:
 def check_no_overlap(attempts: list[dict[str, Any]]) -> None:
     """No device had two trials at a time."""
     events = [
-        (one[what]["time"], what, one["start"]["devices"])
+        (one[what][f"{what}ed"], what, one["start"]["devices"])
         for one in attempts
         for what in ("end", "start")
         if what in one and "start" in one
@@ -153,7 +153,7 @@ def test_no_more_trials_run_at_once_than_there_are_agents(sweeps: Sweeps, monkey
     block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 6}
     sweeps.file("few", command=["sh", "-c", log], **block)
     said = sweeps.run("run", "few.yaml", "--agents", "2", "--gpu-list", "0,1,2,3,4")
-    spans = [(one["start"]["time"], one["end"]["time"]) for one in sweeps.attempts("few")]
+    spans = [(one["start"]["started"], one["end"]["ended"]) for one in sweeps.attempts("few")]
     events = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
     assert (max(accumulate(step for _, step in events)), len(spans)) == (2, 6), said
 

@@ -90,7 +90,7 @@ def test_an_attempt_goes_from_waiting_to_its_end_and_a_further_one_begins_anew(p
     with paper.at_work():
         paper.start(0, devices=["GPU 0 GPU-a"])
         trial = Record(paper.folder).trials[0]
-        assert (trial.state, trial.attempts, trial.agent, trial.devices) == ("running", 1, "a1", ("GPU 0 GPU-a",))
+        assert (trial.state, trial.attempts, trial.agent, trial.devices) == ("running", 1, "a1", ["GPU 0 GPU-a"])
         paper.end(0, "failed", reason="exit code 1")
         assert [each.failures for each in paper.record.ready(2)] == [1]
         assert paper.record.ready(1) == []
