@@ -20,7 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from pipeline import arithmetic
@@ -38,10 +37,8 @@ from pipeline.errors import ConfigError, DeviceError, PipelineError, install_com
 from pipeline.machine.memory import memory_available_bytes
 from pipeline.plan.graph import Job, Plan
 from pipeline.slurm.lint import slurm_checks
-from pipeline.terminal.console import Check, Verdict, failed, make_console, passed, say, warned
-from pipeline.terminal.streams import printable
+from pipeline.terminal.console import Check, Verdict, failed, make_console, passed, say, say_styled, warned
 
-MINIMUM_PYTHON = (3, 11)
 GPU_IN_USE = 0.1
 SHM_GIB = 1
 WORKER_MEMORY_GIB = 0.7
@@ -116,8 +113,8 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     counts = dict.fromkeys(Verdict, 0)
     for check in checks:
         counts[check.verdict] += 1
-        for line in check_lines(check, console):
-            console.print(line, soft_wrap=True)
+        name = (check.verdict.name, check.verdict.value)
+        say_styled(console, Text.assemble(name, "  ", (check.name, "bold"), ": ", check.detail))
         if check.remedy:  # in one piece, since it often holds a command to be copied
             say(console, f"{_INDENT}try: {check.remedy}")
     wrong = counts[Verdict.FAIL]
@@ -126,30 +123,16 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     return 1 if wrong else 0
 
 
-def check_lines(check: Check, console: Console) -> Iterator[Text]:
-    """What was seen; on a terminal broken between words, and indented."""
-    name = (check.verdict.name, check.verdict.value)
-    text = Text.assemble(name, "  ", (printable(check.name), "bold"), ": ", printable(check.detail))
-    if not console.is_terminal:
-        yield text
-        return
-    for number, line in enumerate(text.wrap(console, max(1, console.width - len(_INDENT)))):
-        line.rstrip()
-        yield Text(_INDENT if number else "") + line
-
-
 # -- the installation --------------------------------------------------------------------------------------------
 
 
 def check_python() -> Iterator[Check]:
-    """The interpreter and the operating system are ones that workers run on."""
+    """The operating system is one that workers run on."""
     seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    if sys.version_info < MINIMUM_PYTHON:
-        yield failed("python", seen, "install Python 3.11 or newer and make the environment with it")
-    elif not sys.platform.startswith("linux"):
-        yield warned("python", seen, "only Linux is tested; use it for long runs")
-    else:
-        yield passed("python", seen)
+    linux = sys.platform.startswith("linux")
+    yield (
+        passed("python", seen) if linux else warned("python", seen, "use Linux for long runs: it alone is tested")
+    )
 
 
 def check_devices() -> Iterator[Check]:
@@ -268,6 +251,8 @@ def _gpu_checks(machine: inventory.Machine, driver: str, torch: Mapping[str, Any
     else:
         yield passed("driver", f"NVIDIA {driver}; {len(machine.uuids)} GPUs")
     mask = os.environ.get(inventory.VISIBLE)
+    if not machine.uuids:
+        return
     if mask is not None and mask.strip() in inventory.NOTHING:
         seen = f"{inventory.VISIBLE}={mask} hides all {len(machine.uuids)} GPUs"
         yield warned(inventory.VISIBLE, seen, f"`unset {inventory.VISIBLE}`, unless you mean the CPU")

@@ -58,8 +58,7 @@ def verify(
         say(console, f"note: {path} is no output; it is left alone")
     removed = sum(map(opened.is_removed, chosen))
     without = f", {removed:,} without the weights that execution.keep had removed" if removed else ""
-    how = "the next runs that need them make them" if repair else "--repair sets them aside, to be made"
-    advice = f"; {how} anew" if damaged else ""
+    advice = "; --repair sets them aside, to be made anew" if damaged and not repair else ""
     say(console, f"{count(len(chosen), 'output')} checked, {len(damaged):,} damaged{without}{advice}")
     return SOMETHING_WRONG if damaged else 0
 
@@ -114,7 +113,7 @@ def gc(
     if not _report(found, folders, console):
         return 0
     # The store is free while the question waits, so what is removed is looked for once more afterwards.
-    if not (yes or _confirmed("Remove all this?", console)):
+    if not (yes or typer.confirm("Remove all this?")):
         say(console, "Nothing was removed.")
         return SOMETHING_WRONG
     number = freed = failed = 0
@@ -137,10 +136,9 @@ def _kept(
     """The runs whose outputs stay."""
     runs = garbage.find_runs(folders, store.root)
     if not runs:
-        where = f" in {', '.join(map(str, folders))}" if folders else ""
         raise ConfigError(
-            f"no run was found{where}, so every output would go. Give the folder of the runs with "
-            f"--output-dir; to remove everything, delete {store.root} itself"
+            f"no run was found in {', '.join(map(str, folders)) or 'any folder'}, so every output would go. Give "
+            f"the folder of the runs with --output-dir; to remove everything, delete {store.root} itself"
         )
     if keep_runs is not None:
         return garbage.newest_runs(runs, keep_runs)
@@ -174,11 +172,3 @@ def _output_dirs(store: Store, output_dir: Path | None) -> list[Path]:
     """Where runs that use a store may lie: the given folder, and those that the store knows of."""
     given = [output_dir.absolute()] if output_dir else []
     return list(dict.fromkeys([*given, *users(store.root)]))
-
-
-def _confirmed(question: str, console: Console) -> bool:
-    try:
-        return typer.confirm(question)
-    except typer.Abort:  # Ctrl-C, or nobody there to answer
-        say(console, "")
-        return False

@@ -166,7 +166,7 @@ def test_gc_removes_what_no_run_refers_to_and_nothing_else(outputs: Outputs, tmp
 
 
 @pytest.mark.parametrize(
-    ("answer", "code", "left"), [("y\n", 0, [0]), ("n\n", 1, [0, 1, 2, 3, 4, 5]), ("", 1, [0, 1, 2, 3, 4, 5])]
+    ("answer", "code", "left"), [("y\n", 0, [0]), ("n\n", 1, [0, 1, 2, 3, 4, 5]), ("", 130, [0, 1, 2, 3, 4, 5])]
 )
 def test_gc_asks_first(outputs: Outputs, answer: str, code: int, left: list[int]) -> None:
     outputs.add_run("first", KEYS[:1])
