@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.training.distributed import Ranks
-from pipeline.outputs.formats import FIELDS, TrainingStep, is_kept, kept_number, read_curve, write_curve
+from pipeline.outputs.formats import FIELDS, TrainingStep, is_kept, kept_number, write_curve
 
 _SAID_PART, _SAID_S = 0.1, 30.0
 """Of the steps, and seconds, between two lines in the log: both at least."""
@@ -40,16 +40,6 @@ class Curve:
     training: str
     folder: Path
     show: Callable[[Mapping[str, float | None]], None] = lambda _: None
-
-    def own_name(self) -> str:
-        """Its name, with a number where the job has finished a training of that name already."""
-        taken = set()
-        with suppress(
-            ForeignDataError
-        ):  # of the job's own; what holds its output to the formats says what is wrong
-            taken = {row.training for row in read_curve(self.folder)}
-        names = (self.training if number == 1 else f"{self.training}_{number}" for number in range(1, 10**9))
-        return next(name for name in names if name not in taken)
 
 
 class _Sums:
@@ -160,7 +150,7 @@ class Drawing:
         """
         self.rows: list[TrainingStep] = []
         self._curve = curve
-        self._training = "" if curve is None else curve.own_name()
+        self._training = "" if curve is None else curve.training
         self._steps = steps
         self._ranks = ranks
         self._tokens_after = tokens_after

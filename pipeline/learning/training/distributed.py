@@ -84,11 +84,8 @@ class Ranks:
         spread: Spread | None = None,
         dtype: DType = DType.float32,
     ) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self.spread = spread or Spread()
-        self.dtype = dtype
+        self.rank, self.size, self.device = rank, size, device
+        self.spread, self.dtype = spread or Spread(), dtype
 
     @property
     def is_first(self) -> bool:
@@ -116,8 +113,8 @@ class Ranks:
     def say_batch(self, batch_size: int, micro_batch_size: int) -> None:
         """Write to the job's log what makes up the batch of an optimizer step, where several ranks share it."""
         if self.size > 1 and self.is_first:
-            turns = math.ceil(math.ceil(batch_size / self.size) / micro_batch_size)
-            at_once = min(micro_batch_size, math.ceil(batch_size / self.size))
+            own = math.ceil(batch_size / self.size)
+            turns, at_once = math.ceil(own / micro_batch_size), min(micro_batch_size, own)
             parts = f"{at_once} at once x {self.size} ranks x {turns} in turn"
             print(f"batch of {batch_size}: {parts} ({self})", flush=True)  # noqa: T201 - the job's log
 
@@ -136,29 +133,24 @@ class Ranks:
 
     # -- agreeing ----------------------------------------------------------------------------------------------
 
+    def _reduced(self, values: Tensor, by: Any) -> Tensor:
+        """The same numbers of all ranks as one, in place."""
+        if self.size > 1:
+            dist.all_reduce(values, op=by)
+        return values
+
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
         """Of each flag, whether it is true on any rank. All ranks must ask together, here as below."""
-        if self.size == 1:
-            return flags
         asked = torch.tensor([int(flag) for flag in flags])
-        dist.all_reduce(asked, op=dist.ReduceOp.MAX)
-        return tuple(bool(found) for found in asked.tolist())
+        return tuple(bool(found) for found in self._reduced(asked, dist.ReduceOp.MAX).tolist())
 
     def sum(self, value: float) -> float:
         """Sum over ranks."""
-        if self.size == 1:
-            return value
-        total = torch.tensor(value, dtype=torch.float64)
-        dist.all_reduce(total)
-        return float(total)
+        return float(self._reduced(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.SUM))
 
     def sum_array(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum over ranks, element by element."""
-        if self.size == 1:
-            return values
-        total = torch.from_numpy(values)
-        dist.all_reduce(total)
-        summed: NDArray[np.float64] = total.numpy()
+        summed: NDArray[np.float64] = self._reduced(torch.from_numpy(values), dist.ReduceOp.SUM).numpy()
         return summed
 
     def all_of(self, value: _T) -> list[_T]:
@@ -171,11 +163,7 @@ class Ranks:
 
     def least(self, value: int) -> int:
         """The least over ranks."""
-        if self.size == 1:
-            return value
-        found = torch.tensor(value)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
-        return int(found)
+        return int(self._reduced(torch.tensor(value), dist.ReduceOp.MIN))
 
     def all_numbers(self, values: Sequence[int]) -> list[list[int]]:
         """What each rank has, in the order of ranks; a few whole numbers, which is cheap at every step."""
@@ -269,9 +257,8 @@ class Ranks:
             return
         # What no loss has touched on any rank has no gradient, so that the optimizer leaves it alone, as one
         # process does: all of it, where a batch has nothing to learn from.
-        touched = torch.tensor([int(one.grad is not None) for one in parameters])
-        dist.all_reduce(touched, op=dist.ReduceOp.MAX)
-        for bucket in _buckets([one for one, was in zip(parameters, touched.tolist(), strict=True) if was]):
+        touched = self.any_of(*(one.grad is not None for one in parameters))
+        for bucket in _buckets([one for one, was in zip(parameters, touched, strict=True) if was]):
             gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)

@@ -126,13 +126,6 @@ def fit(
     return model, losses, dict(made.told)
 
 
-def test_micro_batches_add_up_and_never_split_a_pair() -> None:
-    _, losses, _ = fit(micro_batch_size=8, epochs=2)
-    _, same, _ = fit(micro_batch_size=3, epochs=2)  # becomes 2, one pair
-    assert len(same) == 6
-    assert same == pytest.approx(losses, abs=1e-3)
-
-
 @pytest.mark.parametrize("limit", [None, 2], ids=["enough memory", "too little in the third step"])
 def test_what_micro_batches_report_is_told_once_whatever_interrupts_them(
     tmp_path: Path, limit: int | None

@@ -24,18 +24,16 @@ from pipeline.learning.training.grpo import (
     averaged,
     clipped_surrogate,
     group_advantages,
-    grpo_set,
     importance_ratio,
     leave_one_out,
     supervised_columns,
     token_figures,
     token_losses,
 )
-from pipeline.learning.training.loop import fit
 from pipeline.learning.training.scoring import completion_logprobs, read_off
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.contexts import context
-from tests.doubles.fitting import fitting, of_grpo
+from tests.doubles.fitting import of_grpo
 from tests.doubles.models import tiny_policy
 
 OBJECTIVE = of_grpo(beta=0.04, epsilon_high=0.3)
@@ -293,31 +291,3 @@ def samples(model: GPT2LMHeadModel, count: int = 24) -> Samples:
     with torch.no_grad():
         table = completion_logprobs(model, batch).double().numpy()
     return Samples.of(prompts, completions, rewards, supervised_columns(table, bare.sequences))
-
-
-def train(micro_batch_size: int, loss_type: GRPOLoss, epochs: int = 1) -> tuple[GPT2LMHeadModel, list[float]]:
-    model = tiny_policy()
-    data = samples(model)
-    advantages = group_advantages(data.rewards, 4, ScaleRewards.group)
-    algo = replace(OBJECTIVE, loss_type=loss_type)
-    made = grpo_set(model, data, advantages, data.logprobs, algo, "cpu", longest=9)
-    return model, fit(model, made, fitting(micro_batch_size, epochs=epochs))
-
-
-@pytest.mark.parametrize("loss_type", list(GRPOLoss))
-def test_micro_batches_of_whole_groups_add_up_to_the_batch(loss_type: GRPOLoss) -> None:
-    whole, losses = train(8, loss_type)
-    parts, same = train(4, loss_type)
-    assert same == pytest.approx(losses, abs=1e-5)
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=2e-3)
-
-
-def test_what_is_rewarded_becomes_likelier() -> None:
-    model, _ = train(8, GRPOLoss.grpo, epochs=4)
-    before = samples(tiny_policy())
-    good = before.rewards == 1
-    batch = batch_of(before.sequences, np.arange(len(before)), "cpu")
-    with torch.no_grad():
-        gain = (completion_logprobs(model, batch).sum(-1) - torch.from_numpy(before.logprobs).sum(-1)).numpy()
-    assert gain[good].mean() > gain[~good].mean() + 0.1

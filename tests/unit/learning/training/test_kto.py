@@ -17,7 +17,7 @@ from pipeline.learning.algos.dpo import KTOConfig
 from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.learning.training.loop import TrainingSet, fit
+from pipeline.learning.training.loop import TrainingSet
 from pipeline.learning.training.preferences import kto_set, mismatched
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
@@ -138,16 +138,6 @@ def test_weights_after_six_steps_are_those_of_trls_trainer(tmp_path: Path) -> No
         apart += float((one - other).double().square().sum())
         far += float((other - begun).double().square().sum())
     assert (apart / far) ** 0.5 < 1e-3
-
-
-def test_micro_batches_change_nothing() -> None:
-    found = []
-    for size in (8, 3):
-        model = tiny_policy(seed=1)
-        made = set_of(model, completions(20))
-        found.append(fit(model, made, fitting(size, epochs=2, weight_decay=0.0)))
-    assert len(found[0]) == 5
-    assert found[1] == pytest.approx(found[0], abs=1e-5)
 
 
 def test_completions_are_moved_on_until_they_stand_behind_other_prompts() -> None:
