@@ -1,8 +1,8 @@
 """A parallel engine for data generation and training rounds of language-model post-training.
 
-What programs of a user's own import comes from here, and from `toolbox` and `gpus`; modules inside may move. Names
-are looked up when they are first used, so importing the package, planning and scheduling never import torch: only
-worker processes do, after their device has been pinned.
+What programs of a user's own import comes from here, and from `toolbox`, `gpus` and `sweeps`; modules inside may
+move. Names are looked up when they are first used, so importing the package, planning and scheduling never import
+torch: only worker processes do, after their device has been pinned.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline import gpus as gpus
+    from pipeline import sweeps as sweeps
     from pipeline import toolbox as toolbox
     from pipeline.arithmetic import pin as pin
     from pipeline.commands.python import guided as guided

@@ -438,6 +438,8 @@ class Curve:
             state, found = "failed", " Nothing that it logged was found, as where W&B is disabled."
             if self.last:
                 found = known_names(self._name, self.last)
+            elif self._runs:
+                found = " No number was found in what it logged to W&B."
             elif self._lines.unreadable:
                 found = f' What it has added to {VARIABLE} is no line as {{"values": {{"{self._name}": 0.5}}}}.'
             reason = (

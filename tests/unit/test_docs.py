@@ -36,9 +36,9 @@ def test_the_page_of_keys_has_every_key_and_default() -> None:
 
 def test_the_page_of_public_names_has_all() -> None:
     named = set(re.findall(r"^::: pipeline\.(\S+)", (DOCS / "api.md").read_text(), re.MULTILINE))
-    own = set(pipeline.__all__) - {"toolbox", "gpus"}
-    boxed = {f"toolbox.{name}" for name in pipeline.toolbox.__all__}
-    assert named == own | boxed | {f"gpus.{name}" for name in pipeline.gpus.__all__}
+    rooms = {"gpus": pipeline.gpus, "sweeps": pipeline.sweeps, "toolbox": pipeline.toolbox}
+    own = set(pipeline.__all__) - rooms.keys()
+    assert named == own | {f"{room}.{name}" for room, module in rooms.items() for name in module.__all__}
 
 
 def test_the_batch_script_on_the_page_is_what_the_command_writes() -> None:

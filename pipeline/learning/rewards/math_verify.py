@@ -368,13 +368,13 @@ def _equal(given: Text, wanted: str) -> float | None:
         return float(one.rstrip("apm") == other.rstrip("apm"))  # one of two times says in which half of the day
     if ("ln" in one) != ("ln" in other):  # so a bare log beside it is natural
         gold, answer = ([*_alone(_LOG.sub(r"\\ln ", str(each[-1]))), *each] for each in (gold, answer))
-    gold, answer = _regions(gold, answer)
     if _differ(gold, answer):
         return 0.0
     if _LETTERS.fullmatch(one) and _LETTERS.fullmatch(other):
         return float(one == other)
     if plain(str(gold[-1])) == plain(str(answer[-1])):
         return 1.0
+    gold, answer = _regions(gold, answer)
     try:
         return float(verify(gold, answer, timeout_seconds=None, raise_on_error=True))
     except (ArithmeticError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError):
@@ -405,12 +405,19 @@ def _regions(*answers: list[Any]) -> list[list[Any]]:
 
     Several are all meant where all can hold, and else any of them, as x < 1 or x > 2.
     """
-    from sympy import And, Eq, FiniteSet, Intersection, Union
+    from sympy import Abs, And, Eq, FiniteSet, Function, Intersection, Pow, Union
     from sympy.core.relational import Relational
+
+    def is_simple(part: Any) -> bool:  # enough to be solved at once
+        if not isinstance(part, Relational | And) or isinstance(part, Eq):
+            return False
+        powers = (each for each in part.atoms(Pow) if not each.base.is_number)
+        known = all(isinstance(each, Abs) for each in part.atoms(Function))
+        return known and all(each.exp in range(-4, 5) for each in powers)
 
     def region(parsed: Any) -> Any:
         parts = parsed.args if isinstance(parsed, FiniteSet | And) else (parsed,)
-        if not parts or not all(isinstance(each, Relational | And) and not isinstance(each, Eq) for each in parts):
+        if not parts or not all(map(is_simple, parts)):
             return parsed
         with suppress(AttributeError, NotImplementedError, TypeError, ValueError):
             sets = [each.as_set() for each in parts]

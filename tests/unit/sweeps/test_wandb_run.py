@@ -186,6 +186,7 @@ def test_settings_that_a_trial_was_not_given_are_told_and_the_exit_code_of_its_l
         curve.follow()
         assert curve.exit_code == expected
     assert curve.other_values(given) == said
+    assert "disabled" not in curve.end(0).reason  # who has logged no number is not told that nothing was logged
 
 
 KEY = "0123456789" * 4
