@@ -31,8 +31,8 @@ from pipeline.sweeps.reporting import TRIALS, log, own_trial
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; most others look for the best settings."""
-_MOST_TRIED = 20
-"""Values of a setting that are checked before the first run: each takes a tenth of a second."""
+_MOST_TRIED = 40
+"""Further values that are checked before the first run: each takes a tenth of a second."""
 
 failed_runs: list[RunFailed] = []
 """The failed runs that this process knows of, those that other processes carried out among them."""
@@ -99,8 +99,8 @@ def requests(words: Sequence[str]) -> Iterator[list[str]]:
     values = {word: found for word in words if (found := _values(word))}
     first = {word: found[0] for word, found in values.items()}
     yield [*first.values()]
-    for word, found in values.items():
-        yield from ([*{**first, word: value}.values()] for value in found[1:])
+    others = ({**first, word: value} for word, found in values.items() for value in found[1:])
+    yield from ([*each.values()] for each in islice(others, _MOST_TRIED))
 
 
 def _values(word: str) -> list[str]:
