@@ -160,30 +160,35 @@ WORK = (
 """What commands do, which is imported once one of them is asked for."""
 
 
-@pytest.mark.parametrize(
-    ("statement", "heavy"),
-    [
-        ("import pipeline", f"{HEAVY} numpy omegaconf"),
-        ("import pipeline.__main__", f"{HEAVY} hydra networkx omegaconf numpy {WORK}"),
-        ("import pipeline.cli, pipeline.commands.check", f"{HEAVY} typer pydantic"),
+LIGHT = f"{HEAVY} numpy omegaconf"
+STEPS = {
+    "jobs": [
+        ("import pipeline", LIGHT),
         (
-            "import pipeline.commands.launch, pipeline.commands.looking, pipeline.commands.looking",
-            f"{HEAVY} hydra networkx omegaconf numpy",
+            "import pipeline.engine.workers.entrypoint, pipeline.engine.workers.rank",
+            f"{LIGHT} psutil difflib random",
         ),
+        ("import pipeline.learning.rewards.calling", LIGHT),
+        ("import pipeline.learning.algos.stage_entry", f"{HEAVY} hydra networkx"),
+        ("import pipeline.cli, pipeline.commands.check", f"{HEAVY} typer pydantic"),
         (
             "import pipeline.commands.run; from pipeline.config.load import load_config; "
             "from pipeline.plan.build import build_plan; build_plan(load_config(['experiment.name=t']))",
             f"{HEAVY} typer pydantic",
         ),
-        (
-            "import pipeline.engine.workers.entrypoint, pipeline.engine.workers.rank",
-            f"{HEAVY} numpy omegaconf psutil difflib random",
-        ),
-        ("import pipeline.learning.algos.stage_entry", f"{HEAVY} hydra networkx"),
-        ("import pipeline.learning.rewards.calling", f"{HEAVY} numpy omegaconf"),
     ],
-    ids=["package", "commands", "dry run", "looks", "run", "worker", "stage", "grader"],
-)
-def test_what_takes_long_is_not_imported_by(statement: str, heavy: str) -> None:
-    code = f"{statement}\nimport sys\nfound = set({heavy!r}.split()) & set(sys.modules)\nassert not found, found"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    "looks": [
+        ("import pipeline.__main__", f"{LIGHT} hydra networkx {WORK}"),
+        ("import pipeline.commands.launch, pipeline.commands.looking", f"{LIGHT} hydra networkx"),
+    ],
+}
+"""In one process each: what is imported one after the other, and what must not have been by then."""
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=list(STEPS))
+def test_what_takes_long_is_not_imported(steps: list[tuple[str, str]]) -> None:
+    checks = [
+        f"{statement}\nassert not (found := set({heavy!r}.split()) & set(sys.modules)), ({statement!r}, found)"
+        for statement, heavy in steps
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(["import sys", *checks])], check=True)
