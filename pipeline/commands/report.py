@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.files import plain_target, write_whole
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.compare import compare_runs, comparison_csv, comparison_tables, same_settings
-from pipeline.runs.figures import Format, without_rounds, write_figures
+from pipeline.runs.figures import Format, write_figures
 from pipeline.runs.index import choose_run, experiments, newest_of_several, runs_of
 from pipeline.runs.loaded import LoadedRun, load, load_planned
 from pipeline.runs.report.format import count
@@ -208,8 +208,6 @@ def figures(
     if not files:
         raise ConfigError(f"{folder.path} has nothing to show in a figure yet: no job of it is done.")
     say(console, f"{count(len(files), 'file')} written:", copy=str(out))
-    if places := without_rounds(found):
-        say(console, f"no rounds_* of {', '.join(places)}: there is one round, and nothing to join over rounds")
 
 
 @app.command(

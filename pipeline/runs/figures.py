@@ -143,18 +143,13 @@ def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
         where = re.sub(r"[^\w.-]+", "-", "_".join(place), flags=re.ASCII).strip("-.")[:100] or "run"
         if series := reward_against_kl(results, place):
             yield f"front_{where}", partial(_front, series, heading, look)
-        if _goes_over_rounds(series := _over_rounds(methods)):
+        series = _over_rounds(methods)
+        if any(len(points) > 1 for points in series.values()):
             yield f"rounds_{where}", partial(_rounds, series, heading, look)
         if series := _against_flops(methods, compute.costs, place):
             yield f"flops_{where}", partial(_flops, series, heading, look)
         if panels := trainings(curves, place):
             yield f"training_{where}", partial(_training, panels)
-
-
-def without_rounds(run: LoadedRun) -> list[str]:
-    """Datasets and models with results that no figure shows over rounds, since they are of one round."""
-    found = ((place, _over_rounds(methods_of(run.results, place))) for place in _places(run.results))
-    return ["/".join(place) for place, series in found if series and not _goes_over_rounds(series)]
 
 
 # -- data --------------------------------------------------------------------------------------------------------
@@ -172,10 +167,6 @@ def methods_of(results: Results, place: Place) -> Methods:
 
 def _metric(methods: Methods) -> str:
     return primary_metric(cells_of(methods)) or ""
-
-
-def _goes_over_rounds(series: Series) -> bool:
-    return any(len(points) > 1 for points in series.values())
 
 
 def reward_against_kl(results: Results, place: Place) -> Series:
