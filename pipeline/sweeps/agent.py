@@ -40,7 +40,7 @@ _FIXED = ("method", "metric", "parameters", "program", "command")
 """What trials have in common; a sweep with others is another sweep."""
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
-_PAUSE_S = 5.0
+_PAUSE_S = 2.0
 _CURVE = 20
 """Values of a curve that Optuna's tools are given."""
 _ONCE = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
