@@ -41,6 +41,7 @@ _FIXED = ("method", "metric", "parameters", "program", "command")
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
 _PAUSE_S = 2.0
+"""For which a device is left alone that a trial could not have, or on which one was killed."""
 _CURVE = 20
 """Values of a curve that Optuna's tools are given."""
 _ONCE = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
