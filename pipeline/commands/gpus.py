@@ -104,7 +104,7 @@ def gpus(
     """Show every GPU with its memory, its load, who holds it and what runs there."""
     if context.invoked_subcommand is not None:
         return
-    refuse_both(watch="--watch" if watch else "", json="--json" if as_json else "")
+    refuse_both({"--watch": watch, "--json": as_json})
     if as_json:
         print_json(get_gpu_info())
         return

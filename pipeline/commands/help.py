@@ -37,9 +37,7 @@ Further words, any of them together:
     dataset=jsonl datasets.jsonl.path=FILE           data of your own
     model=hf models.hf.path=FOLDER_OR_HUB_ID         another model
     profile=a100_80gb                   values for a GPU
-    --num-gpus 2                        two GPUs, the idlest
     --multirun algos.PITA.eta=0.5,1.0   a run for each value
-    --cfg job                           print the configuration and stop
 The same command again goes on from where it was, and computes nothing twice.
 
 Groups (GROUP=CHOICE; algos, dataset and model also 'GROUP=[CHOICE,CHOICE]'):

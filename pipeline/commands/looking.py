@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -77,7 +76,7 @@ def status(
     output_dir: typed.OutputDir = typed.OUTPUTS,
 ) -> None:
     """Print all experiments, or one run; once, or again and again."""
-    typed.refuse_both(watch="--watch" if watch else "", json="--json" if as_json else "")
+    typed.refuse_both({"--watch": watch, "--json": as_json})
     console = make_console()
     if name is not None:
         found = load_planned(choose_run(output_dir, name, run))
@@ -89,9 +88,7 @@ def status(
             print_run(found, time.time(), console)
         return
     if run is not None:
-        raise ConfigError(
-            f"--run {shlex.quote(run)} is a run of one experiment: say which, as `status NAME --run`"
-        )
+        raise ConfigError(f"--run {run} is a run of one experiment: say which, as `status NAME --run`")
     if watch:
         watch_all(output_dir, console, every)
         return

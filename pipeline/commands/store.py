@@ -94,10 +94,8 @@ def gc(
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> int:
     """Remove outputs that no run refers to, damaged ones set aside, useless checkpoints, and leftovers."""
-    refuse_both(
-        runs="--keep-runs" if keep_runs is not None else "", days="--older-than" if older_than is not None else ""
-    )
-    refuse_both(dry="--dry-run" if dry_run else "", yes="--yes" if yes else "")
+    refuse_both({"--keep-runs": keep_runs, "--older-than": older_than})
+    refuse_both({"--dry-run": dry_run, "--yes": yes})
     opened, console = garbage.open_store(_root(store, output_dir)), make_console()
     folders = _output_dirs(opened, output_dir)
 

@@ -350,7 +350,7 @@ def status(
     """Show where sweeps stand: all of them, or one with its trials."""
     console, now = make_console(), time.time()
     if watch:
-        refuse_both(watch="--watch", json="--json" if as_json else "", all="" if name else "all sweeps")
+        refuse_both({"--watch": True, "--json": as_json, "all sweeps": name is None})
         _watch(output_dir, name or "", console, every)
     elif name is not None:
         sweep = Record(choose_sweep(output_dir, name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -51,13 +51,16 @@ Raw = Annotated[
 ]
 
 
-def refuse_both(**options: str) -> None:
+def refuse_both(options: Mapping[str, object]) -> None:
     """Refuse options that go together with no other of them.
+
+    Args:
+        options: Option -> what was given with it; None and False for nothing.
 
     Raises:
         ConfigError: Several are given.
     """
-    given = [option for option in options.values() if option]
+    given = [option for option, value in options.items() if value is not None and value is not False]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} do not go together; give one of them")
 
