@@ -32,19 +32,9 @@ from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
 from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.scheduler import reactions
 from pipeline.engine.scheduler.outcome import Outcome, account
 from pipeline.engine.scheduler.policy import Reserve, next_actions
-from pipeline.engine.scheduler.reactions import (
-    check_runnable,
-    give_up_too_wide,
-    is_believed,
-    kill_hanging,
-    orders_ahead,
-    react,
-    release_due,
-    reserve,
-    start,
-)
 from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.run import (
     Effect,
@@ -62,13 +52,7 @@ from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
 from pipeline.engine.store.shared import SharedStore, Traffic
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, Verified, explained, lock_of
-from pipeline.engine.workers.messages import (
-    FromWorker,
-    JobFinished,
-    JobProgress,
-    JobRaised,
-    JobStarted,
-)
+from pipeline.engine.workers import messages
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import PlanError, StoreError
 from pipeline.locks import Claim
@@ -319,7 +303,7 @@ class Loop:
     def _work(self) -> None:
         state = self.run.state
         while state.unsettled and not self.signals.received and not self._halt():
-            self._decide(release_due)
+            self._decide(reactions.release_due)
             self._start_jobs()
             if not state.unsettled:
                 break
@@ -327,7 +311,7 @@ class Loop:
             self.outside.settle()
             self._tick(self.next_tick_s)
             self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno()])
-            self._decide(kill_hanging)
+            self._decide(reactions.kill_hanging)
         self._tick(0.0)
 
     def _stop(self) -> None:
@@ -355,31 +339,33 @@ class Loop:
         """Give jobs to idle workers as the policy says, until none can start."""
         if not self.run.state.can_start:
             return
-        self._decide(give_up_too_wide)
+        self._decide(reactions.give_up_too_wide)
         # A job may turn out to need no worker, which leaves one idle for the next.
-        while actions := next_actions(self.run.state, self.outside.clock()) or orders_ahead(self.run):
+        while actions := next_actions(self.run.state, self.outside.clock()) or reactions.orders_ahead(self.run):
             for action in actions:
                 if isinstance(action, Reserve):
-                    self._decide(reserve, action)
+                    self._decide(reactions.reserve, action)
                 else:
                     job = self.run.state.plan.jobs[action.job_id]
-                    self._decide(start, action, self.outside.before(job, self.run.state))
+                    self._decide(reactions.start, action, self.outside.before(job, self.run.state))
 
-    def _take(self, index: int, message: FromWorker) -> None:
+    def _take(self, index: int, message: messages.FromWorker) -> None:
         # What workers that heard the same signal say in the same wait follows from it: they end by themselves.
         self.run.stopping = self.run.stopping or self.signals.received is not None
-        self._decide(react, index, message, self._look(index, message))
+        self._decide(reactions.react, index, message, self._look(index, message))
         # A worker that is this very process lets the loop run only here, and so does a pool while it stops.
         if self.run.stopping or self.run.settings.backend is Backend.inline:
             self.outside.settle()
-        if isinstance(message, JobStarted | JobProgress):
+        if isinstance(message, messages.JobStarted | messages.JobProgress):
             self._tick(self.next_tick_s)
             self._tell_stop()
 
-    def _look(self, index: int, message: FromWorker) -> OnDisk:
+    def _look(self, index: int, message: messages.FromWorker) -> OnDisk:
         """What only the disk knows about the end of an attempt."""
-        if isinstance(message, JobFinished | JobRaised) and is_believed(self.run, index, message):
-            if isinstance(message, JobFinished):
+        if isinstance(message, messages.JobFinished | messages.JobRaised) and reactions.is_believed(
+            self.run, index, message
+        ):
+            if isinstance(message, messages.JobFinished):
                 return self.outside.after(self.run.state.plan.jobs[message.job_id])
             if message.damaged_key in self._inputs(message.job_id):
                 return self.outside.damage(message.damaged_key, self.run.state)
@@ -511,7 +497,7 @@ def run_plan(
         shared=shared,
     )
     layout = layout or plain_layout(pool.size)
-    check_runnable(plan, layout, stored, peaks)
+    reactions.check_runnable(plan, layout, stored, peaks)
     state = RunState(
         plan,
         stored,

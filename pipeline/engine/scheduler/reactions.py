@@ -12,45 +12,12 @@ from msgspec.structs import asdict
 
 from pipeline.config.schema import Backend
 from pipeline.engine.devices.select import Layout
+from pipeline.engine.scheduler import recovery
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
-from pipeline.engine.scheduler.recovery import (
-    begin_ahead,
-    close,
-    failed,
-    gather,
-    give_back,
-    give_up,
-    kind_of_time,
-    leave_quarantined,
-    not_free,
-    note_time,
-    process_ended,
-    renew_idle,
-    renew_places,
-    send,
-    send_if_gathered,
-    try_elsewhere,
-    try_exclusively,
-    unusable,
-)
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run
 from pipeline.engine.scheduler.state import RunState, WorkerPhase
-from pipeline.engine.workers.messages import (
-    AttemptStopped,
-    FailureKind,
-    FromWorker,
-    Heartbeat,
-    JobFinished,
-    JobProgress,
-    JobRaised,
-    JobStarted,
-    OfJob,
-    WorkerExited,
-    WorkerReady,
-    WorkerUnreadable,
-    WorkerUnusable,
-)
+from pipeline.engine.workers import messages
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Job, Plan
 
@@ -62,7 +29,7 @@ _MAX_NODES = 10
 """How many machines may be lost while they run a job, at no cost to it; by then it may be what ends them."""
 
 
-def is_believed(run: Run, index: int, message: OfJob) -> bool:
+def is_believed(run: Run, index: int, message: messages.OfJob) -> bool:
     """Whether what is said of an attempt counts: a worker that has it says so, in an order that can be.
 
     The code of any job can write to its worker's pipe, and speak of other jobs, or of attempts that are over.
@@ -72,10 +39,12 @@ def is_believed(run: Run, index: int, message: OfJob) -> bool:
     if not run.state.is_current(index, message.job_id, message.attempt):
         return False
     # A job may raise before it has begun: its log could not be written.
-    return isinstance(message, JobRaised) or run.state.workers[index].begun != isinstance(message, JobStarted)
+    return isinstance(message, messages.JobRaised) or run.state.workers[index].begun != isinstance(
+        message, messages.JobStarted
+    )
 
 
-def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
+def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -> None:
     """Do what a message calls for.
 
     Args:
@@ -87,16 +56,16 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
     """
     run.watchdog.heard(index, run.now_s)
     match message:
-        case WorkerExited():
+        case messages.WorkerExited():
             _worker_exited(run, index, message)
-        case WorkerUnusable():
-            unusable(run, index, message.reason)
-        case WorkerUnreadable():
+        case messages.WorkerUnusable():
+            recovery.unusable(run, index, message.reason)
+        case messages.WorkerUnreadable():
             _distrust(run, index, message.reason)
-        case WorkerReady():
+        case messages.WorkerReady():
             if index not in run.doomed and not run.state.workers[index].up:
                 _worker_ready(run, index, message)
-        case Heartbeat():
+        case messages.Heartbeat():
             if index not in run.doomed:
                 run.state.workers[index].rss_bytes = message.rss_bytes
                 run.tell("Heartbeat", worker=index, **asdict(message))
@@ -106,41 +75,41 @@ def react(run: Run, index: int, message: FromWorker, on_disk: OnDisk) -> None:
                 run.say(
                     f"worker {index}: {type(message).__name__} of {message.job_id[:200]!a}, which it does not have"
                 )
-        case JobStarted():
+        case messages.JobStarted():
             _job_started(run, index, message)
-        case JobProgress():
+        case messages.JobProgress():
             about = {name: value for name, value in asdict(message).items() if name != "job_id"}
             run.tell("JobProgress", job=message.job_id, worker=index, **about)
             run.watchdog.moved(index, run.now_s, message.done, message.tokens)
-        case JobFinished() if not on_disk.stored:
+        case messages.JobFinished() if not on_disk.stored:
             _distrust(run, index, f"it said that {message.job_id} is done, and nothing is stored")
-        case JobFinished():
+        case messages.JobFinished():
             _job_finished(run, index, message)
-        case JobRaised():
+        case messages.JobRaised():
             _job_raised(run, index, message, on_disk)
-        case AttemptStopped():
+        case messages.AttemptStopped():
             _note_stopped(run, message.job_id, index, begun=True)
             workers = run.state.jobs[message.job_id].workers
             _stopped_unasked(
                 run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
             )
-            give_back(run, index)  # it takes no further job
-            renew_idle(run, [index])
-            renew_places(run, workers[1:] and workers, but=(index,))
+            recovery.give_back(run, index)  # it takes no further job
+            recovery.renew_idle(run, [index])
+            recovery.renew_places(run, workers[1:] and workers, but=(index,))
 
 
 def kill_hanging(run: Run) -> None:
     """Kill workers that have given no sign of life, or of progress, for too long."""
     for index, reason in run.watchdog.overdue(run.now_s).items():
         run.say(f"worker {index}: {run.state.workers[index].job_id}: {reason}; killing it")
-        run.doomed[index] = Failure(FailureKind.hang, f"worker {index} was killed: {reason}")
+        run.doomed[index] = Failure(messages.FailureKind.hang, f"worker {index} was killed: {reason}")
         run.do(ProcessOrder("abort", index))
 
 
 def _distrust(run: Run, index: int, reason: str) -> None:
     """A worker has sent what no worker sends. That costs its attempt and nothing else."""
     run.say(f"worker {index}: {reason}; killing it")
-    run.doomed.setdefault(index, Failure(FailureKind.lost, f"worker {index} was killed: {reason}"))
+    run.doomed.setdefault(index, Failure(messages.FailureKind.lost, f"worker {index} was killed: {reason}"))
     run.watchdog.ended(index)
     if not (worker := run.state.workers[index]).job_id:
         worker.ends()  # so that nobody is given to a process that is about to be killed
@@ -150,7 +119,7 @@ def _distrust(run: Run, index: int, reason: str) -> None:
 # -- a worker's process ----------------------------------------------------------------------------------------
 
 
-def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
+def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     layout, device = run.state.layout, message.device
     if message.node:
         device += f" on {message.node}"
@@ -164,17 +133,17 @@ def _worker_ready(run: Run, index: int, message: WorkerReady) -> None:
     job_id = run.state.workers[index].job_id
     # While ranks work on its device, what they have is not left over; it is looked at when they are done.
     if message.not_free and (not job_id or job_id in run.gathering):
-        not_free(run, index, message.not_free)
-    send_if_gathered(run, run.state.workers[index].job_id)
+        recovery.not_free(run, index, message.not_free)
+    recovery.send_if_gathered(run, run.state.workers[index].job_id)
 
 
-def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
+def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None:
     run.ledger.worker_ended(index, run.now_s)
     run.watchdog.ended(index)
-    give_back(run, index)
+    recovery.give_back(run, index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
-    if process_ended(run, index):
+    if recovery.process_ended(run, index):
         return
     before = run.state.workers[index]
     workers = run.state.jobs[before.job_id].workers if before.job_id else ()
@@ -195,40 +164,40 @@ def _worker_exited(run: Run, index: int, message: WorkerExited) -> None:
         run.say(f"worker {index} was lost ({message.said})")
     if not run.state.workers[index].quarantined:
         run.process_starts(index)
-    renew_places(run, workers[1:] and workers, but=(index,))
+    recovery.renew_places(run, workers[1:] and workers, but=(index,))
 
 
 def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
     run.end_attempt(job_id, index, failure.kind.value)
     run.nodes_lost[job_id] += elsewhere
     if elsewhere and run.nodes_lost[job_id] <= _MAX_NODES:
-        try_elsewhere(run, job_id, index, failure)
+        recovery.try_elsewhere(run, job_id, index, failure)
     else:
         # Of several devices none can be told to be the cause.
         suspect = index if not elsewhere and run.state.plan.jobs[job_id].devices == 1 else None
-        failed(run, job_id, index, failure, suspect=suspect)
+        recovery.failed(run, job_id, index, failure, suspect=suspect)
     if run.state.workers[index].quarantined:
-        close(run, index)
+        recovery.close(run, index)
 
 
-def _worker_failure(index: int, ended: WorkerExited, rss_bytes: int) -> Failure:
+def _worker_failure(index: int, ended: messages.WorkerExited, rss_bytes: int) -> Failure:
     how = ended.said
     if ended.exit_code == -9 and rss_bytes:  # what a SIGKILL that nobody here has sent most often means
         how += f"; it held {rss_bytes / 2**30:.1f} GiB, so the system may have been out of memory"
-    return Failure(FailureKind.lost, f"worker {index} was lost ({how})", exit_code=ended.exit_code)
+    return Failure(messages.FailureKind.lost, f"worker {index} was lost ({how})", exit_code=ended.exit_code)
 
 
 # -- a worker's job --------------------------------------------------------------------------------------------
 
 
-def _job_started(run: Run, index: int, message: JobStarted) -> None:
+def _job_started(run: Run, index: int, message: messages.JobStarted) -> None:
     run.state.workers[index].begun = True
     members = run.state.jobs[message.job_id].workers[1:]
     more: dict[str, object] = {"members": members} if members else {}
     run.record("JobStarted", job=message.job_id, attempt=message.attempt, worker=index, **more)
 
 
-def _job_finished(run: Run, index: int, message: JobFinished) -> None:
+def _job_finished(run: Run, index: int, message: messages.JobFinished) -> None:
     state, job_id = run.state, message.job_id
     run.end_attempt(job_id, index, "done", message.load_s)
     run.record(
@@ -243,29 +212,29 @@ def _job_finished(run: Run, index: int, message: JobFinished) -> None:
         **({} if message.peak_mb is None else {"peak_mb": message.peak_mb}),
     )
     workers = state.jobs[job_id].workers
-    note_time(run, state.plan.jobs[job_id], message.run_s)
+    recovery.note_time(run, state.plan.jobs[job_id], message.run_s)
     state.finished(index, message.peak_mb, message.held_mb)
     _hand_on(run, index, workers, message)
 
 
-def _job_raised(run: Run, index: int, message: JobRaised, on_disk: OnDisk) -> None:
+def _job_raised(run: Run, index: int, message: messages.JobRaised, on_disk: OnDisk) -> None:
     state, kind, job_id = run.state, message.kind, message.job_id
     run.end_attempt(job_id, index, kind.value)
     workers = state.jobs[job_id].workers
     is_gang = len(workers) > 1
-    beside = kind is FailureKind.out_of_memory and state.ran_out_of_memory(job_id, index)
+    beside = kind is messages.FailureKind.out_of_memory and state.ran_out_of_memory(job_id, index)
     state.raised(index, message.held_mb)
     first, *rest = message.said.splitlines() or ["an exception that says nothing"]
     # Validators of libraries say what is wrong in the line below the one that announces it.
     what = " ".join([first, *(line.strip() for line in rest[:1] if first.endswith(":"))])[:_MAX_REASON]
     failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
     if beside:
-        try_exclusively(run, job_id, index, failure)
+        recovery.try_exclusively(run, job_id, index, failure)
     else:
         suspect: int | None = index
         if is_gang:
             suspect = next(iter(workers[message.rank :]), None) if message.rank is not None else None
-        failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
+        recovery.failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
     # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
     _hand_on(run, index, workers, message, is_spoiled=is_gang)
 
@@ -274,7 +243,7 @@ def _hand_on(
     run: Run,
     index: int,
     workers: tuple[int, ...],
-    message: JobFinished | JobRaised,
+    message: messages.JobFinished | messages.JobRaised,
     *,
     is_spoiled: bool = False,
 ) -> None:
@@ -282,11 +251,11 @@ def _hand_on(
     if message.left_changed:
         run.say(f"worker {index}: {message.job_id} has left changed: {message.left_changed}")
     if run.state.workers[index].quarantined:
-        leave_quarantined(run, index)
+        recovery.leave_quarantined(run, index)
     if is_spoiled or message.spoils:
-        renew_idle(run, [index])
-    renew_places(run, workers[1:] and workers)
-    begin_ahead(run, index)
+        recovery.renew_idle(run, [index])
+    recovery.renew_places(run, workers[1:] and workers)
+    recovery.begin_ahead(run, index)
 
 
 def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
@@ -302,7 +271,9 @@ def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
     if run.stops[job_id] <= _MAX_STOPS:
         run.state.retry(job_id)
         return
-    failed(run, job_id, index, Failure(FailureKind.lost, f"worker {index} {again}"), suspect=None)
+    recovery.failed(
+        run, job_id, index, Failure(messages.FailureKind.lost, f"worker {index} {again}"), suspect=None
+    )
 
 
 # -- runnable ----------------------------------------------------------------------------------------------------
@@ -399,7 +370,7 @@ def give_up_too_wide(run: Run) -> None:
     for job_id in too_wide(state):
         said = too_few_devices(state.plan.jobs[job_id], state.usable_devices(), state.layout, state.needs)
         state.wait(job_id)
-        give_up(run, job_id, FailureKind.device, said)
+        recovery.give_up(run, job_id, messages.FailureKind.device, said)
 
 
 def reserve(run: Run, action: Reserve) -> None:
@@ -422,10 +393,10 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         return
     if action.ahead:
         run.state.hand_ahead(action.job_id, action.worker)
-        send(run, action.job_id)
+        recovery.send(run, action.job_id)
     else:
         run.state.start(action.job_id, action.worker, action.members, run.now_s)
-        gather(run, action.job_id, action.emptied)
+        recovery.gather(run, action.job_id, action.emptied)
 
 
 def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
@@ -481,7 +452,7 @@ def orders_ahead(run: Run) -> list[Start]:
         return []
 
     def is_short(job_id: str) -> bool:
-        return run.took_s.get(kind_of_time(state.plan.jobs[job_id]), SHORT_S) < SHORT_S
+        return run.took_s.get(recovery.kind_of_time(state.plan.jobs[job_id]), SHORT_S) < SHORT_S
 
     # What was tried before is watched by itself.
     names = takewhile(lambda name: not state.jobs[name].attempts and is_short(name), islice(bucket[""], left))

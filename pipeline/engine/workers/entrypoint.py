@@ -20,18 +20,7 @@ from types import FrameType
 
 from pipeline.engine.devices.inventory import Device, read_usage, wait_until_free
 from pipeline.engine.devices.worker_env import describe_device
-from pipeline.engine.workers.messages import (
-    AttemptStopped,
-    FromWorker,
-    GpuLoad,
-    Heartbeat,
-    RunJob,
-    Shutdown,
-    ToWorker,
-    WorkerReady,
-    decode_order,
-    encode,
-)
+from pipeline.engine.workers import messages
 from pipeline.engine.workers.runner import JobRunner
 from pipeline.engine.workers.work import log_stacks
 from pipeline.errors import DeviceError, WorkerError
@@ -78,14 +67,14 @@ class _Main:
     def __init__(self, channel: Channel, settings: Settings) -> None:
         self.channel = channel
         self.settings = settings
-        self.orders: queue.SimpleQueue[RunJob | Shutdown] = queue.SimpleQueue()
+        self.orders: queue.SimpleQueue[messages.RunJob | messages.Shutdown] = queue.SimpleQueue()
         self.runner = JobRunner(self.send, settings.device.kind, name=settings.device.name)
         self._at_next_signal = False
         """Whether SIGTERM breaks off the present job."""
 
-    def send(self, message: FromWorker) -> None:
+    def send(self, message: messages.FromWorker) -> None:
         """Tell the engine."""
-        self.channel.send(encode(message))
+        self.channel.send(messages.encode(message))
 
     def serve(self) -> None:
         """Run jobs as they arrive."""
@@ -97,18 +86,18 @@ class _Main:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         about = describe_device(device, os.environ)
         not_free = self._wait_for_memory()
-        self.send(WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
+        self.send(messages.WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         fit = True
-        while not isinstance(order := self.orders.get(), Shutdown) and not self.runner.stop_requested:
+        while not isinstance(order := self.orders.get(), messages.Shutdown) and not self.runner.stop_requested:
             # Where no other may follow, the engine ends this process and begins the rest elsewhere.
             fit = fit and self._run(order)
 
-    def _run(self, order: RunJob) -> bool:
+    def _run(self, order: messages.RunJob) -> bool:
         """Run a job; False where no other may follow it in this process."""
         said = self.runner.run(order)
         self.send(said)
-        return isinstance(said, AttemptStopped) or not said.spoils
+        return isinstance(said, messages.AttemptStopped) or not said.spoils
 
     def _wait_for_memory(self) -> str:
         settings = self.settings
@@ -129,19 +118,19 @@ class _Main:
 
     def _stop(self) -> None:
         self.runner.stop_requested = True
-        self.orders.put(Shutdown())
+        self.orders.put(messages.Shutdown())
 
     def _read(self) -> None:
         try:
             for line in self.channel.lines():
-                self._take(decode_order(line))
+                self._take(messages.decode_order(line))
         except (OSError, WorkerError):
             pass
         finally:
             _kill_own_group()
 
-    def _take(self, message: ToWorker) -> None:
-        if isinstance(message, Shutdown):
+    def _take(self, message: messages.ToWorker) -> None:
+        if isinstance(message, messages.Shutdown):
             self._stop()
             if message.at_once:
                 self._at_next_signal = True
@@ -154,14 +143,14 @@ class _Main:
         try:
             while not never.wait(self.settings.heartbeat_s):
                 resident = own_memory_bytes()[1]
-                self.send(Heartbeat(rss_bytes=resident, gpu=gpu_load(self.settings.device)))
+                self.send(messages.Heartbeat(rss_bytes=resident, gpu=gpu_load(self.settings.device)))
         except OSError:
             # The pipe is broken. Where a job has closed it under the reader, which waits on it, the system tells
             # neither the reader nor the engine; so this is the only one to notice.
             _kill_own_group()
 
 
-def gpu_load(device: Device) -> GpuLoad | None:
+def gpu_load(device: Device) -> messages.GpuLoad | None:
     """What a GPU is doing; None for a CPU."""
     if device.kind != "cuda":
         return None
@@ -169,7 +158,7 @@ def gpu_load(device: Device) -> GpuLoad | None:
         usage = read_usage(device)
     except DeviceError:
         return None  # whether that is a fault of the GPU shows where it is used
-    return GpuLoad(
+    return messages.GpuLoad(
         label=device.label,
         used_bytes=usage.used_bytes,
         total_bytes=usage.total_bytes,

@@ -22,19 +22,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from pipeline.engine.devices.worker_env import rank_environment
-from pipeline.engine.workers.messages import (
-    MAX_MESSAGE_BYTES,
-    SEND_TIMEOUT_S,
-    AttemptStopped,
-    FailureKind,
-    JobFinished,
-    JobProgress,
-    JobRaised,
-    RunJob,
-    Shutdown,
-    decode_report,
-    encode,
-)
+from pipeline.engine.workers import messages
 from pipeline.engine.workers.work import Work, log_stacks
 from pipeline.errors import GangError, JobError, JobStopped, WorkerError, describe_exit
 from pipeline.files import remove_tree
@@ -67,7 +55,7 @@ class _Rank:
     child: Child
     log: Path
     out: Path
-    said: JobFinished | JobRaised | AttemptStopped | None = None
+    said: messages.JobFinished | messages.JobRaised | messages.AttemptStopped | None = None
     is_over: bool = False
     lost: str = ""
 
@@ -75,7 +63,7 @@ class _Rank:
     def exit_code(self) -> int | None:
         return self.child.process.poll()
 
-    def hear(self) -> Iterator[JobProgress]:
+    def hear(self) -> Iterator[messages.JobProgress]:
         """Take what it has sent, and see whether it is over; gives what it tells of its progress."""
         if self.is_over:
             return
@@ -83,10 +71,10 @@ class _Rank:
         ended = self.exit_code is not None
         try:
             for line in self.child.channel.receive():
-                match decode_report(line):
-                    case JobFinished() | JobRaised() | AttemptStopped() as last:
+                match messages.decode_report(line):
+                    case messages.JobFinished() | messages.JobRaised() | messages.AttemptStopped() as last:
                         self.said = last
-                    case JobProgress() as progress:
+                    case messages.JobProgress() as progress:
                         yield progress
         except WorkerError as error:
             ended, self.lost = True, str(error)
@@ -99,7 +87,7 @@ class _Rank:
 class _Gang:
     """All ranks of a job, while it runs."""
 
-    order: RunJob
+    order: messages.RunJob
     work: Work
     ranks: list[_Rank] = field(default_factory=list)
     told_to_stop: bool = False
@@ -125,13 +113,13 @@ class _Gang:
                 "pipeline.engine.workers.rank",
                 rank_environment(os.environ, order.gang, rank=number, master_port=port),
                 settings,
-                max_bytes=MAX_MESSAGE_BYTES,
-                send_timeout_s=SEND_TIMEOUT_S,
+                max_bytes=messages.MAX_MESSAGE_BYTES,
+                send_timeout_s=messages.SEND_TIMEOUT_S,
                 output=output,
             )
         self.ranks.append(_Rank(number=number, child=child, log=log, out=out))
         with suppress(OSError):  # it is over already, as is about to be seen
-            child.channel.send(encode(order))
+            child.channel.send(messages.encode(order))
 
     def wait_for_all(self) -> None:
         """Forward progress until every rank is over.
@@ -155,7 +143,7 @@ class _Gang:
             self.told_to_stop = True
             for rank in self.ranks:
                 with suppress(OSError):
-                    rank.child.channel.send(encode(Shutdown()))
+                    rank.child.channel.send(messages.encode(messages.Shutdown()))
         # The end of a process shows at its pipe, unless a child of its own has a copy of that: hence the limit.
         channels = [rank.child.channel for rank in self.ranks]
         if open_ones := [channel.fileno() for channel in channels if not channel.closed]:
@@ -166,10 +154,10 @@ class _Gang:
             for progress in rank.hear():
                 if rank.number == 0:
                     self._report(progress)
-        if any(isinstance(rank.said, AttemptStopped) for rank in self.ranks) and not self.work.stopping():
+        if any(isinstance(rank.said, messages.AttemptStopped) for rank in self.ranks) and not self.work.stopping():
             os.kill(os.getpid(), signal.SIGUSR2)  # as if this worker had been asked: all are to stop
 
-    def _report(self, message: JobProgress) -> None:
+    def _report(self, message: messages.JobProgress) -> None:
         if message.loading != self.loads:
             self.loads = message.loading
             self.work.report_loading(self.loads)
@@ -180,14 +168,14 @@ class _Gang:
     def _failed(self) -> _Rank | None:
         """The rank that is most likely the cause: one that died, else one that raised, the first of each."""
         died = [rank for rank in self.ranks if rank.lost]
-        raised = [rank for rank in self.ranks if isinstance(rank.said, JobRaised)]
+        raised = [rank for rank in self.ranks if isinstance(rank.said, messages.JobRaised)]
         return next(iter([*died, *sorted(raised, key=_is_consequence)]), None)
 
     def _error(self, rank: _Rank) -> GangError:
         who, lines = f"rank {rank.number} of {len(self.ranks)}", tail(rank.log)
         log = f"\nIts log, {rank.log.name}, {'ends:' + lines if lines else 'is empty.'}"
-        if not isinstance(rank.said, JobRaised) or rank.lost:
-            how, kind, code = f"was lost ({rank.lost})", FailureKind.lost.value, rank.exit_code
+        if not isinstance(rank.said, messages.JobRaised) or rank.lost:
+            how, kind, code = f"was lost ({rank.lost})", messages.FailureKind.lost.value, rank.exit_code
             return GangError(f"{who} {how}{log}", rank=rank.number, kind=kind, exit_code=code)
         return GangError(
             f"{who} {'raised' if rank.said.error_type else 'failed:'} {rank.said.said}{log}",
@@ -202,16 +190,16 @@ class _Gang:
         Raises:
             JobStopped: The ranks were told to stop and have saved what they need.
         """
-        stopped = [rank.number for rank in self.ranks if isinstance(rank.said, AttemptStopped)]
+        stopped = [rank.number for rank in self.ranks if isinstance(rank.said, messages.AttemptStopped)]
         if stopped:
             raise JobStopped(f"ranks {', '.join(map(str, stopped))}")
         first = self.ranks[0].said
-        assert isinstance(first, JobFinished)
+        assert isinstance(first, messages.JobFinished)
         self.work.load_s += first.load_s
         # Each rank counts what all of them do together.
         self.work.samples, self.work.tokens, self.work.flops = first.samples, first.tokens, first.flops
         self.work.answers = first.answers
-        peaks = [rank.said.peak_mb for rank in self.ranks if isinstance(rank.said, JobFinished)]
+        peaks = [rank.said.peak_mb for rank in self.ranks if isinstance(rank.said, messages.JobFinished)]
         self.work.peak_mb = max((peak for peak in peaks if peak is not None), default=None)
 
     def end(self) -> None:
@@ -239,7 +227,7 @@ class _Gang:
             log_stacks()
 
 
-def run_gang(order: RunJob, work: Work) -> None:
+def run_gang(order: messages.RunJob, work: Work) -> None:
     """Run a job in as many processes as it has devices. Called in the worker that leads them.
 
     Args:
@@ -295,4 +283,4 @@ def held_port(wanted: int | None) -> Iterator[int]:
 
 def _is_consequence(rank: _Rank) -> bool:
     """Whether a rank failed in a way in which it would if another one had."""
-    return isinstance(rank.said, JobRaised) and rank.said.kind is FailureKind.transient
+    return isinstance(rank.said, messages.JobRaised) and rank.said.kind is messages.FailureKind.transient

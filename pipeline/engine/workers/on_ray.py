@@ -41,16 +41,7 @@ from msgspec import structs
 import pipeline
 from pipeline.config.schema import AUTO, DeviceChoice, ExecutionConfig, RayConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, find_gpus, read_levels, read_machine
-from pipeline.engine.workers.messages import (
-    FromWorker,
-    RunJob,
-    WorkerExited,
-    WorkerReady,
-    WorkerUnreadable,
-    decode_order,
-    decode_report,
-    encode,
-)
+from pipeline.engine.workers import messages
 from pipeline.engine.workers.pool import Deliver, LocalWorker, Pool, ProcessSettings, Worker
 from pipeline.errors import ConfigError, DeviceError, WorkerError
 from pipeline.foreign import converted
@@ -162,39 +153,39 @@ class Host:
         if worker is None or life != self._life:
             return {"ended": True}
         left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else _POLL_S
-        said: list[FromWorker] = []
+        said: list[messages.FromWorker] = []
         wait(worker.sources(), min(_POLL_S, left_s))
         with self._lock:
             worker.receive(said.append)
             self._check_start(worker, said)
         return self._heard(said, worker)
 
-    def _check_start(self, worker: LocalWorker, said: Sequence[FromWorker]) -> None:
-        if any(isinstance(message, WorkerReady) for message in said):
+    def _check_start(self, worker: LocalWorker, said: Sequence[messages.FromWorker]) -> None:
+        if any(isinstance(message, messages.WorkerReady) for message in said):
             self._ready_by = 0.0
         elif self._ready_by and time.monotonic() >= self._ready_by:
             self._ready_by = 0.0
             worker.kill()
 
-    def _heard(self, said: Sequence[FromWorker], worker: LocalWorker) -> dict[str, Any]:
+    def _heard(self, said: Sequence[messages.FromWorker], worker: LocalWorker) -> dict[str, Any]:
         lines: list[bytes] = []
         answer: dict[str, Any] = {"lines": lines}
         for message in said:
             match message:
-                case WorkerExited():
+                case messages.WorkerExited():
                     answer |= {"ended": True, "exit_code": message.exit_code, "last_words": worker.last_words()}
-                case WorkerUnreadable():
+                case messages.WorkerUnreadable():
                     answer["unreadable"] = message.reason
-                case WorkerReady():
-                    lines.append(encode(structs.replace(message, node=_node())))
+                case messages.WorkerReady():
+                    lines.append(messages.encode(structs.replace(message, node=_node())))
                 case _:
-                    lines.append(encode(message))
+                    lines.append(messages.encode(message))
         return answer
 
     def send(self, life: int, line: bytes) -> None:
         """Hand a job to the worker."""
-        order = decode_order(line)
-        if isinstance(order, RunJob):
+        order = messages.decode_order(line)
+        if isinstance(order, messages.RunJob):
 
             def send(worker: LocalWorker) -> None:
                 worker.send(order)
@@ -453,7 +444,7 @@ class RayWorker(Worker):
         self._actor: Any = None
         self._up = self._over = self._unwanted = False
         self._reading, self._writing = -1, -1
-        self._said: deque[FromWorker] = deque()
+        self._said: deque[messages.FromWorker] = deque()
         self._pipe = threading.Lock()
         self._words = ""
         self._kill: threading.Timer | None = None
@@ -480,36 +471,36 @@ class RayWorker(Worker):
             self._site.drop(self.index, self._actor)
             how, elsewhere = loss_of(error)
             self._words = "".join(f"\n    {line}" for line in str(error).strip().splitlines()[-15:])
-            self._tell(WorkerExited(exit_code=None, how=how, elsewhere=elsewhere))
+            self._tell(messages.WorkerExited(exit_code=None, how=how, elsewhere=elsewhere))
 
     def _hear(self, heard: Mapping[str, Any]) -> bool:
         """Take what the host has answered; whether the worker is over."""
-        said: list[FromWorker] = []
+        said: list[messages.FromWorker] = []
         try:
-            said += map(decode_report, heard.get("lines", ()))
+            said += map(messages.decode_report, heard.get("lines", ()))
         except WorkerError as error:
             self._act("kill")
-            said.append(WorkerUnreadable(reason=str(error)))
+            said.append(messages.WorkerUnreadable(reason=str(error)))
         if heard.get("unreadable"):
-            said.append(WorkerUnreadable(reason=heard["unreadable"]))
+            said.append(messages.WorkerUnreadable(reason=heard["unreadable"]))
         if ended := bool(heard.get("ended")):
             self._words = heard.get("last_words", "")
-            said.append(WorkerExited(exit_code=heard.get("exit_code")))
+            said.append(messages.WorkerExited(exit_code=heard.get("exit_code")))
         self._tell(*said)
         return ended
 
-    def _tell(self, *messages: FromWorker) -> None:
+    def _tell(self, *said: messages.FromWorker) -> None:
         with self._pipe:
-            self._said.extend(messages)
-            if messages and not self._over:
+            self._said.extend(said)
+            if said and not self._over:
                 with suppress(BlockingIOError):  # full: then it is readable already
                     os.write(self._writing, b".")
 
     # -- the pool's thread -------------------------------------------------------------------------------------
 
-    def send(self, job: RunJob) -> None:
+    def send(self, job: messages.RunJob) -> None:
         """Send a job; that it is lost shows where answers are waited for."""
-        self._call("send", encode(job))
+        self._call("send", messages.encode(job))
 
     def sources(self) -> Sequence[int]:
         """What tells that something has arrived."""
@@ -521,7 +512,7 @@ class RayWorker(Worker):
             os.read(self._reading, 1 << 12)
         while self._said and not self._over:
             message = self._said.popleft()
-            if isinstance(message, WorkerExited):
+            if isinstance(message, messages.WorkerExited):
                 self._end()
             deliver(message)
 
@@ -564,7 +555,7 @@ class RayWorker(Worker):
     def _give_up(self) -> None:
         self._site.drop(self.index, self._actor)
         # Where no node has started it yet, or none answers, whoever waits for it may wait in vain.
-        self._tell(WorkerExited(exit_code=None, how="its actor was given up", elsewhere=True))
+        self._tell(messages.WorkerExited(exit_code=None, how="its actor was given up", elsewhere=True))
 
     def last_words(self) -> str:
         """The end of the worker's own log, or what Ray says of its actor."""

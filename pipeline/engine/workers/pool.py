@@ -23,22 +23,8 @@ from typing import Protocol
 
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
 from pipeline.engine.devices.worker_env import worker_environment
+from pipeline.engine.workers import messages
 from pipeline.engine.workers.entrypoint import Settings
-from pipeline.engine.workers.messages import (
-    MAX_MESSAGE_BYTES,
-    SEND_TIMEOUT_S,
-    FromWorker,
-    JobStarted,
-    RunJob,
-    Shutdown,
-    ToWorker,
-    WorkerExited,
-    WorkerReady,
-    WorkerUnreadable,
-    WorkerUnusable,
-    decode_report,
-    encode,
-)
 from pipeline.errors import WorkerError
 from pipeline.machine import children, descendants
 from pipeline.machine.children import Channel, Child, tail
@@ -50,7 +36,7 @@ from pipeline.machine.descendants import Reaper
 # delivered `WorkerExited`. The pool makes another one in its place.
 
 
-Deliver = Callable[[FromWorker], None]
+Deliver = Callable[[messages.FromWorker], None]
 
 
 class Site(Protocol):
@@ -78,7 +64,7 @@ class Worker(ABC):
         """Begin; `WorkerReady` follows."""
 
     @abstractmethod
-    def send(self, job: RunJob) -> None:
+    def send(self, job: messages.RunJob) -> None:
         """Hand over a job. Where that fails `WorkerExited` follows."""
 
     def flush(self) -> None:  # noqa: B027 - most have no use for it
@@ -171,7 +157,7 @@ STACKS_S = 1.0
 _TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 
-Hear = Callable[[int, FromWorker], None]
+Hear = Callable[[int, messages.FromWorker], None]
 
 
 class Pool:
@@ -231,7 +217,7 @@ class Pool:
         if self._reaper:
             self._reaper.watch_path(path)
 
-    def send(self, index: int, job: RunJob) -> None:
+    def send(self, index: int, job: messages.RunJob) -> None:
         """Give a job to a worker that is ready; it begins the job after those that it was given before.
 
         It goes with the next `wait`.
@@ -338,21 +324,21 @@ class Pool:
             if slot.alive:
                 slot.worker.receive(partial(self._deliver, slot, deliver))
 
-    def _deliver(self, slot: Slot, deliver: Hear, message: FromWorker) -> None:
-        if slot.dismissed and not isinstance(message, WorkerExited):
+    def _deliver(self, slot: Slot, deliver: Hear, message: messages.FromWorker) -> None:
+        if slot.dismissed and not isinstance(message, messages.WorkerExited):
             return
         match message:
-            case WorkerReady():
+            case messages.WorkerReady():
                 slot.start_deadline = None
-            case JobStarted():
+            case messages.JobStarted():
                 slot.used, slot.failed_starts = True, 0
-            case WorkerExited():
+            case messages.WorkerExited():
                 slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
         deliver(slot.worker.index, message)
-        if isinstance(message, WorkerExited) and not self._stopping:
+        if isinstance(message, messages.WorkerExited) and not self._stopping:
             self._replace(slot, message, deliver)
 
-    def _replace(self, slot: Slot, ended: WorkerExited, deliver: Hear) -> None:
+    def _replace(self, slot: Slot, ended: messages.WorkerExited, deliver: Hear) -> None:
         if not slot.used and not slot.closed:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:
@@ -360,7 +346,7 @@ class Pool:
                 slot.closed = True
                 if all(other.closed for other in self._slots):
                     raise error
-                deliver(slot.worker.index, WorkerUnusable(reason=str(error)))
+                deliver(slot.worker.index, messages.WorkerUnusable(reason=str(error)))
         if not slot.closed:
             self._start_another(slot)
 
@@ -404,7 +390,7 @@ class Pool:
         return [slot for slot in self._slots if slot.alive]
 
 
-def _cannot_start(slot: Slot, ended: WorkerExited) -> WorkerError:
+def _cannot_start(slot: Slot, ended: messages.WorkerExited) -> WorkerError:
     return WorkerError(
         f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, last with "
         f"{ended.said}.{slot.worker.last_words() or ' It wrote nothing.'}"
@@ -495,16 +481,16 @@ class LocalWorker(Worker):
                     self._device, self._settings.threads, os.environ, portable=self._settings.portable
                 ),
                 asdict(settings),
-                max_bytes=MAX_MESSAGE_BYTES,
-                send_timeout_s=SEND_TIMEOUT_S,
+                max_bytes=messages.MAX_MESSAGE_BYTES,
+                send_timeout_s=messages.SEND_TIMEOUT_S,
                 output=output,
                 own_group=True,
                 tag=self._tag,
             )
 
-    def send(self, job: RunJob) -> None:
+    def send(self, job: messages.RunJob) -> None:
         """Send a job; a worker that does not take it is killed."""
-        self._unsent.append(encode(job))
+        self._unsent.append(messages.encode(job))
 
     def flush(self) -> None:
         """Write it."""
@@ -512,9 +498,9 @@ class LocalWorker(Worker):
             lines, self._unsent = self._unsent, []
             self._write(b"\n".join(lines))
 
-    def _send(self, message: ToWorker) -> None:
+    def _send(self, message: messages.ToWorker) -> None:
         self.flush()
-        self._write(encode(message))
+        self._write(messages.encode(message))
 
     def _write(self, lines: bytes) -> None:
         try:
@@ -546,16 +532,16 @@ class LocalWorker(Worker):
         if child.channel.closed and not ended:
             ended = self._see_off()
         if ended:
-            deliver(WorkerExited(exit_code=self._reap(child)))
+            deliver(messages.WorkerExited(exit_code=self._reap(child)))
 
-    def _messages(self, channel: Channel) -> Iterator[FromWorker]:
+    def _messages(self, channel: Channel) -> Iterator[messages.FromWorker]:
         try:
             for line in channel.receive():
-                yield decode_report(line)
+                yield messages.decode_report(line)
         except WorkerError as error:
             self.kill()
             channel.closed = True  # nothing that follows can be relied on
-            yield WorkerUnreadable(reason=str(error))
+            yield messages.WorkerUnreadable(reason=str(error))
 
     def _see_off(self) -> bool:
         """It has hung up, so it is ending or broken: give it a moment for an exit code of its own."""
@@ -586,11 +572,11 @@ class LocalWorker(Worker):
 
     def ask_to_stop(self) -> None:
         """Send `Shutdown`."""
-        self._send(Shutdown())
+        self._send(messages.Shutdown())
 
     def terminate(self) -> None:
         """Send `Shutdown` for now, and SIGTERM to the process and its group."""
-        self._send(Shutdown(at_once=True))
+        self._send(messages.Shutdown(at_once=True))
         if self._child:
             self._child.send_signal(signal.SIGTERM)
 

@@ -17,15 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline.engine.workers.messages import (
-    AttemptStopped,
-    JobFinished,
-    JobRaised,
-    RunJob,
-    Shutdown,
-    decode_order,
-    encode,
-)
+from pipeline.engine.workers import messages
 from pipeline.engine.workers.work import call_entry, contained, ended_by, finished, log_stacks, work_of
 from pipeline.errors import WorkerError
 from pipeline.machine.children import Channel
@@ -61,23 +53,25 @@ class _Rank:
         line = next(self.lines, None)
         if line is None:  # as below: whoever leads the gang is gone
             return False
-        order = decode_order(line)
-        assert isinstance(order, RunJob)
+        order = messages.decode_order(line)
+        assert isinstance(order, messages.RunJob)
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         message = self._run(order, start)
         sys.stdout.flush()
         sys.stderr.flush()
-        self.channel.send(encode(message))
-        return not isinstance(message, JobRaised)
+        self.channel.send(messages.encode(message))
+        return not isinstance(message, messages.JobRaised)
 
-    def _run(self, order: RunJob, start: float) -> JobFinished | JobRaised | AttemptStopped:
+    def _run(
+        self, order: messages.RunJob, start: float
+    ) -> messages.JobFinished | messages.JobRaised | messages.AttemptStopped:
         try:
             work = work_of(
                 order,
                 Path(self.settings["out"]),
                 self.settings["device"],
                 memory={},
-                send=lambda message: self.channel.send(encode(message)),
+                send=lambda message: self.channel.send(messages.encode(message)),
                 stopping=lambda: self.stop_requested,
                 rank=self.settings["rank"],
             )
@@ -86,7 +80,7 @@ class _Rank:
             work.check_counts()
         except BaseException as error:
             if self._cut_off:
-                return AttemptStopped(job_id=order.job_id, attempt=order.attempt)
+                return messages.AttemptStopped(job_id=order.job_id, attempt=order.attempt)
             return ended_by(order, error, start, stop_requested=self.stop_requested)
         return finished(order, work, start)
 
@@ -102,7 +96,7 @@ class _Rank:
     def _read(self) -> None:
         with suppress(OSError, WorkerError):
             for line in self.lines:
-                self.stop_requested |= isinstance(decode_order(line), Shutdown)
+                self.stop_requested |= isinstance(messages.decode_order(line), messages.Shutdown)
         # Whoever leads the gang is gone, and with it the sense of this.
         os._exit(1)
 

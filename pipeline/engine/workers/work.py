@@ -22,24 +22,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from pipeline.engine.store.store import Store, remedy
-from pipeline.engine.workers.messages import (
-    MAX_COUNT,
-    MAX_FIGURE,
-    MAX_FLOPS,
-    MAX_NUMBERS,
-    MAX_SECONDS,
-    AttemptStopped,
-    FailureKind,
-    JobFinished,
-    JobProgress,
-    JobRaised,
-    RunJob,
-    causes,
-    class_name,
-    classify,
-    is_number_name,
-    storage_errno,
-)
+from pipeline.engine.workers import messages
 from pipeline.errors import DamagedOutput, GangError, JobError, JobStopped, PipelineError, StoreError, own_place
 from pipeline.files import in_folder
 from pipeline.machine.memory import imported_for_good, no_garbage_collection
@@ -195,8 +178,8 @@ class Work:
             TypeError: One of them is no number.
             ValueError: There are too many, or a name is no plain word.
         """
-        if len(numbers) > MAX_NUMBERS or not all(map(is_number_name, numbers)):
-            raise ValueError(f"{list(numbers)!r}: must be at most {MAX_NUMBERS} names, each a plain word")
+        if len(numbers) > messages.MAX_NUMBERS or not all(map(messages.is_number_name, numbers)):
+            raise ValueError(f"{list(numbers)!r}: must be at most {messages.MAX_NUMBERS} names, each a plain word")
         self.numbers = {name: _figure(name, value) for name, value in numbers.items()}
 
     def hold_to_limit(self) -> None:
@@ -215,10 +198,10 @@ class Work:
         self.peak_mb = None if self.peak_mb is None else _count("peak_mb", self.peak_mb)
         self.held_mb = None if self.held_mb is None else _count("held_mb", self.held_mb)
         self.flops = {str(purpose): float(count) for purpose, count in self.flops.items()}
-        if not all(0 <= count <= MAX_FLOPS for count in self.flops.values()):
-            raise ValueError(f"flops={self.flops!r}: must be numbers from 0 to {MAX_FLOPS:g}")
+        if not all(0 <= count <= messages.MAX_FLOPS for count in self.flops.values()):
+            raise ValueError(f"flops={self.flops!r}: must be numbers from 0 to {messages.MAX_FLOPS:g}")
         self.load_s = float(self.load_s)
-        if not 0 <= self.load_s <= MAX_SECONDS:
+        if not 0 <= self.load_s <= messages.MAX_SECONDS:
             raise ValueError(f"load_s={self.load_s!r}: must be seconds of at least 0")
 
     @contextmanager
@@ -246,7 +229,7 @@ def _figure(name: str, value: object) -> float | None:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise TypeError(f"{name}={value!r}: must be a number") from None
-    return number if abs(number) <= MAX_FIGURE else None
+    return number if abs(number) <= messages.MAX_FIGURE else None
 
 
 def _count(name: str, value: object) -> int:
@@ -255,7 +238,7 @@ def _count(name: str, value: object) -> int:
         count = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"{name}={value!r}: must be a whole number of at least 0") from None
-    if not 0 <= count <= MAX_COUNT:
+    if not 0 <= count <= messages.MAX_COUNT:
         raise ValueError(f"{name}={value!r}: must be a whole number from 0 to 2^53")
     return count
 
@@ -270,12 +253,12 @@ Entry = Callable[[Work], None]
 
 
 def work_of(
-    order: RunJob,
+    order: messages.RunJob,
     out: Path,
     device: str,
     *,
     memory: dict[str, Any],
-    send: Callable[[JobProgress], None],
+    send: Callable[[messages.JobProgress], None],
     stopping: Callable[[], bool],
     rank: int = 0,
 ) -> Work:
@@ -317,7 +300,7 @@ def store_at(root: str) -> Store:
     return Store(Path(root))
 
 
-def call_entry(order: RunJob, work: Work) -> None:
+def call_entry(order: messages.RunJob, work: Work) -> None:
     """Import the entry of a job and call it; a module may take long to import.
 
     Raises:
@@ -361,7 +344,7 @@ def _end(error: BaseException) -> None:
 class _RegularProgress:
     """Sends progress, but no more often than anyone can read it."""
 
-    def __init__(self, order: RunJob, send: Callable[[JobProgress], None]) -> None:
+    def __init__(self, order: messages.RunJob, send: Callable[[messages.JobProgress], None]) -> None:
         self._order = order
         self._send = send
         self._next = 0.0
@@ -383,7 +366,7 @@ class _RegularProgress:
     def _tell(self, *, loading: bool) -> None:
         if os.getpid() == self._pid:
             job_id, attempt = self._order.job_id, self._order.attempt
-            self._send(JobProgress(job_id=job_id, attempt=attempt, loading=loading, **self._last))
+            self._send(messages.JobProgress(job_id=job_id, attempt=attempt, loading=loading, **self._last))
 
 
 def _load_entry(path: str) -> Entry:
@@ -400,7 +383,7 @@ def _load_entry(path: str) -> Entry:
 # What a worker answers of a job that is over: it is done, it raised, or it has stopped to go on later.
 
 
-def finished(order: RunJob, work: Work, start: float, held_mb: int = 0) -> JobFinished:
+def finished(order: messages.RunJob, work: Work, start: float, held_mb: int = 0) -> messages.JobFinished:
     """What to say of a job that is done.
 
     Args:
@@ -409,7 +392,7 @@ def finished(order: RunJob, work: Work, start: float, held_mb: int = 0) -> JobFi
         start: When it began, on the monotonic clock.
         held_mb: What stays on a device with other workers.
     """
-    return JobFinished(
+    return messages.JobFinished(
         job_id=order.job_id,
         attempt=order.attempt,
         load_s=round(work.load_s, 6),
@@ -424,8 +407,8 @@ def finished(order: RunJob, work: Work, start: float, held_mb: int = 0) -> JobFi
 
 
 def ended_by(
-    order: RunJob, error: BaseException, start: float, *, stop_requested: bool
-) -> JobRaised | AttemptStopped:
+    order: messages.RunJob, error: BaseException, start: float, *, stop_requested: bool
+) -> messages.JobRaised | messages.AttemptStopped:
     """What to say, in the job's log too, of a job whose code has raised. Called while that is handled.
 
     Args:
@@ -441,15 +424,15 @@ def ended_by(
     return raised(order, error, start)
 
 
-def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
+def raised(order: messages.RunJob, error: BaseException, start: float) -> messages.JobRaised:
     """Tell of an exception that ended a job."""
-    name, rank, key = class_name(type(error)), None, ""
+    name, rank, key = messages.class_name(type(error)), None, ""
     try:
-        kind = classify(error)
-        if kind is FailureKind.damaged_input:
+        kind = messages.classify(error)
+        if kind is messages.FailureKind.damaged_input:
             key = _damaged_key(error)
             if not any(key in keys for keys in order.inputs.values()):
-                kind, key = FailureKind.bug, ""  # only what the job was given can be made again
+                kind, key = messages.FailureKind.bug, ""  # only what the job was given can be made again
         if isinstance(error, GangError) and error.rank in range(len(order.gang)):
             rank = error.rank
         said, trace = str.__str__(_message(order, error, kind)), "".join(traceback.format_exception(error))
@@ -458,9 +441,9 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
     # What an exception says of itself is code of the job's own. KeyboardInterrupt too: the engine's own strikes in
     # a job's body alone.
     except BaseException:
-        kind, rank, key = FailureKind.bug, None, ""
+        kind, rank, key = messages.FailureKind.bug, None, ""
         said, trace = "its message cannot be read, as its own code raises", "its traceback cannot be read"
-    return JobRaised(
+    return messages.JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
         error_type=name,
@@ -473,10 +456,10 @@ def raised(order: RunJob, error: BaseException, start: float) -> JobRaised:
     )
 
 
-def _stopped(order: RunJob, error: BaseException) -> AttemptStopped:
+def _stopped(order: messages.RunJob, error: BaseException) -> messages.AttemptStopped:
     with suppress(Exception):  # the job may have closed the stream
         print(f"stopped: {error}".removesuffix(": "), flush=True)  # noqa: T201 - the job's log
-    return AttemptStopped(job_id=order.job_id, attempt=order.attempt)
+    return messages.AttemptStopped(job_id=order.job_id, attempt=order.attempt)
 
 
 def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
@@ -484,18 +467,20 @@ def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
     return issubclass(type(error), kind)
 
 
-def _message(order: RunJob, error: BaseException, kind: FailureKind) -> str:
+def _message(order: messages.RunJob, error: BaseException, kind: messages.FailureKind) -> str:
     """What an exception says; in its first line, which is shown alone, also where it comes from and what to do."""
     first, line, rest = str(error).strip().partition("\n")
     place = own_place(error)
     more = f" ({place})" if place else ""
-    if kind is FailureKind.storage and not any(is_kind(one, StoreError) for one in causes(error, context=True)):
-        more += f"; outputs go to {order.store}. {remedy(storage_errno(error))}"
+    if kind is messages.FailureKind.storage and not any(
+        is_kind(one, StoreError) for one in messages.causes(error, context=True)
+    ):
+        more += f"; outputs go to {order.store}. {remedy(messages.storage_errno(error))}"
     return f"{first}{more}".lstrip() + line + rest if more else str(error)
 
 
 def _damaged_key(error: BaseException) -> str:
-    for one in causes(error):
+    for one in messages.causes(error):
         if isinstance(one, DamagedOutput):
             return one.key
         if isinstance(one, GangError):
