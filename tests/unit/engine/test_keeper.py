@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -217,35 +217,6 @@ def test_a_run_that_began_meanwhile_is_seen(runs: Runs) -> None:
         assert runs.whole() == ["r2/train", "r3/train"]
 
 
-@pytest.mark.parametrize(
-    ("before", "keep", "said"),
-    [
-        (
-            Keep.best,
-            Keep.best,
-            "keep=best: the weights of 2 outputs were removed by earlier runs",
-        ),
-        (
-            Keep.results,
-            Keep.best,
-            "3 outputs were removed by earlier runs; `python -m pipeline export` makes them",
-        ),
-        (Keep.results, Keep.results, "keep=results: the weights of 3 outputs were removed by earlier runs"),
-        (Keep.last, Keep.all, "keep=all: the weights of 2 outputs were removed by earlier runs"),
-        (Keep.all, Keep.last, "keep=last: the weights of 2 outputs were removed, "),
-        (Keep.last, Keep.results, "; the weights of 2 outputs were removed by earlier runs"),
-    ],
-)
-def test_what_earlier_runs_have_removed_is_said(runs: Runs, before: Keep, keep: Keep, said: str) -> None:
-    with runs.lives("x", rounds(), before) as keeper:
-        runs.finish(keeper, *ALL)
-        keeper.remove_unneeded()
-    with runs.lives("x", rounds(), keep, ALL) as keeper:
-        keeper.remove_unneeded()
-        tell_removed(keeper, Terminal(file=(out := io.StringIO()), width=200))
-    assert said in out.getvalue()
-
-
 def test_nothing_more_is_removed_where_a_plan_cannot_be_read(runs: Runs, caplog: pytest.LogCaptureFixture) -> None:
     plan = runs.record("y", rounds(), Keep.all) / "plan.json"
     plan.write_text("{")
@@ -271,11 +242,3 @@ def test_what_is_made_again_is_needed_again(runs: Runs) -> None:
         assert runs.whole() == ["r1/train", "r3/train"]
         runs.finish(keeper, "r2/train", "r2/evaluate")
         assert runs.whole() == ["r3/train"]
-
-
-def test_a_model_that_cannot_be_measured_is_not_the_best(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing: Callable[[Job], None] = lambda _: None  # noqa: E731
-    with runs.lives("x", rounds(), Keep.best) as keeper:
-        keeper.score_of = nothing
-        runs.finish(keeper, *ALL)
-    assert runs.whole() == ["r3/train"]

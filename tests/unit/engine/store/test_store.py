@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -455,36 +453,3 @@ def test_a_lost_or_garbled_note_costs_one_more_reading(
     garble(note_of(verified))
     assert verified.problem(key) is None
     assert counting.reads == 2
-
-
-READER = """
-import sys
-from pathlib import Path
-from pipeline.engine.store.store import Store
-from pipeline.engine.store.store import Verified
-
-class Loud(Store):
-    def problem(self, key, *, checksums=True):
-        print("read", flush=True)
-        return super().problem(key)
-
-sys.stdin.readline()
-assert Verified(Loud(Path(sys.argv[1])), Path(sys.argv[2])).problem(sys.argv[3]) is None
-"""
-
-
-def test_of_several_processes_at_once_one_reads_and_the_others_wait_for_it(
-    store: Store, put: Put, key: str
-) -> None:
-    put(text="x" * 30_000_000)
-    command = [sys.executable, "-c", READER, str(store.root), str(store.scratch("run") / "verified"), key]
-    readers = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)
-    ]
-    for reader in readers:
-        assert reader.stdin
-        reader.stdin.write("go\n")
-        reader.stdin.flush()
-    said = [reader.communicate(timeout=600)[0] for reader in readers]
-    assert [reader.returncode for reader in readers] == [0] * 4
-    assert "".join(said) == "read\n"
