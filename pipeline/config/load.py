@@ -245,22 +245,21 @@ _FOLLOWS = ("experiment.name=", "no algorithm is enabled", *(f"{table} is empty"
 
 def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
     """The settings that plain values are; what is wrong is left out, and added to the faults."""
-    kept, classes = dict(plain), dict[str, dict[str, type[Any]]]()
-    for table in TABLES:
-        kept[table], classes[table] = _sections(table, plain.get(table), faults)
-    known = [
-        key
-        for table in classes
-        for name, each in classes[table].items()
-        for key in explain.keys_of(each, f"{table}.{name}")
-    ]
+    kept = {table: _sections(table, plain.get(table), faults) for table in TABLES}
+    classes = {(table, name): kind for table in kept for name, (_, kind) in kept[table].items()}
+    known = [key for at, kind in classes.items() for key in explain.keys_of(kind, ".".join(at))]
 
     def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
         if path != ("experiment", "name") or value != MISSING:  # told below
             faults.append(_fault(path, value, schema, hint, known))
 
     try:
-        config = cast("Config", filled(Config, classes, kept, (), refuse))
+        sections = {
+            table: {name: filled(kind, node, (table, name), refuse) for name, (node, kind) in kept[table].items()}
+            for table in TABLES
+        }
+        rest = {name: value for name, value in plain.items() if name not in TABLES}
+        config = cast("Config", filled(Config, rest, (), refuse, sections))
     except ConfigError as error:
         return _refused([*faults, str(error)])
     if config.experiment.name == MISSING:
@@ -270,11 +269,9 @@ def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
     return config
 
 
-def _sections(
-    table: str, given: object, faults: list[str]
-) -> tuple[dict[str, dict[str, Any]], dict[str, type[Any]]]:
+def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[dict[str, Any], type[Any]]]:
     """The sections of a table, each with its class; those of points in the place of a front."""
-    about, nodes, schemas = TABLES[table], dict[str, dict[str, Any]](), dict[str, type[Any]]()
+    about, found = TABLES[table], dict[str, tuple[dict[str, Any], type[Any]]]()
     if not isinstance(given, dict | NoneType):
         faults.append(f"{table}={brief(given)}: holds the settings of each; choose one with {about.group}={given}")
         given = None
@@ -288,11 +285,10 @@ def _sections(
                 if not isinstance(node.get(key), str | None):
                     raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
             for each, section in _points(table, name, node).items():
-                schemas[each] = tables.settings_class(table, each, section)
-                nodes[each] = section
+                found[each] = section, tables.settings_class(table, each, section)
         except ConfigError as error:
             faults.append(str(error))
-    return nodes, schemas
+    return found
 
 
 def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:

@@ -37,33 +37,25 @@ def _raise(path: Path, _value: Any, schema: type[Any], hint: Any) -> None:
 
 def filled(
     schema: type[Any],
-    tables: Mapping[str, Mapping[str, type[Any]]],
     plain: Mapping[str, Any],
     path: Path = (),
     refuse: Refuse = _raise,
+    sections: Mapping[str, Any] | None = None,
 ) -> Any:
     """Make an instance of a settings class.
 
     Args:
         schema: The class.
-        tables: For each field of the class that is a table of sections, the class of every section.
-        plain: Plain values, those of the sections included; whatever is absent keeps its default.
+        plain: Plain values; whatever is absent keeps its default.
         path: Where they stand.
         refuse: Told of what cannot be; by default it raises.
+        sections: Fields that are settings already.
 
     Raises:
         ConfigError: A field is unknown, or the `__post_init__` of a class failed.
         ValueError: A value is of another type than its field.
     """
-    sections = {
-        table: {
-            name: filled(section, {}, (plain.get(table) or {}).get(name, {}), (table, name), refuse)
-            for name, section in classes.items()
-        }
-        for table, classes in tables.items()
-    }
-    rest = {name: value for name, value in plain.items() if name not in tables}
-    return _changed(deepcopy(_default(schema)), rest, path, refuse, sections)  # type: ignore[arg-type]  # classes are hashable
+    return _changed(deepcopy(_default(schema)), plain, path, refuse, sections)  # type: ignore[arg-type]  # classes are hashable
 
 
 def _changed(
@@ -104,7 +96,7 @@ def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) 
         if is_dataclass(default) and not isinstance(default, type):
             return _changed(deepcopy(default), value, path, refuse)
         if settings := next((kind for kind in kinds if is_dataclass(kind)), None):
-            return filled(cast("type[Any]", settings), {}, value, path, refuse)
+            return filled(cast("type[Any]", settings), value, path, refuse)
     for kind in kinds:
         inside, before = (get_args(kind) or (Any,))[-1], default if isinstance(default, dict) else {}
         if isinstance(value, dict) and get_origin(kind) is dict:
@@ -209,7 +201,7 @@ def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
 @lru_cache(maxsize=256)
 def _filled(kind: type[Any], data: str) -> Any:
     """Kept, since the stages of a run have the same few sections and OmegaConf takes long."""
-    return filled(kind, {}, json.loads(data))
+    return filled(kind, json.loads(data))
 
 
 def schema_path(config: object) -> str:

@@ -79,9 +79,9 @@ def test_so_is_that_of_a_request() -> None:
     ids=str,
 )
 def test_plain_values_are_converted_to_what_fields_declare(given: dict[str, Any], made: dict[str, Any]) -> None:
-    assert repr(filled(Settings, {}, given)) == repr(Settings(**made))
-    filled(Settings, {}, given).rates.append(3.0)
-    assert Settings().rates == filled(Settings, {}, {}).rates
+    assert repr(filled(Settings, given)) == repr(Settings(**made))
+    filled(Settings, given).rates.append(3.0)
+    assert Settings().rates == filled(Settings, {}).rates
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_plain_values_are_converted_to_what_fields_declare(given: dict[str, Any]
 )
 def test_values_of_other_types_are_not(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="of another type"):
-        filled(Settings, {}, given)
+        filled(Settings, given)
