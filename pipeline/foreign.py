@@ -250,16 +250,16 @@ log = logging.getLogger("pipeline")
 _told: set[Path] = set()
 
 
-def recall(path: Path, kind: type[_T]) -> _T | None:
-    """Read a file of JSON as a type; None where there is none that can be used."""
+def recall(path: Path, kind: type[_T], *, follow: bool = False) -> _T | None:
+    """Read a file of JSON as a type, through links if so asked; None where there is none that can be used."""
     try:
-        return read_json_file(path, kind)
+        return read_json_file(path, kind, follow=follow)
     except FileNotFoundError:
         return None
     except (ForeignDataError, OSError) as error:
         if path not in _told:
             _told.add(path)
-            log.warning("%s is passed over, which costs time only: %s", path, error)
+            log.warning("%s is passed over: %s", path, error)
         return None
 
 

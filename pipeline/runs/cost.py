@@ -6,7 +6,6 @@ this is in ``results.json``; it goes to ``compute.json``.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from msgspec import Meta
 from pipeline.config.schema import EvaluationConfig
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
-from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.foreign import recall
 from pipeline.learning.algos.base import GENERATE, REFERENCE, START_TRAIN
 from pipeline.outputs.formats import ANSWERING
 from pipeline.plan.graph import Job
@@ -33,8 +32,6 @@ _Amount = Annotated[float, Meta(ge=0, le=1e18)]
 _Flops = Annotated[float, Meta(ge=0, le=1e36)]
 
 _Where = tuple[str, str, str, int | None, int, str]
-
-log = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True, order=True)
@@ -228,14 +225,7 @@ def write_compute(folder: Path, compute: Compute, makers: Iterable[Maker] = ()) 
 
 def read_compute(folder: Path) -> Compute:
     """Read ``compute.json`` of a run; empty where it has none that can be used, as it is for people only."""
-    path = folder / FILE
-    try:
-        return read_json_file(path, Compute, follow=True)
-    except FileNotFoundError:
-        return Compute()
-    except (ForeignDataError, OSError) as error:
-        log.warning("%s is passed over: %s", path, error)
-        return Compute()
+    return recall(folder / FILE, Compute, follow=True) or Compute()
 
 
 # -- of chains and methods -------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ It is written when the run begins, so that also a run which was killed can say i
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import shlex
@@ -24,14 +23,12 @@ from pipeline.arithmetic import processor
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.files import json_text, write_whole
-from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.foreign import recall
 from pipeline.outputs.manifest import NotAnOutputError, read_manifest
 from pipeline.plan.graph import Job
 
 FILE = "origin.json"
 PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "omegaconf")
-
-log = logging.getLogger("pipeline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,14 +146,7 @@ def write_origin(folder: Path, origin: Origin) -> None:
 
 def read_origin(folder: Path) -> Origin:
     """Read it; empty where a run has none that can be used."""
-    path = folder / FILE
-    try:
-        return read_json_file(path, Origin, follow=True)
-    except FileNotFoundError:
-        return Origin()
-    except (ForeignDataError, OSError) as error:
-        log.warning("%s is passed over: %s", path, error)
-        return Origin()
+    return recall(folder / FILE, Origin, follow=True) or Origin()
 
 
 # -- makers ------------------------------------------------------------------------------------------------------
