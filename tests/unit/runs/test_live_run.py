@@ -123,19 +123,3 @@ def test_the_progress_of_a_job_tells_more_than_its_estimate() -> None:
     # Half of it took five times as long as was planned for the whole.
     assert told.at(10.0).remaining_s == pytest.approx(10.0)
     assert told.at(10.0).part == pytest.approx(0.5)
-
-
-def test_one_wrong_estimate_is_not_taken_for_all() -> None:
-    jobs = [
-        Job(id=name, key=name, entry="m:f", payload={}, seconds=10, algo=name[0])
-        for name in ("a1", "a2", "b1", "b2", "b3", "b4", "b5", "b6")
-    ]
-    run = LiveRun(Plan(jobs, []), load_s=0.0)
-    run.take({"event": "RunStarted", "time": 0.0, "jobs": 8, "unsettled": 8, "pid": 1, "host": "here"})
-    run.take({"event": "WorkerStarted", "time": 0.0, "worker": 0, "pid": 7, "device": "cpu"})
-    run.take({"event": "JobStarted", "time": 0.0, "job": "a1", "attempt": 1, "worker": 0})
-    fields = {"attempt": 1, "worker": 0, "load_s": 0, "run_s": 100, "samples": 0, "tokens": 0}
-    run.take({"event": "JobFinished", "time": 100.0, "job": "a1", **fields})
-    run.tick(100.0)
-    # The other job of its kind will take as long; of the rest that is likely in part.
-    assert 100 + 60 < run.remaining_s < 100 + 60 * 5

@@ -80,25 +80,6 @@ def test_a_part_of_the_samples_has_all_of_those_to_each_prompt(tmp_path: Path) -
     assert loaded.count_samples(loaded.jobs.values()) == 7
 
 
-def test_an_attempt_ends_with_the_run_that_was_killed_under_it(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan(rounds=1))
-    run.worker(0, "GPU 0")
-    shards = [f"{CHAIN}/r1/generate/{shard:03d}" for shard in range(2)]
-    run.begin(shards[0])
-    run.worker(1, "GPU 1")
-    run.begin(shards[1], worker=1)
-    run.write("JobProgress", job=shards[0], attempt=1, worker=0, done=1, total=3)
-    loaded = load(run.folder)
-    assert loaded.state == "killed"
-    spans = [(span.start - START, (span.end or 0) - START, span.outcome) for span in loaded.timeline()]
-    assert spans == [(2, 5, "lost"), (4, 5, "lost")]
-    assert [(job.id, attempt.kind) for job, attempt in loaded.lost_attempts] == [(one, "lost") for one in shards]
-    run.end(interrupted="SIGTERM")
-    loaded.refresh()
-    assert [span.outcome for span in loaded.timeline()] == ["stopped", "stopped"]
-    assert not loaded.lost_attempts
-
-
 def test_the_timeline_has_a_span_for_every_device_that_a_job_takes(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(rounds=1))
     run.worker(0, "GPU 0")

@@ -1,7 +1,6 @@
 """How far a run is: the same for those who hear its engine and for those who look from another terminal."""
 
 import fcntl
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from rich.console import Console, Group
 
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.progress import LiveRun, ProgressFile, read_progress
+from pipeline.runs.progress import LiveRun, ProgressFile
 from pipeline.runs.report.screen import PlainLines, headline, live_screen, worker_table
 from pipeline.runs.report.status import run_headline, run_json, watched_run
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
@@ -84,25 +83,6 @@ def test_status_says_what_the_live_view_says(tmp_path: Path) -> None:
         run.refresh()
         assert list(run.view.running()) == [SECOND]
         assert run.view.jobs[FIRST].attempts[-1].outcome == "done"
-
-
-def test_it_is_written_about_once_a_second_and_goes_with_the_run(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
-    folder = engine.written.folder
-    with engine.file:
-        engine.tick(START)
-        told = []
-        for tenth in range(1, 21):
-            engine.begin(FIRST, worker=0) if tenth == 1 else None
-            engine.progress(FIRST, worker=0, done=tenth, total=100)
-            engine.tick(START + tenth / 10)
-            told.append(read_progress(folder))
-        assert len({json.dumps(each.running) for each in told if each}) == 3
-        engine.live.stopping = "stopping on Ctrl-C"
-        engine.tick(START + 2.05)  # at once: there may be no later time
-        with alive(engine.written) as run:
-            assert "stopping, 0/6 jobs done" in run_headline(run, START + 3, True).plain
-    assert not list(folder.path.glob("*progress*"))
 
 
 @pytest.mark.parametrize(

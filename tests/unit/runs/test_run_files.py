@@ -11,8 +11,6 @@ from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, collect_compute, read_compute, write_compute
 from pipeline.runs.record import (
-    Comparison,
-    PooledRow,
     Results,
     collect_rows,
     read_results,
@@ -126,21 +124,3 @@ def test_what_is_drawn_once_counts_for_every_method_that_learns_from_it(tmp_path
         ("DPO", "generate", 5.0),
         ("RAFT", "generate", 5.0),
     ]
-
-
-def test_rows_of_methods_and_comparisons_are_written_and_read_again(tmp_path: Path) -> None:
-    where = {"dataset": "d", "model": "m", "round": 2, "metric": "pass@1", "over": "seeds"}
-    sizes = {"references": 1, "seeds": 3, "n": 10}
-    bounds = {"ci_low": 0.1, "ci_high": 0.9, "difference": 0.2}
-    apart = {"difference_low": None, "difference_high": None, "difference_over": "policies", "difference_seeds": 2}
-    row = PooledRow(algo="PITA", value=0.5, **where, **sizes, **bounds, **apart)  # type: ignore[arg-type]
-    tested = {"first": "PITA", "second": "reference", "p": 0.01, "test": "crossed", "detectable": 0.1}
-    one = Comparison(**where, **sizes, **bounds, **tested)  # type: ignore[arg-type]
-    results = Results(rows=[], pooled=[row], comparisons=[one], confidence=0.9, common_eta=0.3)
-    run = create_run_folder(tmp_path, "x", NOON)
-    write_results(run, results)
-    assert read_results(run.results_json) == results
-    assert (
-        run.pooled_csv.read_text().splitlines()[1]
-        == "PITA,d,m,2,pass@1,0.5,0.1,0.9,0.2,,,seeds,1,3,10,policies,,2,"
-    )
