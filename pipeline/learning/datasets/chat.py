@@ -383,7 +383,7 @@ def encode_answers(
     """
     texts = _of(tokenizer, prompt, arguments)
     ends = {*ends, *template_ends(tokenizer), tokenizer.eos_token_id}
-    asked = texts.ids(texts.asked)
+    asked = texts.asked_ids
     wholes = [texts.ids(texts.whole(answer)) for answer in answers]
     start = min(shared(asked, ids) for ids in wholes)
     return [
@@ -422,7 +422,7 @@ def encode_demonstration(
     texts = _of(tokenizer, prompt, arguments)
     ends = {*ends, *template_ends(tokenizer), tokenizer.eos_token_id}
     ids = texts.ids(texts.whole(answer))
-    asked = texts.ids(texts.asked) if completion_only else []
+    asked = texts.asked_ids if completion_only else []
     start = shared(asked, ids)
     # No token is predicted before the first one.
     supervised = [at >= max(1, start) for at in range(len(ids))]
@@ -488,8 +488,22 @@ class _Texts:
         self._tokenizer, self.asked = tokenizer, prompt
         self._end = tokenizer.eos_token or ""
 
+    @property
+    def asked_ids(self) -> list[int]:
+        """Without an end that the tokenizer puts behind them, which no model reads where an answer is due."""
+        ids = self.ids(self.asked)
+        while self._end and len(ids) > 1 and ids[-1] == self._tokenizer.eos_token_id:
+            if self.asked.rstrip().endswith(self._end):
+                break
+            ids.pop()
+        return ids
+
     def ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text)["input_ids"])
+        ids, begin = list(self._tokenizer(text)["input_ids"]), self._tokenizer.bos_token_id
+        # A text that begins with the begin, as where a template was applied already, gets no second one.
+        while begin is not None and ids[:2] == [begin, begin]:
+            del ids[0]
+        return ids
 
     def whole(self, answer: Text) -> str:
         assert isinstance(answer, str)
@@ -515,6 +529,10 @@ class _Turns:
     def asked(self) -> str:
         """What a model reads where the answer is due."""
         return self._written(self._prompt, due=True)
+
+    @property
+    def asked_ids(self) -> list[int]:
+        return self.ids(self.asked)
 
     def ids(self, text: str) -> list[int]:
         # A template writes special tokens itself.

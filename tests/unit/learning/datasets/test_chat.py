@@ -15,6 +15,7 @@ from pipeline.learning.datasets.chat import (
     MARK,
     TemplateOfFolder,
     dated,
+    encode_answers,
     prompt_text,
     refusal_of,
     rendered,
@@ -42,10 +43,14 @@ def tokenizer(template: str = "", *, single: str = "<s> $A") -> PreTrainedTokeni
 @pytest.mark.parametrize("single", ["<s> $A", "<s> $A </s>", "$A </s>", "$A", "$A </s> </s>"])
 @pytest.mark.parametrize("text", ["a b", "<s> a b", "a b </s>", "<s> a b </s>", "<s> <s> a b"])
 def test_a_prompt_of_text_ends_in_no_end_and_begins_once(single: str, text: str) -> None:
-    ids = encode_prompts(tokenizer(single=single), [text])[0]
+    model = tokenizer(single=single)
+    ids = encode_prompts(model, [text])[0]
     assert ids[-2:] == [2, 3]
     if "<s>" in single:
         assert ids == [0, 2, 3]
+    if "</s>" not in text and "<s> <s>" not in text:
+        (found,) = encode_answers(model, text, [" a"])  # what is read is what is trained on
+        assert (found.whole, found.ids) == (True, [*ids, 2, 1])
 
 
 def test_a_template_is_told_one_date_on_any_day() -> None:
