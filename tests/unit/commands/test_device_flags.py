@@ -67,7 +67,7 @@ def test_a_list_of_gpus_has_two_names() -> None:
     check_config(config)
     assert (config.distributed.ids, config.distributed.gpu_ids) == ([4, 5, 6, 7], None)
     config.distributed.gpu_ids = [0]
-    with pytest.raises(ConfigError, match=r"gpu_ids=\[0\] and distributed.gpu_list=\[4, 5, 6, 7\]: these are two"):
+    with pytest.raises(ConfigError, match=r"gpu_ids=\[0\] and distributed.gpu_list=\[4, 5, 6, 7\] are two names"):
         check_config(config)
     with pytest.raises(DeviceError, match=r"distributed.gpu_list=\[9\]"):
         choose_devices(DeviceChoice.auto, None, DistributedConfig(gpu_list=[9]))
