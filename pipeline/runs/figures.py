@@ -26,13 +26,7 @@ from pipeline.plan.graph import Job
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import Methods, PooledRow, Results, by_method, cells_of, primary_metric
-from pipeline.runs.report.format import (
-    COLOURS,
-    DASHES,
-    MARKS,
-    drawn_methods,
-    reading_order,
-)
+from pipeline.runs.report import format as words
 from pipeline.runs.report.tables import HEADINGS
 from pipeline.terminal.streams import printable
 
@@ -134,7 +128,7 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
 
 def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
     results, compute, curves = run.results, run.compute, run.curves()
-    look = looks(drawn_methods(results))
+    look = looks(words.drawn_methods(results))
     for place in _places(results):
         methods = methods_of(results, place)
         metric = _metric(methods)
@@ -162,7 +156,7 @@ def _places(results: Results) -> list[Place]:
 def methods_of(results: Results, place: Place) -> Methods:
     """The numbers that there are of a dataset and model, methods as they are read."""
     methods = by_method(results.pooled).get(place, {})
-    return {name: methods[name] for name in sorted(methods, key=reading_order)}
+    return {name: methods[name] for name in sorted(methods, key=words.reading_order)}
 
 
 def _metric(methods: Methods) -> str:
@@ -254,12 +248,12 @@ def styled() -> Iterator[None]:
 
 def looks(methods: Sequence[str]) -> dict[str, Look]:
     """A look for each method, by its place among them; for the reference and the optimum too."""
-    marks, dashes = list(MARKS.values()), list(DASHES.values())
+    marks, dashes = list(words.MARKS.values()), list(words.DASHES.values())
     found: dict[str, Look] = {}
     for at, name in enumerate(methods):
-        turn, colour = divmod(at, len(COLOURS))
+        turn, colour = divmod(at, len(words.COLOURS))
         mark, line = marks[(at + turn) % len(marks)], dashes[turn % len(dashes)]
-        found[name] = {"color": COLOURS[colour], "marker": mark, "linestyle": line}
+        found[name] = {"color": words.COLOURS[colour], "marker": mark, "linestyle": line}
     found[REFERENCE] = {"color": "#777777", "marker": "o", "linestyle": "--"}
     return {**found, _OPTIMUM: {"color": "#000000", "marker": "*", "linestyle": "-"}}
 
@@ -320,10 +314,10 @@ def _training(panels: Panels) -> Figure:
     down = math.ceil(len(titles) / across)
     figure, grid = _figure(PAGE_IN * across / _PANELS, 0.4 + 1.6 * down, down, across)
     numbers = sorted({number for rounds in panels.values() for number in rounds})
-    colours: list[Any] = list(COLOURS)
-    if len(numbers) > len(COLOURS):  # from dark to light
+    colours: list[Any] = list(words.COLOURS)
+    if len(numbers) > len(words.COLOURS):  # from dark to light
         colours = [colormaps["viridis"](0.9 * at / (len(numbers) - 1)) for at in range(len(numbers))]
-    named = set(numbers[:: math.ceil(len(numbers) / len(COLOURS))])
+    named = set(numbers[:: math.ceil(len(numbers) / len(words.COLOURS))])
     flat = list(grid.flat) if len(titles) > 1 else [grid]
     for axes, title in zip(flat, titles, strict=False):
         for number, curves in sorted(panels[title].items()):
