@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.run_view import RunView
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]
@@ -66,7 +69,31 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]
 
 
-def test_what_is_uploaded_after_the_end_is_told_and_takes_no_time_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("counts", "state"),
+    [({"done": 6}, "done"), ({"stored": 6}, "done"), ({"done": 4, "failed": 1, "blocked": 1}, "failed")],
+    ids=["done", "stored", "failed"],
+)
+def test_a_glance_reads_the_ends_of_a_finished_journal(
+    tmp_path: Path, counts: dict[str, int], state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path)
+    run.end(**counts)
+    monkeypatch.setattr(RunView, "_job_event", None)
+    loaded = LoadedRun(run.folder, glance=True)
+    found = loaded.view.counts()
+    assert loaded.state == state
+    assert (found.total, found.done, found.stored, found.failed) == (
+        6,
+        counts.get("done", 0),
+        counts.get("stored", 0),
+        counts.get("failed", 0),
+    )
+
+
+def test_what_is_uploaded_after_the_end_is_told_and_takes_no_time_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = written(tmp_path)
     run.write("SharedStore", fetched=1, fetched_bytes=5, uploaded=0, uploaded_bytes=0, left=2)
     run.end(done=6)
@@ -74,8 +101,11 @@ def test_what_is_uploaded_after_the_end_is_told_and_takes_no_time_of_the_run(tmp
     run.now += 1000
     run.write("SharedStore", fetched=1, fetched_bytes=5, uploaded=2, uploaded_bytes=7, left=0)
     for glance in (True, False):
-        loaded = LoadedRun(run.folder, glance=glance)
-        assert loaded.view.finished
+        with monkeypatch.context() as patched:
+            if glance:
+                patched.setattr(LoadedRun, "_follow", None)
+            loaded = LoadedRun(run.folder, glance=glance)
+            assert loaded.view.finished
         assert loaded.state == "done"
         assert loaded.view.elapsed_s(run.now, engine_runs=False) < 1000
         assert loaded.view.shared == {
