@@ -219,7 +219,7 @@ _MEETING = re.compile(r"--(?:rdzv|master)[_-](?:endpoint|addr)\b|\bPET_(?:RDZV|M
 
 
 def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
-    """What leaves ranks alone.
+    """What leaves ranks alone, or ends them.
 
     Args:
         commands: Of the script, each on one line.
@@ -240,6 +240,12 @@ def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
             "tasks: each takes itself for the first",
             "have a shell of each task replace it: srun bash -c '... --machine_rank $SLURM_PROCID ...', in single "
             "quotes",
+        )
+    if re.search(r"(?<!&)&[ \t]*$", commands, re.MULTILINE) and not re.search(r"\bwait\b", commands):
+        yield failed(
+            "Slurm: nobody waits",
+            "what is started in the background by & is killed when the script is at its end, which is at once",
+            "`wait` in the last line, or no &",
         )
     if job.nodes > 1 and _TORCHRUN.search(commands) and not _MEETING.search(commands):
         yield failed(

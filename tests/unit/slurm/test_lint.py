@@ -63,6 +63,8 @@ def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str])
 @pytest.mark.parametrize(
     ("script", "wrong"),
     [
+        (ONE + "python train.py > train.log 2>&1 &\n", ["nobody waits"]),
+        (ONE + "cd runs &&\npython train.py &\nwait $!\n", []),
         (TWO + "srun torchrun --nnodes 2 train.py\n", ["nowhere to meet"]),
         (TWO + "srun torchrun --nnodes=2 \\\n    --master-addr $(hostname) train.py\n", []),
         (ONE + "srun torchrun --nnodes 2 train.py\n", []),
