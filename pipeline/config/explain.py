@@ -81,12 +81,13 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     prefix = f"{section}." if section else ""
     inside = {each[len(prefix) :] for each in keys if each.startswith(prefix)}
     inside = {each for each in inside if "." not in each}
-    if near := [name] if name in inside else _alike(name, inside):
+    elsewhere = not section and any(each.endswith(f".{name}") for each in keys)
+    if near := [name] if name in inside else [] if elsewhere else _alike(name, inside):
         return [prefix + near[0]]
     table = key.partition(".")[0]
     general = dict.fromkeys(
         re.sub(r"^(\w+)\.[^.]+", r"\1.<NAME>", each) if each.partition(".")[0] in {*TABLES} - {table} else each
-        for each in sorted(keys, key=lambda one: one.count("."))
+        for each in sorted(keys, key=lambda one: (not one.endswith(f".{name}"), one.count(".")))
     )
     ends = [each for each in general if each.endswith((f".{prefix}{name}", f".{prefix}{name}s"))]
     ends = ends or [each for each in general if each.endswith((f".{name}", f".{name}s"))]

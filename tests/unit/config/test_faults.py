@@ -67,6 +67,8 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("execution.spares=1", "'execution.spares'. Known"),
         ("hydra.searchpath=[file://nowhere]", "no folder nowhere"),
         ("model=owner/name", "models.hf.path=owner/name"),
+        ("algorithms.PITA.eta=1", "'algos.<NAME>.eta'"),
+        ("num_prompts=9", "'evaluation.num_prompts'"),
         ("a=b=[", "cannot read 'a=b=['"),
         ("+x=1", "unknown key 'x'"),
         ("output_dir=${experimen.name}", "nothing sets 'experimen.name'"),
