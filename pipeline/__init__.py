@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Row as Row
     from pipeline.learning.datasets.from_files import FilesConfig as FilesConfig
     from pipeline.learning.datasets.from_files import FilesDataset as FilesDataset
-    from pipeline.learning.evaluation.optimum import reward_kl_front as reward_kl_front
     from pipeline.learning.from_trl import from_trl as from_trl
     from pipeline.learning.rewards.traits import RewardTraits as RewardTraits
     from pipeline.learning.rewards.traits import reward as reward
