@@ -20,7 +20,8 @@ from pipeline.engine.run_jobs import read_durations, read_peaks, update_duration
 from pipeline.engine.store.gc import find_runs, job_of
 from pipeline.engine.store.store import Store, Verified, users
 from pipeline.errors import DeviceError, PlanError, StoreError
-from pipeline.learning.models.batch_size import _read_hint
+from pipeline.foreign import recall
+from pipeline.learning.models.batch_size import _Hint
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.durations import Durations, Timed
 from pipeline.runs.cost import FILE as COMPUTE
@@ -86,7 +87,11 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
     "durations": ("durations.json", read_durations, Durations()),
     "peaks": (".hints/memory.json", read_peaks, {}),
     "hashes": (".hints/file_hashes.json", _hashes, {}),
-    "batch size": (".hints/batch_sizes/x.json", lambda root: _read_hint(root / ".hints/batch_sizes/x.json"), None),
+    "batch size": (
+        ".hints/batch_sizes/x.json",
+        lambda root: recall(root / ".hints/batch_sizes/x.json", _Hint),
+        None,
+    ),
     "costs": (".costs/ab.jsonl", _cost, {}),
     "users": (".users/0123456789abcdef", users, []),
     "note": (f"notes/{KEY}.note", _note, False),
