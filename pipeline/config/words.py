@@ -4,7 +4,7 @@ What is rewritten is the word, before Hydra sees it, and by the type of its key 
 
 - what stands for a text is the text that was typed: ``experiment.name=1.10``, ``1e3``, ``true``;
 - ``None``, as Python writes it, is null where a key takes null, and so is ``~`` for a text that is no path;
-- in texts that models read (`fields.model_text`) ``\n`` is a line break and ``\t`` a tab, as Hydra knows neither.
+- in texts that models read (`schema.model_text`) ``\n`` is a line break and ``\t`` a tab, as Hydra knows neither.
 
 In quotes of Hydra's own (``key="'None'"``) a word stays a text.
 """

@@ -51,7 +51,7 @@ _Id = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 SHARED_STORE = "SharedStore"
-"""What has come from and gone to the shared store so far, see `answers.Traffic`; also after the end of the run."""
+"""What has come from and gone to the shared store so far, see `shared.Traffic`; also after the end of the run."""
 FOLLOWS_FROM_STORE = frozenset(
     {
         *("JobStarted", "JobFinished", "JobFoundStored", "JobWaits", "JobStopped"),

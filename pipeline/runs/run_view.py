@@ -1,6 +1,6 @@
 """From events to the state of their run: what a live view, a status or a question about one job rests on. Pure.
 
-Events are taken one by one, as the engine tells them or as `events.read_event` finds them in its journal, so a
+Events are taken one by one, as the engine tells them or as `journal.read_event` finds them in its journal, so a
 view can follow a run that goes on. Events and fields that are not known are passed over, and a field that is
 missing has its empty value: a journal may come from another version.
 """
@@ -275,7 +275,7 @@ class RunView:
         total: How many jobs it has.
         retries: Class of failure -> how many attempts failed by it and were followed by another.
         waiting: Job that another run or machine makes -> what was said of that.
-        shared: What came from the shared store and went there, as `answers.Traffic`; empty where nothing did.
+        shared: What came from the shared store and went there, as `shared.Traffic`; empty where nothing did.
         uploads_over: Whether nothing more is going to be uploaded, though something may be left.
     """
 

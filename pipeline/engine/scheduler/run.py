@@ -218,7 +218,7 @@ class Watchdog:
 
 
 # -- effects -----------------------------------------------------------------------------------------------------
-# What a run does outside of its own state, as plain data: decided by rules, done in order by `outside.py`.
+# What a run does outside of its own state, as plain data: decided by rules, done in order by `loop.Outside`.
 # Several of these are made for every job; of a frozen dataclass each would take ten times as long.
 
 

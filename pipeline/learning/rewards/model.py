@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from pipeline.errors import ConfigError, unknown_name
+from pipeline.learning.datasets.chat import rendered
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
@@ -182,7 +183,7 @@ class RewardModel:
                 [*_conversation(prompt), {"role": "assistant", "content": answer}]
                 for prompt, answer in zip(prompts, answers, strict=True)
             ]
-            texts = self._tokenizer.apply_chat_template(talks, tokenize=False)
+            texts = [rendered(self._tokenizer, talk) for talk in talks]
             # The template has written the special tokens already.
             return self._tokenized(texts, add_special_tokens=False)
         return self._tokenized([text_of(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)])

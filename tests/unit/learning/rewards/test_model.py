@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
 from pipeline.errors import ConfigError, JobError
+from pipeline.learning.datasets.chat import DATE
 from pipeline.learning.rewards.model import ModelSettings, RewardModel
 
 WORDS = ["<end>", "<unk>", "user", "assistant", "good", "bad", "so", "it", "is"]
@@ -82,6 +83,12 @@ def test_texts_that_end_with_the_end_token_are_read_there_in_any_batch(tmp_path:
     prompts, completions = ["so it is ", "it "], ["good <end>", "bad <end>"]
     expected = [logits(folder, p + c)[0].item() for p, c in zip(prompts, completions, strict=True)]
     assert scores(folder, prompts, completions) == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_template_that_asks_for_the_date_is_told_the_same_on_every_day(tmp_path: Path) -> None:
+    ask = f"{{{{ 'good' if strftime_now('%Y-%m-%d') == '{DATE}' else 'bad' }}}}"
+    folder = make(tmp_path, 1, template="{% for turn in messages %}{{ turn.content }} {% endfor %}" + ask)
+    assert scores(folder, ["it is"], ["so"]) == pytest.approx([logits(folder, "it is so good")[0].item()], abs=1e-5)
 
 
 def test_a_text_without_any_token_has_no_score(scalar: Path) -> None:
