@@ -88,7 +88,9 @@ def test_texts_that_end_with_the_end_token_are_read_there_in_any_batch(tmp_path:
 def test_a_template_that_asks_for_the_date_is_told_the_same_on_every_day(tmp_path: Path) -> None:
     ask = f"{{{{ 'good' if strftime_now('%Y-%m-%d') == '{DATE}' else 'bad' }}}}"
     folder = make(tmp_path, 1, template="{% for turn in messages %}{{ turn.content }} {% endfor %}" + ask)
-    assert scores(folder, ["it is"], ["so"]) == pytest.approx([logits(folder, "it is so good")[0].item()], abs=1e-5)
+    assert scores(folder, ["it is"], ["so"]) == pytest.approx(
+        [logits(folder, "it is so good")[0].item()], abs=1e-5
+    )
 
 
 def test_a_text_without_any_token_has_no_score(scalar: Path) -> None:
