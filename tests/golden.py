@@ -2,14 +2,12 @@
 
     python -m tests.golden            what changed against tests/data/golden.json
     python -m tests.golden --write    keep today's digests
-    python -m tests.golden --write --all    likewise, where some cannot be compared or are gone
 
 Writing is refused where bytes changed and no version was raised. Float rounding depends on the versions of
-libraries and, where arithmetic is not portable, on the processor. What stages write is therefore compared only
-where the kind of machine and the versions are those of the file; all x86-64 processors with AVX2 are one kind.
-Rows, rewards and tables of plain functions are compared everywhere; a reward that needs a package, where its
-version is that of the file. What cannot be compared is not overwritten, unless by `--all`: a change of ours would
-go with it.
+libraries and, where arithmetic is not portable, on the processor. What stages write is therefore compared, and
+written, only where the kind of machine and the versions are those of the file; all x86-64 processors with AVX2 are
+one kind. Rows, rewards and tables of plain functions are compared everywhere; a reward that needs a package, where
+its version is that of the file. To begin anew with other versions, remove the file first.
 
 Curves of trainings are entries of their own, apart from the rest of what their stages write, and have a version
 that no key covers: people look at them and no stage reads them, so what they tell may change, while stored outputs
@@ -18,12 +16,10 @@ go on serving with the curves that they have, or none.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
@@ -47,8 +43,7 @@ Measured = dict[str, Any]
 """The ``arithmetic`` of a machine, and ``entries`` by name."""
 
 
-GONE = "is gone"
-UNSURE = "cannot be compared"
+UNCOVERED = "wrote other bytes under the same versions, so stored outputs of the old code would answer for the new"
 
 
 def differences(before: dict[str, Entry], after: dict[str, Entry]) -> dict[str, str]:
@@ -59,7 +54,7 @@ def differences(before: dict[str, Entry], after: dict[str, Entry]) -> dict[str, 
     names = before.keys() & after.keys()
     raised = {name for name in names if before[name]["versions"] != after[name]["versions"]}
     other = {name for name in names if before[name]["digest"] != after[name]["digest"]}
-    found = dict.fromkeys(after.keys() - names, "is new") | dict.fromkeys(before.keys() - names, GONE)
+    found = dict.fromkeys(after.keys() - names, "is new") | dict.fromkeys(before.keys() - names, "is gone")
     found |= dict.fromkeys(raised, "has other versions")
     for name in other - raised:
         upstream = _upstream(after, name)
@@ -81,9 +76,6 @@ def _upstream(entries: dict[str, Entry], name: str) -> set[str]:
     return found
 
 
-UNCOVERED = "wrote other bytes under the same versions, so stored outputs of the old code would answer for the new"
-
-
 def incomparable(before: Measured, after: Measured) -> set[str]:
     """Names of entries whose bytes may differ for no change of ours."""
     same_arithmetic = before["arithmetic"] == after["arithmetic"]
@@ -96,39 +88,11 @@ def incomparable(before: Measured, after: Measured) -> set[str]:
     }
 
 
-def compare(before: Measured, after: Measured) -> tuple[dict[str, str], list[str]]:
-    """What must be done, and why today's digests may not be written.
-
-    Returns:
-        Name -> words, as of `differences`, of entries that can be compared; and reasons, of which those that begin
-        with `UNSURE` are a matter of looking closely and then `--all`.
-    """
+def compare(before: Measured, after: Measured) -> dict[str, str]:
+    """What must be done, as of `differences`, about entries that can be compared: name -> words."""
     unsure = incomparable(before, after)
     found = differences(before["entries"], after["entries"])
-    found = {name: words for name, words in found.items() if name not in unsure or not words.startswith(UNCOVERED)}
-    reasons = [f"{name} {words}" for name, words in found.items() if words.startswith(UNCOVERED)]
-    if unsure:
-        reasons.append(f"{UNSURE}: {len(unsure)} entries were made with another arithmetic or other packages")
-    reasons += [f"{UNSURE}: {name} {words}" for name, words in found.items() if words == GONE]
-    return found, reasons
-
-
-def measure() -> Measured:
-    """Today's digests, made in a process of its own, whose arithmetic is pinned from the start."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.golden", "--into", str(result), "--scratch", folder],
-            cwd=HERE.parent,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout
-        measured: dict[str, Any] = json.loads(result.read_text())
-        return measured
+    return {name: words for name, words in found.items() if name not in unsure or not words.startswith(UNCOVERED)}
 
 
 def measure_here(scratch: Path) -> Measured:
@@ -359,24 +323,20 @@ def _digest(value: object) -> str:
 
 def main(arguments: list[str]) -> int:
     """Compare, or write."""
-    if "--into" in arguments:
-        target, scratch = (Path(arguments[arguments.index(name) + 1]) for name in ("--into", "--scratch"))
-        target.write_text(json.dumps(measure_here(scratch)))
-        gc.freeze()  # else Python goes through all of torch as it ends
-        return 0
-    empty: Measured = {"arithmetic": {}, "entries": {}}
-    before = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else empty
-    after = measure()
-    found, reasons = compare(before, after)
+    os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+    before = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else None
+    with tempfile.TemporaryDirectory() as folder:
+        after = measure_here(Path(folder))
+    found = compare(before or {"arithmetic": {}, "entries": {}}, after)
     for name, words in found.items():
         print(f"{name} {words}")
-    if "--all" in arguments:
-        reasons = [reason for reason in reasons if not reason.startswith(UNSURE)]
-    for reason in reasons:
-        print(f"not written: {reason}")
-    if "--write" in arguments and not reasons:
-        GOLDEN.write_text(json.dumps(after, indent=1, sort_keys=True) + "\n")
-    return 1 if reasons or (found and "--write" not in arguments) else 0
+    if "--write" not in arguments:
+        return 1 if found else 0
+    if any(words.startswith(UNCOVERED) for words in found.values()) or (before and incomparable(before, after)):
+        print("not written: raise a version first, or use the machine and packages that the file was made with")
+        return 1
+    GOLDEN.write_text(json.dumps(after, indent=1, sort_keys=True) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks import results
-from benchmarks.results import PARTS, Part, main, methods, overrides_of, written
+from benchmarks.results import PARTS, Part, main, overrides_of, written
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
 from pipeline.config.plain import to_plain
@@ -17,7 +17,7 @@ from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.plan.build import build_plan
 from pipeline.runs.cost import Compute, CostRow, write_compute
-from pipeline.runs.record import PooledRow, ResultRow, Results, write_results
+from pipeline.runs.record import Results, write_results
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
@@ -115,33 +115,3 @@ def test_no_other_run_is_written(
     with pytest.raises(SystemExit, match=message):
         call(monkeypatch, "--write", "--out", str(tmp_path))
     assert page.read_text() == PLACES
-
-
-def test_a_relative_folder_is_one_of_the_folder_that_the_command_was_typed_in(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Runs are started in the folder of the project, so they would put it there and look for it here."""
-    started: list[Path] = []
-
-    def carry_out(_: Part, out: Path) -> None:
-        started.append(out)
-        recorded(out)
-
-    monkeypatch.setattr(results, "carry_out", carry_out)
-    monkeypatch.chdir(tmp_path)
-    call(monkeypatch, "--out", "runs")
-    assert started == [tmp_path / "runs"]
-    assert "the table" in page.read_text()
-
-
-def test_a_table_has_the_mean_the_worst_policy_and_the_spread() -> None:
-    at: dict[str, Any] = {"dataset": "d", "model": "m", "round": 1, "metric": "pass@1", "n": 9}
-    none: dict[str, Any] = {"algo": "PITA", "ci_low": None, "ci_high": None, **at}
-    values = {(0, 0): 0.5, (0, 1): 0.7, (1, 0): 0.9, (1, 1): 0.7}
-    rows = [ResultRow(reference=ref, seed=seed, value=value, **none) for (ref, seed), value in values.items()]
-    at |= {"over": "policies", "references": 2, "seeds": 2}
-    bounds = {"difference_low": 0.2, "difference_high": 0.4}
-    pooled = PooledRow(algo="PITA", value=0.7, ci_low=0.6, ci_high=0.8, difference=0.3, **bounds, **at)
-    printed, spread = methods(Results(rows=rows, pooled=[pooled]), Compute()).split("\n\n|")
-    assert "+0.300" in printed
-    assert spread.splitlines()[2] == "| PITA | 4 | 0.700 | 0.500 | 0.163 |"
