@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
 
 from pipeline.commands.typed import Every, Watch, examples, refuse_both
-from pipeline.config.schema import Optimizer, Sharding, Strategy
+from pipeline.config.schema import DType, Optimizer, Sharding, Strategy
 from pipeline.engine.devices.inventory import GpuUsage, read_machine, visible_gpus
 from pipeline.engine.devices.select import holders, pick
 from pipeline.errors import ConfigError, DeviceError
@@ -150,14 +150,10 @@ def fit(
         int | None,
         typer.Option(min=1, max=_MOST, help="Sequences of an optimizer step; says how many steps to accumulate."),
     ] = None,
-    precision: Annotated[memory.Precision, typer.Option(help="Of weights and optimizer state.")] = (
-        memory.Precision.mixed
-    ),
+    dtype: Annotated[DType, typer.Option(help="What is computed in: system.dtype.")] = DType.bfloat16,
     optimizer: Annotated[Optimizer, typer.Option(help="What takes the steps.")] = Optimizer.adamw,
     checkpointing: Annotated[bool, typer.Option("--checkpointing", help="Recompute activations.")] = False,
-    lora_rank: Annotated[
-        int | None, typer.Option(min=1, max=_MOST, help="Train adapters of this rank alone.")
-    ] = None,
+    lora_rank: Annotated[int, typer.Option(min=0, max=_MOST, help="Train adapters of this rank alone.")] = 0,
     rows: Annotated[int, typer.Option(min=1, max=_MOST, help="Texts that are written at once.")] = 32,
     gpus: Annotated[
         int | None, typer.Option(min=1, max=_MOST_GPUS, help="Plan for so many GPUs that need not exist ...")
@@ -167,13 +163,13 @@ def fit(
     ] = None,
 ) -> None:
     """Show what fits, why the others do not, and the figures behind it."""
-    from pipeline.learning.memory.shape import read_shape, shape_for_writing  # imports torch
+    from pipeline.learning.memory.shape import read_shape  # imports torch
 
     console, (available, free_bytes) = make_console(), gpus_to_fit(gpus, memory_gib)
     work = memory.Workload(
         batch=batch,
         tokens=tokens,
-        precision=precision,
+        dtype=dtype,
         optimizer=optimizer,
         checkpointing=checkpointing,
         lora_rank=lora_rank,
@@ -181,7 +177,7 @@ def fit(
     found = memory.fit(
         read_shape(model),
         work,
-        available,
+        range(1, available + 1),
         free_bytes,
         host_bytes=memory_available_bytes(),
         strategy=strategy,
@@ -189,17 +185,14 @@ def fit(
         offload=cpu_offload,
     )
     console.print(fit_table(found))
-    shape, widths = shape_for_writing(model)
-    bits = memory.compute_bytes(precision)
-    writing = memory.DecodingLoad(policy=shape, rows=rows, tokens=tokens, number_bytes=bits)
-    say(console, of_writing(writing, widths, available, free_bytes))
+    say(console, of_writing(found.shape, rows, work, available, free_bytes))
     say(console, summary(found, effective_batch))
 
 
 def fit_table(fit: memory.Fit) -> FittedTable:
     """How a training fits: a row for each strategy, with what takes the memory of each GPU."""
     work = fit.work
-    what = "all weights" if work.lora_rank is None else f"adapters of rank {work.lora_rank}"
+    what = f"adapters of rank {work.lora_rank}" if work.lora_rank else "all weights"
     ranks = {"weights": 11, "grads": 14, "optim": 12, "work": 15, "activ": 13, "logits": 16}
     ranks |= {"all": 2, "usable": 3, "host": 4}
     table = FittedTable(
@@ -209,7 +202,7 @@ def fit_table(fit: memory.Fit) -> FittedTable:
             Column(heading="verdict", rank=1),
         ],
         title=f"{fit.shape.name}: {fit.shape.size} parameters, GB on each GPU",
-        caption=f"{work.batch} x {work.tokens} tokens, {work.precision.name}, {work.optimizer.name}, {what}, "
+        caption=f"{work.batch} x {work.tokens} tokens, {work.dtype.name}, {work.optimizer.name}, {what}, "
         f"checkpointing {'on' if work.checkpointing else 'off'}; an estimate",
     )
     for trial in fit.shown():
@@ -226,26 +219,28 @@ def fit_table(fit: memory.Fit) -> FittedTable:
 
 
 def of_writing(
-    writing: memory.DecodingLoad, widths: Sequence[int], available: int, free_bytes: Callable[[int], int]
+    shape: memory.ModelShape, rows: int, work: memory.Workload, available: int, free_bytes: Callable[[int], int]
 ) -> str:
     """On how few GPUs a model writes texts, in a line.
 
     Args:
-        writing: What writes.
-        widths: Over how many GPUs it can be split, the fewest first.
+        shape: The model.
+        rows: Texts at once.
+        work: Of how many tokens, in which type.
         available: GPUs there are.
         free_bytes: From a number of GPUs to what is free on the fullest of the best so many.
     """
-    for width in (width for width in widths if width <= available):
-        need, usable = memory.decoding_footprint(writing, width), usable_bytes(free_bytes(width))
+    for width in (width for width in shape.widths if width <= available):
+        need = memory.writing_footprint(shape, rows, work.tokens, work.dtype, width)
+        total, usable = sum(need.values()), usable_bytes(free_bytes(width))
         verdict = f"it fits by generation.gpus_per_job={width}; a value model comes on top, whole"
-        if need.total <= usable:
+        if total <= usable:
             break
         verdict = f"it does not fit into the {usable / GB:.1f} GB that are usable; it can be split over "
-        verdict += " or ".join(map(str, widths))
-    parts = f"weights {need.weights / GB:.1f}, texts {need.cache / GB:.1f}, logits {need.logits / GB:.1f}"
+        verdict += " or ".join(map(str, shape.widths))
+    parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.items())
     return (
-        f"Writing {writing.rows} texts of {writing.tokens} tokens at once takes {need.total / GB:.1f} GB of "
+        f"Writing {rows} texts of {work.tokens} tokens at once takes {total / GB:.1f} GB of "
         f"each of {width} GPUs ({parts}): {verdict}."
     )
 

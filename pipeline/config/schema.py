@@ -579,7 +579,6 @@ class Sharding(Enum):
     full_shard = "full_shard"  # weights, gradients and optimizer state
     shard_grad_op = "shard_grad_op"  # gradients and optimizer state
     no_shard = "no_shard"  # nothing, as DDP
-    hybrid_shard = "hybrid_shard"  # everything, within each machine
 
 
 class Attention(Enum):
@@ -617,7 +616,6 @@ class Optimizer(Enum):
 
     adamw = "adamw"  # of torch
     adamw_8bit = "adamw_8bit"  # its moments in 8 bits, by bitsandbytes, on GPUs; the extra `quantization`
-    muon = "muon"  # of torch, for the matrices of hidden layers; AdamW for everything else
 
 
 POLYNOMIAL_END = 1e-7

@@ -18,7 +18,7 @@ from pipeline.config.tables import REWARDS
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.policy_config import stores_adapters
 from pipeline.learning.datasets.base import Dataset, plain_text
-from pipeline.learning.memory.fit import Precision, bytes_per_parameter
+from pipeline.learning.memory.fit import STATE_BYTES, WEIGHT_BYTES
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.plan.contents import REFERENCE, chains
 from pipeline.plan.graph import Job, Plan
@@ -252,8 +252,7 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
             known[place] += each * weights
         training = config.training
         if training.checkpoint_every_steps or 0 < training.checkpoint_every_minutes * 60 < job.seconds:
-            weight, _, state = bytes_per_parameter(Precision.float32, training.optimizer)
-            checkpoints.append(2 * (weight + state) * weights)
+            checkpoints.append(2 * (WEIGHT_BYTES + STATE_BYTES[training.optimizer]) * weights)
     at_once = max(1, workers // max((plan.jobs[job_id].devices for job_id in missing), default=1))
     largest = max((size for place, size in known.items() if place != _STAYS), default=0)
     return DiskNeed(
@@ -291,6 +290,6 @@ def _stored(config: Config, job: Job, stage: Stage, algo: AlgoConfig) -> tuple[i
     else:
         weights = count_weights(model)
     if stage.saves == "policy" and algo.draws_to_train:  # whose next round goes on with its optimizer
-        return 4 + bytes_per_parameter(Precision.float32, config.training.optimizer)[2], weights
+        return WEIGHT_BYTES + STATE_BYTES[config.training.optimizer], weights
     folds = getattr(getattr(algo, "reward_model", None), "folds", 1)
     return 4 * (folds if stage.saves == "rewards" else 1), weights

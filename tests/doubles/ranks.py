@@ -54,8 +54,6 @@ SPREADS = {
     "ddp": Spread(),
     "full_shard": Spread(strategy=Strategy.fsdp),
     "shard_grad_op": Spread(strategy=Strategy.fsdp, sharding=Sharding.shard_grad_op),
-    "no_shard": Spread(strategy=Strategy.fsdp, sharding=Sharding.no_shard),
-    "hybrid_shard": Spread(strategy=Strategy.fsdp, sharding=Sharding.hybrid_shard),
 }
 STEPS = 7
 Trained = tuple[PreTrainedModel, list[float]]
@@ -211,10 +209,7 @@ def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> N
         if dying := work.payload.get("dying"):
             _value_of_a_dying_rank(work, Ranks(met.rank, met.size, met.device, SPREADS[dying]))
         for name in work.payload["spreads"]:
-            spread = SPREADS[name]
-            # As on two machines of two devices each.
-            os.environ["LOCAL_WORLD_SIZE"] = str(met.size // 2 if name == "hybrid_shard" else met.size)
-            ranks = Ranks(met.rank, met.size, met.device, spread)
+            ranks = Ranks(met.rank, met.size, met.device, SPREADS[name])
             made = work.out / "checkpoints" / name
             curve = curve_in(work.out / f"value {name}")
             model, losses = value(ranks, checkpoints(made, ranks, every_steps=4), curve=curve)

@@ -82,12 +82,12 @@ def check_equal(made: Path, expected: Path) -> None:
     assert json.loads((made / "config.json").read_text()) == json.loads((expected / "config.json").read_text())
 
 
-def check_spreads(out: Path, alone: Path, back: Path, size: int, *spreads: str) -> None:
+def check_spreads(out: Path, alone: Path, back: Path, *spreads: str) -> None:
     """What ranks made in each way is what one process makes, and can go on from."""
     for name in spreads:
         check_equal(out / f"value {name}", alone / "value")
         ranks = sorted(path.name for path in (out / "checkpoints" / name).glob("step-*/tensors*"))
-        assert len(ranks) == (size if doubles.SPREADS[name].is_sharded else 1)
+        assert len(ranks) == (2 if doubles.SPREADS[name].is_sharded else 1)
         # A checkpoint of one process, gone on from by several, and the other way round.
         check_equal(out / f"resumed {name}", alone / "value")
         check_same_curve(out / f"value {name}", alone / "value")
@@ -111,10 +111,10 @@ def check_memory(stored: Path, made: Path, *logs: str) -> None:
         assert torch.equal(before[f"model.{name}"].float(), tensor), name
 
 
-def check_logs(first: str, last: str, size: int, turns: int, *spreads: str) -> None:
+def check_logs(first: str, last: str, *spreads: str) -> None:
     """What the first and the last of the ranks have said."""
     assert "listens at ['127.0.0.1']" in first  # nobody on the network gets at the ranks
-    assert f"batch of 7: 2 at once x {size} ranks x {turns} in turn ({size} ranks, " in first
+    assert "batch of 7: 2 at once x 2 ranks x 2 in turn (2 ranks, " in first
     for name in spreads:
         assert (f"\nvalue {name}: 0 of" in first) != doubles.SPREADS[name].is_sharded
     # The last rank alone was asked to stop; all did, at the same step.
@@ -150,9 +150,9 @@ def test_two_ranks_of_the_engine_write_and_train_what_one_process_does(
     assert first == second
     assert first.startswith("RanksDisagree: 2 ranks share a model, and have different tokens after ")
 
-    check_spreads(out, alone, tmp_path / "back", 2, "full_shard")
+    check_spreads(out, alone, tmp_path / "back", "full_shard")
     of_other = (engine.run_dir / "jobs/both/log.rank1.txt").read_text()
-    check_logs(log, of_other, 2, 2, "full_shard")
+    check_logs(log, of_other, "full_shard")
     check_memory(tmp_path / "large", out / "large", log, of_other)
     assert log.count("going on from the checkpoint of step 4") == 1
 
@@ -168,7 +168,7 @@ def test_every_strategy_gives_the_curve_of_one_process_and_a_killed_rank_costs_w
     processes: Start, tmp_path: Path, alone: Path
 ) -> None:
     """Without an engine, as those of two machines; that it starts all ranks anew, `test_engine_gangs` sees to."""
-    spreads = ["ddp", "full_shard", "no_shard", "shard_grad_op"]
+    spreads = ["ddp", "full_shard", "shard_grad_op"]
     for name in spreads:
         shutil.copytree(alone / "half", tmp_path / "half" / name)
     payload = {
@@ -178,21 +178,21 @@ def test_every_strategy_gives_the_curve_of_one_process_and_a_killed_rank_costs_w
         "policies": [*doubles.POLICIES],
         "unsaved": ["ddp", "full_shard"],
     }
-    assert exit_codes_of_ranks(processes, 2, tmp_path, payload, attempt=1) == [1, -signal.SIGKILL]
+    assert exit_codes_of_ranks(processes, tmp_path, payload, 1) == [1, -signal.SIGKILL]
     # What the other one gets of that, the engine knows to be no cause.
     assert "a failure that is transient" in (tmp_path / "rank0.txt").read_text()
-    codes = exit_codes_of_ranks(processes, 2, tmp_path, payload, attempt=2)
+    codes = exit_codes_of_ranks(processes, tmp_path, payload, 2)
     first, last = ((tmp_path / f"rank{rank}.txt").read_text() for rank in range(2))
     assert codes == [0] * 2, first
     out = tmp_path / "rank0"
     assert (out / "steps.txt").read_text() == str(doubles.STEPS - 4)
     check_equal(out / "value", alone / "value")
-    check_spreads(out, alone, tmp_path / "back", 2, *spreads)
+    check_spreads(out, alone, tmp_path / "back", *spreads)
     for name in doubles.POLICIES:
         check_equal(out / name, alone / name)
         check_same_curve(out / name, alone / name)
     GPT2LMHeadModel.from_pretrained(out / "reference")
-    check_logs(first, last, 2, 2, *spreads)
+    check_logs(first, last, *spreads)
     assert first.count("going on from the checkpoint of step 4") == 1 + len(spreads)
     for log in (first, last):
         for name in ("ddp", "full_shard"):
@@ -200,27 +200,15 @@ def test_every_strategy_gives_the_curve_of_one_process_and_a_killed_rank_costs_w
             assert unsaved in log
 
 
-def test_ranks_of_two_machines_share_a_model_within_each(processes: Start, tmp_path: Path, alone: Path) -> None:
-    """Hybrid sharding, by 4 ranks without an engine, which starts so many as it does 2."""
-    shutil.copytree(alone / "half", tmp_path / "half" / "hybrid_shard")
-    payload = {"half_done": str(tmp_path / "half"), "spreads": ["hybrid_shard"], "policies": []}
-    codes = exit_codes_of_ranks(processes, 4, tmp_path, payload)
-    first, *_, last = ((tmp_path / f"rank{rank}.txt").read_text() for rank in range(4))
-    assert codes == [0] * 4, first
-    check_spreads(tmp_path / "rank0", alone, tmp_path / "back", 4, "hybrid_shard")
-    check_logs(first, last, 4, 1, "hybrid_shard")
-    assert first.count("going on from the checkpoint of step 4") == 1
-
-
 def exit_codes_of_ranks(
-    processes: Start, size: int, folder: Path, payload: dict[str, object], attempt: int = 1
+    processes: Start, folder: Path, payload: dict[str, object], attempt: int
 ) -> list[int | None]:
-    """Have ranks carry out a job; the others wait for a last one that failed, but notice one that was killed."""
+    """Have two ranks do a job; the others wait for a last one that failed, but notice one that was killed."""
     started = []
     with held_port(None) as port:
-        for rank in range(size):
+        for rank in range(2):
             (folder / f"rank{rank}").mkdir(exist_ok=True)
-            environment = rank_environment(os.environ, [""] * size, rank=rank, master_port=port)
+            environment = rank_environment(os.environ, [""] * 2, rank=rank, master_port=port)
             started.append(processes(doubles.forked_rank, rank, dict(environment), folder, payload, attempt))
         started[-1].join(600)
         waits = started[-1].exitcode in (0, -signal.SIGKILL)

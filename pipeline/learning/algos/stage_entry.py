@@ -204,24 +204,18 @@ def _settle(ctx: JobContext, stage: Stage) -> None:
 
 def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workload]:
     from pipeline.learning.algos.opening import reference_source
-    from pipeline.learning.memory.fit import Precision, Workload
+    from pipeline.learning.memory.fit import Workload
     from pipeline.learning.memory.shape import read_shape
     from pipeline.learning.models.source import value_folder
 
     algo, training = ctx.config.algo, ctx.config.training
     of_policy = isinstance(algo, PolicyAlgoConfig) and stage.name != REWARD.name
-    rank = algo.lora.rank if isinstance(algo, PolicyAlgoConfig) and of_policy else 0
-    dtype, precision = ctx.config.system.dtype, Precision.float32
-    if rank and dtype is not DType.float32:
-        precision = Precision.bfloat16  # below adapters weights are read in 16 bits, of either kind
-    elif dtype is DType.bfloat16:
-        precision = Precision.amp
     work = Workload(
         batch=training.micro_batch_size,
-        precision=precision,
+        dtype=ctx.config.system.dtype,
         optimizer=training.optimizer,
         checkpointing=training.gradient_checkpointing,
-        lora_rank=rank or None,
+        lora_rank=algo.lora.rank if isinstance(algo, PolicyAlgoConfig) and of_policy else 0,
     )
     with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
         own = None if of_policy else value_folder(ctx.config.model, Path(scratch))

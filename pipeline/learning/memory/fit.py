@@ -1,16 +1,15 @@
 """How much memory a model takes that is trained or writes, and which way of sharing it fits on which GPUs.
 
-Never all GPUs to be on the safe side: what does not fit is refused with what is missing and what would help.
+Never all GPUs to be on the safe side: what does not fit is refused with what is missing and what may help.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-from pipeline.config.schema import Optimizer, Sharding, Strategy
+from pipeline.config.schema import DType, Optimizer, Sharding, Strategy
 from pipeline.errors import DeviceError
 from pipeline.machine.memory import USABLE_SHARE, usable_bytes
 
@@ -22,7 +21,8 @@ from pipeline.machine.memory import USABLE_SHARE, usable_bytes
 #     usable:   0.9 of what is free, less 1 GB          (fragmentation; CUDA context and NCCL of each process)
 #
 # The terms are those of ZeRO (arXiv 1910.02054) for N and D, and of arXiv 2205.05198 for activations of a
-# transformer whose feed-forward layer is four times as wide. It is an estimate; a training step is the measure.
+# transformer whose feed-forward layer is four times as wide, and whose attention stores no scores. It is an
+# estimate; a training step is the measure.
 
 
 GB = 10**9
@@ -30,15 +30,10 @@ LOGITS_AT_ONCE = 1 << 27
 """Tokens times entries of the vocabulary for which a policy that is trained on a GPU has logits at a time."""
 _BYTES_OF_A_LOGIT = 12
 """As computed, in float32, its log-softmax and its gradient: 11 to 13 were measured."""
-
-
-class Precision(Enum):
-    """What weights, gradients and optimizer state are kept in."""
-
-    float32 = "float32"
-    amp = "amp"  # float32, with a 16-bit copy of the weights to compute with (autocast)
-    mixed = "mixed"  # 16-bit weights and gradients, float32 master weights and state
-    bfloat16 = "bfloat16"  # 16-bit throughout
+WEIGHT_BYTES = GRADIENT_BYTES = 4
+"""Of a number that is trained, whatever it is computed in."""
+STATE_BYTES = {Optimizer.adamw: 8, Optimizer.adamw_8bit: 2}
+"""What an optimizer remembers of a number that it trains."""
 
 
 class StateLayout(Enum):
@@ -48,22 +43,15 @@ class StateLayout(Enum):
     ddp = "ddp"
     shard_grad_op = "shard_grad_op"  # gradients and optimizer state are spread
     full_shard = "full_shard"  # weights as well
-    hybrid_shard = "hybrid_shard"  # as full_shard, within each machine
 
 
-_WEIGHT_AND_GRADIENT = {
-    Precision.float32: (4, 4),
-    Precision.amp: (6, 4),
-    Precision.mixed: (2, 2),
-    Precision.bfloat16: (2, 2),
+_SPREAD = {
+    StateLayout.single: "",
+    StateLayout.ddp: "",
+    StateLayout.shard_grad_op: "go",
+    StateLayout.full_shard: "wgo",
 }
-_STATE = {Optimizer.adamw: 8, Optimizer.adamw_8bit: 2, Optimizer.muon: 4}
-"""Bytes per parameter with float32 state; of Muon, of the parameters that it trains itself."""
-_SPREAD = {StateLayout.single: "", StateLayout.ddp: "", StateLayout.shard_grad_op: "go"}
-_SPREAD |= dict.fromkeys((StateLayout.full_shard, StateLayout.hybrid_shard), "wgo")
 """What each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
-
-
 _HALF_A_DIGIT = 0.0005
 """Of a number with three digits: from 999.5 on it is told as 1000, in the next unit."""
 
@@ -77,21 +65,22 @@ class ModelShape:
         parameters: Shared ones once.
         layers: Transformer blocks.
         hidden: Width of the residual stream.
-        heads: Attention heads.
         vocabulary: Entries of the output layer.
         largest_unit: Parameters of the largest part that FSDP gathers at once.
-        lora_width: Sum of inputs and outputs of all linear layers but the output layer; adapters of rank r have r
-            times as many parameters.
+        lora_width: Parameters of adapters of rank 1 on all layers that take some.
+        cached: Numbers that are kept of each token of a text that is written: keys and values of all layers.
+        widths: Over how many GPUs it can be split to write, the fewest first.
     """
 
     name: str
     parameters: int
     layers: int = 0
     hidden: int = 0
-    heads: int = 0
     vocabulary: int = 0
     largest_unit: int = 0
     lora_width: int = 0
+    cached: int = 0
+    widths: tuple[int, ...] = (1,)
 
     @property
     def size(self) -> str:
@@ -109,20 +98,18 @@ class Workload:
     Attributes:
         batch: Sequences of one micro-batch on one GPU; accumulated steps add nothing.
         tokens: Tokens of a sequence.
-        precision: Of weights and state.
+        dtype: `system.dtype`.
         optimizer: Which.
         checkpointing: Whether activations are computed again in the backward pass.
-        flash: Whether attention scores are never stored (sdpa, FlashAttention).
-        lora_rank: Train adapters of this rank on frozen weights; None trains everything.
+        lora_rank: Train adapters of this rank on frozen weights; 0 trains everything.
     """
 
     batch: int = 1
     tokens: int = 1024
-    precision: Precision = Precision.mixed
+    dtype: DType = DType.bfloat16
     optimizer: Optimizer = Optimizer.adamw
     checkpointing: bool = False
-    flash: bool = True
-    lora_rank: int | None = None
+    lora_rank: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,20 +136,9 @@ class Footprint:
         return self.state + self.buckets + self.gathered + self.activations + self.logits
 
 
-def bytes_per_parameter(precision: Precision, optimizer: Optimizer) -> tuple[int, int, int]:
-    """Bytes of weight, gradient and optimizer state of a parameter that is trained."""
-    weight, gradient = _WEIGHT_AND_GRADIENT[precision]
-    state = _STATE[optimizer]
-    if precision is Precision.mixed:
-        state += 4  # the master weights
-    if precision is Precision.bfloat16 and optimizer is not Optimizer.adamw_8bit:
-        state //= 2
-    return weight, gradient, state
-
-
-def compute_bytes(precision: Precision) -> int:
-    """Bytes of a number in the forward pass."""
-    return 4 if precision is Precision.float32 else 2
+def bytes_of(dtype: DType) -> int:
+    """Bytes of a number in the type."""
+    return 4 if dtype is DType.float32 else 2
 
 
 def training_footprint(
@@ -182,61 +158,43 @@ def training_footprint(
         gpus: Over how many, of one machine.
         offload: Keep what is spread in the machine's memory.
     """
-    weight, gradient, state = bytes_per_parameter(work.precision, work.optimizer)
-    compute = compute_bytes(work.precision)
-    trained = shape.parameters if work.lora_rank is None else work.lora_rank * shape.lora_width
-    remembered = trained * state
-    if work.optimizer is Optimizer.muon and work.lora_rank is None:
-        # AdamW has the embedding, and an output layer of its own; as if each model had one.
-        _, _, of_adamw = bytes_per_parameter(work.precision, Optimizer.adamw)
-        remembered += min(trained, 2 * shape.vocabulary * shape.hidden) * (of_adamw - state)
-    frozen = 0 if work.lora_rank is None else shape.parameters
+    # In float16 trainings compute as in float32, and only frozen weights are stored in it.
+    compute = 2 if work.dtype is DType.bfloat16 else 4
+    trained = work.lora_rank * shape.lora_width if work.lora_rank else shape.parameters
+    frozen = shape.parameters * bytes_of(work.dtype) if work.lora_rank else 0
     spread = _SPREAD[layout]
-    parts = {
-        "w": (trained * weight + frozen * compute) // (gpus if "w" in spread else 1),
-        "g": trained * gradient // (gpus if "g" in spread else 1),
-        "o": remembered // (gpus if "o" in spread else 1),
+    # autocast has a second copy of weights that are whole.
+    copies = 0 if spread or compute == 4 else trained * compute
+    sizes = {
+        "w": trained * WEIGHT_BYTES + copies + frozen,
+        "g": trained * GRADIENT_BYTES,
+        "o": trained * STATE_BYTES[work.optimizer],
     }
-    host = sum(size for name, size in parts.items() if name in spread) if offload else 0
-    kept = {name: 0 if offload and name in spread else size for name, size in parts.items()}
+    parts = {name: size // gpus if name in spread else size for name, size in sizes.items()}
+    moved = {name: size for name, size in parts.items() if offload and name in spread}
+    kept = parts | dict.fromkeys(moved, 0)
+    logits = work.batch * work.tokens * shape.vocabulary
     return Footprint(
         weights=kept["w"],
         gradients=kept["g"],
         optimizer=kept["o"],
-        buckets=trained * gradient if layout is StateLayout.ddp else 0,
+        buckets=sizes["g"] if layout is StateLayout.ddp else 0,
         # The block that computes and the next one, fetched ahead.
         gathered=2 * shape.largest_unit * compute if "w" in spread else 0,
-        activations=activation_bytes(shape, work),
-        logits=_logits_at_once(shape, work, layout) * _BYTES_OF_A_LOGIT,
-        host=host,
+        activations=activation_bytes(shape, work, compute),
+        # Where weights are spread the output layer is there only while the whole model runs.
+        logits=(logits if spread else min(logits, LOGITS_AT_ONCE)) * _BYTES_OF_A_LOGIT,
+        host=sum(moved.values()),
     )
 
 
-def activation_bytes(shape: ModelShape, work: Workload) -> int:
+def activation_bytes(shape: ModelShape, work: Workload, compute: int = 2) -> int:
     """What the forward pass keeps for the backward pass of one micro-batch (arXiv 2205.05198, section 4)."""
     if not shape.layers:
         return 0
-    scores = 0.0 if work.flash else 5 * shape.heads * work.tokens / shape.hidden
-    width = work.batch * work.tokens * shape.hidden * compute_bytes(work.precision) / 2
-    layer = width * (34 + scores)
+    width = work.batch * work.tokens * shape.hidden * compute // 2
     # With checkpointing the input of each layer stays, and one layer at a time has everything.
-    return int(layer + 2 * width * shape.layers if work.checkpointing else layer * shape.layers)
-
-
-def _logits_at_once(shape: ModelShape, work: Workload, layout: StateLayout) -> int:
-    every = work.batch * work.tokens * shape.vocabulary
-    # Where weights are spread the output layer is there only while the whole model runs.
-    return every if _SPREAD[layout] else min(every, LOGITS_AT_ONCE)
-
-
-_MORE_GPUS = (2, 4, 8, 16, 32, 64)
-"""Numbers of GPUs that are proposed where there are fewer."""
-_SAID = {
-    "batch": "--batch {0} (training.micro_batch_size={0})",
-    "checkpointing": "--checkpointing (training.gradient_checkpointing=true)",
-    "lora_rank": "--lora-rank {0} (algos.<NAME>.lora.rank={0} of a method that trains the policy)",
-}
-"""What a change of a `Workload` is called, as an option and as a setting of a run."""
+    return width * (34 + 2 * shape.layers if work.checkpointing else 34 * shape.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,51 +268,16 @@ class Fit:
         """The first that fits.
 
         Raises:
-            DeviceError: None does. Says what is missing in the nearest, and what would help.
+            DeviceError: None does. Says what is missing in the nearest, and what may help.
         """
         if self.chosen:
             return self.chosen
         near = min(self.trials, key=lambda trial: trial.short + trial.host_short // trial.gpus)
-        ways = self.changes_that_fit()
-        last = "a smaller model or larger GPUs"
         raise DeviceError(
-            f"{self.shape.name} ({self.shape.size} parameters) does not fit. "
-            f"Nearest: {near.label} {near.verdict}. "
-            + (f"Each of these fits, the smallest change first: {'; '.join(ways)}" if ways else f"Try {last}")
-        )
-
-    def changes_that_fit(self) -> list[str]:
-        """What could be changed so that it fits, the smallest change first: options, and the settings of a run.
-
-        What leaves the result as it is comes before what trains another thing.
-        """
-        work = self.work
-        halves = [work.batch >> times for times in range(1, work.batch.bit_length())]
-        batch = next((size for size in halves if self._fits(replace(work, batch=size))), 1)
-        lean: dict[str, Any] = {"batch": batch, "checkpointing": True}
-        ways: list[dict[str, Any]] = [{"batch": batch}, {"checkpointing": True}, lean]
-        if work.lora_rank is None:
-            ways += [{"lora_rank": 16}, {**lean, "lora_rank": 16}]
-        fitting = [way for way in ways if self._fits(replace(work, **way))]
-        least = [way for way in fitting if not any(less.items() < way.items() for less in fitting)]
-        same, adapters = ([way for way in least if ("lora_rank" in way) is lora] for lora in (False, True))
-        spread = [
-            f"{count} such GPUs (training.gpus_per_job={count} training.strategy=fsdp)"
-            for count in _MORE_GPUS
-            if count >= self.trials[-1].gpus and self._fits(work, layout=StateLayout.full_shard, gpus=count)
-        ]
-        return [*map(self._said, same), *spread[:1], *map(self._said, adapters)]
-
-    def _said(self, way: Mapping[str, Any]) -> str:
-        changed = {name: value for name, value in way.items() if value != getattr(self.work, name)}
-        return ", ".join(_SAID[name].format(value) for name, value in changed.items())
-
-    def _fits(self, work: Workload, **other: Any) -> bool:
-        """By any of the ways that were tried; with another layout by the last."""
-        tried = [replace(self.trials[-1], offload=False, **other)] if other else self.trials
-        return any(
-            replace(one, need=training_footprint(self.shape, work, one.layout, one.gpus, offload=one.offload)).fits
-            for one in tried
+            f"{self.shape.name} ({self.shape.size} parameters) does not fit. Nearest: {near.label} "
+            f"{near.verdict}. Try a smaller --batch (training.micro_batch_size), --checkpointing "
+            "(training.gradient_checkpointing=true), --lora-rank 16 (algos.<NAME>.lora.rank=16), or more GPUs "
+            "(training.gpus_per_job with training.strategy=fsdp)"
         )
 
     def shown(self) -> list[TriedLayout]:
@@ -368,37 +291,30 @@ class Fit:
 def fit(
     shape: ModelShape,
     work: Workload,
-    available: int,
+    counts: Iterable[int],
     free_bytes: Callable[[int], int],
     *,
     host_bytes: int,
     strategy: Strategy = Strategy.auto,
     sharding: Sharding = Sharding.full_shard,
     offload: bool = False,
-    num_gpus: int | None = None,
 ) -> Fit:
     """Try ways of sharing a training on some GPUs, the simplest on the fewest first.
 
     Args:
         shape: The model.
         work: How it is trained.
-        available: GPUs there are to choose from.
+        counts: How many GPUs to try, the fewest first.
         free_bytes: From a number of GPUs to what is free on the fullest of the best so many.
         host_bytes: Free memory of the machine.
         strategy: Which to try; `auto` tries all.
         sharding: Of `fsdp`.
         offload: Of `fsdp`.
-        num_gpus: Exactly so many; None tries 1, 2, ... up to all.
 
     Raises:
-        DeviceError: There is no GPU, or fewer than `num_gpus`.
+        DeviceError: There is no GPU, or none that the strategy can use.
     """
-    if not available:
-        raise DeviceError(
-            "there is no GPU to fit a model on: say which you have in mind, as in --gpus 8 --memory 80"
-        )
-    if num_gpus is not None and not 1 <= num_gpus <= available:
-        raise DeviceError(f"num_gpus={num_gpus}, but there are {available} GPUs: use 1 to {available}")
+    counts = [*counts]
     trials = [
         TriedLayout(
             layout=layout,
@@ -409,13 +325,13 @@ def fit(
             host_usable=int(USABLE_SHARE * host_bytes),
         )
         for layout, offloaded in _layouts(strategy, sharding, offload)
-        for count in (range(1, 2) if layout is StateLayout.single else range(2, available + 1))
-        if num_gpus in (None, count)
+        for count in counts
+        if (count == 1) is (layout is StateLayout.single)
     ]
     if not trials:
-        wanted = f"num_gpus={num_gpus}" if num_gpus is not None else f"{available} GPU"
         raise DeviceError(
-            f"strategy={strategy.name} cannot use {wanted}: `single` takes one GPU, the others two or more"
+            f"strategy={strategy.name} cannot use {counts[-1] if counts else 0} GPUs: `single` takes one, the "
+            "others two or more. For other GPUs than those of this machine write --gpus 8 --memory 80"
         )
     return Fit(shape=shape, work=work, trials=tuple(trials))
 
@@ -427,8 +343,7 @@ def _layouts(strategy: Strategy, sharding: Sharding, offload: bool) -> Iterator[
     elif strategy is not Strategy.auto:
         yield StateLayout[strategy.name], False
     else:
-        for layout in (StateLayout.single, StateLayout.ddp, StateLayout.shard_grad_op, StateLayout.full_shard):
-            yield layout, False
+        yield from ((layout, False) for layout in StateLayout)
         yield StateLayout.full_shard, True
 
 
@@ -436,120 +351,25 @@ def _gb(number: int) -> str:
     return f"{number / GB:.1f} GB"
 
 
-# -- decoding ----------------------------------------------------------------------------------------------------
-# What writing texts takes on each GPU, and on how few GPUs it fits.
-#
-#     per GPU:  what is split: weights, keys and values of the policies   (divided by the GPUs that share them)
-#               what each has whole: a value model with its keys and values, logits
-#
-# An estimate for rows of one length; rows that do not fit are halved by themselves, weights are not.
+# -- writing -----------------------------------------------------------------------------------------------------
 
-
-_DECODING_BYTES_OF_A_LOGIT = 16
+_BYTES_OF_A_DRAWN_LOGIT = 16
 """As computed, in float32, as log-probabilities, and as what a nucleus or candidates make of them."""
-PROMPT_TOKENS = 512
-"""Of a prompt, where nothing is known of prompts."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodingShape:
-    """What of a model decides its memory while it writes.
+def writing_footprint(shape: ModelShape, rows: int, tokens: int, dtype: DType, gpus: int = 1) -> dict[str, int]:
+    """Bytes that writing takes on each GPU, by what they are for: an estimate for rows of one length.
 
-    Attributes:
-        parameters: Shared ones once.
-        cached: Numbers that are kept of each token of a text: keys and values of all layers.
-        vocabulary: Entries of the output layer.
-        hidden: Width of the residual stream.
-    """
-
-    parameters: int
-    cached: int = 0
-    vocabulary: int = 0
-    hidden: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingLoad:
-    """What writes.
-
-    Attributes:
-        policy: The model that texts are drawn from.
-        policies: How many such models are held at once: with a trained policy its reference is, too.
-        exact: Whether one more is held in float32, to score with.
-        value: A value model that guides it, without its head; None where nothing does.
-        outputs: Numbers that the head of the value model gives for a token.
-        rows: Texts at once.
+    Args:
+        shape: The model, without one that guides it: that each GPU would have whole.
+        rows: Texts at once. What does not fit is halved by itself; weights are not.
         tokens: Of a text, with its prompt.
-        number_bytes: Of a number.
+        dtype: Of a number.
+        gpus: That share weights, keys and values.
     """
-
-    policy: DecodingShape
-    policies: int = 1
-    exact: bool = False
-    value: DecodingShape | None = None
-    outputs: int = 1
-    rows: int
-    tokens: int
-    number_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingFootprint:
-    """Bytes on each GPU, by what they are for."""
-
-    weights: int
-    cache: int
-    value: int
-    logits: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.cache + self.value + self.logits
-
-
-def shape_of_texts(config: Mapping[str, Any], parameters: int) -> DecodingShape:
-    """The shape of a model by its `config.json`; what that does not say counts as in the widespread models.
-
-    Args:
-        config: Plain data.
-        parameters: Of the model.
-    """
-    inner = config.get("text_config")
-    text = inner if isinstance(inner, Mapping) else config
-    hidden = _first(text, "hidden_size", "n_embd")
-    heads = _first(text, "num_attention_heads", "n_head")
-    size = _first(text, "head_dim") or (hidden // heads if heads else 0)
-    keys = (_first(text, "num_key_value_heads") or heads) * size
-    return DecodingShape(
-        parameters=parameters,
-        cached=2 * keys * _first(text, "num_hidden_layers", "n_layer"),
-        vocabulary=_first(text, "vocab_size"),
-        hidden=hidden,
-    )
-
-
-def _first(config: Mapping[str, Any], *names: str) -> int:
-    found = next((config[name] for name in names if isinstance(config.get(name), int)), 0)
-    return max(0, found)
-
-
-def decoding_footprint(writing: DecodingLoad, width: int = 1) -> DecodingFootprint:
-    """What writing takes on each GPU.
-
-    Args:
-        writing: What writes.
-        width: GPUs that share its policies.
-    """
-    policy, value, size = writing.policy, writing.value, writing.number_bytes
-    texts = writing.rows * writing.tokens
-    held = policy.parameters * (writing.policies * size + 4 * writing.exact)
-    guide = 0
-    if value is not None:
-        guide = (value.parameters + value.hidden * writing.outputs + value.cached * texts) * size
-    return DecodingFootprint(
-        weights=held // width,
-        cache=policy.cached * texts * size // width,
-        value=guide,
-        logits=writing.rows * policy.vocabulary * _DECODING_BYTES_OF_A_LOGIT,
-    )
+    size = bytes_of(dtype)
+    return {
+        "weights": shape.parameters * size // gpus,
+        "texts": shape.cached * rows * tokens * size // gpus,
+        "logits": rows * shape.vocabulary * _BYTES_OF_A_DRAWN_LOGIT,
+    }

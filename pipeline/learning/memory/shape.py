@@ -6,13 +6,12 @@ This imports torch and transformers, so it is for stages and for commands that p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.files import is_hub_id, reaching, why_not
-from pipeline.learning.memory.fit import DecodingShape, ModelShape, shape_of_texts
+from pipeline.learning.memory.fit import ModelShape
 from pipeline.learning.models.kinds import split_widths, why_not_usable
 
 
@@ -71,15 +70,19 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
     """
     model = _without_numbers(config, name)
     text = config.get_text_config()
+    # A model of state-space layers alone has no heads.
+    layers, heads = text.num_hidden_layers, getattr(text, "num_attention_heads", None) or 0
+    of_head = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
     return ModelShape(
         name=name,
         parameters=_count(model),
-        layers=text.num_hidden_layers,
+        layers=layers,
         hidden=text.hidden_size,
-        heads=getattr(text, "num_attention_heads", None) or 0,  # one of state-space layers alone has none
         vocabulary=text.vocab_size,
         largest_unit=_largest_unit(model),
-        lora_width=_lora_width(model),
+        cached=2 * layers * (getattr(text, "num_key_value_heads", None) or heads) * of_head,
+        widths=tuple(split_widths(config.to_dict())),
+        lora_width=_lora_width(model),  # the last, as it changes the model
     )
 
 
@@ -120,17 +123,6 @@ def layers_that_adapt(model: str, names: Sequence[str]) -> tuple[list[str], list
     return wrong, sorted({name.rpartition(".")[2] for name, _ in _linear(_without_numbers(config, model))})
 
 
-def shape_for_writing(model: str) -> tuple[DecodingShape, list[int]]:
-    """What decides the memory of a model that writes, and over how many GPUs it can be split.
-
-    Args:
-        model: As in `read_shape`, which has found it.
-    """
-    config = _read_config(model)
-    described = config.to_dict()
-    return shape_of_texts(described, shape_of_config(config, model).parameters), split_widths(described)
-
-
 def _count(module: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())  # shared ones are listed once
 
@@ -144,13 +136,11 @@ def _largest_unit(model: Any) -> int:
 
 
 def _lora_width(model: Any) -> int:
-    from pipeline.learning.training.lora import unfit_layers
-
-    experts = any(weight.ndim == 3 and "expert" in name for name, weight in model.named_parameters())
-    if experts or unfit_layers(model):
-        with suppress(ConfigError):  # of what takes no adapters
-            return _adapters_of_rank_one(model)
-    return sum(sum(module.weight.shape) for _, module in _linear(model))
+    """Which layers peft adapts, and how experts that lie side by side, is its own affair: adapters are counted."""
+    try:
+        return sum(weight.numel() for weight in _adapted(model).parameters() if weight.requires_grad)
+    except ConfigError:
+        return 0  # it takes no adapters
 
 
 def _linear(model: Any) -> Iterator[tuple[str, Any]]:
@@ -159,11 +149,6 @@ def _linear(model: Any) -> Iterator[tuple[str, Any]]:
         # GPT-2 has linear layers of a class of its own.
         if module is not head and type(module).__name__ in ("Linear", "Conv1D"):
             yield name, module
-
-
-def _adapters_of_rank_one(model: Any) -> int:
-    """Which layers peft adapts, and how experts that lie side by side, is its own affair: adapters are counted."""
-    return sum(weight.numel() for weight in _adapted(model).parameters() if weight.requires_grad)
 
 
 def _adapted(model: Any, names: list[str] | None = None) -> Any:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -232,7 +232,7 @@ class Ranks:
     def _shard(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         on_gpu = self.device.startswith("cuda")
         options: dict[str, Any] = {
-            "mesh": self._mesh("cuda" if on_gpu else "cpu"),
+            "mesh": init_device_mesh("cuda" if on_gpu else "cpu", (self.size,)),
             "reshard_after_forward": self.spread.sharding is not Sharding.shard_grad_op,
         }
         if self.spread.cpu_offload and on_gpu:
@@ -244,12 +244,6 @@ class Ranks:
             if dtype is not None:
                 _convert(part, dtype)
             fully_shard(part, **options)
-
-    def _mesh(self, kind: str) -> DeviceMesh:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", self.size))
-        if self.spread.sharding is Sharding.hybrid_shard and local < self.size:
-            return init_device_mesh(kind, (self.size // local, local), mesh_dim_names=("replicate", "shard"))
-        return init_device_mesh(kind, (self.size,))
 
     def add_up_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add the gradients of all ranks; nothing to do where FSDP has done so while they were computed."""
@@ -422,7 +416,7 @@ def choose_spread(
         The strategy, and why: what others lack. Where nothing fits, the one that needs least: the estimate is one,
         and micro-batches that turn out too large are halved.
     """
-    found = fit(shape, work, size, lambda _: free_bytes, host_bytes=host_bytes, num_gpus=size)
+    found = fit(shape, work, [size], lambda _: free_bytes, host_bytes=host_bytes)
     chosen = found.chosen or min(found.trials, key=lambda trial: (trial.short, trial.host_short))
     before = found.trials[: found.trials.index(chosen) + 1]
     reasons = "; ".join(f"{trial.label} {trial.verdict}" for trial in before)

@@ -15,7 +15,7 @@ from pipeline.commands.gpus import fit_table, gpu_table, gpus_to_fit, of_writing
 from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.engine.devices.select import LeaseSet
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.learning.memory.fit import GB, DecodingLoad, DecodingShape, ModelShape, Workload, fit
+from pipeline.learning.memory.fit import GB, ModelShape, Workload, fit
 from pipeline.terminal.columns import FittedTable
 from tests.doubles import fake_nvml
 from tests.unit.engine.devices.conftest import UseMachine
@@ -62,13 +62,12 @@ def test_fit_says_why_nothing_fits(tmp_path: Path) -> None:
 
 
 def test_fit_says_on_how_many_gpus_a_model_can_write() -> None:
-    llama = DecodingShape(parameters=70_600_000_000, cached=163_840, vocabulary=128_256)
-    writing = DecodingLoad(policy=llama, rows=32, tokens=1024, number_bytes=2)
-    widths = [1, 2, 4, 8]
-    said = of_writing(writing, widths, 8, lambda _: 80 * GB)
+    how = {"cached": 163_840, "vocabulary": 128_256, "widths": (1, 2, 4, 8)}
+    llama = ModelShape(name="70B", parameters=70_600_000_000, **how)  # type: ignore[arg-type]
+    said = of_writing(llama, 32, Workload(tokens=1024), 8, lambda _: 80 * GB)
     assert "takes 38.1 GB of each of 4 GPUs" in said
     assert "generation.gpus_per_job=4" in said
-    said = of_writing(writing, widths, 1, lambda _: 80 * GB)
+    said = of_writing(llama, 32, Workload(tokens=1024), 1, lambda _: 80 * GB)
     assert "takes 152.0 GB of each of 1 GPUs" in said
     assert "does not fit" in said
     with pytest.raises(DeviceError, match="--gpus 8 --memory 80"):
@@ -76,14 +75,14 @@ def test_fit_says_on_how_many_gpus_a_model_can_write() -> None:
 
 
 def test_the_effective_batch_is_reached_by_accumulation() -> None:
-    found = fit(SMALL, Workload(batch=4), 1, lambda _: 80 * 2**30, host_bytes=GB)
+    found = fit(SMALL, Workload(batch=4), [1], lambda _: 80 * 2**30, host_bytes=GB)
     assert "4 sequences a step" in summary(found, None)
     assert "4 x 1 GPUs x 2 = 8 sequences." in summary(found, 8)
     assert "4 x 1 GPUs x 3 = 12 sequences rather than 10" in summary(found, 10)
     with pytest.raises(ConfigError, match="use --batch 3 or fewer GPUs"):
         summary(found, 3)
     with pytest.raises(DeviceError, match="does not fit"):
-        summary(fit(SMALL, Workload(), 1, lambda _: 2**30, host_bytes=GB), None)
+        summary(fit(SMALL, Workload(), [1], lambda _: 2**30, host_bytes=GB), None)
 
 
 def test_the_best_gpus_that_are_visible_are_fitted_on(
@@ -148,12 +147,12 @@ def test_a_machine_without_gpus_says_so(machine: UseMachine) -> None:
 
 def test_a_fit_shows_the_figures_of_every_strategy() -> None:
     shape = ModelShape(name="7B", parameters=7 * 10**9, largest_unit=10**8)
-    rows = lines(fit_table(fit(shape, Workload(), 2, lambda _: 64 * 2**30, host_bytes=GB)))
+    rows = lines(fit_table(fit(shape, Workload(), [1, 2], lambda _: 64 * 2**30, host_bytes=GB)))
     assert rows[0].strip() == "7B: 7 B parameters, GB on each GPU"
     (taken,) = (row for row in rows if "taken" in row)
     assert taken.split()[:2] == ["full_shard", "on"]
-    assert "7.0" in taken
+    assert "14.0" in taken
     (single,) = (row for row in rows if row.strip().startswith("single"))
-    assert "112.0" in single
+    assert "126.0" in single
     assert "short" in single
-    assert "1 x 1024 tokens, mixed, adamw, all weights, checkpointing off" in "\n".join(rows)
+    assert "1 x 1024 tokens, bfloat16, adamw, all weights, checkpointing off" in "\n".join(rows)

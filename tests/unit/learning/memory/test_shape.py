@@ -19,7 +19,8 @@ def test_a_model_that_was_built_has_as_many_parameters(tmp_path: Path) -> None:
     shape = read_shape(str(tmp_path))
     model = AutoModelForCausalLM.from_config(config)
     assert shape.parameters == model.num_parameters()
-    assert (shape.layers, shape.hidden, shape.heads, shape.vocabulary) == (2, 64, 4, 100)
+    assert (shape.layers, shape.hidden, shape.vocabulary) == (2, 64, 100)
+    assert shape.cached == 2 * 2 * 2 * 16  # keys and values of 2 layers with 2 heads for them
     block = sum(parameter.numel() for parameter in model.model.layers[0].parameters())
     assert shape.largest_unit == block
     # q, k, v, o, gate, up, down

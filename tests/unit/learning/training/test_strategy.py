@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.config.schema import DType, Sharding, Strategy
-from pipeline.learning.memory.fit import ModelShape, Precision, Workload
+from pipeline.learning.memory.fit import ModelShape, Workload
 from pipeline.learning.training import distributed
 from pipeline.learning.training.distributed import Ranks, Spread, choose_spread
 from pipeline.learning.training.loop import computing_in
@@ -19,12 +19,11 @@ LLAMA_7B = ModelShape(
     parameters=6_738_415_616,
     layers=32,
     hidden=4096,
-    heads=32,
     vocabulary=32000,
     largest_unit=262_000_000,
     lora_width=300_000,
 )
-WORK = Workload(batch=1, precision=Precision.float32)
+WORK = Workload(batch=1, dtype=DType.float32)
 
 
 @pytest.mark.parametrize(
@@ -43,18 +42,6 @@ def test_the_simplest_that_fits_is_taken(
     assert spread == Spread(strategy=strategy, sharding=sharding, cpu_offload=offload)
     assert "fits: " in reasons
     assert ("ddp on " in reasons and "short" in reasons) == (strategy is Strategy.fsdp)
-
-
-LLAMA_8B = ModelShape(
-    name="8B",
-    parameters=8_030_261_248,
-    layers=32,
-    hidden=4096,
-    heads=32,
-    vocabulary=128_256,
-    largest_unit=1_050_939_392,
-    lora_width=1_300_000,
-)
 
 
 def test_a_rank_that_fails_tells_before_anything_can_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +76,7 @@ def test_spread_weights_are_gathered_in_the_type_that_is_computed_in(
     """autocast would keep them whole in that type until the backward pass."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(distributed, "fully_shard", lambda _, **options: given.append(options))
-    monkeypatch.setattr(Ranks, "_mesh", lambda *_: None)
+    monkeypatch.setattr(distributed, "init_device_mesh", lambda *_: None)
     ranks = Ranks(0, 2, "cpu", Spread(strategy=Strategy.fsdp, sharding=sharding), dtype)
     ranks._shard(torch.nn.Linear(1, 1))
     policy = given[0].get("mp_policy")
