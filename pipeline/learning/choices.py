@@ -47,7 +47,7 @@ class GRPOLoss(Enum):
     bnpo = "bnpo"  # over all tokens of a batch
     dr_grpo = "dr_grpo"  # summed over tokens, divided by completions and the longest length allowed
     dapo = "dapo"  # summed over tokens, divided by the tokens that an average batch of what was drawn has
-    cispo = "cispo"  # as dapo, of log-probabilities weighted with the clipped ratio (arXiv 2506.13585)
+    cispo = "cispo"  # as dapo, of log-probabilities weighted with the clipped ratio (arXiv 2506.13585, equation 4)
 
 
 class ImportanceSampling(Enum):

@@ -162,7 +162,8 @@ def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewa
     Args:
         rewards: Shape [N], members of a group adjacent; NaN where there is none.
         group: Completions of each prompt, G.
-        scale: What the differences are divided by.
+        scale: What the differences are divided by; with `mean` these are the weights of MaxRL (arXiv 2602.02710,
+            algorithm 1), where the mean of a group is above 0.
 
     Returns:
         Shape [N]; 0 for a completion without a reward, which the others of its group are not measured against.
@@ -227,7 +228,7 @@ def log_ratios(samples: Samples, anchor: NDArray[np.float32]) -> NDArray[np.floa
 def whitened_returns(
     rewards: NDArray[np.floating], penalty: NDArray[np.floating] | None, samples: Samples
 ) -> NDArray[np.float32]:
-    """Advantages of REINFORCE++ (arXiv 2501.03262, section 3), as OpenRLHF computes them.
+    """Advantages of REINFORCE++ (arXiv 2501.03262), as OpenRLHF computes them: equations 8 and 10 by RLinf's count.
 
         A_t = r - sum over i >= t of penalty_i,     (A_t - mean) / deviation, both over all tokens that count
 
@@ -332,6 +333,9 @@ def importance_ratio(tokens: TokenBatch, level: ImportanceSampling) -> Tensor:
 
 def clipped_surrogate(tokens: TokenBatch, ratio: Tensor, objective: Objective) -> Tensor:
     """What is made as large as possible at every token: the clipped ratio times the advantage.
+
+    With `cispo` the clipped ratio is a weight without a gradient (arXiv 2506.13585, equations 4 and 5, with no
+    lower bound, as there).
 
     Args:
         tokens: With their advantages.
