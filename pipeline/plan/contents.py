@@ -16,7 +16,14 @@ from typing import Any
 
 from pipeline.config import schema
 from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, GenerationConfig, TextBackend
+from pipeline.config.schema import (
+    AlgoConfig,
+    Config,
+    DataCollectionConfig,
+    DatasetConfig,
+    GenerationConfig,
+    TextBackend,
+)
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES
 from pipeline.config.user_code import brought_torch, import_object, source_hash
 from pipeline.errors import ConfigError
@@ -311,6 +318,8 @@ class JobContents:
         }
         self._rows = {name: section.without_rewards() for name, section in config.datasets.items()}
         self._own_generation = replace(config.generation, backend=TextBackend.own)
+        unscored = DataCollectionConfig().reward_batch_size
+        self._unscored = replace(config.data_collection, reward_batch_size=unscored)
         self._digests: dict[tuple[str, str, str, str], str] = {}
         self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
         self._codes: dict[tuple[str | None, str, bool], dict[str, str | None]] = {}
@@ -468,6 +477,8 @@ class JobContents:
         if "system" in stage.config:
             own["system"] = self._systems[chain.model]
         own["generation"] = self._generation(chain, stage)
+        if not stage.judges:
+            own["data_collection"] = self._unscored
         return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
 
     def _generation(self, chain: Chain, stage: Stage) -> GenerationConfig:

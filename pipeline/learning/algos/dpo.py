@@ -106,6 +106,10 @@ class DPOConfig(PairConfig):
             yield f"{key}.label_smoothing={self.label_smoothing}: must be at least 0 and below {_COIN}"
 
 
+def _drawing_nothing(stage: Stage) -> Stage:
+    return replace(stage, config=tuple(section for section in stage.config if section != "generation"))
+
+
 class DPO(PostTrainingAlgorithms):
     """DPO with an explicit anchor, and the losses of TRL."""
 
@@ -121,7 +125,8 @@ class DPO(PostTrainingAlgorithms):
         if not isinstance(settings, FeedbackConfig) or settings.pairs is PairSource.sampled:
             return stages
         taken = replace(base.SCORE, reads=(base.REFERENCE_TRAIN,), config=base.GENERATE.config, judges=False)
-        return (taken, *(stage for stage in stages if stage.name not in (base.GENERATE.name, base.SCORE.name)))
+        others = [stage for stage in stages if stage.name not in (base.GENERATE.name, base.SCORE.name)]
+        return tuple(stage if stage.shards == "eval" else _drawing_nothing(stage) for stage in (taken, *others))
 
     def score(self, ctx: JobContext) -> None:
         """Score and pair; or take the pairs that the dataset has."""

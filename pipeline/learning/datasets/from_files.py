@@ -223,7 +223,8 @@ def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> 
 
     Args:
         data: The file's columns.
-        columns: Our name -> the file's name, or names by points for what is inside of a column.
+        columns: Our name -> the file's name, or names by points for what is inside of a column. Of a conversation
+            `completion` is the text of the last turn.
         place: For messages.
 
     Raises:
@@ -234,11 +235,24 @@ def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> 
         try:
             found[ours] = _inside(data, theirs)
         except KeyError:
+            named = {name: data[of] for name, of in columns.items() if of in data}
+            if theirs == "completion" and (answer := _last_answer({**data, **named}, place)) is not None:
+                found[ours] = answer
+                continue
             turned = f" The other way round it is columns={{{theirs}: {ours}}}." if ours in data else ""
             unknown = unknown_name("column", theirs, map(str, data))
             raise DataError(f"{place}: columns={{{ours}: {theirs}}}: {unknown}{turned}") from None
     kept = {name: value for name, value in data.items() if name not in columns.values()}
     return {**kept, **found}
+
+
+def _last_answer(data: Mapping[str, Any], place: str) -> str | None:
+    """What the assistant says last in a row that is a conversation; None where it is none, or ends otherwise."""
+    columns = to_columns(data, place)
+    if not _split_messages(columns, place) or "completion" not in columns:
+        return None
+    text: str = columns["completion"][-1]["content"]
+    return text
 
 
 def _inside(data: Mapping[str, Any], name: str) -> Any:

@@ -228,7 +228,7 @@ def log_ratios(samples: Samples, anchor: NDArray[np.float32]) -> NDArray[np.floa
 def whitened_returns(
     rewards: NDArray[np.floating], penalty: NDArray[np.floating] | None, samples: Samples
 ) -> NDArray[np.float32]:
-    """Advantages of REINFORCE++ (arXiv 2501.03262), as OpenRLHF computes them: equations 8 and 10 by RLinf's count.
+    """Advantages of REINFORCE++ (arXiv 2501.03262), as OpenRLHF computes them: equations 8 and 10 as RLinf counts.
 
         A_t = r - sum over i >= t of penalty_i,     (A_t - mean) / deviation, both over all tokens that count
 

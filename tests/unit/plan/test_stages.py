@@ -67,6 +67,29 @@ def test_keys_follow_from_what_a_method_begins_with() -> None:
     assert sorted(map(sorted, first)) == [["DPO", "KTO"], ["RAFT"]]
 
 
+@pytest.mark.parametrize(
+    ("asked", "setting", "anew"),
+    [
+        (("algos=[DPO]",), "data_collection.reward_batch_size=7", {"score", "train", "evaluate", "metrics"}),
+        (
+            (
+                "algos=[DPO,KTO,ORPO,SimPO]",
+                *(f"algos.{one}.pairs=existing" for one in ("DPO", "KTO", "ORPO", "SimPO")),
+            ),
+            "generation.temperature=0.7",
+            {"evaluate", "metrics"},
+        ),
+    ],
+    ids=["scored otherwise", "drawn otherwise, where pairs are there"],
+)
+def test_what_does_not_follow_from_a_setting_stays_where_it_changes(
+    asked: tuple[str, ...], setting: str, anew: set[str]
+) -> None:
+    before, after = plan_of(*asked), plan_of(*asked, setting)
+    stored = {job.key for job in before.jobs.values()}
+    assert {job.stage for job in after.jobs.values() if job.round and job.key not in stored} == anew
+
+
 class OwnPolicy(DPO):
     """Draws by another policy, and would do it under the name of DPO's draws."""
 

@@ -166,6 +166,11 @@ def test_renaming() -> None:
     for odd in ("m.y", "m.style.x", "n.x"):
         with pytest.raises(DataError, match=rf"unknown column '{odd}'"):
             renamed(inner, {"solution": odd}, "p")
+    said = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
+    by_name = {"solution": "completion", "messages": "chat"}
+    assert renamed({"chat": said}, by_name, "p") == {"messages": said, "solution": "5"}
+    with pytest.raises(DataError, match="unknown column 'completion'"):
+        renamed({"chat": said[:1]}, by_name, "p")
     with pytest.raises(
         DataError, match=r"p: columns={prompt: qestion}: .* Did you mean 'question'\? Known: question, x\."
     ):
