@@ -1,4 +1,4 @@
-"""Take a trained model away: ``python -m pipeline export NAME [CHAIN] --to DIR [--push REPO]``.
+"""Take a trained model away: ``python -m pipeline export NAME [CHAIN] --to DIR``.
 
     policy          DIR   the model as transformers loads it, tokenizer, usage.json, README.md
     value model     DIR   the value model, tokenizer, guidance.json, usage.json, README.md
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import shutil
 import tempfile
 import warnings
@@ -20,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,14 +26,13 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.report import refuse_records
-from pipeline.commands.request import Request, prepare, score_of
+from pipeline.commands.request import Request, prepare
 from pipeline.commands.results import bring_model
 from pipeline.commands.run import leased, logged_to, notes_of
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
-from pipeline.config.meaning import about as about_settings
 from pipeline.config.plain import to_plain
-from pipeline.config.schema import Backend, DatasetConfig, SystemConfig
-from pipeline.engine.keeper import held_by_runs, remove_weights, tell_needs
+from pipeline.config.schema import Backend, SystemConfig
+from pipeline.engine.keeper import tell_needs
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.signals import StopSignals
@@ -46,17 +43,16 @@ from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
-from pipeline.learning.datasets.files import is_hub_id, reaching
-from pipeline.learning.datasets.from_files import FilesConfig, template_fields
+from pipeline.learning.datasets.from_files import template_fields
 from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, adapter_folders
-from pipeline.plan.graph import Job, Plan, missing_jobs
+from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.record import METRICS_STAGE, ResultRow, place_of
 from pipeline.runs.report.format import jobs, shown_path
-from pipeline.runs.report.model_card import HERE, Card, card_text, command_for_all, settings_for_all
+from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all
 from pipeline.runs.trained import Trained, find_trained, run_of_chain, told_of_older
 from pipeline.terminal.console import make_console, say
 
@@ -64,7 +60,7 @@ app = typer.Typer()
 
 # -- remake ------------------------------------------------------------------------------------------------------
 # A trained model while somebody takes it away: held so that no run removes it, and made again where one has.
-# What is made again is removed afterwards, as it was before.
+# What is made again stays until a run of the experiment removes it anew.
 
 
 AGAIN = "again"
@@ -119,13 +115,9 @@ def _made_again(found: Trained, scratch: Path, console: Console) -> Iterator[Non
             whole=[target.id],
         )
         again = [job for job_id in missing if (job := plan.jobs[job_id]).weights]
-        gone = [job for job in again if store.is_removed(job.key)]
         tell_needs(store, scratch, {job.key for job in again})
-        try:
-            _run(request, plan, missing, found, console)
-            yield
-        finally:
-            _remove_again(found, gone, scratch)
+        _run(request, plan, missing, found, console)
+        yield
 
 
 def _request_of(found: Trained) -> Request:
@@ -161,70 +153,7 @@ def _run(request: Request, plan: Plan, missing: list[str], found: Trained, conso
         raise StoreError(f"{found.job.id}: its weights were not made again: {problem}. Log: {folder.log}")
 
 
-def _remove_again(found: Trained, gone: list[Job], scratch: Path) -> None:
-    """Remove what was made again, unless another experiment needs or holds it by now."""
-    store, experiment, keys = found.run.store, found.run.folder.path.parent, {job.key for job in gone}
-
-    def is_free(key: str) -> bool:
-        return key not in held_by_runs(store, [experiment.parent], experiment, keys, partial(score_of, store))
-
-    with suppress(StoreError):
-        tell_needs(store, scratch, [])
-        for job in gone:
-            remove_weights(store, job.key, job.weights, "execution.keep", scratch, partial(is_free, job.key))
-
-
-# -- push --------------------------------------------------------------------------------------------------------
-# Push the folder of an exported model to the Hugging Face hub, by its own library.
-
-
-_LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token that may write"
-
-
-def check_repository(repository: str) -> None:
-    """Refuse what is no id of a repository, before anything is copied.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if not is_hub_id(repository):
-        raise ConfigError(
-            f"--push {shlex.quote(repository)}: must be the id of a repository of the hub, as OWNER/NAME"
-        )
-
-
-def push_folder(folder: Path, repository: str) -> str:
-    """Push a folder. A repository that is not there yet is made, and is private.
-
-    Args:
-        folder: Of the exported model.
-        repository: Its id.
-
-    Returns:
-        Where it can be looked at.
-
-    Raises:
-        PipelineError: The hub cannot be reached, or refuses; says what to do.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    api = HfApi()
-    with reaching("models", repository) as trouble:
-        try:
-            if trouble:
-                raise ValueError(trouble)
-            made = api.create_repo(repository, private=True, exist_ok=True)
-            api.upload_folder(
-                repo_id=made.repo_id, folder_path=folder, commit_message="Add a model of posttrain-pipeline"
-            )
-        except (HfHubHTTPError, OSError, ValueError) as error:
-            said = " ".join(str(error).split())[:300] or type(error).__name__
-            raise PipelineError(
-                f"cannot push to {repository}: {said}. {_LOGIN}. The model is in {folder}; "
-                f"`hf upload {repository} {folder}` pushes it later"
-            ) from error
-    return str(made)
+# -- the folder -------------------------------------------------------------------------------------------------
 
 
 HEAD_SETTINGS = "value_head.json"
@@ -238,7 +167,7 @@ _SECTIONS = ("training", "data_collection", "generation", "evaluation", "system"
 @app.command(
     epilog=examples(
         "pipeline export first_run PITA --to models/pita",
-        "pipeline export first_run s0/QSharp --round 1 --to models/qsharp --push ME/qsharp",
+        "pipeline export first_run s0/QSharp --round 1 --to models/qsharp",
     ),
 )
 def export(
@@ -251,24 +180,19 @@ def export(
     number: Annotated[
         int | None, typer.Option("--round", min=0, help="After another round than the last.")
     ] = None,
-    push: Annotated[str | None, typer.Option(help="Also push it to this repository of the hub.")] = None,
     run: Stamp = None,
     output_dir: OutputDir = OUTPUTS,
 ) -> None:
-    """Copy a trained model into a folder of its own, and push that to the hub where asked for."""
-    if push is not None:
-        check_repository(push)
+    """Copy a trained model into a folder of its own."""
     _check_free(to)
     refuse_records("--to", to.expanduser(), [load_planned(choose_run(output_dir, name, run))])
     found_run, console = run_of_chain(output_dir, name, chain, run), make_console()
     with held_model(found_run, chain, number, console) as found:
         _check_whole(found_run.store, found)
-        _write(found, to, push or HERE)
+        _write(found, to)
     kind = "value model with its reference" if found.is_value else "policy"
     older = told_of_older(output_dir, found_run) if run is None else ""
     say(console, f"{kind}: {found.job.chain}, round {found.job.round}{older and f', {older}'}: {to}")
-    if push is not None:
-        say(console, f"pushed to {push_folder(to, push)}")
 
 
 def _check_free(to: Path) -> None:
@@ -291,21 +215,21 @@ def _check_whole(store: Store, found: Trained) -> None:
         raise StoreError(f"{found.job.chain}: {weights} holds no model that transformers loads")
 
 
-def _write(found: Trained, to: Path, place: str) -> None:
+def _write(found: Trained, to: Path) -> None:
     target = to.expanduser().resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
             folder = Path(scratch) / "model"
-            _fill(found, folder, place)
+            _fill(found, folder)
             folder.replace(target)
     except OSError as error:
         _check_free(to)  # somebody may have put something there meanwhile
         raise PipelineError(f"cannot write {to}: {error.strerror or error}. Nothing was left there") from error
 
 
-def _fill(found: Trained, folder: Path, place: str) -> None:
-    usage, date = found.usage, ""
+def _fill(found: Trained, folder: Path) -> None:
+    usage = found.usage
     if found.is_value:
         _copy(found.folder, folder)
         shutil.copyfile(found.folder / HEAD_SETTINGS, folder / HEAD_SETTINGS)
@@ -318,13 +242,11 @@ def _fill(found: Trained, folder: Path, place: str) -> None:
         _copy(found.weights, folder)
         if adapter_folders(found.weights):
             _merge(found, folder)
-        date = _use_alone(found, folder)
+        _use_alone(found, folder)
     known = {name: value for name, value in asdict(usage).items() if value is not None}
     (folder / USAGE).write_text(json_text(known, indent=1) + "\n")
     # Names and settings may hold halves of characters, which no file has.
-    (folder / README).write_bytes(
-        card_text(_card(found, usage, guidance, place, date)).encode(errors="backslashreplace")
-    )
+    (folder / README).write_bytes(card_text(_card(found, usage, guidance)).encode(errors="backslashreplace"))
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -352,12 +274,8 @@ def _merge(found: Trained, folder: Path) -> None:
         whole.save_pretrained(folder)
 
 
-def _use_alone(found: Trained, folder: Path) -> str:
-    """Have a policy draw, end and be asked as in its run by whoever loads it: `generate`, a harness, a server.
-
-    Returns:
-        The date that its chat template tells; "" where it asks for none.
-    """
+def _use_alone(found: Trained, folder: Path) -> None:
+    """Have a policy draw, end and be asked as in its run by whoever loads it: `generate`, a harness, a server."""
     usage = found.usage
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
@@ -373,11 +291,8 @@ def _use_alone(found: Trained, folder: Path) -> str:
         settings = GenerationConfig.from_model_config(config)
     tokenizer = load_tokenizer(folder, trust_remote_code=trusts)
     for_generate(settings, tokenizer, usage.drawing).save_pretrained(folder)
-    if not usage.prompting.chat or not asks_clock(tokenizer):
-        return ""
-    date = usage.prompting.date or DATE
-    _stop_clock(folder, date)
-    return date
+    if usage.prompting.chat and asks_clock(tokenizer):
+        _stop_clock(folder, usage.prompting.date or DATE)
 
 
 def _stop_clock(folder: Path, date: str) -> None:
@@ -413,13 +328,11 @@ def _reference(found: Trained, folder: Path) -> Pointer:
 # -- the card --------------------------------------------------------------------------------------------------
 
 
-def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place: str, date: str) -> Card:
+def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None) -> Card:
     run, job = found.run, found.job
     return Card(
         algo=job.algo,
         dataset=job.dataset,
-        model=job.model,
-        place=place,
         usage=usage,
         guidance=guidance,
         base=_base(found),
@@ -432,9 +345,6 @@ def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None, place
         command=command_for_all(run.origin.command),
         versions=run.origin.versions,
         **_example(found, usage),
-        about_prompts=_about_prompts(found.data),
-        ends=_ends(found),
-        date=date,
     )
 
 
@@ -502,15 +412,6 @@ def _settings(found: Trained) -> dict[str, Any]:
     return {name: settings_for_all(section) for name, section in sections.items()}
 
 
-def _ends(found: Trained) -> bool:
-    """Whether the tokenizer has a token that ends a text; the harness needs one to have texts written."""
-    try:
-        settings = read_json_file(found.weights / _TOKENIZER, dict[str, Any], follow=True)
-    except (OSError, ForeignDataError):
-        return True
-    return settings.get("eos_token") is not None
-
-
 def _example(found: Trained, usage: Usage) -> dict[str, Any]:
     """A prompt of the evaluation, where prompts are texts as they are; else a plain question, in its template."""
     template = usage.prompting.prompt_template
@@ -520,15 +421,6 @@ def _example(found: Trained, usage: Usage) -> dict[str, Any]:
     columns = {name: _QUESTION if name == "prompt" else name for name in template_fields(template)}
     asked = _QUESTION if columns.keys() == {"prompt"} else columns
     return {"prompt": template.format_map(columns), "asked": asked}
-
-
-def _about_prompts(data: DatasetConfig) -> str:
-    """What the class of a dataset's settings says of it; "" where that is of files of any kind, or nothing."""
-    own = type(data)
-    said = about_settings(own)
-    return (
-        "" if own is FilesConfig or said.startswith(f"{own.__name__}(") else said
-    )  # dataclasses write the latter
 
 
 def _prompts(run: LoadedRun, found: Trained) -> Iterator[str]:

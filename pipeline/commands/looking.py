@@ -169,7 +169,6 @@ def logs(
     attempt: typed.Attempt = None,
     lines: typed.LastLines = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job or run is over.")] = False,
-    raw: typed.Raw = False,
     output_dir: typed.OutputDir = typed.OUTPUTS,
 ) -> None:
     """Print the engine's log or a job's, until there is no more or nobody reads it any more."""
@@ -179,7 +178,7 @@ def logs(
         from pipeline.runs.trained import run_of_job  # reads methods, which no log of an engine needs
 
         found = run_of_job(output_dir, name, job, run)
-    with log_output(raw=raw) as out:
+    with log_output() as out:
         if job is None:
             _log_of_engine(found, out, lines, follow=follow)
         else:
@@ -187,16 +186,10 @@ def logs(
 
 
 @contextmanager
-def log_output(*, raw: bool) -> Iterator[LogOutput]:
-    """Where a log is printed to, until nobody reads it any more.
-
-    Args:
-        raw: On a terminal too, let it have the control characters in the log.
-    """
+def log_output() -> Iterator[LogOutput]:
+    """Where a log is printed to, until nobody reads it any more."""
     console = make_console()
-    out = LogOutput(
-        raw=raw or not console.is_terminal, colours=console.color_system is not None and not console.no_color
-    )
+    out = LogOutput(raw=not console.is_terminal, colours=console.color_system is not None and not console.no_color)
     try:
         yield out
     except NobodyReads:

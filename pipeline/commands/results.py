@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -24,7 +20,6 @@ from pipeline.engine.store import shared
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Verified
 from pipeline.errors import StoreError
 from pipeline.learning.algos.registry import with_bounded_kl
-from pipeline.machine.children import command
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import compute_of, results_of, write_compute
 from pipeline.runs.loaded import load
@@ -32,7 +27,6 @@ from pipeline.runs.origin import Maker, collect_makers
 from pipeline.runs.record import Results, write_results, write_samples
 from pipeline.runs.report.format import count, shown_path
 from pipeline.runs.report.status import shared_in_words
-from pipeline.runs.run_view import RunView
 from pipeline.runs.trackers import Feeders, sweep_trial
 from pipeline.runs.trained import Trained
 from pipeline.terminal.console import say
@@ -113,84 +107,6 @@ def leave_report(run: RunFolder, console: Console) -> None:
         )
         return
     say(console, "report:", copy=shown_path(run.report))
-
-
-# -- round reports -----------------------------------------------------------------------------------------------
-# Reports of a run that goes on, whenever a round has finished: each by a process of its own, for which the run
-# never waits. The last report is written by the run itself.
-
-
-MOST_OFTEN_S = 60.0
-"""Seconds between two looks whether a report is due."""
-NICENESS = 10
-_LONGEST_REASON = 300
-
-
-class RoundReports:
-    """Has reports written while a run goes on."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self._process: subprocess.Popen[str] | None = None
-        self._rounds = 0
-        """How many rounds the last report was told of."""
-        self._next_look_s = MOST_OFTEN_S
-
-    def __enter__(self) -> RoundReports:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End the process that writes, so that no earlier report takes the place of the last one."""
-        if self._process is not None:
-            self._process.kill()
-            self._conclude(self._process)
-
-    def update(self, view: RunView, elapsed_s: float) -> None:
-        """Look at the run, so many seconds after its begin: start a report where one is due."""
-        if elapsed_s < self._next_look_s:
-            return
-        self._next_look_s, problem = elapsed_s + MOST_OFTEN_S, ""
-        try:
-            if self._process is None and (rounds := finished_rounds(view)) > self._rounds:
-                self._rounds, self._process = rounds, self._start()
-            elif self._process is not None and self._process.poll() is not None:
-                problem = self._conclude(self._process)
-        except OSError as error:
-            problem = str(error)
-        if problem:  # it would be so again; the end of the run tries once more
-            self._next_look_s = math.inf
-            log.warning("no report of the rounds so far was written: %s", problem)
-
-    def _start(self) -> subprocess.Popen[str]:
-        # One thread: what numpy would start more of takes longer to start than there is to compute.
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        words, environment = command(__name__, environment, folder=str(self._run.path.absolute()))
-        return subprocess.Popen(
-            words,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            process_group=0,  # Ctrl-C is for the run
-            text=True,
-        )
-
-    def _conclude(self, process: subprocess.Popen[str]) -> str:
-        """Wait for the end of the process, and clear up; what went wrong, or ""."""
-        _, said = process.communicate()
-        self._process = None
-        if process.returncode == 0:
-            return ""
-        for path in self._run.path.glob(f".{self._run.report.name}.*"):
-            path.unlink(missing_ok=True)
-        return said.strip().rpartition("\n")[2][:_LONGEST_REASON] or f"exit code {process.returncode}"
-
-
-def finished_rounds(view: RunView) -> int:
-    """Rounds of which this run has finished the last missing job; none when all are over, as it ends then."""
-    open_rounds = {number for (_, number), cell in view.cells.items() if not cell.settled}
-    begun = {number for (_, number), cell in view.cells.items() if cell.stored < cell.total}
-    return len(begun - open_rounds) if open_rounds else 0
 
 
 # -- trackers ----------------------------------------------------------------------------------------------------
@@ -388,15 +304,3 @@ def _tell_away(why: str, console: Console) -> None:
         f"warning: the shared store cannot be reached ({why}): this run goes on with what is here",
         "bold",
     )
-
-
-if __name__ == "__main__":
-    from pipeline.machine.descendants import begin
-
-    os.nice(NICENESS)
-    logging.disable()  # what cannot be read is told at the end of the run
-    folder = RunFolder(Path(begin()["folder"]))
-    try:
-        write_report(folder.report, [folder])
-    except Exception as error:
-        sys.exit(f"{type(error).__name__}: {error}")

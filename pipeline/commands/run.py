@@ -503,7 +503,7 @@ def _run_missing(
         load_s=timed.seconds.get(WORKER_LOAD, WORKER_LOAD_S),
     )
     gpus = GpuLog()
-    with shown_on(console) as redraw, results.RoundReports(run) as reports, ProgressFile(run) as told:
+    with shown_on(console) as redraw, ProgressFile(run) as told:
 
         def take(event: Event) -> None:
             live.take({**event, "time": time.time()})
@@ -516,7 +516,6 @@ def _run_missing(
             told.update(live.progress, live.now)
             hear()
             gpus.update(live.view, live.view.elapsed_s(live.now))
-            reports.update(live.view, live.view.elapsed_s(live.now))
             rounds.update(live.view)
 
         def stop(text: str) -> None:

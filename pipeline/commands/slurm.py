@@ -49,7 +49,6 @@ app = typer.Typer(
     ),
 )
 Sbatch = Annotated[list[str] | None, typer.Option(hidden=True)]
-Parsable = Annotated[bool, typer.Option("--parsable", help="Print the id of the job and nothing else.")]
 _TIMEOUT_S = 120.0
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_TIME_FORMAT")
 
@@ -107,7 +106,6 @@ def write(
         Path | None, typer.Option(help="File to write, '-' to print; JOB-NAME.sbatch if left out.")
     ] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Submit it at once.")] = False,
-    parsable: Parsable = False,
     sbatch: Sbatch = None,
 ) -> None:
     """Write or print a script, and submit it if asked."""
@@ -130,16 +128,16 @@ def write(
         if check.verdict is Verdict.FAIL:
             raise ConfigError(f"{check.name}: {check.detail}. Try: {check.remedy}")
     former = "" if printed else _write(file, text)
-    _tell(checks, parsable=parsable or printed)
+    _tell(checks)
     if printed:
         sys.stdout.write(text)
-    elif not parsable:
-        say(make_console(), f"wrote {file}" + (former and f"; what it was before is {former}"))
+        return
+    say(make_console(), f"wrote {file}" + (former and f"; what it was before is {former}"))
     if submit:
-        _tell_job(_submitted(file), request.output, parsable=parsable)
-        if request.watch and not parsable:
+        _tell_job(_submitted(file), request.output)
+        if request.watch:
             say(make_console(), "how far it is:", copy=request.watch)
-    elif not (printed or parsable):
+    else:
         say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {shell_word(str(file))}")
 
 
@@ -185,7 +183,6 @@ def lint(script: Path) -> int:
 def submit(
     words: Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...")] = None,
     anyway: Annotated[bool, typer.Option("--anyway", help="Also with faults that would stop it.")] = False,
-    parsable: Parsable = False,
     sbatch: Sbatch = None,
 ) -> None:
     """Check a script and submit it."""
@@ -193,10 +190,10 @@ def submit(
         raise ConfigError("which script? pipeline slurm submit --partition long compare.sbatch")
     options = _options(sbatch)
     checks = check_script(Path(words[0]), options)
-    _tell(checks, parsable=parsable)
+    _tell(checks)
     if any(check.verdict is Verdict.FAIL for check in checks) and not anyway:
         raise ConfigError(f"{words[0]} would not do what is meant, see above; --anyway submits it all the same")
-    _tell_job(_submitted(Path(words[0]), options, words[1:]), parsable=parsable)
+    _tell_job(_submitted(Path(words[0]), options, words[1:]))
 
 
 def _submitted(
@@ -246,18 +243,15 @@ def _submitted(
     return found[1]
 
 
-def _tell(checks: Iterable[Check], *, parsable: bool) -> None:
+def _tell(checks: Iterable[Check]) -> None:
     for check in checks:
         if check.verdict is not Verdict.PASS:
             told = f"{check.verdict.name.lower()}: {check.name}: {check.detail}. Try: {check.remedy}"
-            say(make_console(stderr=parsable), told, "bold")
+            say(make_console(stderr=True), told, "bold")
 
 
-def _tell_job(job: str, output: str = "", *, parsable: bool) -> None:
+def _tell_job(job: str, output: str = "") -> None:
     console = make_console()
-    if parsable:
-        say(console, job)
-        return
     say(console, f"submitted job {job}", "bold")
     if output:
         say(console, f"what it prints: {output.replace('%j', job).replace('%A', job)}")

@@ -19,7 +19,7 @@ import pipeline
 from pipeline.commands.launch import parse_ids
 from pipeline.commands.looking import log_output, note_of_log
 from pipeline.commands.start import INTERRUPTED_BY, settle
-from pipeline.commands.typed import OUTPUTS, AsJson, Attempt, Every, LastLines, Raw, examples, refuse_both
+from pipeline.commands.typed import OUTPUTS, AsJson, Attempt, Every, LastLines, examples, refuse_both
 from pipeline.config.schema import LONGEST_S, DeviceChoice
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.select import choose_devices, holders
@@ -38,7 +38,7 @@ from pipeline.sweeps.online import OnlineAgents, created, devices_of_agents, wan
 from pipeline.sweeps.plan import DevicesAsked, check_fits, plan_agents, split_words
 from pipeline.sweeps.search import ask, most_trials
 from pipeline.sweeps.storage import Record, SweepFolder, check_installed, choose_sweep, sweep_folder, sweeps_in
-from pipeline.terminal.console import make_console, print_json, say, wait_for
+from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.console import watch as watch_it
 
 # What carries out or reports whole runs is imported late: Hydra and numpy take long to load.
@@ -376,17 +376,8 @@ def _rows(output_dir: Path, now: float) -> Iterator[dict[str, Any]]:
 
 
 def _watch(output_dir: Path, name: str, console: Console, every_s: float) -> None:
-    """Show a sweep until it is over; waits for it to begin."""
+    """Show a sweep until it is over."""
     known: dict[int, str] = {}
-
-    def missing() -> str:
-        try:
-            choose_sweep(output_dir, name)
-        except ConfigError as error:
-            return str(error)
-        return ""
-
-    wait_for(console, every_s, missing)
     sweep = Record(choose_sweep(output_dir, name))
 
     def look() -> bool:
@@ -446,7 +437,6 @@ def logs(
     attempt: Attempt = None,
     lines: LastLines = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial is over.")] = False,
-    raw: Raw = False,
     output_dir: OutputDir = OUTPUTS,
 ) -> None:
     """Print what a trial printed, until there is no more or nobody reads it any more."""
@@ -470,7 +460,7 @@ def logs(
         why = f": {one.reason}" if one.reason else ""
         return (f"trial {number}: {one.state}{why}" if over else idle), logs_in(folder)
 
-    with log_output(raw=raw) as out:
+    with log_output() as out:
         if follow:
             named = f"trial {number}"
             follow_attempts(named, look, out, note_of_log, attempt=attempt, lines=lines, sleep=out.pause)

@@ -46,9 +46,6 @@ Every = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between
 AsJson = Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")]
 LastLines = Annotated[int | None, typer.Option("--lines", "-n", min=0, help="Only the last lines.")]
-Raw = Annotated[
-    bool, typer.Option("--raw", help="On a terminal too, let it have the control characters in the log.")
-]
 
 
 def refuse_both(options: Mapping[str, object]) -> None:
@@ -84,10 +81,7 @@ LATER = {
     "figures": ("report", "Write the figures of a run for papers: PDF, SVG and PNG."),
     "report": ("report", "Write the page of a run anew, or one page of several runs."),
     "track": ("report", "Tell trackers (tensorboard, trackio, wandb) what they lack of a run."),
-    "export": (
-        "export",
-        "Take a trained model away: a folder that works alone, with a model card; or push it to the hub.",
-    ),
+    "export": ("export", "Take a trained model away: a folder that works alone, with a model card."),
     "store": ("store", "Check the store of finished outputs, measure it, clean it up."),
     "gpus": ("gpus", "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them."),
     "sweep": ("sweep", "Search settings with many trials, and look at them."),

@@ -17,13 +17,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import NOTHING, VISIBLE
 from pipeline.errors import ConfigError
 from pipeline.files import open_plain
-from pipeline.slurm.script import KNOWN, MARK, gpus_of, nodes_of, number, options_of
+from pipeline.slurm.script import MARK, gpus_of, nodes_of, number, options_of
 from pipeline.terminal.console import Check, failed, passed, warned
 
 _LARGEST = 4 << 20
@@ -201,11 +200,6 @@ def _read_header(lines: Sequence[str], options: dict[str, str]) -> Iterator[Chec
                 options.update(options_of(shlex.split(line.removeprefix(MARK), comments=True))[0])
         else:
             began = began or (line.strip() != "" and not line.lstrip().startswith("#"))
-    for name in options.keys() - KNOWN:
-        if near := get_close_matches(name, KNOWN, n=1, cutoff=0.7):
-            yield warned(
-                "Slurm: no such option", f"--{name}: sbatch has none of that name", f"--{near[0]}, if meant"
-            )
     folder = Path(options.get("output", "")).parent
     if "%" not in str(folder) and not (Path(options.get("chdir", ".")) / folder).is_dir():
         detail = f"--output={options['output']}: there is no folder {folder}, and Slurm makes none: the job fails"

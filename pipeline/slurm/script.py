@@ -35,17 +35,6 @@ _FLAGS = (
     "container-writable container-readonly container-entrypoint no-container-entrypoint"
 )
 """Options that need no value, of sbatch and of pyxis; whether there are such as are given, sbatch says."""
-_FURTHER = (
-    "acctg-freq batch bb bbf cluster-constraint comment container container-id container-image container- "
-    "mounts container-name container-workdir cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot "
-    "export export-file extra gid gpu-bind gpu-freq gpus-per-node gpus-per-socket gpus-per-task gres gres- "
-    "flags hint kill-on-invalid-dep mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu "
-    "mincpus network ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode prefer "
-    "priority profile reservation resv-ports segment signal sockets-per-node switches thread-spec threads- "
-    "per-core time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"
-)
-KNOWN = {*_SHORT.values(), *_FLAGS.split(), *_FURTHER.split()}
-"""Options of sbatch and of pyxis. A site may have more."""
 
 
 def options_of(words: Sequence[str], flags: Iterable[str] = ()) -> tuple[list[tuple[str, str]], list[str]]:

@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from pipeline.terminal.columns import in_lines
-from pipeline.terminal.streams import encodable, is_gone, obeyed, printable
+from pipeline.terminal.streams import is_gone, obeyed, printable
 
 _WORD = re.compile(r"((?:`[^`]*`|(?<![^ (=])'(?:[^']{,60}|[\w.]+=[^']*)'(?![^ ).,:;])|[^ ])*)(?: |$)")
 NO_TERMINAL_WIDTH = 1000
@@ -47,17 +47,13 @@ class Terminal(Console):
 
     def render_str(self, text: str, **how: Any) -> Text:
         """Every string that is printed or is in a table comes through here, before anything is measured."""
-        return super().render_str(self._shown(text), **how)
+        return super().render_str(printable(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Every other text comes through here."""
         if isinstance(renderable, Text) and obeyed(renderable.plain):
             renderable = _text_shown(renderable)
         return super().render(renderable, options)
-
-    def _shown(self, text: str) -> str:
-        text = printable(text)
-        return text if text.isascii() or self.encoding.startswith("utf") else encodable(text, self.encoding)
 
 
 def make_console(*, stderr: bool = False) -> Terminal:
@@ -186,7 +182,6 @@ def failed(name: str, detail: str, remedy: str) -> Check:
 
 
 Draw = Callable[[Iterable[RenderableType]], None]
-_WAITING = "Waiting for it; Ctrl-C ends that."
 
 
 @contextmanager
@@ -250,30 +245,6 @@ def watch(
             if not more or _is_gone(console):
                 return
             sleep(every_s)
-
-
-def wait_for(console: Console, every_s: float, missing: Callable[[], str]) -> None:
-    """Wait until what is to be watched is there, or nobody reads; says once what is waited for.
-
-    A terminal that can take it away again shows it only for as long as it is true.
-
-    Args:
-        console: Where to.
-        every_s: Seconds between two looks.
-        missing: Looks; what is missing, in words, or "".
-
-    Raises:
-        KeyboardInterrupt: The user has waited enough.
-    """
-    told = False
-    with ExitStack() as shown:
-        while (what := missing()) and not _is_gone(console):
-            if not told and console.is_interactive:
-                shown.enter_context(in_place(console))([Text(f"{what} {_WAITING}")])
-            elif not told:
-                say(console, f"{what} {_WAITING}")
-            told = True
-            time.sleep(every_s)
 
 
 def _is_gone(console: Console) -> bool:

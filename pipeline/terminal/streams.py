@@ -10,7 +10,6 @@ which has to come whole, and wrong while jobs run: inside of `never_waiting` wha
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
@@ -35,22 +34,6 @@ _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
 _OBEYED_BY_A_TERMINAL = re.compile(f"[{_OBEYED}]")
 _COLOUR_OR_OBEYED = re.compile(f"({_COLOUR})|[{_OBEYED}]")
 
-FALLBACK = "pipeline.fallback"
-"""Name of the error handler for characters that an encoding lacks: the nearest in ASCII, else their number."""
-_NEAREST = {
-    "\N{HORIZONTAL ELLIPSIS}": "~",
-    "\N{MIDDLE DOT}": "-",
-    "\N{CHECK MARK}": "+",
-    "\N{EN DASH}": "-",
-    "\N{EM DASH}": "-",
-    "\N{MULTIPLICATION SIGN}": "x",
-    "\N{PLUS-MINUS SIGN}": "~",
-    "\N{RIGHTWARDS ARROW}": ">",
-    "\N{BOX DRAWINGS LIGHT HORIZONTAL}": "-",
-    "\N{BOX DRAWINGS HEAVY HORIZONTAL}": "-",
-}
-"""One character for one, so that columns stay where they are."""
-
 
 def printable(text: str) -> str:
     r"""Foreign text as it may be printed: an ESC becomes ``\x1b``; line feeds and tabs stay."""
@@ -72,11 +55,6 @@ def without_colours(text: str) -> str:
     return _COLOUR_OR_OBEYED.sub(lambda found: "" if found[1] else _escaped(found), text)
 
 
-def encodable(text: str, encoding: str) -> str:
-    """The text with what the encoding lacks replaced."""
-    return text.encode(encoding, FALLBACK).decode(encoding)
-
-
 def obeyed(text: str) -> bool:
     """Whether there is something in the text that a terminal would obey."""
     return _OBEYED_BY_A_TERMINAL.search(text) is not None
@@ -85,16 +63,6 @@ def obeyed(text: str) -> bool:
 def _escaped(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
-
-def _nearest(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    missing = error.object[error.start : error.end]
-    near = (_NEAREST.get(char) or char.encode("unicode_escape").decode("ascii") for char in missing)
-    return "".join(near), error.end
-
-
-codecs.register_error(FALLBACK, _nearest)
 
 _STDIN, _STDOUT, _STDERR = range(3)
 _GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO}
@@ -221,7 +189,7 @@ class LastingStream(io.TextIOWrapper):
     def __init__(self, file: LastingFile, encoding: str) -> None:
         # Nothing stays in this layer, so that the two of them keep the order of what is written. Nor is there a
         # buffer below: one whose writing is interrupted by Ctrl-C does not know what is out, and writes it again.
-        how = {"encoding": encoding, "errors": FALLBACK, "line_buffering": True, "write_through": True}
+        how = {"encoding": encoding, "errors": "backslashreplace", "line_buffering": True, "write_through": True}
         super().__init__(file, **how)  # type: ignore[arg-type]
         self.unfiltered = io.TextIOWrapper(file, **how)  # type: ignore[arg-type]
         self.raw_file = file

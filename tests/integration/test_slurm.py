@@ -38,11 +38,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm: Slurm) -> Path:
     return folder
 
 
-def command(*words: str, code: int = 0) -> str:
-    """What `python -m pipeline slurm` prints."""
+def command(*words: str) -> str:
+    """The job that `python -m pipeline slurm` submits."""
     done = CliRunner().invoke(app, ["slurm", *words])
-    assert done.exit_code == code, done.output
-    return done.stdout.strip()
+    assert done.exit_code == 0, done.output
+    return re.findall(r"submitted job (\d+)", done.stdout)[0]
 
 
 def without(store: Path, run: Path, *jobs: str) -> None:
@@ -109,7 +109,7 @@ def test_a_preempted_run_is_put_back_and_ends_in_the_same_bytes(
     without(outputs / ".store", calm / "t" / "latest", *REFERENCE)
     settings = ["experiment.name=t", *SMALL, "execution.workers=1", "execution.stop_grace_s=600", "device=cpu"]
     job = command(
-        *("write", "--gres", "gpu:4", "--nodelist", "n1", "--cpus-per-task", "4", "--submit", "--parsable"),
+        *("write", "--gres", "gpu:4", "--nodelist", "n1", "--cpus-per-task", "4", "--submit"),
         *("run", *settings),
     )
     slurm.until(lambda: started(outputs) == [TRAINING], job)
@@ -148,7 +148,7 @@ def test_a_run_on_the_ray_of_its_own_job_is_cancelled_put_back_and_ends_in_the_s
     shutil.copytree(calm / ".store", outputs / ".store", symlinks=True)
     without(outputs / ".store", calm / "t" / "latest", *REFERENCE)
     settings = ["experiment.name=t", *SMALL, "execution.stop_grace_s=600", "device=cpu"]
-    options = ["--nodes", "2", "--gres", "gpu:2", "--cpus-per-task", "2", "--parsable"]
+    options = ["--nodes", "2", "--gres", "gpu:2", "--cpus-per-task", "2"]
     job = command("write", "--ray", "--submit", *options, "run", *settings)
 
     def trainer(turn: int) -> psutil.Process:
@@ -202,7 +202,7 @@ def test_an_array_of_agents_finishes_a_sweep_though_one_is_put_back_and_one_lose
 ) -> None:
     (here / "lr.yaml").write_text(SWEEP)
     (here / "trial.sh").write_text(TRIAL)
-    options = ["--array", "0-2", "--gres", "gpu:2", "--cpus-per-task", "2", "--submit", "--parsable"]
+    options = ["--array", "0-2", "--gres", "gpu:2", "--cpus-per-task", "2", "--submit"]
     job = command("write", *options, "sweep", "run", "lr.yaml", "--device", "cpu", "--agents", "1")
     sweep = Record(sweep_folder(here / "outputs", "lr"))
 

@@ -32,8 +32,6 @@ class Card:
     Attributes:
         algo: The method.
         dataset: Name of the dataset.
-        model: Name of the model.
-        place: How the model is named in examples: by its id on the hub, or `HERE`.
         usage: How it is used.
         guidance: How a value model guides.
         base: What was trained, by its id on the hub; None where it has none.
@@ -47,15 +45,10 @@ class Card:
         versions: Of packages that made it.
         prompt: An example, as text of the model.
         asked: The same as `pipeline.guided` is asked it, which fills the template of the dataset.
-        about_prompts: What the dataset says of its prompts, in a line; "" for nothing.
-        ends: Whether its tokenizer has a token that ends texts.
-        date: What its chat template tells instead of today's; "" where it asks for none.
     """
 
     algo: str
     dataset: str
-    model: str
-    place: str
     usage: Usage
     guidance: GuidanceSettings | None = None
     base: str | None = None
@@ -69,9 +62,6 @@ class Card:
     versions: Mapping[str, str] = field(default_factory=dict)
     prompt: str = "1 + 1 ="
     asked: str | Mapping[str, str] = "1 + 1 ="
-    about_prompts: str = ""
-    ends: bool = True
-    date: str = ""
 
     @property
     def is_reference(self) -> bool:
@@ -83,8 +73,7 @@ def card_text(card: Card) -> str:
     """The text of ``README.md``."""
     is_value = card.usage.kind == "value"
     parts = [f"# {card.algo} on {card.dataset}", _what(card), card.origin, "## Use it"]
-    if card.place == HERE:
-        parts.append(f"Type these in the folder of this card, or write where that is in the place of `{HERE}`.")
+    parts.append(f"Type these in the folder of this card, or write where that is in the place of `{HERE}`.")
     parts += _guided(card) if is_value else _as_policy(card)
     parts += [*_how(card), *_results(card), "## Repeat it"]
     unknown = "The command was not recorded; the settings above are those of the run."
@@ -130,8 +119,7 @@ def _what(card: Card) -> str:
 
 
 def _generate(card: Card, *more: str) -> str:
-    about = [f"# {card.about_prompts}"] if card.about_prompts else []
-    lines = ["import pipeline", "", f"model = pipeline.guided({card.place!r})", *about]
+    lines = ["import pipeline", "", f"model = pipeline.guided({HERE!r})"]
     return _block([*lines, f"print(model.generate({card.asked!r}, n=4, seed=0))", *more], "python")
 
 
@@ -153,31 +141,24 @@ def _as_policy(card: Card) -> Iterator[str]:
     yield _generate(card)
     yield "Evaluate it with the [harness](https://github.com/EleutherAI/lm-evaluation-harness), here on one task:"
     yield _block(["pip install lm_eval", shlex.join(_harness(card))], "")
-    if not card.ends:
-        yield "No token of its tokenizer ends a text, so only tasks that compare likelihoods can be asked of it."
     if card.usage.prompting.chat:
         yield "Its prompts were conversations: without `--apply_chat_template` the harness asks it something else."
-    if card.date:
-        yield (
-            f"Its chat template asks for today's date, and tells {card.date} on any day, as in the run: by the "
-            "macro `strftime_now` that it begins with. Remove that for today's."
-        )
 
 
 def _harness(card: Card) -> list[str]:
     """The harness's command, with prompts and ends as the run had them: JSON, since no other form has tables."""
     drawing, prompting = card.usage.drawing, card.usage.prompting
-    model: dict[str, Any] = {"pretrained": card.place, "dtype": drawing.dtype}
+    model: dict[str, Any] = {"pretrained": HERE, "dtype": drawing.dtype}
     if prompting.chat and prompting.chat_template_kwargs:
         model["chat_template_args"] = prompting.chat_template_kwargs
     words = ["lm_eval", "run", "--model", "hf", "--model_args", json.dumps(model)]
-    words += ["--tasks", "gsm8k" if card.ends else "piqa"]
+    words += ["--tasks", "gsm8k"]
     words += ["--apply_chat_template"] if prompting.chat else []
     if prompting.chat and prompting.system_prompt is not None:
         words += ["--system_instruction", prompting.system_prompt]
     until = {"until": drawing.stop} if drawing.stop else {}
     drawn = json.dumps({"max_gen_toks": drawing.max_new_tokens, **until})
-    return [*words, "--gen_kwargs", drawn] if card.ends else words
+    return [*words, "--gen_kwargs", drawn]
 
 
 def _with_transformers(card: Card) -> list[str]:
@@ -198,9 +179,8 @@ def _with_transformers(card: Card) -> list[str]:
     return [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        f"tokenizer = AutoTokenizer.from_pretrained({card.place!r})",
-        f"model = AutoModelForCausalLM.from_pretrained({card.place!r})",
-        *([f"# {card.about_prompts}"] if card.about_prompts else []),
+        f"tokenizer = AutoTokenizer.from_pretrained({HERE!r})",
+        f"model = AutoModelForCausalLM.from_pretrained({HERE!r})",
         *made,
         "drawn = model.generate(",
         f"    **inputs, do_sample=True, temperature={drawing.temperature!r}, top_p={drawing.top_p!r}, top_k=0,",

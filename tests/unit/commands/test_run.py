@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ import pytest
 from pipeline import arithmetic
 from pipeline.commands import results
 from pipeline.commands import run as carry_out
-from pipeline.commands.results import MOST_OFTEN_S, RoundReports, finished_rounds
 from pipeline.commands.run import log, logged_to, run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
-from pipeline.runs.run_view import JobCounts, RunView
 from pipeline.terminal.console import Terminal
 from pipeline.terminal.streams import LastingFile, LastingStream
-from tests.doubles.runs import WrittenRun, chain_plan
 from tests.doubles.small_runs import run_here, with_reference
 
 ROOT = Path(__file__).parents[3]
@@ -158,72 +154,3 @@ def test_a_log_that_cannot_be_written_ends_without_a_word_of_its_own() -> None:
         assert not log.propagate
     assert (log.level, log.propagate) == before
     assert not [handler for handler in log.handlers if isinstance(handler, logging.FileHandler)]
-
-
-# -- test round reports ------------------------------------------------------------------------------------------
-# Reports while a run goes on: when one is written, and that none of them can do a run any harm.
-
-
-def view_of(*cells: tuple[str, int, JobCounts]) -> RunView:
-    view = RunView()
-    view.cells = {(chain, number): counts for chain, number, counts in cells}
-    return view
-
-
-def test_a_round_has_finished_when_all_chains_have_finished_it() -> None:
-    done, half = JobCounts(total=2, done=2), JobCounts(total=2, done=1)
-    before = JobCounts(total=2, stored=2)
-    assert finished_rounds(view_of(("a", 1, done), ("b", 1, half), ("a", 2, half))) == 0
-    assert finished_rounds(view_of(("a", 1, done), ("b", 1, done), ("a", 2, half))) == 1
-    assert finished_rounds(view_of(("a", 0, before), ("a", 1, half))) == 0  # there is nothing new
-    assert finished_rounds(view_of(("a", 1, done), ("a", 2, done))) == 0  # the end writes the last one
-
-
-def updated_until_it_has_ended(reports: RoundReports, view: RunView) -> None:
-    now, deadline = 1000.0, time.monotonic() + 600
-    reports.update(view, now)
-    assert reports._process is not None
-    while reports._process is not None:
-        assert time.monotonic() < deadline
-        now += MOST_OFTEN_S
-        time.sleep(0.01)
-        reports.update(view, now)
-
-
-def test_a_report_is_written_beside_the_run_that_goes_on(tmp_path: Path) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    view = view_of(("a", 1, JobCounts(total=1, done=1)), ("a", 2, JobCounts(total=1)))
-    with RoundReports(run.folder) as reports:
-        updated_until_it_has_ended(reports, view)
-        reports.update(view, 5000.0)
-        assert reports._process is None  # of the same rounds there is one already
-    assert "X" in run.folder.report.read_text()
-
-
-def test_a_report_that_fails_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    run.folder.results_json.write_text("{")
-    view = view_of(("a", 1, JobCounts(total=1, done=1)), ("a", 2, JobCounts(total=1)))
-    with RoundReports(run.folder) as reports:
-        updated_until_it_has_ended(reports, view)
-        reports.update(
-            view_of(*((chain, number + 1, cell) for (chain, number), cell in view.cells.items())), 9000.0
-        )
-        assert reports._process is None  # what went wrong once is not tried again and again
-    assert "no report of the rounds so far was written: StoreError: cannot read" in caplog.text
-    assert not run.folder.report.exists()
-
-
-def test_none_is_being_written_any_more_when_a_run_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = WrittenRun(tmp_path, chain_plan())
-    monkeypatch.setattr(results, "command", lambda *_, **__: (["sleep", "600"], {}))
-    left = run.folder.path / f".{run.folder.report.name}.1234"
-    left.touch()
-    with RoundReports(run.folder) as reports:
-        reports.update(view_of(("a", 1, JobCounts(total=1, done=1)), ("a", 2, JobCounts(total=1))), 1000.0)
-        process = reports._process
-        assert process is not None
-    assert process.returncode == -9
-    assert not left.exists()

@@ -51,8 +51,6 @@ def names(checks: list[Check]) -> list[str]:
         (PER_TASK, "gpu:8", "gpu:1", ["fewer GPUs than tasks"]),
         (PER_TASK, "node=8", "node=4", ["idle GPUs"]),
         (PER_TASK, "srun ", "", ["no srun"]),
-        (RIGHT, "-c 128", "--tiem=1:00", ["no such option"]),
-        (RIGHT, "-c 128", "--homefs=a --container-image=a.sqsh", []),
     ],
 )
 def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str]) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.terminal import console as watching
-from pipeline.terminal.console import Terminal, make_console, say, wait_for, watch
+from pipeline.terminal.console import Terminal, make_console, say, watch
 
 
 def printed(*things: object, encoding: str = "utf-8", width: int = 40) -> str:
@@ -93,7 +93,7 @@ def test_any_text_anywhere_is_printed_without_a_command(cells: list[str], encodi
     table = Table(*cells, title=cells[0], caption=cells[-1])
     table.add_row(*cells)
     table.add_row(*map(Text, cells))
-    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="pipeline.fallback")
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     console = Terminal(file=out, width=width, markup=False, emoji=False, color_system=None)
     console.print(table)
     for cell in cells:
@@ -158,20 +158,6 @@ def test_on_a_terminal_a_page_is_redrawn_in_place_and_fits() -> None:
     assert "look 2 12 of" not in drawn  # what has no room would scroll away what is above it
     assert "\x1b[1A" in drawn  # it goes up to where it began
     assert drawn.endswith("\x1b[?25h")  # and leaves a cursor that can be seen
-
-
-@pytest.mark.parametrize("interactive", [True, False], ids=["terminal", "pipe"])
-def test_what_is_waited_for_is_taken_away_where_that_can_be_done(
-    interactive: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=60, height=12, force_terminal=interactive, force_interactive=interactive)
-    missing = ["There are no runs.", "There are no runs.", ""]
-    monkeypatch.setattr(watching.time, "sleep", lambda _: None)
-    wait_for(console, 1.0, lambda: missing.pop(0))
-    assert "There are no runs. Waiting for it; Ctrl-C ends that.\n" in out.getvalue()
-    assert interactive or out.getvalue().count("Waiting") == 1
-    assert out.getvalue().endswith("\x1b[2K") == interactive  # the line is erased
 
 
 def test_after_a_change_of_its_size_the_terminal_is_drawn_anew() -> None:

@@ -21,8 +21,6 @@ def row(metric: str, value: float | None, algo: str = "DPO") -> ResultRow:
 POLICY = Card(
     algo="DPO",
     dataset="mine",
-    model="hf",
-    place="me/mine",
     usage=Usage(
         kind="policy",
         drawing=Drawing(max_new_tokens=7, temperature=0.5),
