@@ -15,8 +15,7 @@ from tempfile import mkdtemp
 from rich.console import Console
 from rich.filesize import decimal
 
-from pipeline.config.checks import check_config, check_together
-from pipeline.config.ignored import idle_settings
+from pipeline.config.checks import check_config, check_together, idle_settings
 from pipeline.config.load import fewer_than_usual
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device

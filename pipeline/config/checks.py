@@ -1,6 +1,7 @@
-"""What neither types nor ranges express: fields that must fit each other. All such faults are told at once.
+"""What neither types nor ranges express: fields that must fit each other, and settings that change nothing.
 
-Rules that join fields of one class of settings are its `problems`; here are those of the run and of what all have.
+All such faults are told at once. Rules that join fields of one class of settings are its `problems` and `idle`;
+here are those of the run and of what all have.
 """
 
 from __future__ import annotations
@@ -9,10 +10,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from pipeline.config import schema
-from pipeline.config.schema import Config, DatasetConfig, Optimizer, Schedule, Settings, Strategy
+from pipeline.config.schema import (
+    Backend,
+    Config,
+    DatasetConfig,
+    Optimizer,
+    Schedule,
+    Settings,
+    Strategy,
+    TextBackend,
+    Tracker,
+)
 from pipeline.config.tables import REWARD_NAMES, SUFFIX, TABLES, as_typed, point_of, settings_of
 from pipeline.config.user_code import ask
 from pipeline.config.values import brief, held, refuse_all, value_problems
@@ -221,3 +234,105 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
         yield f"{key}.grading.correct_by: " + unknown_name(
             "reward", str(grading.correct_by), [*weights, schema.NOTHING]
         )
+
+
+# -- settings that change nothing --------------------------------------------------------------------------------
+# Told once, since a typing error looks the same. Only what stands on the command line counts: a file, above all a
+# profile, may well set what one run does not use.
+
+
+_SHOWN = 80
+
+
+def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
+    """Name the settings of a command line that have no effect in a run, each with the reason.
+
+    Args:
+        config: The checked request.
+        overrides: The settings; of one that is given twice the last counts, as Hydra takes it.
+        gpu: Whether the run uses GPUs.
+    """
+    given = {}
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        if equals and value != "null" and not key.startswith("~"):
+            given[key] = value
+    reasons = {key: _why_idle(key, config, gpu=gpu) for key in given}
+    return tuple(f"{key}={given[key][:_SHOWN]} has no effect {why}" for key, why in reasons.items() if why)
+
+
+def _why_idle(key: str, config: Config, *, gpu: bool) -> str:
+    """Why a key has no effect; "" where it has one, of a front on any of its points."""
+    table, _, rest = key.partition(".")
+    name, _, setting = rest.partition(".")
+    if table in TABLES and setting:
+        points = [each for each in config.algos if table == "algos" and point_of(each)[0] == name]
+        reasons = [_why_idle_in(table, each, setting, config) for each in points or [name]]
+        if all(reasons):
+            return f"in this run: {reasons[0]}"
+    for keys, is_idle, why in _idle_rules(config, gpu=gpu):
+        if is_idle and any(fnmatchcase(key, each) for each in keys.split()):
+            return why if why.startswith("on ") else f"in this run: {why}"
+    return ""
+
+
+def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
+    """What the section of a key says of it, or one inside of that: the innermost speaks first."""
+    algo, point = point_of(name)
+    section: object = getattr(config, table).get(name)
+    if table == "algos" and section is not None and setting != "enabled" and not config.algos[name].enabled:
+        used = dict.fromkeys([*(point_of(each)[0] for each, one in config.algos.items() if one.enabled), algo])
+        return f"{algo} is not part of it; 'algos=[{','.join(used)}]' adds it"
+    if table == "algos" and setting.partition(".")[0] in settings_of(point):
+        return "each point of algos.<NAME>.front has a value of its own"
+    said, path = "", setting.split(".")
+    for place, part in enumerate(path):
+        if isinstance(section, Settings):
+            who = ".".join([table, name, *path[:place]])
+            said = str(
+                ask(f"{who}: idle() of {type(section).__name__}", partial(section.idle, ".".join(path[place:])))
+                or said
+            )
+        section = section.get(part) if isinstance(section, Mapping) else getattr(section, part, None)
+    return said
+
+
+def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]:
+    """Patterns of keys, whether they have no effect in this run, and why; the first that applies counts."""
+    used = {point_of(name)[0]: algo for name, algo in config.algos.items() if algo.enabled}
+    own = any(algo.class_path for algo in used.values())  # what these do is not known
+    guides = own or any(algo.guides for algo in used.values())
+    trains = own or any(each.is_trained for each in config.models.values()) or any(a.trains for a in used.values())
+    tracking, execution, schedule = config.tracking, config.execution, config.training.schedule
+    drawing = [name for name, algo in used.items() if algo.draws_to_train]
+    steady = [name for name in drawing if getattr(used[name], "horizon", None) is None]
+    no_gpu = "it is about GPUs, and this run uses none"
+    yield (
+        "*.memory_mb training.deterministic generation.cuda_graphs system.clear_cache_interval "
+        "execution.wait_for_devices",
+        not gpu,
+        no_gpu,
+    )
+    yield "distributed.num_gpus distributed.gpu_*", not (gpu or config.distributed.enabled), no_gpu
+    yield (
+        "data_collection.samples_per_example",
+        not guides,
+        "it is for value-guided algorithms, and this run has none",
+    )
+    yield "training.*", not trains, "nothing is trained"
+    yield "training.warmup_steps", schedule is Schedule.constant and not own, "training.schedule=constant has none"
+    if steady and schedule.has_end:
+        why = f"algos.{steady[0]}.horizon={config.rounds_of_training} lets its rate fall"
+        yield "training.schedule", True, f"on {', '.join(steady)}, which draws while it trains; {why}"
+    if drawing and config.generation.backend is not TextBackend.own:
+        why = f"algos.{drawing[0]}.sampling=round has it draw by this one"
+        yield "generation.backend", True, f"on {', '.join(drawing)}, which draws while it trains; {why}"
+    single = schema.devices_per_training(config) == 1
+    why = "each training has one device here; training.gpus_per_job gives it more"
+    yield "training.strategy distributed.strategy distributed.fsdp_*", single, why
+    why = "no tracker is asked for; tracking.report_to=[tensorboard] does"
+    yield "tracking.[!r]*", not tracking.report_to, why
+    yield "tracking.mode tracking.entity", Tracker.wandb not in tracking.report_to, "it is for wandb"
+    inline = not config.system.use_parallel_execution or execution.backend is Backend.inline
+    yield "execution.workers", inline, "all jobs run in one process"
+    yield "execution.ray.*", execution.backend is not Backend.ray, "execution.backend is not ray"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import schema
-from pipeline.config.ignored import GPU_PROFILES
 from pipeline.config.schema import AlgoConfig, Attention, Config, DType, ModelConfig, TextBackend
 from pipeline.config.values import refuse_all
 from pipeline.errors import install_command
@@ -245,10 +244,9 @@ def slow_precision(config: Config, gpu: bool) -> str | None:
     """
     system = config.system
     if gpu and system.dtype is DType.float32 and any(not model.is_trained for model in config.models.values()):
-        profiles = ", ".join(f"profile={name}" for name in GPU_PROFILES)
         return (
             "system.dtype=float32 on a GPU takes several times as long as bfloat16 and twice the memory, in "
-            f"batches made for a CPU: use the profile of its memory, of {profiles}, or set system.dtype=bfloat16"
+            "batches made for a CPU: use profile=a100_80gb or another, or set system.dtype=bfloat16"
         )
     if gpu or not system.portable or system.dtype is DType.float32:
         return None

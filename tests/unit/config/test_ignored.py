@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.run import run_experiment
-from pipeline.config.ignored import idle_settings
+from pipeline.config.checks import idle_settings
 from pipeline.config.schema import Config
 from tests.doubles.composing import quick_config
 
@@ -22,16 +22,14 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
     [
         (["models.tiny.path=gpt2"], "models.tiny.path=gpt2 has no effect in this run: a model of kind tiny"),
         (["algos.DPO.beta=0.1"], "in this run: DPO is not part of it; 'algos=[PITA,QSharp,DPO]' adds it"),
-        (["profile=h200"], "profile=h200 is for a GPU: its values apply, but this run uses no GPU"),
         (["algos.PITA.num_workers=4"], "no processes load it"),
         (["distributed.num_gpus=2", "device=cpu"], "this run uses none"),
         (["distributed.fsdp_cpu_offload=true"], "each training has one device here"),
         (["training.memory_mb=100"], "this run uses none"),
-        (["training.warmup_steps=5", "training.schedule=constant"], "constant_with_warmup has one"),
+        (["training.warmup_steps=5", "training.schedule=constant"], "training.schedule=constant has none"),
         (["algos=[PITA]", "algos.QSharp.top_k=3"], "adds it"),
         (["algos=[DPO]", "algos.GRPO.lora.rank=3"], "adds it"),
-        (["algos=[DPO]", "evaluation.etas=[1]"], "it is for value-guided algorithms"),
-        (["algos=[DPO]", "data_collection.samples_per_example=2"], "algos.<NAME>.num_generations"),
+        (["algos=[DPO]", "data_collection.samples_per_example=2"], "it is for value-guided algorithms"),
         (["algos=[DPO]", "algos.DPO.lora.alpha=8"], "there are no adapters"),
         (
             ["algos=[BestOfN]", "algos.BestOfN.selection=majority", "model=hf", "training.grad_clip=1"],
@@ -50,14 +48,14 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
         (["algos=[DPO]", "algos.DPO.front={beta: [1, 2]}", "algos.DPO.beta=3"], "a value of its own"),
         (["algos.PITA.front={preference: [hard], eta: [1, 2]}", "algos.PITA.beta=2"], "preference=hard"),
         (["algos.DPO.front={beta: [1, 2]}"], "algos.DPO.front={beta: [1, 2]} has no effect in this run: DPO is"),
-        (["execution.backend=inline", "execution.workers=3"], "run every job in one process"),
-        (["system.use_parallel_execution=false", "execution.workers=3"], "run every job in one process"),
-        (["algos=[GRPO,DPO]", "training.schedule=cosine"], "GRPO draws while it trains, and its rate stays"),
+        (["execution.backend=inline", "execution.workers=3"], "all jobs run in one process"),
+        (["system.use_parallel_execution=false", "execution.workers=3"], "all jobs run in one process"),
+        (["algos=[GRPO,DPO]", "training.schedule=cosine"], "on GRPO, which draws while it trains"),
         (
             ["algos.GRPO.front={beta: [0, 1]}", "training.schedule=linear", "algos=[GRPO]"],
             "algos.GRPO.horizon=2 lets",
         ),
-        (["algos=[GRPO,DPO]", "generation.backend=vllm"], "GRPO draws while it trains, by the decoder"),
+        (["algos=[GRPO,DPO]", "generation.backend=vllm"], "on GRPO, which draws while it trains"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )

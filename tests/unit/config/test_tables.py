@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.checks import check_config
-from pipeline.config.ignored import idle_settings
+from pipeline.config.checks import check_config, idle_settings
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import AlgoConfig, Config, Settings, number
