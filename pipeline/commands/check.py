@@ -24,10 +24,7 @@ from rich.text import Text
 
 from pipeline import arithmetic
 from pipeline.commands.start import refuse, unless_unwritten
-from pipeline.config.load import config_from_plain, load_config
-from pipeline.config.plain import to_plain
 from pipeline.config.schema import DeviceChoice
-from pipeline.config.tables import conf_dir
 from pipeline.engine.devices import inventory
 from pipeline.engine.devices.select import choose_devices, holders
 from pipeline.engine.run_jobs import run_jobs
@@ -76,10 +73,8 @@ gc.freeze()  # nor does it end sooner for going through all of it
 def run_checks(output_dir: Path) -> Iterator[Check]:
     """Every check in order; one that raises has failed, and the others go on."""
     several: dict[str, Callable[[], Iterable[Check]]] = {
-        "python": check_python,
         "machine": lambda: machine_checks(ask_torch()),
         "devices": check_devices,
-        "config": check_config,
         "store": lambda: check_store(output_dir),
         _GENERATION: check_generation,
     }
@@ -126,15 +121,6 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
 # -- the installation --------------------------------------------------------------------------------------------
 
 
-def check_python() -> Iterator[Check]:
-    """The operating system is one that workers run on."""
-    seen = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-    linux = sys.platform.startswith("linux")
-    yield (
-        passed("python", seen) if linux else warned("python", seen, "use Linux for long runs: it alone is tested")
-    )
-
-
 def check_devices() -> Iterator[Check]:
     """GPUs as the driver lists them, or CPU slots where there are none."""
     devices = choose_devices(DeviceChoice.auto, None)
@@ -143,20 +129,6 @@ def check_devices() -> Iterator[Check]:
     else:
         names = (f"{gpu.index}: {gpu.name} ({gpu.memory_total_bytes / 2**30:.0f} GiB)" for gpu in devices)
         yield passed("devices", f"{len(devices)} GPUs: {', '.join(names)}")
-
-
-def check_config() -> Iterator[Check]:
-    """The configuration reaches a worker as plain data and is rebuilt there unchanged, whatever is chosen."""
-    several = {
-        group: [path.stem for path in (conf_dir() / group).glob("*.yaml")]
-        for group in ("algos", "dataset", "model")
-    }
-    chosen = [f"{group}=[{','.join(sorted(names))}]" for group, names in several.items()]
-    config = load_config(["experiment.name=check", *chosen])
-    if config_from_plain(json.loads(json.dumps(to_plain(config)))) == config:
-        yield passed("config", f"{sum(map(len, several.values()))} group options survive the way to a worker")
-    else:
-        yield failed("config", f"{' '.join(chosen)} changes on the way", "look at the files of conf/")
 
 
 def check_store(output_dir: Path) -> Iterator[Check]:

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
-from rich.text import Text
 
 from pipeline.commands import typed
 from pipeline.engine.run_folder import RunFolder
@@ -23,7 +22,7 @@ from pipeline.runs.record import read_results
 from pipeline.runs.report.format import command
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
 from pipeline.runs.report.screen import PlainLines
-from pipeline.runs.report.status import Glance, News, glance_at, overview_table, print_run, run_json, watched_run
+from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json, watched_run
 from pipeline.runs.report.tables import print_results
 from pipeline.terminal.console import make_console, print_json, say, watch
 from pipeline.terminal.streams import LogOutput, NobodyReads
@@ -68,9 +67,7 @@ def status(
     as_json: typed.AsJson = False,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", "-w", help="Show it again and again: one run until it is over, without NAME until Ctrl-C."
-        ),
+        typer.Option("--watch", "-w", help="Show one run again and again, until it is over."),
     ] = False,
     every: typed.Every = 2.0,
     output_dir: typed.OutputDir = typed.OUTPUTS,
@@ -90,8 +87,7 @@ def status(
     if run is not None:
         raise ConfigError(f"--run {run} is a run of one experiment: say which, as `status NAME --run`")
     if watch:
-        watch_all(output_dir, console, every)
-        return
+        raise ConfigError("--watch shows one experiment: say which, as `status NAME --watch`")
     rows = _glances(output_dir)
     if as_json:
         print_json([vars(row) for row in rows])
@@ -102,24 +98,6 @@ def status(
                 say(console, f"{row.name}: {row.problem}", "red")
     else:
         say(console, f"there are no runs in {output_dir}")
-
-
-def watch_all(output_dir: Path, console: Console, every_s: float) -> None:
-    """Show all experiments until Ctrl-C."""
-    rows: list[Glance] = []
-    news = News()
-
-    def look() -> bool:
-        rows[:] = _glances(output_dir)
-        return True
-
-    def page(_width: int, height: int) -> list[RenderableType]:
-        newest = sorted(rows, key=lambda row: (row.run, row.name), reverse=True)
-        room = height - 3
-        more = [Text(f"and {len(newest) - room} more")] if len(newest) > room else []
-        return [overview_table(newest[:room]), *more] if rows else [Text(f"there are no runs in {output_dir}")]
-
-    watch(console, every_s, look, page, lambda: news.of(rows))
 
 
 def watch_run(run: LoadedRun, console: Console, every_s: float) -> None:

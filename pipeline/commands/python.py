@@ -14,10 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.util import find_spec
-from numbers import Integral, Real
 from pathlib import Path
 from threading import Lock
-from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
 from warnings import catch_warnings, filterwarnings
 
@@ -28,7 +26,6 @@ from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, DType, SystemConfig
-from pipeline.config.values import brief
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
@@ -47,23 +44,6 @@ from pipeline.terminal.console import make_console
 if TYPE_CHECKING:
     from pipeline.learning.generation.guided import Guided
     from pipeline.learning.generation.sampling import Offset
-
-# -- arguments ---------------------------------------------------------------------------------------------------
-# Arguments of what users call in Python: one of another type is refused by its name, before anything is done.
-
-
-def check_types(*kinds: type, **given: object) -> None:
-    """Refuse arguments that are of none of some types.
-
-    Raises:
-        ConfigError: One is of another type; says which it may be.
-    """
-    for name, value in given.items():
-        # Python takes True for 1.
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            allowed = " or ".join(kind.__name__ for kind in kinds)
-            raise ConfigError(f"{name}={brief(value)}: must be {allowed}; it is of type {type(value).__name__}")
-
 
 _UNDER_WAY = Lock()
 _OTHERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -117,9 +97,6 @@ def load_run(name: str, run: str | None = None, output_dir: str | Path = "output
     Raises:
         ConfigError: There is no such run.
     """
-    check_types(str, name=name)
-    check_types(str, NoneType, run=run)
-    check_types(str, Path, output_dir=output_dir)
     return Run(load(choose_run(Path(output_dir), name, run)))
 
 
@@ -233,12 +210,6 @@ def guided(
         DeviceError: There is no such device.
         StoreError: The model is not trained yet.
     """
-    check_types(str, Path, Run, LoadedRun, model=model)
-    check_types(str, NoneType, chain=chain, device=device, dtype=dtype, attention=attention)
-    check_types(Integral, NoneType, round=round)
-    check_types(Real, NoneType, eta=eta)
-    check_types(str, Path, NoneType, reference=reference)
-    check_types(str, Path, output_dir=output_dir)
     found = _found(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
     if reference is not None:
         given = str(reference)

@@ -27,17 +27,16 @@ from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.errors import ConfigError, DeviceError, StoreError, has_package, install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.reference import CHECK, PREPARE
-from pipeline.learning.models.kinds import with_weights
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan import compatibility
 from pipeline.plan.build import build_plan, check_size
-from pipeline.plan.contents import PREPARING, REFERENCE, import_warnings
+from pipeline.plan.contents import PREPARING, import_warnings
 from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import disk_need, peak_flops
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
-from pipeline.plan.models import check_models, count_weights, is_local
-from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers, in_local_files
+from pipeline.plan.models import check_models, count_weights
+from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.tables import plan_table
@@ -458,9 +457,6 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
         say(console, line)
     say(console, f"{in_short(request, stored)}. Nothing was started.")
     _print_need(request, stored, console)
-    missing = stored.missing
-    if unseen := _not_looked_at(request, missing):
-        say(console, f"Not looked at before the run: {', '.join(unseen)}.")
 
 
 def in_short(request: Request, stored: Stored) -> str:
@@ -497,16 +493,3 @@ def how_sure(known: Sequence[bool]) -> str:
     if not any(known):
         return " (a guess, until the first run)"
     return "" if all(known) else " (in part a guess: some of it has not run here yet)"
-
-
-def _not_looked_at(request: Request, missing: Collection[str]) -> list[str]:
-    """What may still turn out to be wrong or not to be had, since only a job reads it."""
-    config, jobs_left = request.config, [request.plan.jobs[job_id] for job_id in missing]
-    hub = {
-        f"{with_weights(str(model.path), None).path} on the hub"
-        for name, model in config.models.items()
-        if model.path and not model.is_trained and not is_local(with_weights(model.path, None).path)
-        if any(job.model == name and job.algo == REFERENCE for job in jobs_left)
-    }
-    unread = [name for name in request.unread(missing) if not in_local_files(config.datasets[name])]
-    return [*(f"the rows of {name}" for name in unread), *sorted(hub)]

@@ -18,8 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_machine_on_which_much_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch sees no GPU, NVML two; the job has one task too many for each."""
     # What these checks say, which take seconds, `test_setup_script` has.
-    for name in ("check_generation", "check_config"):
-        monkeypatch.setattr(check, name, lambda: iter(()))
+    monkeypatch.setattr(check, "check_generation", lambda: iter(()))
     monkeypatch.setattr(check, "ask_torch", lambda: {"failure": "nobody asked"})
     fake_nvml.use(monkeypatch, tmp_path, "two")
     monkeypatch.chdir(tmp_path)
@@ -65,25 +64,3 @@ def test_diagnostic_one_liners() -> None:
         check=False,
     )
     assert done.stdout.splitlines() == [*ONE_LINERS.values()], done.stderr
-
-
-def test_an_algorithm_of_ones_own_is_still_known_where_hydra_starts_by_itself() -> None:
-    """Hydra's plugin must not put the plain schema over the one with the user's algorithms."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "run_parallel.py",
-            "experiment.name=a",
-            "algos.Mine.class_path=pipeline.learning.algos.value_guided.PITA",
-            "algos.Mine.enabled=true",
-            "algos.Mine.batch_size=7",
-            "--cfg",
-            "job",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "Mine:" in done.stdout, done.stderr
-    assert "batch_size: 7" in done.stdout

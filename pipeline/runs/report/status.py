@@ -152,22 +152,6 @@ def overview_table(rows: Iterable[Glance]) -> FittedTable:
     return table
 
 
-class News:
-    """What is new of all experiments, a line for each that has changed."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, str] = {}
-
-    def of(self, rows: Iterable[Glance]) -> Iterator[str]:
-        """Those that are not as they were the last time."""
-        for row in rows:
-            text = row.problem or f"{row.state}, {row.done:,}/{jobs(row.jobs)} done"
-            text += f", {row.failed} failed" if row.failed else ""
-            if self._last.get(row.name) != text:
-                self._last[row.name] = text
-                yield f"{row.name} {row.run}: {text}"
-
-
 # -- one run ---------------------------------------------------------------------------------------------------
 
 

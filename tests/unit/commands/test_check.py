@@ -163,8 +163,7 @@ def test_a_check_that_raises_fails_by_itself_and_others_go_on(
         raise OSError("/proc is not mounted")
 
     monkeypatch.setattr(doctor, "ask_torch", broken)
-    for dear in ("check_config", "check_generation"):
-        monkeypatch.setattr(doctor, dear, lambda: iter(()))
+    monkeypatch.setattr(doctor, "check_generation", lambda: iter(()))
     (tmp_path / "file").write_text("")
     found = {check.name: check for check in doctor.run_checks(tmp_path / "file")}
     assert [name for name, check in found.items() if check.verdict is FAIL] == ["machine", "store"]
@@ -180,3 +179,8 @@ def test_the_exit_code_tells_whether_anything_failed(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "FAIL  f: g\n      try: h\n" in shown
     assert "Ready." not in shown
+
+
+def test_the_script_takes_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.script(["--nonsense", "3"]) == 2
+    assert "--nonsense 3: it takes no arguments" in capsys.readouterr().err

@@ -104,16 +104,6 @@ def test_jobs_are_not_run_in_a_process_whose_arithmetic_is_pinned_too_late(
     assert not list(tmp_path.glob("t/*"))
 
 
-def test_a_dry_run_says_what_it_has_not_looked_at(tmp_path: Path) -> None:
-    small = ["data_collection.prompts_per_round=10", "evaluation.num_prompts=10", "dry_run=true", "device=cpu"]
-    hub = ["dataset=hf", "datasets.hf.path=owner/rows", "model=hf", "models.hf.path=owner/model"]
-    for more, said in ((hub, "the rows of hf, owner/model on the hub."), ([], "")):
-        out = io.StringIO()
-        config = load_config(["experiment.name=x", f"output_dir={tmp_path}", *small, *more])
-        assert run_experiment(config, Terminal(file=out, width=200)) == 0
-        assert out.getvalue().partition("Not looked at before the run: ")[2].strip() == said
-
-
 # -- test carry out ----------------------------------------------------------------------------------------------
 # What becomes of a run whose surroundings change or fill up while it goes on.
 

@@ -13,6 +13,7 @@ from pipeline.config.explain import for_hydra, read_flags
 from pipeline.config.load import config_from_plain, fewer_than_usual, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
 from pipeline.config.schema import Attention, Backend
+from pipeline.config.tables import conf_dir
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.qsharp import QSharpConfig
 from pipeline.learning.algos.value_guided import PITAConfig
@@ -20,11 +21,14 @@ from pipeline.learning.models.kinds import TinyModelConfig
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
+GROUPS = ("algos", "dataset", "model")
 
 
 def test_a_round_trip_through_plain_data_changes_nothing() -> None:
-    """For every file of every group the check of a machine tries it, and `test_check` that check."""
-    config = quick_config([NAME, "algos=[QSharp-HF,DPO]", "algos.DPO.lora.rank=4", "evaluation.etas=[0.1,inf]"])
+    every = [
+        f"{group}=[{','.join(path.stem for path in (conf_dir() / group).glob('*.yaml'))}]" for group in GROUPS
+    ]
+    config = quick_config([NAME, *every, "algos.DPO.lora.rank=4", "evaluation.etas=[0.1,inf]"])
     wire = json.loads(json.dumps(to_plain(config)))
     assert config_from_plain(wire) == config
 
@@ -160,8 +164,10 @@ def test_settings_may_stand_on_both_sides_of_a_flag(words: str, ordered: str) ->
 
 
 def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["experiment.name=x", "--cfg", "job", "rounds_of_training=7"]) == 0
+    own = ["algos.Mine.class_path=pipeline.learning.algos.value_guided.PITA", "algos.Mine.batch_size=7"]
+    assert cli.main(["experiment.name=x", *own, "--cfg", "job", "rounds_of_training=7"]) == 0
     printed = capfd.readouterr().out
+    assert "Mine:" in printed
     assert "rounds_of_training: 7" in printed
     assert "num_prompts: 500" in printed
     assert "${" not in printed
