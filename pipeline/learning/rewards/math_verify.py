@@ -41,7 +41,8 @@ _WHOLE = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[(
 _LAST_MARK = re.compile(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z")
 """With an answer on the last line, be it no number."""
 _LEAD = re.compile(
-    r"(?:[\s=:~]|\\(?:approx|sim(?:eq)?)(?![a-z]))*(?:([^\W\d_]{2,})[\s,:.]+(?=[-+$\\(\[{.\d]))?[\s=:]*"
+    r"(?:[\s=:~]|\\(?:approx|sim(?:eq)?)(?![a-z]))*"
+    r"(?:([^\W\d_]{2,})[\s,:.]+(?=[-+$\\(\[{.\d]|[A-Za-z]\s*=))?[\s=:]*"
 )
 """A word before an answer, as in ``so 5``."""
 _NO_LATIN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
@@ -51,10 +52,17 @@ _CONCLUDED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """How prose states its answer, at the end of a line."""
+_LAST = re.compile(r".*(?:\b(?:is|are|equals?)\b|=)[\s*_]*(\S.*?)[\s*_!]*\Z")
+"""What the last line says that something is, be it not called an answer."""
+_COUNTED = re.compile(r"[-$\d.,]+\s+[A-Za-z]\.?")
+"""A number and a letter that may be its unit."""
+_PARTED = re.compile(r"\d+(?::\d+)+(?:\s*[ap]\.?m\b\.?)?|\d+\s*[ap]\.?m\b\.?", re.IGNORECASE)
+"""A time of day or a ratio, of which no part is a number by itself."""
+_NEGATIVE = re.compile(r"\b(?:minus|negative)\s+(?=\d)", re.IGNORECASE)
 _FONT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _OPTION = re.compile(
     r"(?:\(([A-J])\)|([A-J])[).:]|(?:[Oo]ption|[Cc]hoice)[\\\s~]+\(?([A-J])\)?)(?=$|[\\\s~])"
-    r"(?:\\[ ,;:!]|\\q?quad(?![a-z])|[\s~])*(?:$|[\w$-]|\\[dt]?frac|\\sqrt)"
+    r"(?:\\[ ,;:!]|\\q?quad(?![a-z])|[\s~])*(?!(?:or|and)\b)(?:$|[\w$-]|\\[dt]?frac|\\sqrt)"
 )
 """The letter of a choice, alone or with what is chosen behind it."""
 _OPTIONS = re.compile(r"\(?[A-J]\)?(?:(?:[\s,]|\band\b)+\(?[A-J]\)?)+")
@@ -65,7 +73,8 @@ _DRESS = re.compile(
 )
 """What changes how an answer looks, or says that it is one."""
 _ARGUMENT = re.compile(
-    r"(\\[dt]?frac|\\sqrt(?:\[[^]]*\])?|\^)\s*(\\pi(?![a-z])|(?<=\])\d|\\[dt]?frac(?:\d\d|\{[^{}]*\}\{[^{}]*\}))"
+    r"(\\[dt]?frac|\\sqrt(?:\[[^]]*\])?|\^|\\mathbb)\s*"
+    r"(\\pi(?![a-z])|(?<=\])\d|(?<=bb )[A-Z]|\\[dt]?frac(?:\d\d|\{[^{}]*\}\{[^{}]*\}))"
 )
 """A command with an argument that has no braces around it, which the parser needs."""
 _CALL = re.compile(
@@ -75,6 +84,9 @@ _CALL = re.compile(
 """The name of a value, such as ``P(X > 2) =``; none of a function."""
 _POINT = re.compile(r"[A-Z]\s*(?=\([^()]*,[^()]*\)$)|^[A-Za-z]\s*\\in(?![a-z])\s*")
 """The name of a point, or of what is in a set."""
+_EITHER = re.compile(r"\\(?:lor|vee)(?![a-z])|\\text\{\s*or\s*\}|\u6216")
+_EITHER_REGION = re.compile(r"[^()\[\]]*(?:[<>]|\\[gl]e)[^()\[\]]*")
+"""Inequalities, of which some join those that may hold by the sign that joins sets."""
 _BUILT = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\(?:mid|vert)(?![a-z])|[|:])([^{}]*(?:[<>]|\\[gln]e)[^{}]*)\\\}")
 """A set by the inequality of what is in it."""
 _PARTS = re.compile(r"\d+(?:\s*:\s*\d+){2,}")
@@ -85,6 +97,7 @@ _REPEATING = re.compile(r"(\d+)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d{1,50})\}
 _SEVERAL_UNITS = r"(?:\d+(?:\.\d+)?\s+[A-Za-z]{2,}[,\s]*(?:and\s+)?){2,}"
 _LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit|text)\{\s*([ei]|exp|sin|cos|tan|log|ln)\s*\}")
 _FUNCTION = re.compile(r"(?<![A-Za-z\\])(exp|sin|cos|tan|log|ln)(?=\s*\(|\s+[\\\w]|_)")
+_ROOT = re.compile(r"(?<![A-Za-z\\])sqrt\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+))")
 _DEGREES = re.compile(r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{?\d\}?)?\s*)(\(?)\s*(\d[\d.]*)\s*\^\{?\\circ\}?")
 """An angle of which a function is taken, whose sign of degrees is no unit that may be left out."""
 _NATURAL = re.compile(r"\\log_(?:e(?![a-z])|\{e\})")
@@ -102,7 +115,7 @@ _MONTHS = "Jan Feb Mar Apr May June? July? Aug Sept? Oct Nov Dec".replace(" ", "
 _WHEN = re.compile(
     rf"\d{{4}}-\d\d-\d\d|0[bx][\dA-F]+|{_SEVERAL_UNITS}"
     rf"|(?:\d{{1,2}}\s+)?(?:{_MONTHS})[a-z]*\.?(?:\s+\d{{1,2}})?(?:,?\s+\d{{4}})?"
-    r"|(\d{1,2}:\d\d)(?:\s|\\[,; ]|~)*([ap])\.?m\.?",
+    r"|(\d{1,2})(:\d\d)?(?:\s|\\[,; ]|~)*([ap])\.?m\.?",
     re.IGNORECASE,
 )
 """A day, a time of day, hours and minutes, or hexadecimal digits, whose numbers are no answer by themselves."""
@@ -129,10 +142,12 @@ _SCALED = re.compile(
 """A number of hundreds, thousands and so on, with these in words."""
 _CLOSE = 1e-3
 """What two numbers may differ by that are one, of the larger: six decimals of 0.001 have no more digits."""
+_ROUNDED = 1e-12
+"""What a number with a decimal point may differ by from itself, computed."""
 _FEW_WORDS = 5
 """Words of a solution that may be an answer of words alone."""
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
-_WORD = re.compile(r"[^\W\d_]{2,}")
+_WORD = re.compile(r"[^\W\d_]{2,}|\bI(?= [a-z]{2})")
 _PLAIN_WORDS = {"or", "and", "sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp"}
 _PLAIN = re.compile(r"[\d\s.,%*/+()^-]+")
 _SPACED = re.compile(r"(?<![\d.,])-?[1-9]\d{0,2}(?:(?:[ \u00a0\u202f~]|\\[,;:! ])\d{3})+(?![\d])")
@@ -196,7 +211,7 @@ def _read(text: str) -> list[Any]:
 
     It is in the last box, behind the mark of GSM8K, all there is, or what prose says to be the answer.
     """
-    text = _SCALED.sub(_written_out, text)
+    text = _NEGATIVE.sub("-", _SCALED.sub(_written_out, text))
     if found := boxes(text):
         hoped = _STATED.search(text, found[-1][0])
         return _parse(hoped[0]) if hoped else _boxed(text, found)
@@ -213,10 +228,19 @@ def _read(text: str) -> list[Any]:
     if _DENIED.search(text):
         return []
     said = next((each[1] for each in reversed(list(_CONCLUDED.finditer(text)))), "")
-    has_digits, has_words = any(each.isdigit() for each in said), bool(_words(said))
-    concluded = _alone(said) if _is_bare(said) and not (has_digits and has_words) else []
-    if concluded and has_digits:
+    option = _OPTION.match(said)
+    concluded = _alone(option[0] if option else said) if option or _is_value(said) else []
+    if concluded and not option and _has_digits(said):
         return concluded
+    last = _LAST.match(text.rstrip().rpartition("\n")[2])
+    if last and _has_digits(last[1]) and _is_value(last[1]) and not _COUNTED.fullmatch(last[1]):
+        found = _alone(last[1])
+        if any(not isinstance(each, str) for each in found):
+            return [*concluded, *found]
+    if not _DELIMITERS.search(text) and (parted := _PARTED.findall(text)):
+        text = _PARTED.sub(" ", text)
+        if not _has_digits(text):
+            return _alone(parted[-1])
     # Words may be no answer: "I am sure that the answer is right."
     return [*concluded, *_parse(_NO_LATIN.sub(lambda words: f" {words[0]} ", text))]
 
@@ -245,6 +269,16 @@ def _is_bare(text: str) -> bool:
     return len(_words(text)) <= 1 or _WHEN.fullmatch(text.strip(" .")) is not None
 
 
+def _is_value(said: str) -> bool:
+    """Whether what prose says at its end is an answer by itself, without words beside a number."""
+    counts = _has_digits(said) and bool(_words(said))
+    return _is_bare(said) and (not counts or _WHEN.fullmatch(said.strip(" .")) is not None)
+
+
+def _has_digits(text: str) -> bool:
+    return any(each.isnumeric() for each in text)
+
+
 def _words(text: str) -> list[str]:
     return [word for word in _WORD.findall(_COMMAND.sub(" ", text)) if word.lower() not in _PLAIN_WORDS]
 
@@ -256,7 +290,7 @@ def _alone(answer: str) -> list[Any]:
     answer = _without_dress(answer)
     said = _FONT.sub(r"\1", answer)
     if (when := _WHEN.fullmatch(said.strip(" ."))) is not None:
-        time_of_day = when[1] and f"{when[1]} {when[2].lower()}m"
+        time_of_day = when[1] and f"{when[1]}{when[2] or ':00'} {when[3].lower()}m"
         words = " ".join(re.sub(r",|\band\b", " ", when[0].lower()).split())
         return _parse(rf"\boxed{{\text{{{time_of_day or words}}}}}", latex=True)
     if (number := _SAID.fullmatch(answer)) is not None and not _OPTION.match(said):
@@ -271,12 +305,17 @@ def _alone(answer: str) -> list[Any]:
     if not answer:
         return []
     answer = _FUNCTION.sub(r"\\\1", _LETTER.sub(r"\1 ", answer)).replace(r"\varnothing", r"\emptyset")
+    answer = answer.replace(r"\lbrace", r"\{").replace(r"\rbrace", r"\}")
+    answer = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2] or root[3]}}}", answer)
     answer = _DEGREES.sub(r"\1\2{\\frac{\3 \\pi}{180}}", answer)
     answer = _NATURAL.sub(r"\\ln", answer).replace(r"\lg ", r"\log_{10} ")
     if _SETS.fullmatch(answer):
         answer = f"\\{'cup' if 'u' in answer else 'cap'} ".join(sorted(re.findall(r"[A-Z]", answer)))
     answer = _SPACED.sub(lambda number: re.sub(r"\\[,;:! ]|\s|~", "", number[0]), answer).replace("~", " ")
     answer = _PI.sub(r"\\pi", _MIXED.sub(r"\1\\frac{\2}{\3}", _POWER.sub(r"\1\\cdot 10^{\2}", answer)))
+    answer = _EITHER.sub(" or ", answer)
+    if _EITHER_REGION.fullmatch(answer):
+        answer = answer.replace(r"\cup", " or ")
     answer = _BUILT.sub(r"\1", answer)
     answer = _ARGUMENT.sub(r"\1{\2}", _POINT.sub("", _CALL.sub("", answer, count=1), count=1))
     if _PARTS.fullmatch(answer):
@@ -337,7 +376,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=10))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=11))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
@@ -368,8 +407,8 @@ def _equal(given: Text, wanted: str) -> float | None:
         return float(one.rstrip("apm") == other.rstrip("apm"))  # one of two times says in which half of the day
     if ("ln" in one) != ("ln" in other):  # so a bare log beside it is natural
         gold, answer = ([*_alone(_LOG.sub(r"\\ln ", str(each[-1]))), *each] for each in (gold, answer))
-    if _differ(gold, answer):
-        return 0.0
+    if (differ := _differ(gold, answer)) is not None:
+        return float(not differ)
     if _LETTERS.fullmatch(one) and _LETTERS.fullmatch(other):
         return float(one == other)
     if plain(str(gold[-1])) == plain(str(answer[-1])):
@@ -382,8 +421,11 @@ def _equal(given: Text, wanted: str) -> float | None:
         return float(verify(gold, answer, timeout_seconds=None))
 
 
-def _differ(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
-    """Whether two answers differ in what math-verify does not see: their bases, or digits behind six decimals."""
+def _differ(gold: Sequence[Any], answer: Sequence[Any]) -> bool | None:
+    """Whether two answers differ, where math-verify does not see it; None elsewhere.
+
+    It passes over bases and digits behind six decimals, and takes 1.5 * 10^4 and 15000 for different.
+    """
     texts = [str(each[-1]) for each in (gold, answer)]
     bases = [found[1] for text in texts if (found := _BASE.fullmatch(text.strip()))]
     if len(bases) > 1 and bases[0] != bases[1]:
@@ -392,20 +434,27 @@ def _differ(gold: Sequence[Any], answer: Sequence[Any]) -> bool:
         return True
     one, other = gold[0], answer[0]
     if any("%" in text for text in texts) or not (getattr(one, "is_number", 0) and getattr(other, "is_number", 0)):
-        return False
+        return None
+    from sympy import Float
+
     try:
         values = [each.evalf() for each in (one, other)]
-        return bool(abs(values[0] - values[1]) > _CLOSE * max(map(abs, values)))
+        apart, most = abs(values[0] - values[1]), max(map(abs, values))
+        if apart > _CLOSE * most:
+            return True
+        is_decimal = one.has(Float) or other.has(Float)
+        return False if is_decimal and apart <= _ROUNDED * most else None
     except (ArithmeticError, AttributeError, TypeError, ValueError):
-        return False
+        return None
 
 
 def _regions(*answers: list[Any]) -> list[list[Any]]:
     """Answers with the sets that inequalities of one symbol describe in their place, unless of different symbols.
 
+    The values of several symbols are the point that they are in, beside another point: of x and y, not of y and x.
     Several are all meant where all can hold, and else any of them, as x < 1 or x > 2.
     """
-    from sympy import Abs, And, Eq, FiniteSet, Function, Intersection, Pow, Union
+    from sympy import Abs, And, Eq, FiniteSet, Function, Intersection, Interval, Pow, Symbol, Tuple, Union
     from sympy.core.relational import Relational
 
     def is_simple(part: Any) -> bool:  # enough to be solved at once
@@ -424,6 +473,16 @@ def _regions(*answers: list[Any]) -> list[list[Any]]:
             return Union(*sets) if Intersection(*sets).is_empty else Intersection(*sets)
         return parsed
 
+    def point(parsed: Any, other: Any) -> Any:
+        place = other.rhs if isinstance(other, Eq) else other
+        parts = parsed.args if isinstance(parsed, FiniteSet) and isinstance(place, Tuple | Interval) else ()
+        values = {
+            str(each.lhs): each.rhs for each in parts if isinstance(each, Eq) and isinstance(each.lhs, Symbol)
+        }
+        return Tuple(*map(values.get, sorted(values))) if len(values) == len(parts) > 1 else parsed
+
+    one, other = (each[0] for each in answers)
+    answers = ([point(one, other), *answers[0][1:]], [point(other, one), *answers[1][1:]])
     names = [getattr(each[0], "free_symbols", None) or None for each in answers]
     if all(names) and names[0] != names[1]:
         return list(answers)

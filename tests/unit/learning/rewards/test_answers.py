@@ -262,6 +262,38 @@ def test_nothing_is_compared_with_what_is_neither_text_nor_number(verifier: Any,
         ("1/3", ["0.333333"], ["0.3333"]),  # as math-verify's tests have it
         (r"\frac{1+i\sqrt3}{2}", [r"\boxed{e^{i\pi/3}}"], [r"\boxed{e^{-i\pi/3}}"]),
         (-1, [r"\boxed{e^{i\pi}}", r"\boxed{i^2}"], [r"\boxed{i}"]),
+        # What prose says at its end, be it not called an answer: as a whole, not its first or last number.
+        (
+            "2",
+            ["It is 2.", "It is 2 cm^2.", "Thus, x = 2.", "I get 2"],
+            ["It is 2\u221a3.", "It is 2 + i.", "It is 2x."],
+        ),
+        ("-3", ["It is negative 3.", "minus 3", "It is - 3."], ["It is 3.", "5 minus 3 is 2"]),
+        (r"2\sqrt{3}", ["It is 2 sqrt(3).", r"\boxed{sqrt(12)}"], ["It is 2.", "It is 3 sqrt(2)."]),
+        ("3:4", ["The ratio is 3:4.", "It is 3/4"], ["The ratio is 4:3.", "3", "4"]),
+        (
+            "4",
+            ["There are 4 at 9:30.", "There are 4 at 9 a.m."],
+            ["It arrives at 4:00 p.m.", "It arrives at 4 p.m.", "It comes at 4:30.", "The ratio 4:3 holds."],
+        ),
+        (
+            "4:00 p.m.",
+            ["It arrives at 4:00 p.m.", r"\boxed{4\text{ PM}}"],
+            ["It arrives at 4:00 a.m.", "4", "5 PM"],
+        ),
+        (
+            "A",
+            ["The answer is (A) the cell.", "The answer is A. Others are wrong.", "The answer is A) $5$."],
+            ["The answer is A) or B)", r"\boxed{(A) or (B)}", "The answer is (B) as A is 5."],
+        ),
+        ("x=1, y=2", ["(1,2)", "y=2, x=1", "$(x,y)=(1,2)$"], [r"\boxed{(2,1)}", "$(x,y)=(2,1)$", "x=2, y=1"]),
+        (r"1.36 \times 10^4", [r"\boxed{13600}", "13,600"], [r"\boxed{13601}", "1.36"]),
+        (
+            r"x \le -3 \text{ or } x > 5",
+            [r"\boxed{x \leq -3 \cup x > 5}", r"\boxed{x \le -3 \lor x>5}", r"(-\infty,-3]\cup(5,\infty)"],
+            [r"\boxed{x < -3 \cup x > 5}", r"\boxed{x \le -3}", "5", r"\boxed{x \le -3 \cap x > 5}"],
+        ),
+        (r"\mathbb{R}", [r"\boxed{\mathbb R}", r"(-\infty,\infty)"], [r"\boxed{\mathbb Z}"]),
         (42, [r"\boxed{42}", "42"], ["4"]),
         (42.0, [r"\boxed{42}"], ["4"]),
         (1e-05, [r"\boxed{0.00001}"], ["1"]),
