@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
@@ -303,10 +305,9 @@ class Agent:
             return End(state="failed", reason=said.refused)
         if (kept := one.curve.untold) is not None:
             trials = self._folder.path / "trials"
-            files = (trials / "*/wandb" if kept.is_relative_to(trials) else kept) / "offline-run-*"
-            self._say_once(
-                "offline", f"without a login W&B was not told of trials: wandb sync {shown_path(files)}"
-            )
+            several = "*/wandb/offline-run-*" if kept.is_relative_to(trials) else "offline-run-*"
+            files = f"{shlex.quote(shown_path(trials if kept.is_relative_to(trials) else kept))}/{several}"
+            self._say_once("offline", f"without a login W&B was not told of trials: wandb sync {files}")
         ended = one.curve.end(said.exit_code, one.asked)
         others = one.curve.other_values(nested(self._sweep.parameters, one.trial.parameters))
         if others and ended.state in ("done", "stopped"):
@@ -523,7 +524,13 @@ class Agent:
         sweep, options = self._sweep, self._sweep.options
         ids = [self._pool.places[device.uuid or ""] for device in devices if device.kind == "cuda"]
         cores = max(1, usable_cores() * len(devices) // len(self._pool.devices))
-        variables = {**sweep.environment, WANDB_DIR: str(place.path.absolute())}
+        # Commands of this environment are found where its `python` was typed and nothing activated.
+        path = sweep.environment.get("PATH") or os.environ.get("PATH", os.defpath)
+        variables = {
+            **sweep.environment,
+            "PATH": os.pathsep.join([path, str(Path(sys.executable).parent)]),
+            WANDB_DIR: str(place.path.absolute()),
+        }
         if what != "prepared":
             variables[VARIABLE] = str(place.metrics(attempt).absolute())
         words = prepare_command(sweep) if what == "prepared" else []

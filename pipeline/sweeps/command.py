@@ -104,9 +104,11 @@ def _faults(sweep: Sweep, script: Path) -> Iterator[tuple[int, str]]:
     except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
         return
     main = [node.body for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
-    for node in chain(tree.body, *main):
-        call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
-        if isinstance(call, ast.Call) and (name := ast.unparse(call.func)) in ("wandb.sweep", "wandb.agent"):
+    functions = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
+    calls = [*_calls(chain(tree.body, *main))]
+    calls += _calls(chain(*(functions.get(ast.unparse(call.func), []) for call in calls)))
+    for call in calls:
+        if (name := ast.unparse(call.func)) in ("wandb.sweep", "wandb.agent"):
             yield (
                 call.lineno,
                 f"by {name} each trial would begin a search at W&B. What that searches belongs in the sweep file, "
@@ -123,6 +125,14 @@ def _faults(sweep: Sweep, script: Path) -> Iterator[tuple[int, str]]:
             if is_bool and (found := false & {one.value for one in each.args if isinstance(one, ast.Constant)}):
                 what = f"argparse reads {found.pop()}=False by type=bool as True"
                 yield each.lineno, f'{what}: write type=lambda text: text == "True"'
+
+
+def _calls(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:
+    """Calls that are a statement, or all that one assigns."""
+    for node in statements:
+        call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
+        if isinstance(call, ast.Call):
+            yield call
 
 
 def own_command(

@@ -580,6 +580,8 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
         for number, word in enumerate(line if isinstance(line, list) else []):
             if (macro := macro_of(str(word))) is not None and macro not in MACROS:
                 yield f"{_at(place, number)}: {unknown_name('macro', macro, [*MACROS, 'envvar:NAME'])}"
+            elif macro is None and (inside := [each for each in MACROS if f"${{{each}}}" in str(word)]):
+                yield f"{_at(place, number)}: ${{{inside[0]}}} is filled in where it is the whole word alone"
     for name in _block(options, "environment"):
         if (
             name in ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE)
@@ -636,14 +638,18 @@ def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
     if low >= high:
         yield f"min {brief(low)} is not below max {brief(high)}"
     elif kind not in ("constant", "categorical", "int_uniform"):
+        values = f"; for values themselves use {DEPRECATED[kind]}" if kind in DEPRECATED else ""
         try:
             ends = [made(("",), given).at(share) for share in (LEAST_SHARE, 1 - LEAST_SHARE)]
             fits = math.isfinite(ends[1] - ends[0]) and math.isfinite(high - low)
         except (OverflowError, ValueError):
             fits = False
         if not fits:
-            values = f"; for values themselves use {DEPRECATED[kind]}" if kind in DEPRECATED else ""
             yield f"its values, or the number of its steps, would be too large for numbers{values}"
+        elif ends[0] == ends[1]:
+            yield f"every value would be {ends[0]:g}, a multiple of q={given.get('q', 1):g}: give a smaller q"
+        elif values and low > 0 and high < 1:  # as rates have them, and no exponents
+            yield f"its bounds are exponents of e, so that values go from {ends[0]:.6g} to {ends[1]:.6g}{values}"
 
 
 def _together(method: object, parameter: Parameter) -> Iterator[str]:

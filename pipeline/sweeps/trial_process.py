@@ -115,6 +115,8 @@ def main() -> int:
 
 
 def _refusal(error: Exception, code: int | None, order: Order) -> str:
+    if isinstance(error, FileNotFoundError) and error.filename == order.words[0]:
+        return f"there is no program {order.words[0]} on PATH"
     if code != errno.E2BIG:
         return str(error)
     size = sum(len(os.fsencode(word)) for word in order.words)

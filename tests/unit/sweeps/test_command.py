@@ -118,6 +118,7 @@ def test_what_python_is_to_run_is_a_file_or_a_package(
     [
         ("wandb.agent(wandb.sweep(settings), function=train)", "begin a search at W&B"),
         ("if __name__ == '__main__':\n    id = wandb.sweep(settings)", "line 2: by wandb.sweep"),
+        ("def main():\n    wandb.agent(id)\nif __name__ == '__main__':\n    main()", "line 2: by wandb.agent"),
         ("if arguments.search:\n    wandb.agent(id, train)", ""),
         ("def search():\n    wandb.agent(id, train)", ""),
         ("def main():\n    parser.add_argument('-o', '--off', type=bool)", "line 2: argparse reads --off=False"),

@@ -205,6 +205,8 @@ PARAMETERS = {
     "distribution: q_normal, q: 1e-320": "too large",
     "distribution: log_uniform_values, min: 0, max: 1": "x.min: 0",
     "distribution: log_uniform, min: -1000, max: 0": "log_uniform_values",
+    "distribution: log_uniform, min: 1e-5, max: 0.01": "values go from 1.00001 to 1.01005; for",
+    "distribution: q_log_uniform_values, min: 1e-5, max: 3e-3": "every value would be 0",
     "": "where a table",
     "value: .nan": "nothing that a setting may be",
     "value: !!binary aGk=": "nothing that a setting may be",
@@ -229,6 +231,7 @@ BOMB = "\n".join(
 FILES = {
     "": "is a table",
     "command:\n - [python, ${args}]": "a macro in a list stands in quotes",
+    WITH + 'command: [bash, -c, "python ${program} ${args}"]': "command[2]: ${program} is filled in",
     "é".encode("latin-1"): "no UTF-8 text",
     "b: &b [*b]": "holds itself",
     BOMB: "more than 50,000 values",

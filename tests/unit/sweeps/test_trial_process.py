@@ -22,9 +22,10 @@ from pipeline.sweeps.trial_process import Order, Said
     [
         (["true", "a" * 200_000], None, "refused", "200,004 bytes"),
         (["true", "\ud800"], None, "refused", "can't encode"),
+        (["acelerate", "launch"], None, "refused", "there is no program acelerate"),
         (["true"], BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "busy", "unavailable"),
     ],
-    ids=["too long", "no text", "no room"],
+    ids=["too long", "no text", "not there", "no room"],
 )
 def test_a_program_that_cannot_be_started_is_one_message_and_waits_where_there_is_no_room(
     monkeypatch: pytest.MonkeyPatch, words: list[str], error: OSError | None, kind: str, said: str
