@@ -29,7 +29,7 @@ from benchmarks.arguments import positive
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, SlotPace, decode
-from pipeline.learning.generation.readers import pad_left
+from pipeline.learning.generation.row_models import padded
 from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys, uniforms
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import value_model_from
@@ -124,7 +124,7 @@ class Ways:
         """Batches of transformers: rows that are finished are computed on until the last one is."""
         order = np.argsort([len(prompt) for prompt in load.prompts], kind="stable")
         for chosen in np.split(order, range(slots, len(order), slots)):
-            batch = pad_left([load.prompts[row] for row in chosen], 0, self.device)
+            batch = padded([load.prompts[row] for row in chosen], 0, self.device, "left")
             self.model.generate(  # type: ignore[operator]
                 batch.ids,
                 attention_mask=torch.ones_like(batch.ids) if batch.mask is None else batch.mask,

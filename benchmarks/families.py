@@ -34,8 +34,7 @@ from transformers import PreTrainedModel
 from benchmarks.family_runs import make, whole_run
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
-from pipeline.learning.generation.readers import Way, reading
-from pipeline.learning.generation.row_models import reads_rows
+from pipeline.learning.generation.row_models import Way, reading, reads_rows
 from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.load import frozen
 from pipeline.learning.models.value import ValueModel, value_model_from

@@ -33,9 +33,9 @@ from pipeline.errors import DataError, RanksDisagree
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import sampling
 from pipeline.learning.generation import steps as recorded_steps
-from pipeline.learning.generation.row_models import Guide, RowModel, guide_of, model_rows
+from pipeline.learning.generation.row_models import Guide, Outputs, RowModel, guide_of, model_rows
 from pipeline.learning.generation.steps import RecordedSteps, Taken, Taking
-from pipeline.learning.generation.stops import Outputs, StopStrings
+from pipeline.learning.generation.stops import StopStrings
 from pipeline.learning.models.batch_size import split_over
 from pipeline.learning.models.flops import Pass, continued, is_metered, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel

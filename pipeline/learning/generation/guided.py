@@ -28,8 +28,7 @@ from pipeline.learning.datasets.prepared import unknown_pieces
 from pipeline.learning.generation import sampling
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.readers import Way, reading
-from pipeline.learning.generation.row_models import candidate_values
+from pipeline.learning.generation.row_models import Way, candidate_values, reading
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length
 from pipeline.learning.models.value import ValueModel

@@ -1,4 +1,4 @@
-"""A KV cache of fixed slots in which every row is as long as its own text.
+"""A KV cache of fixed slots in which every row is as long as its own text, and attention over it.
 
 A row's keys begin at slot 0 and end at its own length, so rows of any age stand side by side and a row that is
 finished makes room for a new one. Rows that are alive are always the first ones: where one leaves, the last one
@@ -14,15 +14,17 @@ import math
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
-from transformers import Cache
+from torch import Tensor, nn
+from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.integrations import sdpa_attention
 
 from pipeline.errors import JobError
 
@@ -438,3 +440,279 @@ def _aligned(hidden: Tensor) -> Tensor:
         return hidden
     slots = hidden.shape[-1]
     return F.pad(hidden, (0, -slots % ALIGNED))[..., :slots]
+
+
+# -- packed ------------------------------------------------------------------------------------------------------
+# One forward pass over the candidates of all rows as a single sequence, without padding between rows. Rows of a
+# batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest. Packed,
+# everything that works token by token sees real candidates only. Attention alone has to know which row a
+# candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers
+# has for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the
+# cache until one is chosen. Tokens that a row has taken since it was read last may go before them, and stay in
+# the cache. Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys
+# and values, S cached slots, D size of a head.
+
+
+NAME = "pipeline_packed"
+"""Of the attention function, as transformers knows it."""
+
+CHANGES = ("position_bias", "s_aux", "sliding_window", "softcap")
+"""Arguments by which some models change what attention computes; `attend` computes plain attention."""
+
+
+class CannotPack(Exception):  # noqa: N818 - not an error: the caller has another way
+    """The model's attention is more than `attend` computes, or does not go through it."""
+
+
+class Packing:
+    """Where the candidates of a step are, in the sequence and in the rectangle.
+
+    Attributes:
+        flat: Place in the rectangle of each candidate, shape [N], ascending.
+        rows: Row of each candidate, shape [N].
+        nearest: For each place of the rectangle its candidate, or an earlier one of its row, shape [B * W].
+    """
+
+    def __init__(self, valid: Tensor, count: int | None = None) -> None:
+        """Pack.
+
+        Args:
+            valid: Which places of the rectangle hold a candidate, shape [B, W]; all of the first column do.
+            count: How many do, where that is known.
+        """
+        self.shape = valid.shape
+        places = valid.reshape(-1)
+        if count == places.numel():
+            self.flat = torch.arange(count, device=places.device)
+        else:
+            found = places.nonzero() if count is None else torch.nonzero_static(places, size=count)
+            self.flat = found.squeeze(-1)
+        self.rows = self.flat.div(valid.shape[1], rounding_mode="floor")
+        self.nearest = places.cumsum(0) - 1
+        self._spread: Tensor | None = None
+        self._gather: Tensor
+
+    def pack(self, rectangle: Tensor) -> Tensor:
+        """Take the candidates of a rectangle, shape [B, W], as a sequence, shape [1, N]."""
+        return rectangle.reshape(-1).index_select(0, self.flat)[None]
+
+    def unpack(self, sequence: Tensor) -> Tensor:
+        """Lay a sequence, shape [1, N, ...], out as a rectangle, shape [B, W, ...].
+
+        Places without a candidate hold what another one of their row has.
+        """
+        rectangle: Tensor = sequence[0].index_select(0, self.nearest).unflatten(0, self.shape)
+        return rectangle
+
+    def chosen(self, columns: Tensor) -> Tensor:
+        """Index in the sequence of the candidate in a column of each row; both of shape [B]."""
+        return self.nearest.view(self.shape).gather(1, columns[:, None]).squeeze(1)
+
+    def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
+        """Indices that bring queries of the sequence, N by H, into the order B by H by W, and back; both flat."""
+        if self._spread is None:
+            rows, width = self.shape
+            head = torch.arange(heads, device=self.flat.device)
+            self._spread = torch.add(head[:, None], self.nearest.view(rows, 1, width), alpha=heads).view(-1)
+            first = torch.add(self.flat, self.rows, alpha=width * (heads - 1))
+            self._gather = torch.add(first[:, None], head, alpha=width).view(-1)
+        return self._spread, self._gather
+
+
+class PackedStep:
+    """Attention of one step: the packing, the cache, and what is padding in it."""
+
+    def __init__(self, packing: Packing, cache: RowCache, hidden: Tensor | None, pending: int = 0) -> None:
+        """Prepare a step.
+
+        Args:
+            packing: Of the candidates.
+            cache: With the prefix of every row.
+            hidden: -inf where the prefix is padding and 0 elsewhere, shape [B, 1, slots in all]; None where
+                nothing is. Of a column each where tokens are pending, shape [B, W, slots in all].
+            pending: Columns before the candidates that hold tokens of the prefix which are not in the cache yet.
+        """
+        self.packing = packing
+        self.cache = cache
+        self.hidden = hidden
+        self.attended: list[int] = []
+        first = packing.flat.new_zeros(packing.shape[0]) if pending else packing.flat
+        self._pending = [packing.chosen(first + column) for column in range(pending)]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """Attention of one layer.
+
+        Args:
+            layer: Index of the layer.
+            query: Shape [1, H, N, D].
+            key: Shape [1, H / G, N, D].
+            value: Shape [1, H / G, N, D].
+            scaling: Of the products of queries and keys.
+
+        Returns:
+            Shape [1, N, H, D of the values].
+
+        Raises:
+            CannotPack: What is cached is not what is attended to, as in latent attention.
+        """
+        slots = self.cache.layers[layer]
+        if _sizes(slots.keys) != _sizes(key) or _sizes(slots.values) != _sizes(value):
+            raise CannotPack("attention to something else than what is cached")
+        for further, chosen in enumerate(self._pending):
+            slots.append_of(key, value, chosen, further)
+        used, shared = slots.used + len(self._pending), key.shape[1]
+        _, heads, count, size = query.shape
+        spread, gather = self.packing.by_head(heads)
+        queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
+        # As kernels sum: a product rounded to bfloat16 is off by 1 % of the weight of a score of 10.
+        own = (queries.float() * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
+        blocks = queries.reshape(-1, size).index_select(0, spread).view(len(slots.keys) * shared, -1, size)
+        wide = value.shape[-1]  # that of keys, but in latent attention
+        self.attended.append(layer)
+        if is_merged(query, value):
+            seen, total = self._prefix(slots, blocks, used)
+            seen = seen.reshape(-1, wide).index_select(0, gather).view(*own.shape, wide)
+            total = total.reshape(-1).index_select(0, gather).view(own.shape)
+            output = merge(seen, total, own, value[0].transpose(0, 1).unsqueeze(2))
+            return output.view(1, count, heads, wide)
+        keys, values = slots.keys.flatten(0, 1), slots.values.flatten(0, 1)
+        # One slot more than there are: its scores make room for those of the candidates with themselves.
+        scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
+        torch.index_select(own.view(-1).to(scores.dtype), 0, spread, out=scores[:, used])
+        if self.hidden is not None:
+            columns = self.hidden.shape[1]
+            scores.view(len(slots.keys), -1, columns, used + 1).add_(self.hidden[:, None, :, : used + 1])
+        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+        seen = torch.bmm(weights.view(len(blocks), -1, used + 1)[..., :used], values[:, :used])
+        seen = seen.view(-1, wide).index_select(0, gather).view(count, shared, -1, wide)
+        weight = weights[:, used].index_select(0, gather).view(*own.shape, 1)
+        output = torch.addcmul(seen, weight, value[0].transpose(0, 1).unsqueeze(2))
+        return output.view(1, count, heads, wide)
+
+    def _prefix(self, slots: RowLayer, blocks: Tensor, used: int) -> tuple[Tensor, Tensor]:
+        """What the queries see of the prefixes alone, and its log-sum-exp; see `attend_prefix`."""
+        rows, shared = slots.keys.shape[:2]
+        hidden = self.hidden
+        if hidden is not None:
+            # Queries that share a head of keys lie head by head, column by column.
+            hidden = hidden[:, None, :, :used]
+            if hidden.shape[2] > 1:
+                hidden = hidden.repeat(1, 1, blocks.shape[1] // hidden.shape[2], 1)
+        return attend_prefix(
+            blocks.view(rows, shared, *blocks.shape[1:]),
+            slots.keys[:, :, :used],
+            slots.values[:, :, :used],
+            hidden,
+        )
+
+
+def _sizes(states: Tensor) -> tuple[int, int]:
+    return states.shape[1], states.shape[3]
+
+
+_current: ContextVar[PackedStep] = ContextVar("_current")
+
+
+@contextmanager
+def packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
+    """Let a model's forward pass be one over candidates.
+
+    Args:
+        model: Whose attention is replaced; it is as before afterwards.
+        step: What attention has to know.
+
+    Raises:
+        CannotPack: The model's attention is not `attend`'s, so that what the pass gave is of no use.
+    """
+    before = model.config._attn_implementation
+    token = _current.set(step)
+    step.cache.hold(True)
+    model.config._attn_implementation = NAME
+    try:
+        yield
+        # Layers that are gone through several times have a layer of the cache for each time.
+        if sorted(step.attended) != list(range(len(step.cache.layers))):
+            raise CannotPack(f"attention by layers {step.attended} where the cache has {len(step.cache.layers)}")
+    finally:
+        model.config._attn_implementation = before
+        step.cache.hold(False)
+        _current.reset(token)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001 - part of the interface
+    scaling: float | None = None,
+    dropout: float = 0.0,  # noqa: ARG001 - part of the interface
+    **options: object,
+) -> tuple[Tensor, None]:
+    changed = [name for name in CHANGES if options.get(name) is not None]
+    if changed:
+        raise CannotPack(f"attention with {', '.join(changed)}")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _current.get().attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+# -- grouped attention -------------------------------------------------------------------------------------------
+# Attention of one query a row by heads of keys, as transformers' `sdpa` has it since 5.23. Before, a mask made
+# it repeat keys and values for every head of queries, in each layer of each step of decoding: for a model with
+# four heads of queries to one of keys that is four times the cache, written and read again. The queries that
+# share a head of keys can as well be that many queries of one head. Shapes: B rows, H heads of queries, G heads
+# of keys and values, S slots, D size of a head.
+
+
+GROUPED_CHANGES = ("cache", "position_bias", "softcap")
+"""Arguments of it that change what is attended to, and are left to it."""
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as `sdpa` does, without repeating heads where there is one query.
+
+    Args:
+        module: Whose attention it is.
+        query: Shape [B, H, queries, D].
+        key: Shape [B, G, S, D].
+        value: Shape [B, G, S, D of the values].
+        attention_mask: Shape [B or 1, 1 or H, queries, S].
+        dropout: Of weights.
+        scaling: Of the products of queries and keys.
+        options: Others of the interface.
+
+    Returns:
+        Shape [B, queries, H, D of the values].
+    """
+    heads, shared = query.shape[1], key.shape[1]
+    by_itself = attention_mask is None or attention_mask.shape[1] != 1 or query.shape[2] != 1 or heads == shared
+    if by_itself or any(options.get(name) is not None for name in GROUPED_CHANGES):
+        found: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return found
+    seen = F.scaled_dot_product_attention(
+        query.reshape(len(query), shared, heads // shared, -1),
+        key,
+        value,
+        attn_mask=attention_mask,
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return seen.reshape(len(seen), 1, heads, -1), None
+
+
+if not hasattr(sdpa_attention, "pack_gqa"):
+    AttentionInterface.register("sdpa", attention)

@@ -9,10 +9,12 @@ Shapes: P prompts, T positions, n rows that are alive.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,295 +22,124 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AttentionInterface, Cache, DynamicCache, PreTrainedModel
-from transformers.integrations import sdpa_attention
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation import row_cache, sampling
-from pipeline.learning.generation.readers import Reader, Way, pad_left, pad_right, reader_of, reading
-from pipeline.learning.generation.row_cache import Entering, RowCache, RowLayer, attended_in
-from pipeline.learning.generation.stops import Outputs
-from pipeline.learning.models.value import ValueModel, cache_argument
+from pipeline.learning.generation import sampling
+from pipeline.learning.generation.row_cache import (
+    CannotPack,
+    Entering,
+    PackedStep,
+    Packing,
+    RowCache,
+    attended_in,
+    packed,
+)
+from pipeline.learning.models.value import ValueModel, cache_argument, inputs_of
 
-# -- packed ------------------------------------------------------------------------------------------------------
-# One forward pass over the candidates of all rows as a single sequence, without padding between rows. Rows of a
-# batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest. Packed,
-# everything that works token by token sees real candidates only. Attention alone has to know which row a
-# candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers
-# has for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the
-# cache until one is chosen. Tokens that a row has taken since it was read last may go before them, and stay in
-# the cache. Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys
-# and values, S cached slots, D size of a head.
-
-
-NAME = "pipeline_packed"
-"""Of the attention function, as transformers knows it."""
-
-CHANGES = ("position_bias", "s_aux", "sliding_window", "softcap")
-"""Arguments by which some models change what attention computes; `attend` computes plain attention."""
+# -- ways --------------------------------------------------------------------------------------------------------
+# In which way a model is read token by token, which its configuration alone tells.
+#
+#     slots   keys and values in fixed slots (`row_cache`), where every layer attends to all that precedes
+#     own     the cache that transformers makes for the model: sliding windows, chunks, states
+#     anew    no cache: the whole text is read again for each token, where what a model remembers is its own affair
 
 
-class CannotPack(Exception):  # noqa: N818 - not an error: the caller has another way
-    """The model's attention is more than `attend` computes, or does not go through it."""
+class Way(Enum):
+    """How a model reads what its rows grow by."""
+
+    slots = "slots"
+    own = "own"
+    anew = "anew"
 
 
-class Packing:
-    """Where the candidates of a step are, in the sequence and in the rectangle.
+@dataclass(frozen=True)
+class Reading:
+    """The way of a model.
 
     Attributes:
-        flat: Place in the rectangle of each candidate, shape [N], ascending.
-        rows: Row of each candidate, shape [N].
-        nearest: For each place of the rectangle its candidate, or an earlier one of its row, shape [B * W].
+        way: Which.
+        reason: Why no simpler one, in a few words; "" of the simplest.
+        has_state: Whether layers carry a state along, which padding before a text would change.
     """
 
-    def __init__(self, valid: Tensor, count: int | None = None) -> None:
-        """Pack.
-
-        Args:
-            valid: Which places of the rectangle hold a candidate, shape [B, W]; all of the first column do.
-            count: How many do, where that is known.
-        """
-        self.shape = valid.shape
-        places = valid.reshape(-1)
-        if count == places.numel():
-            self.flat = torch.arange(count, device=places.device)
-        else:
-            found = places.nonzero() if count is None else torch.nonzero_static(places, size=count)
-            self.flat = found.squeeze(-1)
-        self.rows = self.flat.div(valid.shape[1], rounding_mode="floor")
-        self.nearest = places.cumsum(0) - 1
-        self._spread: Tensor | None = None
-        self._gather: Tensor
-
-    def pack(self, rectangle: Tensor) -> Tensor:
-        """Take the candidates of a rectangle, shape [B, W], as a sequence, shape [1, N]."""
-        return rectangle.reshape(-1).index_select(0, self.flat)[None]
-
-    def unpack(self, sequence: Tensor) -> Tensor:
-        """Lay a sequence, shape [1, N, ...], out as a rectangle, shape [B, W, ...].
-
-        Places without a candidate hold what another one of their row has.
-        """
-        rectangle: Tensor = sequence[0].index_select(0, self.nearest).unflatten(0, self.shape)
-        return rectangle
-
-    def chosen(self, columns: Tensor) -> Tensor:
-        """Index in the sequence of the candidate in a column of each row; both of shape [B]."""
-        return self.nearest.view(self.shape).gather(1, columns[:, None]).squeeze(1)
-
-    def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Indices that bring queries of the sequence, N by H, into the order B by H by W, and back; both flat."""
-        if self._spread is None:
-            rows, width = self.shape
-            head = torch.arange(heads, device=self.flat.device)
-            self._spread = torch.add(head[:, None], self.nearest.view(rows, 1, width), alpha=heads).view(-1)
-            first = torch.add(self.flat, self.rows, alpha=width * (heads - 1))
-            self._gather = torch.add(first[:, None], head, alpha=width).view(-1)
-        return self._spread, self._gather
+    way: Way
+    reason: str = ""
+    has_state: bool = False
 
 
-class PackedStep:
-    """Attention of one step: the packing, the cache, and what is padding in it."""
+NO_CACHE = {
+    "minimax": "its cache is of a class of its own",
+    "openai-gpt": "it has no cache",
+    "recurrent_gemma": "its state is kept inside of its layers",
+    "rwkv": "its state is of a form of its own",
+    "xlstm": "its state is of a form of its own",
+}
+"""Kinds of models whose memory of a text is not in a cache of transformers, and why."""
 
-    def __init__(self, packing: Packing, cache: RowCache, hidden: Tensor | None, pending: int = 0) -> None:
-        """Prepare a step.
+ALIBI = ("bloom", "mpt")
+"""Kinds of models that always weigh attention by distance; others say so by `alibi`."""
 
-        Args:
-            packing: Of the candidates.
-            cache: With the prefix of every row.
-            hidden: -inf where the prefix is padding and 0 elsewhere, shape [B, 1, slots in all]; None where
-                nothing is. Of a column each where tokens are pending, shape [B, W, slots in all].
-            pending: Columns before the candidates that hold tokens of the prefix which are not in the cache yet.
-        """
-        self.packing = packing
-        self.cache = cache
-        self.hidden = hidden
-        self.attended: list[int] = []
-        first = packing.flat.new_zeros(packing.shape[0]) if pending else packing.flat
-        self._pending = [packing.chosen(first + column) for column in range(pending)]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attention of one layer.
-
-        Args:
-            layer: Index of the layer.
-            query: Shape [1, H, N, D].
-            key: Shape [1, H / G, N, D].
-            value: Shape [1, H / G, N, D].
-            scaling: Of the products of queries and keys.
-
-        Returns:
-            Shape [1, N, H, D of the values].
-
-        Raises:
-            CannotPack: What is cached is not what is attended to, as in latent attention.
-        """
-        slots = self.cache.layers[layer]
-        if _sizes(slots.keys) != _sizes(key) or _sizes(slots.values) != _sizes(value):
-            raise CannotPack("attention to something else than what is cached")
-        for further, chosen in enumerate(self._pending):
-            slots.append_of(key, value, chosen, further)
-        used, shared = slots.used + len(self._pending), key.shape[1]
-        _, heads, count, size = query.shape
-        spread, gather = self.packing.by_head(heads)
-        queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
-        # As kernels sum: a product rounded to bfloat16 is off by 1 % of the weight of a score of 10.
-        own = (queries.float() * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
-        blocks = queries.reshape(-1, size).index_select(0, spread).view(len(slots.keys) * shared, -1, size)
-        wide = value.shape[-1]  # that of keys, but in latent attention
-        self.attended.append(layer)
-        if row_cache.is_merged(query, value):
-            seen, total = self._prefix(slots, blocks, used)
-            seen = seen.reshape(-1, wide).index_select(0, gather).view(*own.shape, wide)
-            total = total.reshape(-1).index_select(0, gather).view(own.shape)
-            output = row_cache.merge(seen, total, own, value[0].transpose(0, 1).unsqueeze(2))
-            return output.view(1, count, heads, wide)
-        keys, values = slots.keys.flatten(0, 1), slots.values.flatten(0, 1)
-        # One slot more than there are: its scores make room for those of the candidates with themselves.
-        scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
-        torch.index_select(own.view(-1).to(scores.dtype), 0, spread, out=scores[:, used])
-        if self.hidden is not None:
-            columns = self.hidden.shape[1]
-            scores.view(len(slots.keys), -1, columns, used + 1).add_(self.hidden[:, None, :, : used + 1])
-        weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-        seen = torch.bmm(weights.view(len(blocks), -1, used + 1)[..., :used], values[:, :used])
-        seen = seen.view(-1, wide).index_select(0, gather).view(count, shared, -1, wide)
-        weight = weights[:, used].index_select(0, gather).view(*own.shape, 1)
-        output = torch.addcmul(seen, weight, value[0].transpose(0, 1).unsqueeze(2))
-        return output.view(1, count, heads, wide)
-
-    def _prefix(self, slots: RowLayer, blocks: Tensor, used: int) -> tuple[Tensor, Tensor]:
-        """What the queries see of the prefixes alone, and its log-sum-exp; see `attend_prefix`."""
-        rows, shared = slots.keys.shape[:2]
-        hidden = self.hidden
-        if hidden is not None:
-            # Queries that share a head of keys lie head by head, column by column.
-            hidden = hidden[:, None, :, :used]
-            if hidden.shape[2] > 1:
-                hidden = hidden.repeat(1, 1, blocks.shape[1] // hidden.shape[2], 1)
-        return row_cache.attend_prefix(
-            blocks.view(rows, shared, *blocks.shape[1:]),
-            slots.keys[:, :, :used],
-            slots.values[:, :, :used],
-            hidden,
-        )
+_STATES = {
+    "LinearAttentionLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+}
+_LAYERS = {
+    "DynamicLayer",
+    "DynamicSlidingWindowLayer",
+    "DynamicIndexedLayer",
+    "DummyLayer",
+    *_STATES,
+}
+"""Layers of transformers' caches whose rows can be chosen."""
 
 
-def _sizes(states: Tensor) -> tuple[int, int]:
-    return states.shape[1], states.shape[3]
-
-
-_current: ContextVar[PackedStep] = ContextVar("_current")
-
-
-@contextmanager
-def packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
-    """Let a model's forward pass be one over candidates.
+def reading_of(config: Any) -> Reading:
+    """The way in which models of a configuration are read.
 
     Args:
-        model: Whose attention is replaced; it is as before afterwards.
-        step: What attention has to know.
-
-    Raises:
-        CannotPack: The model's attention is not `attend`'s, so that what the pass gave is of no use.
+        config: Of a language model, or of the backbone of a value model.
     """
-    before = model.config._attn_implementation
-    token = _current.set(step)
-    step.cache.hold(True)
-    model.config._attn_implementation = NAME
+    text = config.get_text_config(decoder=True)
+    if (why := NO_CACHE.get(text.model_type)) is not None:
+        return Reading(Way.anew, why)
     try:
-        yield
-        # Layers that are gone through several times have a layer of the cache for each time.
-        if sorted(step.attended) != list(range(len(step.cache.layers))):
-            raise CannotPack(f"attention by layers {step.attended} where the cache has {len(step.cache.layers)}")
-    finally:
-        model.config._attn_implementation = before
-        step.cache.hold(False)
-        _current.reset(token)
+        layers = {type(layer).__name__ for layer in DynamicCache(config=text).layers}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Reading(Way.anew, "transformers' caches do not fit it")
+    if strange := sorted(layers - _LAYERS):
+        return Reading(Way.anew, f"its cache has layers of its own ({', '.join(strange)})")
+    if layers & _STATES:
+        return Reading(Way.own, "layers with a state", has_state=True)
+    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
+        special = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
+        return Reading(Way.own, f"layers with {', '.join(special)}")
+    if text.model_type == "gpt_neo" and _has_window(text):
+        return Reading(Way.own, "layers with a window that counts candidates of a step as positions")
+    if text.model_type == "xglm":
+        return Reading(Way.own, "its attention takes no mask that all rows share")
+    if text.model_type in ALIBI or getattr(text, "alibi", False):
+        return Reading(Way.own, "attention is weighed by distance (ALiBi)")
+    return Reading(Way.slots)
 
 
-def can_pack(model: PreTrainedModel) -> bool:
-    """Whether a model says that its attention can be replaced."""
-    return bool(model._supports_attention_backend)
+def _has_window(neo: Any) -> bool:
+    """Whether texts of GPT-Neo can be longer than its local layers look back."""
+    return "local" in neo.attention_layers and neo.window_size < neo.max_position_embeddings
 
 
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - part of the interface
-    scaling: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001 - part of the interface
-    **options: object,
-) -> tuple[Tensor, None]:
-    changed = [name for name in CHANGES if options.get(name) is not None]
-    if changed:
-        raise CannotPack(f"attention with {', '.join(changed)}")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return _current.get().attend(module.layer_idx, query, key, value, scaling), None  # type: ignore[arg-type]
+_READINGS: WeakKeyDictionary[PreTrainedModel, Reading] = WeakKeyDictionary()
 
 
-AttentionInterface.register(NAME, _attention)
+def reading(model: PreTrainedModel) -> Reading:
+    """The way in which a model is read, found once: to see its layers takes a cache."""
+    if model not in _READINGS:
+        _READINGS[model] = reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
+    return _READINGS[model]
 
-
-# -- grouped attention -------------------------------------------------------------------------------------------
-# Attention of one query a row by heads of keys, as transformers' `sdpa` has it since 5.23. Before, a mask made
-# it repeat keys and values for every head of queries, in each layer of each step of decoding: for a model with
-# four heads of queries to one of keys that is four times the cache, written and read again. The queries that
-# share a head of keys can as well be that many queries of one head. Shapes: B rows, H heads of queries, G heads
-# of keys and values, S slots, D size of a head.
-
-
-GROUPED_CHANGES = ("cache", "position_bias", "softcap")
-"""Arguments of it that change what is attended to, and are left to it."""
-
-
-def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Attend as `sdpa` does, without repeating heads where there is one query.
-
-    Args:
-        module: Whose attention it is.
-        query: Shape [B, H, queries, D].
-        key: Shape [B, G, S, D].
-        value: Shape [B, G, S, D of the values].
-        attention_mask: Shape [B or 1, 1 or H, queries, S].
-        dropout: Of weights.
-        scaling: Of the products of queries and keys.
-        options: Others of the interface.
-
-    Returns:
-        Shape [B, queries, H, D of the values].
-    """
-    heads, shared = query.shape[1], key.shape[1]
-    by_itself = attention_mask is None or attention_mask.shape[1] != 1 or query.shape[2] != 1 or heads == shared
-    if by_itself or any(options.get(name) is not None for name in GROUPED_CHANGES):
-        found: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-        return found
-    seen = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(len(query), shared, heads // shared, -1),
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        scale=scaling,
-    )
-    return seen.reshape(len(seen), 1, heads, -1), None
-
-
-if not hasattr(sdpa_attention, "pack_gqa"):
-    AttentionInterface.register("sdpa", attention)
 
 MASKED = ("sdpa", "eager")
 """Attention of transformers that takes a mask of its own for every row."""
@@ -321,7 +152,7 @@ def reads_rows(model: PreTrainedModel) -> bool:
         model: A language model or a value model.
     """
     read_by: PreTrainedModel = model.backbone if isinstance(model, ValueModel) else model
-    if not can_pack(read_by) or read_by.config._attn_implementation not in MASKED:
+    if not read_by._supports_attention_backend or read_by.config._attn_implementation not in MASKED:
         return False
     return reading(model).way is Way.slots
 
@@ -362,7 +193,7 @@ class RowModel:
 
     def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
         """Read prompts, padded on the right, where causal attention hides the padding by itself."""
-        batch = pad_right(prompts, self._pad_id, self.device)
+        batch = padded(prompts, self._pad_id, self.device, "right")
         self._staged = Entering(self.cache) if at_once else DynamicCache()
         with _last_alone(self.model, None if len(set(map(len, prompts))) == 1 else batch.lengths):
             # A mask of ones: without any, transformers looks for padding by itself and warns of it.
@@ -391,11 +222,9 @@ class RowModel:
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         named = {cache_argument(type(self.model).forward): cache}
-        output: Any = self.model(
-            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **named
+        return _outputs(
+            self.model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **named)
         )
-        outputs: Tensor = output if isinstance(output, Tensor) else output.logits
-        return outputs[:, -1]
 
 
 @contextmanager
@@ -416,6 +245,166 @@ def _last_alone(model: PreTrainedModel, lengths: Tensor | None) -> Iterator[None
         handle.remove()
 
 
+@dataclass(frozen=True)
+class PromptBatch:
+    """Prompts as a rectangle. P prompts, L positions.
+
+    Attributes:
+        ids: Token ids, shape [P, L].
+        mask: 1 for tokens and 0 for padding before them, shape [P, L]; None where there is none.
+        positions: Position of each token in its own prompt, shape [P, L].
+        lengths: Tokens of each prompt, shape [P].
+    """
+
+    ids: Tensor
+    mask: Tensor | None
+    positions: Tensor
+    lengths: Tensor
+
+
+def padded(
+    prompts: Sequence[Sequence[int]], pad_id: int, device: str, side: Literal["left", "right"]
+) -> PromptBatch:
+    """Make a rectangle of prompts. Causal attention hides by itself what is on their right."""
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    ids = pad_sequence([torch.as_tensor(prompt) for prompt in prompts], True, pad_id, side)
+    before = (ids.shape[1] - lengths if side == "left" else torch.zeros_like(lengths))[:, None]
+    places = torch.arange(ids.shape[1])[None]
+    mask = (places >= before).long().to(device) if before.any() else None
+    return PromptBatch(ids.to(device), mask, (places - before).clamp_min(0).to(device), lengths.to(device))
+
+
+class Reader:
+    """Reads the tokens that rows grow by, which begin together.
+
+    They are read into the cache that transformers makes for a model; where there is none, the whole text is read
+    again for each token. What it gives is what the model makes of the last token of each row: logits of a language
+    model, shape [B, V], values of a value model, shape [B, ...].
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model, self._how = model, reading(model)
+        read_by: Any = model.backbone if isinstance(model, ValueModel) else model
+        self._config, self._takes = read_by.config, inputs_of(type(read_by).forward)
+        self._cache: Any = None
+        self._ids: Tensor
+        self._mask: Tensor | None
+        self._lengths: Tensor
+
+    def begin(self, batch: PromptBatch) -> Tensor:
+        """Read the prompts, which have one length where the whole text is read for each token."""
+        self._ids, self._mask, self._lengths = batch.ids, batch.mask, batch.lengths
+        if self._how.has_state and batch.mask is not None:
+            return self._read_apart(batch)
+        self._cache = self._empty()
+        return self._read(batch.ids, batch.positions)
+
+    def append(self, tokens: Tensor) -> Tensor:
+        """Read one further token of each row."""
+        ids, positions = tokens[:, None], self._lengths[:, None]
+        self._lengths = self._lengths + 1
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], -1)
+        if self._cache is None:
+            self._ids = ids = torch.cat([self._ids, ids], -1)
+        return self._read(ids, positions)
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows."""
+        self._lengths = self._lengths[rows]
+        self._mask = None if self._mask is None else self._mask[rows]
+        if self._cache is None:
+            self._ids = self._ids[rows]
+        else:
+            self._cache.reorder_cache(rows)
+
+    def branched(self, rows: Tensor) -> Reader:
+        """A reader of its own that goes on with these rows."""
+        other = copy.copy(self)
+        other._cache = None if self._cache is None else _twin(self._cache)
+        other.select(rows)
+        return other
+
+    def _read_apart(self, batch: PromptBatch) -> Tensor:
+        """Read prompts of each length by themselves, without padding, and lay what is remembered together."""
+        caches, found, order = [], [], []
+        self._mask = None
+        for length in batch.lengths.unique().tolist():
+            rows = (batch.lengths == length).nonzero().squeeze(-1)
+            caches.append(self._empty())
+            self._cache = caches[-1]
+            found.append(self._read(batch.ids[rows, -length:], batch.positions[rows, -length:]))
+            order.append(rows)
+        self._cache = _joined(caches)
+        # A state has no positions: what has no attention would take a mask for one of the tokens that are read.
+        attends = any(isinstance(getattr(layer, "keys", None), Tensor) for layer in self._cache.layers)
+        self._mask = batch.mask if attends else None
+        back = torch.cat(order).argsort()
+        self._cache.reorder_cache(back)
+        return torch.cat(found)[back]
+
+    def _empty(self) -> Any:
+        if self._how.way is Way.anew:
+            return None
+        return DynamicCache(config=self._config.get_text_config(decoder=True))
+
+    def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """What the model makes of the last position of each row; families differ in what they take."""
+        given: dict[str, Any] = {"use_cache": self._cache is not None}
+        if self._cache is not None:
+            given |= {"attention_mask": self._mask, "position_ids": positions}
+        if not isinstance(self._model, ValueModel):
+            given["logits_to_keep"] = 1
+        given = {name: value for name, value in given.items() if name in self._takes}
+        if self._cache is not None:
+            given[cache_argument(type(self._model).forward)] = self._cache
+        return _outputs(self._model(input_ids=ids, **given))
+
+
+def _outputs(given: Any) -> Tensor:
+    """Values, or the logits of a language model, at the last position of each row."""
+    outputs: Tensor = given if isinstance(given, Tensor) else given.logits
+    return outputs[:, -1]
+
+
+_BY_POSITION = ("keys", "values", "indexer_keys")
+"""What layers keep of each position, in the last dimension but one."""
+_BY_PLACE = ("conv_states", "recurrent_states")
+
+
+def _twin(cache: Cache) -> Cache:
+    """A cache of the same tensors, whose rows can be chosen without changing the first."""
+    twin = copy.copy(cache)
+    twin.layers = []
+    for layer in cache.layers:
+        own = copy.copy(layer)
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):
+                setattr(own, name, dict(value))
+        twin.layers.append(own)
+    return twin
+
+
+def _joined(caches: Sequence[Cache]) -> Cache:
+    """One cache with the rows of several, all at the last position of the longest: the shorter ones are padded."""
+    whole = _twin(caches[-1])
+    for index, layer in enumerate(whole.layers):
+        parts = [cache.layers[index] for cache in caches]
+        for name in _BY_POSITION:
+            found = [getattr(part, name, None) for part in parts]
+            tensors = [tensor for tensor in found if isinstance(tensor, Tensor) and tensor.ndim > 1]
+            if len(tensors) == len(parts):
+                width = max(tensor.shape[-2] for tensor in tensors)
+                padded = [F.pad(tensor, (0, 0, width - tensor.shape[-2], 0)) for tensor in tensors]
+                setattr(layer, name, torch.cat(padded))
+        for name in _BY_PLACE:
+            for place in getattr(layer, name, {}):
+                states = [getattr(part, name)[place] for part in parts]
+                if all(state is not None for state in states):
+                    getattr(layer, name)[place] = torch.cat(states)
+    return whole
+
+
 class BatchModel:
     """A model whose rows begin together."""
 
@@ -431,8 +420,8 @@ class BatchModel:
 
     def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
         """Read prompts, padded on the left."""
-        self._staged = reader_of(self.model)
-        self._outputs = self._staged.begin(pad_left(prompts, self._pad_id, str(self.model.device)))
+        self._staged = Reader(self.model)
+        self._outputs = self._staged.begin(padded(prompts, self._pad_id, str(self.model.device), "left"))
 
     def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
         """Make rows of staged prompts, the only ones alive."""
@@ -453,6 +442,64 @@ class BatchModel:
     def read(self, tokens: Tensor) -> Tensor:
         """Read the next token of every row."""
         return self.reader.append(tokens)
+
+
+# -- ends of rows ------------------------------------------------------------------------------------------------
+# What a model computed at the ends of rows, from which their next tokens follow. Shapes: n rows that are
+# alive, R slots.
+
+
+class Outputs:
+    """What a model computed at the ends of the rows alive, shape [n, ...].
+
+    As it gave it; or, where all slots are rows, in memory of their own that stays where it is.
+    """
+
+    def __init__(self) -> None:
+        self.now: Tensor | None = None
+        self._slots: int | None = None
+        self._whole: Tensor | None = None
+
+    @property
+    def known(self) -> Tensor:
+        """Those of the rows alive, or of all slots while all of them are rows."""
+        if self._whole is not None and sampling.is_silent():
+            return self._whole
+        assert self.now is not None
+        return self.now
+
+    def hold(self, slots: int) -> None:
+        """Lie in one place from now on."""
+        self._slots = slots
+
+    def enter(self, new: Tensor) -> None:
+        """Add those of rows behind those alive."""
+        if self._slots is None:
+            self.now = new if self.now is None else torch.cat([self.now, new])
+            return
+        begin = 0 if self.now is None else len(self.now)
+        if self._whole is None:
+            self._whole = new.new_zeros(self._slots, *new.shape[1:])
+        self.now = self._whole[: begin + len(new)]
+        self.now[begin:] = new
+
+    def keep(self, order: NDArray[np.int64]) -> None:
+        """Go on with these rows (see `RowCache.keep`); what lies nowhere of its own will be read anew."""
+        if self._whole is None:
+            self.now = None
+            return
+        target = np.flatnonzero(order != np.arange(len(order)))
+        if len(target):
+            places = torch.from_numpy(np.stack([order[target], target])).to(self._whole.device)
+            self._whole[places[1]] = self._whole[places[0]]
+        self.now = self._whole[: len(order)]
+
+    def read(self, new: Tensor) -> None:
+        """Those of next tokens: of the rows alive, or of all slots where these have a place."""
+        if self._whole is None:
+            self.now = new
+        else:
+            self._whole.copy_(new)
 
 
 # -- guides ------------------------------------------------------------------------------------------------------

@@ -21,8 +21,14 @@ from torch import Tensor, nn
 
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import sampling
-from pipeline.learning.generation.row_models import CandidateRows, Guide, ModelRows, RowModel, VocabularyRows
-from pipeline.learning.generation.stops import Outputs
+from pipeline.learning.generation.row_models import (
+    CandidateRows,
+    Guide,
+    ModelRows,
+    Outputs,
+    RowModel,
+    VocabularyRows,
+)
 from pipeline.learning.models.batch_size import split_over
 
 # -- guided step -------------------------------------------------------------------------------------------------

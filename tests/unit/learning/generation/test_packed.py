@@ -14,15 +14,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_cache
-from pipeline.learning.generation.row_cache import RowCache
-from pipeline.learning.generation.row_models import (
-    BranchRows,
-    CandidateRows,
-    PackedStep,
-    Packing,
-    attention,
-    guide_of,
-)
+from pipeline.learning.generation.row_cache import PackedStep, Packing, RowCache, attention
+from pipeline.learning.generation.row_models import BranchRows, CandidateRows, guide_of
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 

@@ -12,8 +12,7 @@ from benchmarks.families import TILT, differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import GuidedLogitsProcessor
-from pipeline.learning.generation.readers import Way, reading_of
-from pipeline.learning.generation.row_models import BranchRows
+from pipeline.learning.generation.row_models import BranchRows, Way, reading_of
 from pipeline.learning.models.kinds import WITHOUT_SDPA
 from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 
