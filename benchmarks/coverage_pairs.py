@@ -15,8 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.learning.evaluation.paired import paired_intervals, paired_tests
-from pipeline.learning.evaluation.statistics import crossed_spread
+from pipeline.learning.evaluation.statistics import crossed_spread, paired_intervals, paired_tests
 
 SHAPES = {(1, 1): "1 sample", (4, 1): "4 samples", (1, 2): "2 seeds"}
 """Samples a prompt and seeds -> how a column is called."""

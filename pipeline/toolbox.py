@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.reward_stage import BestOfNConfig as BestOfNConfig
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
     from pipeline.learning.datasets.from_files import needed as needed
-    from pipeline.learning.evaluation.optimum import reward_kl_front as reward_kl_front
+    from pipeline.learning.evaluation.metrics import reward_kl_front as reward_kl_front
     from pipeline.learning.generation.policy import TextPolicy as TextPolicy
     from pipeline.learning.generation.sampling import Offset as Offset
     from pipeline.learning.generation.sampling import sample_keys as sample_keys

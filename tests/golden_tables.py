@@ -113,7 +113,7 @@ def _samples() -> Any:
 
 
 def _front() -> Any:
-    from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front
+    from pipeline.learning.evaluation.metrics import FrontPoint, reward_kl_front
 
     nan = float("nan")
     points = [

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from pipeline.config.schema import ENOUGH
 from pipeline.config.tables import point_of
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.evaluation import paired, statistics
-from pipeline.learning.evaluation.metrics import is_share, reach_of, rounded
-from pipeline.learning.evaluation.optimum import FrontPoint, reward_kl_front
+from pipeline.learning.evaluation import statistics
+from pipeline.learning.evaluation.metrics import FrontPoint, is_share, reach_of, reward_kl_front, rounded
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs import record
@@ -186,21 +185,23 @@ class Difference:
 
 def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None:
     """The difference of two, of the same chains and prompts; None where nothing can be said of it."""
-    own = paired.paired_by_prompt(first.sums[metric], second.sums[metric])
+    own = statistics.paired_by_prompt(first.sums[metric], second.sums[metric])
     values = first.grid.shaped(own.differences)
     spread = statistics.known_spread(values)
     return None if spread is None else Difference(first.grid, metric, values, reach_of(metric, own), spread)
 
 
-def intervals(differences: Sequence[Difference], confidence: float) -> list[paired.Bounds]:
+def intervals(differences: Sequence[Difference], confidence: float) -> list[statistics.Bounds]:
     """The ends of the interval of each; that of shares stays between -1 and 1."""
     alone = [one for one in differences if one.over == "policies"]
-    ends = paired.paired_intervals([one.by_prompt() for one in alone], [one.reach for one in alone], confidence)
+    ends = statistics.paired_intervals(
+        [one.by_prompt() for one in alone], [one.reach for one in alone], confidence
+    )
     own = iter(ends)
     return [next(own) if one.over == "policies" else _crossed_interval(one, confidence) for one in differences]
 
 
-def _crossed_interval(one: Difference, confidence: float) -> paired.Bounds:
+def _crossed_interval(one: Difference, confidence: float) -> statistics.Bounds:
     half, most = float(one.spread.half_width(confidence)), 1.0 if is_share(one.metric) else math.inf
     low, high = (min(max(end, -most), most) for end in (one.value - half, one.value + half))
     return low, high
@@ -209,7 +210,7 @@ def _crossed_interval(one: Difference, confidence: float) -> paired.Bounds:
 def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
     """The p-value of each, and how it was found."""
     alone = [one for one in differences if one.over == "policies"]
-    own = iter(paired.paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
+    own = iter(statistics.paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
     return [
         next(own) if one.over == "policies" else (float(one.spread.p_value()), "crossed") for one in differences
     ]
@@ -220,9 +221,9 @@ def detectable(one: Difference, comparisons: int, confidence: float) -> float | 
 
     None where nothing varies, so that nothing tells what could be found, unless the test itself does.
     """
-    by_spread = float(paired.smallest_detectable(one.spread, comparisons, confidence))
+    by_spread = float(statistics.smallest_detectable(one.spread, comparisons, confidence))
     if is_share(one.metric) and one.over == "policies":
-        return max(by_spread, paired.least_detectable_share(one.prompts, comparisons, confidence))
+        return max(by_spread, statistics.least_detectable_share(one.prompts, comparisons, confidence))
     return by_spread if one.spread.variance > 0 else None
 
 
@@ -298,7 +299,7 @@ def _corrected(
     known = [(pair, difference) for pair, difference in found if difference is not None]
     differences = [difference for _, difference in known]
     tested, ends = tests(differences), intervals(differences, confidence)
-    corrected = paired.holm([p for p, _ in tested])
+    corrected = statistics.holm([p for p, _ in tested])
     return [
         _comparison(pair, difference, bounds, (p, test), detectable(difference, len(known), confidence))
         for (pair, difference), bounds, p, (_, test) in zip(known, ends, corrected, tested, strict=True)
@@ -306,7 +307,7 @@ def _corrected(
 
 
 def _comparison(
-    pair: Pair, difference: Difference, bounds: paired.Bounds, tested: tuple[float, Test], least: float | None
+    pair: Pair, difference: Difference, bounds: statistics.Bounds, tested: tuple[float, Test], least: float | None
 ) -> record.Comparison:
     numbers = {"difference": difference.value, "ci_low": bounds[0], "ci_high": bounds[1], "p": tested[0]}
     kept: dict[str, Any] = {name: _kept(number) for name, number in numbers.items()}

@@ -22,7 +22,7 @@ from pipeline.files import json_text
 from pipeline.learning.algos import opening
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.datasets.base import Dataset, Row, plain_text
-from pipeline.learning.evaluation import metrics, optimum
+from pipeline.learning.evaluation import metrics
 from pipeline.learning.generation.decode import Decoded
 from pipeline.learning.generation.policy import GreedyPolicy, TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
@@ -128,29 +128,29 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
     }
     measured = metrics.measure(samples, settings.common_eta, log_right(ctx))
     for name, measures in (anchors or {}).items():
-        measured = measured.beside(name, measures)
+        measured = metrics.beside(measured, name, measures)
     tried = swept(ctx)
     rows = metrics.evaluation_rows(samples, settings, compared, measured) + sweep_rows(tried, settings)
     (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
-    write_prompts(ctx.out, with_sweep(measured.by_metric(), tried))
+    write_prompts(ctx.out, with_sweep(measured, tried))
     shown = metrics.shown_samples(samples, settings.sample_prompts)
     lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
     (ctx.out / SAMPLES).write_text("".join(lines), encoding="utf-8")
 
 
 def log_right(ctx: JobContext) -> dict[int, float]:
-    """What the evaluation of the reference says of the optimum; see `learning.evaluation.optimum`."""
-    return optimum.read_log_right(ctx.inputs.get("reference.evaluate") or ctx.inputs["evaluate"])
+    """What the evaluation of the reference says of the optimum; see `learning.evaluation.metrics`."""
+    return metrics.read_log_right(ctx.inputs.get("reference.evaluate") or ctx.inputs["evaluate"])
 
 
 # -- strengths -------------------------------------------------------------------------------------------------
 
 
 SWEEP = "sweep"
-_TOLD = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", optimum.J)
+_TOLD = ("pass@1", "reward", "kl_per_sequence", "kl_per_token", metrics.J)
 
 
-Tried = Mapping[str, tuple[Sequence[Sample], metrics.Measured]]
+Tried = Mapping[str, tuple[Sequence[Sample], PromptMeasures]]
 """Name of a strength -> evaluated completions of the validation split, and their measures by prompt."""
 
 
@@ -176,7 +176,7 @@ def swept(ctx: JobContext) -> Tried:
 
 def chosen(tried: Tried, settings: EvaluationConfig) -> str | None:
     """The name of the best strength: the highest mean reward within the limit of divergence; None without any."""
-    best = optimum.chosen_point(_points(tried), settings.kl_limit)
+    best = metrics.chosen_point(_points(tried), settings.kl_limit)
     return None if best is None else best.label
 
 
@@ -187,7 +187,7 @@ def sweep_rows(tried: Tried, settings: EvaluationConfig) -> list[dict[str, Any]]
         own = metrics.evaluation_rows(samples, settings, measured=measured)
         found += [{**row, "metric": f"{row['metric']}/{name}"} for row in own if row["metric"] in _TOLD]
     points, best = _points(tried), chosen(tried, settings)
-    front = {point.label for point in optimum.reward_kl_front(points)}
+    front = {point.label for point in metrics.reward_kl_front(points)}
     bare = {"ci_low": None, "ci_high": None, "n": 0}
     for point in points:
         found.append({"metric": f"front/{point.label}", "value": float(point.label in front), **bare})
@@ -197,7 +197,7 @@ def sweep_rows(tried: Tried, settings: EvaluationConfig) -> list[dict[str, Any]]
 
 def with_sweep(own: PromptMeasures, tried: Tried) -> PromptMeasures:
     """Measures of a policy and those of its sweep; a prompt of one split says nothing of the other."""
-    parts = {name: measured.by_metric() for name, (_, measured) in tried.items()}
+    parts = {name: part for name, (_, part) in tried.items()}
     every = np.unique(np.concatenate([own.rows, *(part.rows for part in parts.values())]))
 
     def spread(part: PromptMeasures, sums: Sums) -> Sums:
@@ -212,16 +212,15 @@ def with_sweep(own: PromptMeasures, tried: Tried) -> PromptMeasures:
     return PromptMeasures(every, found)
 
 
-def _points(tried: Tried) -> list[optimum.FrontPoint]:
+def _points(tried: Tried) -> list[metrics.FrontPoint]:
     def mean(measures: PromptMeasures, name: str) -> float:
         """Over prompts and samples; NaN where nothing is known."""
         above, below = measures.sums.get(name, (np.zeros(1), np.zeros(1)))
         return float(above.sum() / below.sum()) if below.sum() > 0 else math.nan
 
-    every = {name: measured.by_metric() for name, (_, measured) in tried.items()}
     return [
-        optimum.FrontPoint(mean(each, "kl_per_sequence"), mean(each, "reward"), name)
-        for name, each in every.items()
+        metrics.FrontPoint(mean(each, "kl_per_sequence"), mean(each, "reward"), name)
+        for name, (_, each) in tried.items()
     ]
 
 
@@ -263,16 +262,16 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
     if isinstance(found, str):
         print(f"no row for the optimum: {found}", flush=True)  # noqa: T201 - the job's log
         return
-    optimum.write_log_right(ctx.out, found)
+    metrics.write_log_right(ctx.out, found)
 
 
 def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
     """Measures of the greedy reference, and of the optimum where it is known, for the reference's metrics."""
     settings, known = ctx.config.evaluation, log_right(ctx)
     greedy = metrics.read_samples([folder / GREEDY for folder in ctx.inputs["evaluate"]])
-    found = {GREEDY: metrics.measure(greedy, settings.common_eta, known).by_metric()}
+    found = {GREEDY: metrics.measure(greedy, settings.common_eta, known)}
     if known:
-        found["optimum"] = optimum.optimum_columns(known, settings.common_eta, settings.etas)
+        found["optimum"] = metrics.optimum_columns(known, settings.common_eta, settings.etas)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Metrics of evaluated samples, each with an interval clustered by prompt."""
+"""Metrics of evaluated samples, each with an interval clustered by prompt, and the best that any policy can do."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import EvaluationConfig
+from pipeline.config.values import short
 from pipeline.files import json_text
-from pipeline.learning.evaluation.optimum import REGRET, J, regularized
-from pipeline.learning.evaluation.paired import Paired, paired_by_prompt, paired_intervals
 from pipeline.learning.evaluation.statistics import (
     Estimate,
+    Paired,
     Ratios,
     crossed_spread,
     effective_size,
     exact_interval,
+    paired_by_prompt,
+    paired_intervals,
     per_prompt,
     ratio_estimates,
 )
-from pipeline.outputs.formats import LARGEST, SAMPLES, Sample, read_input, read_lines
-from pipeline.outputs.prompts import PromptMeasures
+from pipeline.outputs.formats import LARGEST, PROMPTS, SAMPLES, Sample, read_input, read_lines
+from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts, write_prompts
 
 # -- sampling ----------------------------------------------------------------------------------------------------
 # pass@k and maj@k of k samples, estimated without bias from n >= k samples of a prompt. Both are the exact
 # mean over all subsets of k of the n samples, by counting instead of drawing subsets.
 
 
-def pass_at_k(totals: NDArray[np.int64], correct: NDArray[np.int64], k: int) -> NDArray[np.float64]:
+def pass_at_k(totals: NDArray[np.int64], correct: NDArray[np.int64], k: int) -> Floats:
     """The chance that at least one of k samples is correct (Chen et al. 2021, arXiv 2107.03374).
 
     It is 1 - C(n-c, k) / C(n, k), computed as a product so that nothing overflows or cancels.
@@ -64,7 +66,7 @@ def _pass_at_k(n: int, c: int, k: int) -> float:
 
 def majority_at_k(
     answers: Sequence[Sequence[str | None]], correct: Sequence[Sequence[bool]], ks: Sequence[int]
-) -> NDArray[np.float64]:
+) -> Floats:
     """The chance that the most frequent answer among k samples is correct.
 
     Answers that tie share the vote: m of them count 1/m each. A sample without an answer does not vote; where
@@ -97,7 +99,7 @@ def majority_at_k(
 
 
 @lru_cache(maxsize=4096)
-def winning_shares(sizes: tuple[int, ...], silent: int) -> dict[int, NDArray[np.float64]]:
+def winning_shares(sizes: tuple[int, ...], silent: int) -> dict[int, Floats]:
     """The share of the vote that an answer wins on average, over all subsets of k samples.
 
     Args:
@@ -121,7 +123,7 @@ def winning_shares(sizes: tuple[int, ...], silent: int) -> dict[int, NDArray[np.
     return shares
 
 
-def _ways(others: tuple[int, ...], silent: int, votes: int, n: int) -> NDArray[np.float64]:
+def _ways(others: tuple[int, ...], silent: int, votes: int, n: int) -> Floats:
     """Ways to pick samples of the others so that none has more than `votes`, by how many are picked.
 
     A way with m answers at exactly `votes` weighs 1 / (1 + m).
@@ -140,10 +142,11 @@ def _ways(others: tuple[int, ...], silent: int, votes: int, n: int) -> NDArray[n
             grown[:, picked:] += comb(size, picked) * ways[:, : n + 1 - picked]
         grown[1:, votes:] += comb(size, votes) * ways[:-1, : n + 1 - votes]
         ways = grown
-    weighed: NDArray[np.float64] = (ways / (1 + np.arange(len(rivals) + 1))[:, None]).sum(0)
+    weighed: Floats = (ways / (1 + np.arange(len(rivals) + 1))[:, None]).sum(0)
     return weighed
 
 
+J, REGRET = "regularized_reward", "regret"
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """How a reward may fail at a completion -> how such failures are called in the metrics."""
 _MEANS = ("reward", "kl_per_sequence", "kl_per_token", "length", "truncated")
@@ -181,46 +184,22 @@ def _samples(path: Path) -> list[Sample]:
     return list(read_lines(path, Sample))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Measures of samples by prompt: what `statistics` estimates.
-
-    Attributes:
-        rows: Ids of the prompts, ascending, shape [P].
-        names: Of M metrics.
-        ratios: Their numerators and denominators, shape [P, M].
-    """
-
-    rows: NDArray[np.int64]
-    names: list[str]
-    ratios: Ratios
-
-    def by_metric(self) -> PromptMeasures:
-        """The same by metric, as it is stored."""
-        columns = zip(self.names, self.ratios.numerators.T, self.ratios.denominators.T, strict=True)
-        return PromptMeasures(self.rows, {name: (above, below) for name, above, below in columns})
-
-    def beside(self, name: str, other: PromptMeasures) -> Measured:
-        """These measures, and as ``NAME/METRIC`` those that another policy has of the same prompts."""
-        _, ours, theirs = np.intersect1d(self.rows, other.rows, assume_unique=True, return_indices=True)
-        columns = dict(self.by_metric().sums)
-        for metric, (above, below) in other.sums.items():
-            sides = np.zeros((2, len(self.rows)))
-            sides[:, ours] = above[theirs], below[theirs]
-            columns[f"{name}/{metric}"] = (sides[0], sides[1])
-        return _measured(self.rows, columns)
-
-    def part(self, places: NDArray[np.intp], names: Sequence[str]) -> Ratios:
-        """Some measures of some prompts."""
-        chosen = np.ix_(places, np.array([self.names.index(name) for name in names], np.intp))
-        return Ratios(self.ratios.numerators[chosen], self.ratios.denominators[chosen])
+def beside(own: PromptMeasures, name: str, other: PromptMeasures) -> PromptMeasures:
+    """Measures, and as ``NAME/METRIC`` those that another policy has of the same prompts."""
+    _, ours, theirs = np.intersect1d(own.rows, other.rows, assume_unique=True, return_indices=True)
+    sums = dict(own.sums)
+    for metric, both in other.sums.items():
+        sides = np.zeros((2, len(own.rows)))
+        sides[:, ours] = [side[theirs] for side in both]
+        sums[f"{name}/{metric}"] = (sides[0], sides[1])
+    return PromptMeasures(own.rows, sums)
 
 
 def evaluation_rows(
     samples: Sequence[Sample],
     settings: EvaluationConfig,
     compared_with: Mapping[str, Sequence[Sample]] | None = None,
-    measured: Measured | None = None,
+    measured: PromptMeasures | None = None,
 ) -> list[dict[str, Any]]:
     """Rows for ``metrics.json``: metric, value, ci_low, ci_high, and n, the number of prompts it rests on.
 
@@ -259,34 +238,24 @@ def metric_names(settings: EvaluationConfig) -> list[str]:
 
 def measure(
     samples: Sequence[Sample], eta: float = math.inf, log_right: Mapping[int, float] | None = None
-) -> Measured:
+) -> PromptMeasures:
     """Measure samples prompt by prompt.
 
     Args:
         samples: Completions.
         eta: Weight of the divergence in J; inf leaves J out.
-        log_right: What is known of the optimum, see `optimum.regularized`; gives the regret.
+        log_right: What is known of the optimum, see `regularized`; gives the regret.
     """
     rows, prompts = np.unique(np.array([sample.row for sample in samples], np.int64), return_inverse=True)
-    columns = {
+    sums = {
         **_outcomes(samples, prompts, len(rows)),
         **_means(samples, prompts, len(rows)),
         **regularized(samples, prompts, rows, eta, log_right or {}),
     }
-    return _measured(rows, columns)
+    return PromptMeasures(rows, sums)
 
 
-Columns = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
-"""Name -> numerators and denominators, each of shape [prompts]."""
-
-
-def _measured(rows: NDArray[np.int64], columns: Columns) -> Measured:
-    shape = (len(rows), len(columns))
-    stacked = [np.array([column[side] for column in columns.values()]).T.reshape(shape) for side in (0, 1)]
-    return Measured(rows, list(columns), Ratios(stacked[0], stacked[1]))
-
-
-def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> Columns:
+def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> dict[str, Sums]:
     """pass@k, and maj@k where completions have answers. Prompts that nothing judges are left out."""
     judged = [(int(place), sample) for place, sample in zip(prompts, samples, strict=True)]
     judged = [(place, sample) for place, sample in judged if sample.correct is not None]
@@ -310,7 +279,7 @@ def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) 
     }
 
 
-def _means(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> Columns:
+def _means(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> dict[str, Sums]:
     """What is summed over samples."""
     ones = [1.0] * len(samples)
     tokens = [float(sample.tokens) for sample in samples]
@@ -325,7 +294,7 @@ def _means(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> 
         "truncated": ([float(sample.truncated) for sample in samples], ones),
     }
 
-    def by_prompt(values: Sequence[float]) -> NDArray[np.float64]:
+    def by_prompt(values: Sequence[float]) -> Floats:
         return np.bincount(prompts, np.array(values, np.float64), count).astype(np.float64)
 
     return {name: (by_prompt(above), by_prompt(below)) for name, (above, below) in sums.items()}
@@ -335,48 +304,45 @@ def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[floa
     return [value or 0.0 for value in values], [float(value is not None) for value in values]
 
 
-def _estimates(table: Measured, settings: EvaluationConfig) -> list[dict[str, Any]]:
-    used = np.flatnonzero(table.ratios.denominators.sum(0) > 0)
-    found: dict[int, tuple[float, float | None, float | None]] = {}
-    if len(used):
-        part = Ratios(table.ratios.numerators[:, used], table.ratios.denominators[:, used])
-        estimates = ratio_estimates(part, samples=settings.bootstrap_samples, confidence=settings.confidence)
-        for place, column, one in zip(used.tolist(), range(len(used)), estimates, strict=True):
-            exact = _exact_bounds(table.names[place], part, column, settings.confidence)
-            found[place] = (one.value, *(exact or _percentiles(one, part, column)))
-    prompts = (table.ratios.denominators > 0).sum(0)
-    return [
-        _row(name, *found[place], int(prompts[place])) if place in found else _row(name, None, None, None, 0)
-        for place, name in enumerate(table.names)
-    ]
+def _estimates(measures: PromptMeasures, settings: EvaluationConfig) -> list[dict[str, Any]]:
+    used = [name for name, (_, below) in measures.sums.items() if below.sum() > 0]
+    found: dict[str, Estimate] = {}
+    if used:
+        above, below = (np.array([measures.sums[name][side] for name in used]).T for side in (0, 1))
+        found = dict(
+            zip(
+                used,
+                ratio_estimates(
+                    Ratios(above, below), samples=settings.bootstrap_samples, confidence=settings.confidence
+                ),
+                strict=True,
+            )
+        )
+    rows = []
+    for name, (above, below) in measures.sums.items():
+        told, low, high = below > 0, None, None
+        if name in found and (exact := _exact_bounds(name, above[told], below[told], settings.confidence)):
+            low, high = exact
+        elif name in found and told.sum() > 1:  # of a single prompt every sample of a bootstrap is the same
+            low, high = found[name].low, found[name].high
+        rows.append(_row(name, found[name].value if name in found else None, low, high, int(told.sum())))
+    return rows
 
 
-def _exact_bounds(name: str, ratios: Ratios, column: int, confidence: float) -> tuple[float, float] | None:
+def _exact_bounds(name: str, above: Floats, below: Floats, confidence: float) -> tuple[float, float] | None:
     """The interval of a share where nearly every answer is right, or wrong, and percentiles would degenerate.
 
-    It is the exact one for an effective number of answers (Korn and Graubard 1998).
+    It is the exact one for an effective number of answers (Korn and Graubard 1998), of the prompts that have
+    something to say.
     """
-    above, below = _of_prompts(ratios, column)
     value, prompts = above.sum() / below.sum(), len(above)
     if not is_share(name) or min(value, 1 - value) * prompts >= _FEW:
         return None
-    size: NDArray[np.float64] | float = 1.0  # of a single prompt, whose answers may be as alike as one
+    size: Floats | float = 1.0  # of a single prompt, whose answers may be as alike as one
     if prompts > 1:
         size = effective_size(crossed_spread(per_prompt(Ratios(above, below))[None, None]), confidence)
     low, high = exact_interval(np.array(value), np.asarray(size), confidence)
     return float(low), float(high)
-
-
-def _percentiles(estimate: Estimate, ratios: Ratios, column: int) -> tuple[float, float] | tuple[None, None]:
-    """The interval of the bootstrap; none of a single prompt, of which every sample is the same."""
-    single = (ratios.denominators[:, column] > 0).sum() < 2
-    return (None, None) if single else (estimate.low, estimate.high)
-
-
-def _of_prompts(ratios: Ratios, column: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """One measure, of the prompts that have something to say."""
-    told = ratios.denominators[:, column] > 0
-    return ratios.numerators[told, column], ratios.denominators[told, column]
 
 
 def _counts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -390,15 +356,19 @@ def _counts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return [_row(name, float(number), None, None, prompts) for name, number in counts.items()]
 
 
-def _comparison(one: Measured, other: Measured, name: str, settings: EvaluationConfig) -> list[dict[str, Any]]:
+def _comparison(
+    one: PromptMeasures, other: PromptMeasures, name: str, settings: EvaluationConfig
+) -> list[dict[str, Any]]:
     """Paired differences on the prompts that both have, of the measures that both have."""
     _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
+
+    def part(measures: PromptMeasures, places: NDArray[np.intp], metric: str) -> Ratios:
+        above, below = measures.sums[metric]
+        return Ratios(above[None, places], below[None, places])
+
     # Divergence is from the reference already: there is nothing to compare in it.
-    shared = [metric for metric in one.names if metric in other.names and not metric.startswith("kl_")]
-    first, second = one.part(ours, shared), other.part(theirs, shared)
-    pairs = {
-        metric: paired_by_prompt(first.column(place), second.column(place)) for place, metric in enumerate(shared)
-    }
+    shared = [metric for metric in one.sums if metric in other.sums and not metric.startswith("kl_")]
+    pairs = {metric: paired_by_prompt(part(one, ours, metric), part(other, theirs, metric)) for metric in shared}
     known = {metric: one for metric, one in pairs.items() if one.differences.size and np.isfinite(one.reach)}
     differences = [one.differences[0] for one in known.values()]
     reaches = [reach_of(metric, one) for metric, one in known.items()]
@@ -433,3 +403,185 @@ def shown_samples(samples: Sequence[Sample], prompts: int) -> list[dict[str, Any
             {"text": sample.completion, "reward": sample.reward, "correct": sample.correct}
         )
     return list(shown.values())
+
+
+# -- optimum -----------------------------------------------------------------------------------------------------
+# The best that any policy can do: the exact optimum of E[reward] - eta * KL(policy || reference).
+#
+# It is the reference tilted by exp(reward / eta). Where the reward of a prompt is 1 for some completions and 0 for
+# all others, the reference enters by one number, the probability p that it gives to the right ones together:
+#
+#     Z = 1 - p + p exp(1/eta)     pass@1 = p exp(1/eta) / Z     KL = pass@1 / eta - ln Z     J = eta ln Z
+#
+# Stages that evaluate the reference leave ln p of every prompt for which it is known.
+
+
+_LOG_RIGHT = "log_right"
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The optimal policy at one eta, prompt by prompt; all of shape [P], float64.
+
+    Attributes:
+        reward: Its expected reward, which is its pass@1.
+        kl: Its KL divergence from the reference over a completion, in nats.
+        regularized: J, the reward less eta times the divergence.
+    """
+
+    reward: Floats
+    kl: Floats
+    regularized: Floats
+
+
+def optimum(log_right: Floats, eta: float) -> Optimum:
+    """The optimum where rewards are 0 and 1.
+
+    Args:
+        log_right: ln p, shape [P]; -inf where no right completion can be reached, NaN where it is not known.
+        eta: Above 0; inf gives the reference, whose J is then not a number.
+    """
+    log_right = np.minimum(log_right, 0.0)  # sums of rounded numbers may exceed 1
+    if math.isinf(eta):
+        return Optimum(np.exp(log_right), np.zeros_like(log_right), np.full_like(log_right, np.nan))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tilted = log_right + 1 / eta
+        log_z = np.logaddexp(np.log(-np.expm1(log_right)), tilted)
+        reward = np.exp(tilted - log_z)
+        return Optimum(reward, np.maximum(reward / eta - log_z, 0.0), eta * log_z)
+
+
+def regularized(
+    samples: Sequence[Sample],
+    prompts: NDArray[np.intp],
+    rows: NDArray[np.int64],
+    eta: float,
+    log_right: Mapping[int, float],
+) -> dict[str, Sums]:
+    """J of each prompt, and what it lacks of the optimum's where that is known.
+
+    Args:
+        samples: Completions of P prompts; one without a reward has no say.
+        prompts: Place of the prompt of each sample, shape [N].
+        rows: Ids of the prompts, shape [P].
+        eta: Weight of the divergence; where it is infinite there is no J.
+        log_right: Id of a prompt -> ln p, see `optimum`.
+
+    Returns:
+        Metric -> numerators and denominators.
+    """
+    if math.isinf(eta):
+        return {}
+    given = np.array([sample.reward is not None for sample in samples], np.float64)
+    values = [
+        0.0 if sample.reward is None else sample.reward - eta * (math.nan if sample.kl is None else sample.kl)
+        for sample in samples
+    ]
+    total = np.bincount(prompts, np.array(values, np.float64), len(rows)).astype(np.float64)
+    count = np.bincount(prompts, given, len(rows)).astype(np.float64)
+    best = optimum(np.array([log_right.get(int(row), math.nan) for row in rows]), eta).regularized
+    known = ~np.isnan(best)
+    lacking = np.where(known, np.nan_to_num(best) * count - total, 0.0)
+    return {J: (total, count), **({REGRET: (lacking, count * known)} if known.any() else {})}
+
+
+def optimum_columns(log_right: Mapping[int, float], eta: float, etas: Sequence[float]) -> PromptMeasures:
+    """Measures of the optimal policies: at the eta of J, and as ``METRIC/eta=...`` at others.
+
+    Args:
+        log_right: Id of a prompt -> ln p.
+        eta: Of J.
+        etas: The others.
+    """
+    rows = np.array(sorted(log_right), np.int64)
+    known = np.array([log_right[int(row)] for row in rows], np.float64)
+    columns: dict[str, Floats] = {}
+    for suffix, value in [("", eta), *((f"/eta={short(each)}", each) for each in etas)]:
+        best = optimum(known, value)
+        columns |= {f"pass@1{suffix}": best.reward, f"reward{suffix}": best.reward}
+        columns |= {f"kl_per_sequence{suffix}": best.kl}
+        if math.isfinite(value):
+            columns |= {f"{J}{suffix}": best.regularized, f"{REGRET}{suffix}": np.zeros(len(rows))}
+    ones = np.ones(len(rows))
+    return PromptMeasures(rows, {name: (values, ones) for name, values in columns.items()})
+
+
+def write_log_right(folder: Path, log_right: Mapping[int, float]) -> None:
+    """Leave ln p of prompts in the output of a stage."""
+    rows = np.array(sorted(log_right), np.int64)
+    values = np.array([log_right[int(row)] for row in rows], np.float64)
+    reached = np.isfinite(values)  # files hold finite numbers alone: what cannot be reached has no weight
+    sums = np.where(reached, values, 0.0), reached.astype(np.float64)
+    write_prompts(folder, PromptMeasures(rows, {_LOG_RIGHT: sums}))
+
+
+def read_log_right(folders: Sequence[Path]) -> dict[int, float]:
+    """What the shards of an evaluation of the reference have left; empty where one of them has left nothing."""
+    found: dict[int, float] = {}
+    for folder in folders:
+        if not (folder / PROMPTS).exists():
+            return {}
+        measures = read_input(folder, PROMPTS, lambda path: read_prompts(path.parent))
+        if _LOG_RIGHT not in measures.sums:
+            return {}
+        values = np.where(measures.sums[_LOG_RIGHT][1] > 0, measures.sums[_LOG_RIGHT][0], -math.inf)
+        found |= dict(zip(measures.rows.tolist(), values.tolist(), strict=True))
+    return found
+
+
+# -- front -------------------------------------------------------------------------------------------------------
+# Reward against divergence: which points of a sweep no other point beats, and which one is taken.
+
+
+@dataclass(frozen=True)
+class FrontPoint:
+    """One policy of a sweep.
+
+    Attributes:
+        kl: Its divergence from the reference, in nats.
+        reward: Its mean reward, or pass@1.
+        label: What it is, for example its eta.
+    """
+
+    kl: float
+    reward: float
+    label: str = ""
+
+
+def chosen_point(points: Iterable[FrontPoint], kl_limit: float | None) -> FrontPoint | None:
+    """The point to take: the highest reward within a limit of divergence, of equals the least divergent.
+
+    Args:
+        points: Of a sweep. NaN is no measurement and is left out.
+        kl_limit: Largest divergence in nats; None for none. Where all are beyond it the least divergence is taken.
+
+    Returns:
+        None where nothing was measured.
+    """
+    known = [point for point in points if point.kl == point.kl and point.reward == point.reward]
+    within = [point for point in known if kl_limit is None or point.kl <= kl_limit]
+    if not within:
+        return min(known, key=lambda point: (point.kl, -point.reward, point.label), default=None)
+    return min(within, key=lambda point: (-point.reward, point.kl, point.label))
+
+
+def reward_kl_front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
+    """The points that no other one beats: none has at least their reward at no more divergence.
+
+    Points that are equal in both are all kept, and divergences that differ by less than a millionth of a nat are
+    equal, since sums of rounded numbers do. NaN is no measurement and is left out.
+
+    Returns:
+        By growing divergence, so also by growing reward.
+    """
+    known = (point for point in points if point.kl == point.kl and point.reward == point.reward)
+    front: list[FrontPoint] = []
+    for point in sorted(known, key=lambda point: (_nats(point), -point.reward, point.label)):
+        equal = bool(front) and (_nats(point), point.reward) == (_nats(front[-1]), front[-1].reward)
+        if not front or point.reward > front[-1].reward or equal:
+            front.append(point)
+    return front
+
+
+def _nats(point: FrontPoint) -> float:
+    return max(0.0, round(point.kl, 6))

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.learning.evaluation.metrics import evaluation_rows, measure
-from pipeline.learning.evaluation.paired import holm, mcnemar, paired_tests
+from pipeline.learning.evaluation.statistics import holm, mcnemar, paired_tests
 from pipeline.outputs.formats import Sample
 from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs.pooling import pooled, whole_grid
@@ -147,7 +147,7 @@ def test_one_chain_has_one_interval_of_its_difference() -> None:
         others = {"reference": policies["reference"]} if algo == "A" else {}
         for one in evaluation_rows(policies[algo], settings, others):
             rows.append(ResultRow(algo, "d", "m", 0, number, **one))
-        chains["d", "m", -1, algo, 0, number] = measure(policies[algo]).by_metric()
+        chains["d", "m", -1, algo, 0, number] = measure(policies[algo])
     found, (comparison,) = pooled(rows, chains.get, 2, settings.confidence)
     for metric in ("pass@1", "reward", "pass@2", "length"):
         (own,) = [row for row in rows if row.metric == f"{metric}/vs_reference"]

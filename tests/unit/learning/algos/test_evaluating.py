@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from transformers import GPT2LMHeadModel
 
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.evaluation.metrics import read_samples
-from pipeline.learning.evaluation.optimum import optimum, read_log_right
+from pipeline.learning.evaluation.metrics import optimum, read_log_right, read_samples
 from pipeline.learning.models.flops import continued, model_cost, whole_texts
 from pipeline.learning.models.load import load_policy, load_tokenizer
 from pipeline.learning.rewards.answers import exact_match

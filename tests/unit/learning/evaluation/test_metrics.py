@@ -1,16 +1,44 @@
-"""Rows of metrics: what is measured, compared and counted."""
+"""Rows of metrics, pass@k and maj@k, the optimum and what policies lack of it, against what they mean."""
 
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations, product
+from math import comb
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.learning.evaluation.metrics import evaluation_rows, read_samples, write_samples
+from pipeline.learning.evaluation.metrics import (
+    REGRET,
+    FrontPoint,
+    J,
+    beside,
+    chosen_point,
+    evaluation_rows,
+    majority_at_k,
+    measure,
+    optimum,
+    optimum_columns,
+    pass_at_k,
+    read_log_right,
+    read_samples,
+    reward_kl_front,
+    winning_shares,
+    write_log_right,
+    write_samples,
+)
 from pipeline.outputs.check import check_output
-from pipeline.outputs.formats import SAMPLES, Sample
+from pipeline.outputs.formats import PROMPTS, SAMPLES, Sample
 
 SETTINGS = EvaluationConfig(bootstrap_samples=200)
 
@@ -77,3 +105,244 @@ def test_where_nearly_every_answer_is_right_the_interval_does_not_vanish(wrong: 
     assert found["ci_low"] == pytest.approx(exact.low, abs=5e-4)
     assert found["ci_high"] == pytest.approx(exact.high, abs=5e-4)
     assert rows_of(samples, SETTINGS)["reward"]["ci_low"] <= 1 - wrong / 200  # no share: percentiles
+
+
+def test_metrics_by_hand() -> None:
+    found = rows_of(
+        [
+            sample(7, 0, tokens=2, kl=1.0, answer=None),
+            sample(7, 1, correct=False, kl=0.0, truncated=True, answer=None),
+            sample(8, 0, correct=False, tokens=6, kl=2.0, reward=None, answer=None),
+            sample(8, 1, tokens=8, kl=3.0, answer=None),
+        ],
+        SETTINGS,
+    )
+    faults = {name: row for name, row in found.items() if name.startswith("reward_")}
+    assert {row["value"] for row in faults.values()} == {0}
+    found = {name: row for name, row in found.items() if name not in faults and name != "pass@2"}
+    assert {name: row["value"] for name, row in found.items()} == pytest.approx(
+        {
+            "pass@1": 0.5,
+            "reward": 2 / 3,
+            "kl_per_sequence": 1.5,
+            "kl_per_token": 6 / 20,
+            "regularized_reward": (0.9 + 0.0 + 0.7) / 3,
+            "length": 5,
+            "truncated": 0.25,
+        }
+    )
+    assert all(row["n"] == 2 for row in found.values())
+    assert all(row["ci_low"] <= row["value"] <= row["ci_high"] for row in found.values())
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_pass_at_k_is_the_mean_over_all_subsets(n: int) -> None:
+    for c in range(n + 1):
+        outcomes = [True] * c + [False] * (n - c)
+        for k in range(1, n + 1):
+            expected = np.mean([any(subset) for subset in combinations(outcomes, k)])
+            (found,) = pass_at_k(np.array([n]), np.array([c]), k)
+            assert found == pytest.approx(expected, abs=1e-12)
+
+
+def vote(answers: Sequence[str | None], correct: Sequence[bool]) -> float:
+    """One ballot: winners share; an answer is right to the share of its samples that are."""
+    counts = Counter(answer for answer in answers if answer is not None)
+    if not counts:
+        return 0.0
+    winners = [answer for answer, count in counts.items() if count == max(counts.values())]
+    return sum(credit_of(winner, answers, correct) for winner in winners) / len(winners)
+
+
+def credit_of(answer: str, answers: Sequence[str | None], correct: Sequence[bool]) -> float:
+    return float(np.mean([right for given, right in zip(answers, correct, strict=True) if given == answer]))
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["a"],
+        [None],
+        ["a", "b"],
+        ["a", "a", "b", None],
+        ["a", "a", "b", "b", "c", None],
+        [None, None, None, "a", "b"],
+        ["a", "a", "a", "b", "b", "b", "c", "d"],
+        ["a", "b", "c", "d", "e", "f", "g"],
+        ["a", "a", "a", "a", "b", "b", "c", None, None],
+    ],
+    ids=str,
+)
+def test_maj_at_k_is_the_mean_over_all_subsets(answers: list[str | None]) -> None:
+    correct = [answer in ("a", "d") for answer in answers]
+    ks = range(1, len(answers) + 1)
+    found = majority_at_k([answers], [correct], list(ks))[0]
+    expected = [
+        np.mean(
+            [
+                vote([answers[i] for i in subset], [correct[i] for i in subset])
+                for subset in combinations(range(len(answers)), k)
+            ]
+        )
+        for k in ks
+    ]
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_shares_of_all_answers_sum_to_one_where_somebody_votes() -> None:
+    sizes = (20, 11, 11, 7, 3, 1, 1)
+    shares = winning_shares(sizes, silent=10)
+    total = np.sum([shares[size] for size in sizes], axis=0)
+    n = sum(sizes) + 10
+    silent = np.array([comb(10, k) / comb(n, k) for k in range(n + 1)])
+    assert total == pytest.approx(1 - silent, abs=1e-9)
+
+
+Floats = NDArray[np.float64]
+ETAS = [0.03, 0.1, 1.0, 30.0]
+
+
+def reference(seed: int, tokens: int = 4, length: int = 3) -> tuple[list[tuple[int, ...]], Floats]:
+    """Every completion and its probability under a policy whose next token depends on all before."""
+    generator = np.random.default_rng(seed)
+    steps = {
+        prefix: generator.dirichlet(np.full(tokens, 0.3))
+        for at in range(length)
+        for prefix in product(range(tokens), repeat=at)
+    }
+    every = list(product(range(tokens), repeat=length))
+    chances = [math.prod(steps[text[:at]][text[at]] for at in range(length)) for text in every]
+    return every, np.array(chances)
+
+
+def value(policy: Floats, chances: Floats, rewards: Floats, eta: float) -> tuple[float, float, float]:
+    """Expected reward, divergence and J of any policy over all completions."""
+    used = policy > 0
+    reward = float(policy @ rewards)
+    kl = float(policy[used] @ np.log(policy[used] / chances[used]))
+    return reward, kl, reward - eta * kl
+
+
+@pytest.mark.parametrize("eta", ETAS)
+@pytest.mark.parametrize("right", [1, 5, 63])
+def test_it_is_the_tilted_reference_completion_by_completion(eta: float, right: int) -> None:
+    every, chances = reference(seed=right)
+    rewards = (np.random.default_rng(right).permutation(len(every)) < right).astype(np.float64)
+    tilted = chances * np.exp(rewards / eta)
+    enumerated = value(tilted / tilted.sum(), chances, rewards, eta)
+    found = optimum(np.log([chances @ rewards]), eta)
+    assert [float(each[0]) for each in (found.reward, found.kl, found.regularized)] == pytest.approx(
+        enumerated, rel=1e-9, abs=1e-12
+    )
+
+
+@pytest.mark.properties
+@given(st.integers(0, 2**32 - 1), st.sampled_from(ETAS), st.integers(1, 63))
+def test_no_policy_does_better(seed: int, eta: float, right: int) -> None:
+    every, chances = reference(seed)
+    generator = np.random.default_rng([seed, 1])
+    rewards = (generator.permutation(len(every)) < right).astype(np.float64)
+    best = optimum(np.log([chances @ rewards]), eta).regularized[0]
+    weights = chances * np.exp(generator.normal(0, generator.uniform(0.1, 5), len(every)) + rewards / eta)
+    policies = [generator.dirichlet(np.full(len(every), 0.1)), chances, weights / weights.sum()]
+    assert all(
+        value(policy, chances, rewards, eta)[2] <= best + 1e-9 for policy in policies if policy.sum() > 0.99
+    )
+
+
+# -- what policies lack of it ----------------------------------------------------------------------------------
+
+
+def worth(row: int, index: int, reward: float | None, kl: float = 0.5) -> Sample:
+    return sample(row, index, None if reward is None else reward == 1, reward=reward, kl=kl, answer=None)
+
+
+EVALUATED = [
+    *(worth(1, 0, 1.0, 0.2), worth(1, 1, 0.0, 1.0)),
+    *(worth(2, 0, 1.0, 2.0), worth(2, 1, None)),
+    *(worth(3, 0, 1.0, 3.0), worth(3, 1, 1.0, 5.0)),
+]
+KNOWN = {1: math.log(0.5), 2: -math.inf}
+
+
+def test_j_and_regret_of_each_prompt() -> None:
+    found = measure(EVALUATED, 0.1, KNOWN).sums
+    above, below = found[J]
+    assert above.tolist() == pytest.approx([1 - 0.1 * 1.2, 1 - 0.1 * 2.0, 2 - 0.1 * 8.0])
+    assert below.tolist() == [2, 1, 2]  # a completion without a reward has no say
+    best = optimum(np.log([0.5]), 0.1).regularized[0]
+    above, below = found[REGRET]
+    assert above.tolist() == pytest.approx([2 * best - (1 - 0.1 * 1.2), 0 - (1 - 0.1 * 2.0), 0])
+    assert below.tolist() == [2, 1, 0]  # nothing is known of the best at the third prompt
+
+
+def test_the_optimum_stands_beside_the_measures_of_the_reference() -> None:
+    both = beside(measure(EVALUATED, 0.1, KNOWN), "optimum", optimum_columns(KNOWN, 0.1, [1.0, math.inf]))
+    rows = evaluation_rows(EVALUATED, EvaluationConfig(bootstrap_samples=50), measured=both)
+    found = {row["metric"]: row for row in rows}
+    best = {eta: optimum(np.array([math.log(0.5), -math.inf]), eta) for eta in (0.1, 1.0)}
+    assert found["optimum/pass@1"]["value"] == pytest.approx(best[0.1].reward.mean())
+    assert found["optimum/kl_per_sequence/eta=1"]["value"] == pytest.approx(best[1.0].kl.mean())
+    assert found[f"optimum/{J}/eta=1"]["value"] == pytest.approx(best[1.0].regularized.mean())
+    assert found["optimum/pass@1/eta=inf"]["value"] == pytest.approx(0.25)
+    assert f"optimum/{J}/eta=inf" not in found
+    assert found["optimum/regret"]["value"] == 0
+    assert found["optimum/pass@1"]["n"] == 2  # the third prompt's is not known
+    assert 0 <= found["optimum/pass@1"]["ci_low"] <= found["optimum/pass@1"]["ci_high"] <= 1
+
+
+# -- on the way from one stage to the next ---------------------------------------------------------------------
+
+
+def test_shards_leave_it_and_all_of_them_must(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    for folder, known in zip(folders, ({5: -0.5, 2: -math.inf}, {7: -1.5}, {}), strict=True):
+        folder.mkdir()
+        write_log_right(folder, known)
+    assert read_log_right(folders) == {2: -math.inf, 5: -0.5, 7: -1.5}
+    (folders[1] / PROMPTS).unlink()
+    assert read_log_right(folders) == {}
+
+
+# -- test front --------------------------------------------------------------------------------------------------
+# Which points of a sweep no other point beats.
+
+
+def test_rounding_decides_nothing() -> None:
+    points = [FrontPoint(-1.7e-8, 0.4, "a"), FrontPoint(0.0, 0.4, "b"), FrontPoint(4e-9, 0.4, "c")]
+    assert {point.label for point in reward_kl_front(points)} == {"a", "b", "c"}
+
+
+def test_against_the_definition() -> None:
+    generator = np.random.default_rng(0)
+    points = [FrontPoint(float(a), float(b), str(i)) for i, (a, b) in enumerate(generator.integers(0, 9, (60, 2)))]
+    nothing = FrontPoint(float("nan"), 9.0, "failed")
+    expected = {
+        p
+        for p in points
+        if not any(q.kl <= p.kl and q.reward >= p.reward and (q.kl, q.reward) != (p.kl, p.reward) for q in points)
+    }
+    assert set(reward_kl_front([nothing, *points])) == expected
+    assert reward_kl_front([]) == []
+
+
+@pytest.mark.parametrize(
+    ("kl_limit", "label"),
+    [(None, "best"), (2.0, "middle"), (1.0, "middle"), (0.5, "none"), (0.0, "none")],
+)
+def test_the_highest_reward_within_the_limit_is_taken(kl_limit: float | None, label: str) -> None:
+    points = [
+        FrontPoint(0.0, 0.4, "none"),
+        FrontPoint(1.0, 0.7, "middle"),
+        FrontPoint(1.5, 0.7, "as good and further away"),
+        FrontPoint(3.0, 0.9, "best"),
+        FrontPoint(float("nan"), 1.0, "diverged"),
+    ]
+    found = chosen_point(points, kl_limit)
+    assert found is not None
+    assert found.label == label
+
+
+def test_where_all_are_beyond_the_limit_the_nearest_is_taken() -> None:
+    assert chosen_point([FrontPoint(2.0, 0.9, "b"), FrontPoint(1.0, 0.1, "a")], 0.5) == FrontPoint(1.0, 0.1, "a")
+    assert chosen_point([], 1.0) is None
