@@ -34,7 +34,7 @@ from pipeline.config.schema import Config
 from pipeline.learning.algos.value_guided import ValueAlgoConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.flops import metered
-from pipeline.runs.figures import PAGE_IN, looks, styled
+from pipeline.runs.figures import looks, styled
 
 WIDEST = (13, 0.0)
 """All tokens of the addition task."""
@@ -134,7 +134,7 @@ def draw(curves: dict[str, dict[Setting, Point]], path: Path) -> None:
         for min_p in (0.0, 0.02)
     }
     with styled():
-        figure = Figure(figsize=(PAGE_IN * 0.75, 2.6), layout="constrained")
+        figure = Figure(figsize=(5.06, 2.6), layout="constrained")
         axes = figure.add_subplot()
         for (name, line), look in zip(lines.items(), looks(list(lines)).values(), strict=False):
             axes.errorbar(

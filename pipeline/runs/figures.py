@@ -21,8 +21,6 @@ from pipeline.config.tables import point_of
 from pipeline.errors import ConfigError, install_command
 from pipeline.files import replacing
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.outputs.formats import TrainingStep, by_training
-from pipeline.plan.graph import Job
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import Methods, PooledRow, Results, by_method, cells_of, primary_metric
@@ -41,8 +39,8 @@ _METADATA: dict[str, dict[str, Any]] = {
 }
 """Nothing of when and with what: equal data makes equal files."""
 Format = Enum("Format", {"pdf": "pdf", "svg": "svg", "png": "png"})
-COLUMN_IN, PAGE_IN = 3.25, 6.75
-"""Widths in inches: of a column of a paper of two, and of its page."""
+_SIZE_IN = (3.25, 2.5)
+"""Width and height in inches: of a column of a paper of two."""
 _SETTINGS: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so it is there and the same everywhere
     "font.size": 7,
@@ -66,8 +64,6 @@ _SETTINGS: Any = {
     "text.parse_math": False,  # a dollar in a name is a dollar
     "text.usetex": False,
 }
-_PANELS = 3
-"""Of trainings, side by side."""
 _BAND = 0.18
 _KL, _OPTIMUM = "kl_per_sequence", "optimum"
 
@@ -88,8 +84,6 @@ class Point(NamedTuple):
 
 Series = Mapping[str, Sequence[Point]]
 """Method, front, ``reference`` or ``optimum`` -> its points, in the order in which they are joined."""
-Panels = Mapping[str, Mapping[int, Sequence[tuple[list[int], list[float]]]]]
-"""Method and kind of training -> round -> steps and losses of each training."""
 
 
 def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Path]:
@@ -127,7 +121,7 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
 
 
 def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
-    results, compute, curves = run.results, run.compute, run.curves()
+    results, compute = run.results, run.compute
     look = looks(words.drawn_methods(results))
     for place in _places(results):
         methods = methods_of(results, place)
@@ -142,8 +136,6 @@ def _figures(run: LoadedRun) -> Iterator[tuple[str, Callable[[], Figure]]]:
             yield f"rounds_{where}", partial(_rounds, series, heading, look)
         if series := _against_flops(methods, compute.costs, place):
             yield f"flops_{where}", partial(_flops, series, heading, look)
-        if panels := trainings(curves, place):
-            yield f"training_{where}", partial(_training, panels)
 
 
 # -- data --------------------------------------------------------------------------------------------------------
@@ -215,18 +207,6 @@ def _at(x: float, y: PooledRow) -> Point:
     return Point(x, y.value or 0.0, y_low=y.ci_low, y_high=y.ci_high)
 
 
-def trainings(curves: Iterable[tuple[Job, Sequence[TrainingStep]]], place: Place) -> Panels:
-    """The losses of all trainings of a dataset and model; a step that has no finite loss is left out."""
-    found: dict[str, dict[int, list[tuple[list[int], list[float]]]]] = {}
-    for job, steps in curves:
-        for name, own in by_training(steps).items() if (job.dataset, job.model) == place else ():
-            title = job.algo if name == job.algo else f"{job.algo}: {name}"
-            if finite := [(step.step, step.loss) for step in own if step.loss is not None]:
-                xs, ys = zip(*finite, strict=True)
-                found.setdefault(title, {}).setdefault(job.round, []).append((list(xs), list(ys)))
-    return found
-
-
 # -- drawing -----------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +240,7 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
 
 def _front(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
     """Reward against divergence, with both intervals; settings of a front are joined."""
-    figure, axes = _figure(COLUMN_IN, 2.5)
+    figure, axes = _figure()
     _points(axes, series, look)
     axes.set_xlabel("KL from the reference (nats per sequence)")
     axes.set_ylabel(metric)
@@ -270,7 +250,7 @@ def _front(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
 
 def _rounds(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
     """Results over rounds, with bands; the reference is a level."""
-    figure, axes = _figure(COLUMN_IN, 2.5)
+    figure, axes = _figure()
     for name, points in series.items():
         own = look[name]
         if name == REFERENCE:
@@ -293,7 +273,7 @@ def _flops(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
     """Results against what training took."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-    figure, axes = _figure(COLUMN_IN, 2.5)
+    figure, axes = _figure()
     _points(axes, series, look)
     xs = [point.x for points in series.values() for point in points]
     axes.set_xscale("log")
@@ -303,36 +283,6 @@ def _flops(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
     axes.set_xlabel("FLOPs of training")
     axes.set_ylabel(metric)
     return _with_legend(figure, axes)
-
-
-def _training(panels: Panels) -> Figure:
-    """Losses over steps, a panel for each kind of training and a line for each chain."""
-    from matplotlib import colormaps
-
-    titles = sorted(panels, key=lambda title: min(panels[title]))  # the reference first
-    across = min(_PANELS, len(titles))
-    down = math.ceil(len(titles) / across)
-    figure, grid = _figure(PAGE_IN * across / _PANELS, 0.4 + 1.6 * down, down, across)
-    numbers = sorted({number for rounds in panels.values() for number in rounds})
-    colours: list[Any] = list(words.COLOURS)
-    if len(numbers) > len(words.COLOURS):  # from dark to light
-        colours = [colormaps["viridis"](0.9 * at / (len(numbers) - 1)) for at in range(len(numbers))]
-    named = set(numbers[:: math.ceil(len(numbers) / len(words.COLOURS))])
-    flat = list(grid.flat) if len(titles) > 1 else [grid]
-    for axes, title in zip(flat, titles, strict=False):
-        for number, curves in sorted(panels[title].items()):
-            for at, (steps, losses) in enumerate(curves):
-                label = f"round {number}" if at == 0 and number in named else "_"
-                colour = colours[numbers.index(number)]
-                axes.plot(steps, losses, color=colour, linewidth=0.8, alpha=0.8, label=label)
-        axes.set_title(_label(title))
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_xlabel("step")
-    for axes in flat[::across]:
-        axes.set_ylabel("loss")
-    for axes in flat[len(titles) :]:
-        axes.set_visible(False)
-    return _with_legend(figure, *flat[: len(titles)])
 
 
 # -- parts -----------------------------------------------------------------------------------------------------
@@ -377,25 +327,22 @@ def _zoom(axes: Axes, series: Series) -> None:
             axes.text(0.98, 0.02, where, transform=axes.transAxes, ha="right", va="bottom", fontsize=6)
 
 
-def _figure(width: float, height: float, down: int = 1, across: int = 1) -> tuple[Figure, Any]:
+def _figure() -> tuple[Figure, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(down, across)
+    figure = Figure(figsize=_SIZE_IN, layout="constrained")
+    return figure, figure.subplots()
 
 
-def _with_legend(figure: Figure, *axes: Axes) -> Figure:
-    """One legend below all axes; for one of many lines the figure grows, so that the axes do not shrink."""
-    shown: dict[str, Any] = {}
-    for one in axes:
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            shown.setdefault(label, handle)
-    width, height = figure.get_size_inches()
-    longest = max(map(len, shown), default=1)
+def _with_legend(figure: Figure, axes: Axes) -> Figure:
+    """A legend below; for one of many lines the figure grows, so that the axes do not shrink."""
+    handles, labels = axes.get_legend_handles_labels()
+    width, height = _SIZE_IN
+    longest = max(map(len, labels), default=1)
     # An inch has some 17 characters of a name; a line and the room around it take 0.45, a further row 0.14.
     columns = max(1, min(8, int(width / (longest / 17 + 0.45))))
-    figure.set_size_inches(width, height + 0.14 * max(0, math.ceil(len(shown) / columns) - 2))
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=columns, handlelength=2)
+    figure.set_size_inches(width, height + 0.14 * max(0, math.ceil(len(labels) / columns) - 2))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2)
     return figure
 
 

@@ -7,13 +7,11 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.outputs.formats import TrainingStep, write_curve
-from pipeline.plan.graph import Job
 from pipeline.runs import figures
 from pipeline.runs.loaded import load
 from pipeline.runs.record import Results, write_results
 from tests.doubles.pooled import pooled_row
-from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
+from tests.doubles.runs import WrittenRun, chain_plan
 
 HOSTILE = "$x_1$ <script>&\x1b[2J"
 
@@ -29,16 +27,6 @@ def run(tmp_path: Path) -> WrittenRun:
     ]
     rows += [pooled_row(HOSTILE, 2, 1.5, metric="kl_per_sequence", **place), pooled_row("_under", 2, 0.5, **place)]
     write_results(found.folder, Results(rows=[], pooled=rows))
-    job = found.plan.jobs[f"{CHAIN}/r1/train"]
-    losses = ((at, 1 / at) for at in range(1, 9))
-    steps = [
-        TrainingStep(training="value", step=at, steps=8, tokens=at, loss=loss, grad_norm=None, learning_rate=0.1)
-        for at, loss in losses
-    ]
-    write_curve(found.store(job.key), steps)
-    found.worker(0, "GPU 0")
-    found.begin(job.id)
-    found.finish(job.id)
     return found
 
 
@@ -51,7 +39,7 @@ def test_equal_runs_have_equal_figures_whose_text_is_text(run: WrittenRun, tmp_p
     figures.write_figures(load(run.folder), tmp_path / "b", ["pdf", "svg"])
     first, again = written(tmp_path / "a"), written(tmp_path / "b")
     assert again == {name: first[name] for name in again}
-    assert {name.partition(".")[0] for name in first} == {"front_d_m", "rounds_d_m", "training_d_m"}
+    assert {name.partition(".")[0] for name in first} == {"front_d_m", "rounds_d_m"}
     assert first["rounds_d_m.png"].startswith(b"\x89PNG")
     svg = first["rounds_d_m.svg"].decode()
     assert r"$x_1$ &lt;script&gt;&amp;\x1b[2J" in svg
@@ -65,7 +53,7 @@ def test_equal_runs_have_equal_figures_whose_text_is_text(run: WrittenRun, tmp_p
 def test_the_command_says_what_it_wrote_and_what_it_cannot_write(run: WrittenRun, tmp_path: Path) -> None:
     place = ["--output-dir", str(run.folder.path.parent.parent), "--out", str(tmp_path / "figures")]
     done = CliRunner().invoke(app, ["figures", "x", *place, "--format", "svg"])
-    assert (done.exit_code, "3 files written" in done.output) == (0, True)
+    assert (done.exit_code, "2 files written" in done.output) == (0, True)
     wrong = CliRunner().invoke(app, ["figures", "x", *place, "--format", "gif"])
     assert (wrong.exit_code, all(each in wrong.output for each in ("--format", "gif", "pdf"))) == (2, True)
     (tmp_path / "file").touch()
@@ -107,17 +95,3 @@ def test_reward_against_divergence_is_of_the_last_round_with_the_optimum() -> No
         "optimum": [(2.0, 1.0)],
     }
     assert (found["PITA"][0].x_low, found["PITA"][0].y_high) == (1.48, 0.77)
-
-
-def test_losses_are_by_training_and_round_without_those_that_diverged() -> None:
-    def step(at: int, loss: float | None) -> TrainingStep:
-        known = {"training": "value", "steps": 9, "grad_norm": None, "learning_rate": 0.1}
-        return TrainingStep(step=at, tokens=at, loss=loss, **known)  # type: ignore[arg-type]
-
-    def job(number: int) -> Job:
-        place = {"dataset": "addition", "model": "tiny", "algo": "PITA", "stage": "train"}
-        return Job(id=f"x/{number}", key="k", entry="m:f", payload={}, round=number, **place)
-
-    curves = [(job(1), [step(1, 2.0), step(2, None), step(3, 1.0)]), (job(2), [step(1, None)])]
-    assert figures.trainings(curves, PLACE) == {"PITA: value": {1: [([1, 3], [2.0, 1.0])]}}
-    assert figures.trainings(curves, ("other", "tiny")) == {}
