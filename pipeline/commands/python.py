@@ -36,7 +36,6 @@ from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_po
 from pipeline.runs.index import choose_run
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.notebook import Run
-from pipeline.runs.origin import OUTPUT
 from pipeline.runs.trained import Trained, find_trained, run_of_chain
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console
@@ -271,7 +270,7 @@ def _job_of(folder: Path) -> Trained | None:
     parts = folder.absolute().parts
     for place in (place for place, part in enumerate(parts) if part == "jobs"):
         run, inside = Path(*parts[:place]), parts[place + 1 :]
-        if inside and inside[-1] == OUTPUT and (run / "plan.json").exists():
+        if inside and inside[-1] == "output" and (run / "plan.json").exists():
             recorded = load(RunFolder(run.resolve()))
             job = recorded.plan.jobs.get("/".join(inside[:-1]))
             if job is not None:

@@ -54,9 +54,8 @@ from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, duration_name
 from pipeline.plan.models import fetched_models
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
-from pipeline.runs.index import runs_of
 from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows, warnings_of_rows
-from pipeline.runs.origin import Maker, link_all, link_stored, several_makers, this_origin, write_origin
+from pipeline.runs.origin import Maker, link_stored, several_makers, this_origin, write_origin
 from pipeline.runs.progress import LiveRun, ProgressFile
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report.format import jobs, logs_command, shown_path
@@ -471,11 +470,7 @@ def _lost_meanwhile(request: Request, outcome: Outcome | None, verified: Verifie
 
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
     """Let the run's folder show outputs that it did not make itself."""
-    if job_ids:
-        earlier = runs_of(run.path.parent.parent, run.experiment)
-        jobs = [request.plan.jobs[job_id] for job_id in request.plan.jobs if job_id in job_ids]
-        link = link_all if len(jobs) == len(request.plan.jobs) else link_stored
-        link(run, request.store, jobs, [old for old in earlier if old.path != run.path])
+    link_stored(run, request.store, [request.plan.jobs[job_id] for job_id in job_ids])
 
 
 def _run_missing(

@@ -432,8 +432,6 @@ def _rounds(jobs: Iterable[Job]) -> dict[str, list[int]]:
 
 def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
     """Number of attempt -> its log, of the attempts at a job in this run that have one."""
-    if folder.jobs.is_symlink():
-        return {}  # nothing ran: it shows those of an earlier run, see `links`
     return logs_in(folder.job(job_id))
 
 

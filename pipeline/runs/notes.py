@@ -15,10 +15,8 @@ from pipeline.engine.store.store import Store
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs import formats
 from pipeline.plan.graph import Job
-from pipeline.runs.loaded import logs_of
-from pipeline.runs.origin import MADE_IN
 from pipeline.runs.record import MANY_CUT
-from pipeline.runs.report.format import count, shown_path
+from pipeline.runs.report.format import count, logs_command
 
 _LONGEST = 500
 
@@ -121,12 +119,12 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
 
 
 def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:
-    """One line for every chain and round at whose completions a reward failed: how often, why, and the log.
+    """One line for every chain and round at whose completions a reward failed: how often, why, how to read more.
 
     Args:
         store: The store.
         jobs: Jobs of a plan.
-        run: Where the logs of its jobs are.
+        run: Of the jobs.
     """
     found: dict[tuple[str, int], list[tuple[Job, formats.Faults]]] = {}
     for job in sorted(jobs, key=lambda job: (job.chain, job.round, job.stage, job.id)):
@@ -146,16 +144,8 @@ def _failed(own: list[tuple[Job, formats.Faults]], run: RunFolder) -> str:
     ]
     first, faults = own[0]
     said = " ".join(faults.first.split())[:_LONGEST]
-    return f"a reward failed at {', '.join(parts)}, which have no score; first {said}{_log(run, first)}"
-
-
-def _log(run: RunFolder, job: Job) -> str:
-    """Where the log of a job is: in the folder of this run, or of the one that made its output."""
-    whose = RunFolder(run.jobs.resolve().parent)  # of an earlier run where nothing was left to do
-    for each in (job.id, f"{job.id}/{MADE_IN}"):
-        if logs := logs_of(whose, each):
-            return f" (log: {shown_path(list(logs.values())[-1])})"
-    return ""
+    log = logs_command(run.path.parent.parent, run.experiment, first.id)
+    return f"a reward failed at {', '.join(parts)}, which have no score; first {said} ({log})"
 
 
 def _rounds(numbers: list[int]) -> str:

@@ -22,7 +22,7 @@ def failing(failed: int, completions: int, first: str = "reward 'f': ZeroDivisio
     return json.dumps({"failed": failed, "completions": completions, "first": first})
 
 
-def test_how_often_why_and_where_the_log_is_stands_in_one_line_of_a_chain_and_round(tmp_path: Path) -> None:
+def test_how_often_why_and_what_prints_the_log_stands_in_one_line_of_a_chain_and_round(tmp_path: Path) -> None:
     plan = chain_plan(rounds=2)
     run = WrittenRun(tmp_path / "outputs", plan)
     shards = [job for job in plan.jobs.values() if job.stage == "generate"]
@@ -30,13 +30,13 @@ def test_how_often_why_and_where_the_log_is_stands_in_one_line_of_a_chain_and_ro
     run.store(shards[1].key, faults_json=failing(1, 10, "another"))
     run.store(shards[2].key, faults_json=failing(2, 5))
     run.store(shards[3].key, generation_json="{}")
-    run.begin(shards[0].id)
     told = failed_rewards(Store(tmp_path / "outputs/.store"), list(plan.jobs.values())[::-1], run.folder)
+    logs, where = "python -m pipeline logs x", f" --output-dir {tmp_path}/outputs"
     assert told == [
         "d/m/s0/X, round 1: a reward failed at 4 of 20 completions of 2 jobs (generate), which have no score; "
-        f"first reward 'f': ZeroDivisionError: division by zero (log: {run.folder.job(shards[0].id)}/log.txt)",
+        f"first reward 'f': ZeroDivisionError: division by zero ({logs} {shards[0].id}{where})",
         "d/m/s0/X, round 2: a reward failed at 2 of 5 completions of 1 job (generate), which have no score; first "
-        "reward 'f': ZeroDivisionError: division by zero",
+        f"reward 'f': ZeroDivisionError: division by zero ({logs} {shards[2].id}{where})",
     ]
     assert failures_of(load(run.folder).view, rewards=told)["notes"] == told
 
