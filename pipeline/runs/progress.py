@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, defaultdict, deque
-from collections.abc import Collection
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -36,14 +36,14 @@ _LARGEST = 4 << 20
 """Bytes; a worker takes some 300 of them."""
 
 RATE_WINDOW_S = 10.0
-_TELLING = 0.2
-"""Part of a job from which on its own progress alone tells how long it still takes."""
-_UNSEEN, _AT_LEAST = 0.5, 0.1
-"""Parts of a job that are still to come, at least: while it may still be loading, and while it runs."""
+_TELLING = 0.1
+"""Part of a job from which on its own progress tells how long it still takes."""
+_AT_LEAST = 0.1
+"""Part of a job that is still to come, at least, where it tells of none."""
 _PRIOR = 0.5
 """Part of the planned work that counts as done as planned, for kinds of which nothing is known yet."""
-_JOBS_PER_S = 1000
-"""Of a plan whose paths are measured again: it is done so seldom that it takes no time to speak of."""
+_JOBS_PER_S = 2000
+"""Of a plan that is reckoned anew: it is done so seldom that it takes no time to speak of."""
 
 log = logging.getLogger("pipeline")
 
@@ -116,18 +116,6 @@ class ProgressFile:
 # -- how far it is ---------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Pace:
-    """What jobs of a kind took, beside what was planned for them, in seconds."""
-
-    planned_s: float = 0.0
-    took_s: float = 0.0
-
-    def add(self, planned_s: float, took_s: float) -> None:
-        self.planned_s += planned_s
-        self.took_s += took_s
-
-
 class LiveRun:
     """Takes what an engine tells of its run, with the plan's estimates and enough of the past to give rates. Pure.
 
@@ -168,29 +156,18 @@ class LiveRun:
         self._kinds = {job.id: duration_name(job) for job in plan.jobs.values()}
         self._places = {job.id: job.devices * slots if job.devices > 1 else 1 for job in plan.jobs.values()}
         """Job -> workers whose places it takes."""
-        self._left_s: Counter[str] = Counter()
-        """Kind -> planned work of jobs that are not settled."""
-        self._expected_s = self._spent_s = 0.0
-        self._done: defaultdict[str, _Pace] = defaultdict(_Pace)
-        self._seen: dict[str, float] = {}
-        """Kind -> pace that one which runs tells."""
-        self._others = 1.0
-        """Pace of kinds of which nothing is known."""
+        unsettled = (job for job in plan.jobs.values() if not self.view.jobs[job.id].settled)
+        self._prior_s = _PRIOR * sum(job.seconds * self._places[job.id] for job in unsettled)
+        self._planned_s, self._took_s = defaultdict[str, float](float), defaultdict[str, float](float)
+        """Kind -> what was planned for its jobs that are done, and what they took."""
+        self._spent_s = 0.0
         self._warm: set[int] = set()
         """Workers that have finished a job, and so have loaded what they need."""
-        self._loads: dict[str, float] = {}
-        """Job -> since when it says that it loads."""
         self._loaded_s: dict[str, float] = {}
-        """Job -> what it has spent on that before."""
+        """Job -> seconds for which it has loaded; less the present time while it does."""
         self._samples = self._tokens = 0
         self._past: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
-        self._path_s: dict[str, float] = {}
-        """Job -> the longest path that begins with it, from the longest on."""
-        self._measured = 0.0
-        for job in self.view.jobs.values():
-            if not job.settled:
-                self._expect(job.id, 1)
-        self._measure_paths()
+        self._due_s = -math.inf
 
     @property
     def progress(self) -> Progress:
@@ -209,49 +186,42 @@ class LiveRun:
     def take(self, event: Event) -> None:
         """Change the state as one event says."""
         job = self.view.jobs.get(event.get("job", ""))
-        was_settled = job is not None and job.settled
+        did_load = job is not None and bool(job.attempts) and job.attempts[-1].loading
         self.view.take(event)
         if event["event"] == "WorkerStarting":
             self._warm.discard(int(event.get("worker", -1)))
         if job is None:
             return
-        self._expect(job.id, was_settled - job.settled)
+        match event["event"]:
+            case "JobStarted":
+                self._loaded_s[job.id] = 0.0
+            case "JobProgress":
+                attempt = job.attempts[-1]
+                self.has_worked = self.has_worked or attempt.part > 0
+                loaded_s = self._loaded_s.get(job.id, 0.0)
+                self._loaded_s[job.id] = loaded_s + self.view.last * (did_load - attempt.loading)
+            case "JobFinished":
+                self._finished(event, job.id, job.attempts[-1])
         if job.status == "pending":
             self.part = 0.0  # what was done is to do again
-            self._measured = self._measured if not was_settled else -math.inf
-        if event["event"] == "JobProgress":
-            self._hear(job.id, job.attempts[-1])
-        if event["event"] == "JobFinished":
-            self._samples += self._samples_of(job.id, event["samples"])
-            self._tokens += event["tokens"]
-            self.has_worked = True
-            took_s = max(0.0, job.attempts[-1].elapsed_s(self.view.last) - event["load_s"])
-            self._warm.add(job.attempts[-1].worker)
-            self._spent_s += took_s * self._places[job.id]
-            self._done[self._kinds[job.id]].add(self._plan.jobs[job.id].seconds, took_s)
-        if job.status != "running":
-            self._loads.pop(job.id, None)
-            self._loaded_s.pop(job.id, None)
 
-    def _hear(self, job_id: str, attempt: AttemptView) -> None:
-        """A job has told how far it is, or that it loads."""
-        self.has_worked = self.has_worked or attempt.part > 0
-        if attempt.loading:
-            self._loads.setdefault(job_id, self.view.last)
-        elif (since := self._loads.pop(job_id, None)) is not None:
-            self._loaded_s[job_id] = self._loaded_s.get(job_id, 0.0) + max(0.0, self.view.last - since)
+    def _finished(self, event: Event, job_id: str, attempt: AttemptView) -> None:
+        self.has_worked = True
+        self._warm.add(attempt.worker)
+        self._samples += self._samples_of(job_id, event["samples"])
+        self._tokens += event["tokens"]
+        took_s = max(0.0, attempt.elapsed_s(self.view.last) - event["load_s"])
+        self._spent_s += took_s * self._places[job_id]
+        self._planned_s[self._kinds[job_id]] += self._plan.jobs[job_id].seconds
+        self._took_s[self._kinds[job_id]] += took_s
 
     def tick(self, now: float) -> None:
         """It is later now."""
         self.now = now
         self._measure_rates(self.view.elapsed_s(now))
-        self._estimate()
-
-    def _expect(self, job_id: str, times: int) -> None:
-        """There is so often more, or less, to do of a job."""
-        planned_s = times * self._plan.jobs[job_id].seconds * self._places[job_id]
-        self._left_s[self._kinds[job_id]] += planned_s  # type: ignore[assignment] # Counters add floats
-        self._expected_s += max(0.0, planned_s)
+        if now >= self._due_s:
+            self._due_s = now + len(self._plan.jobs) / _JOBS_PER_S
+            self._estimate()
 
     def _measure_rates(self, elapsed_s: float) -> None:
         running = self.view.running()
@@ -270,82 +240,52 @@ class LiveRun:
         """Of what a job has done; one that is planned without samples counts sequences, or something else."""
         return done if self._plan.jobs[job_id].samples else 0
 
-    # -- how long still ----------------------------------------------------------------------------------------
-
     def _estimate(self) -> None:
-        running = self.view.running()
-        self._look_at(running)
-        if self.now >= self._measured + len(self._plan.jobs) / _JOBS_PER_S:
-            self._measure_paths()
-        pending = (path for job_id, path in self._path_s.items() if self.view.jobs[job_id].status == "pending")
-        path_s, spent_s = next(pending, 0.0), self._spent_s
-        work_s = sum(planned_s * self._pace(kind) for kind, planned_s in self._left_s.items())
-        for job_id, attempt in running.items():
-            whole_s, left_s = self._whole_s(job_id), self._job_left_s(job_id, attempt)
-            path_s = max(path_s, self._path_s[job_id] - whole_s + left_s)
-            work_s -= (whole_s - left_s) * self._places[job_id]
-            spent_s += max(0.0, whole_s - left_s) * self._places[job_id]
+        """How much is done, and how long the rest takes, from how long all jobs still take."""
+        running, left_s, work_s, spent_s = self.view.running(), dict[str, float](), 0.0, self._spent_s
+        paces, others = self._paces(running)
+        for job in self._plan.jobs.values():
+            whole_s = 0.0
+            if not self.view.jobs[job.id].settled:
+                whole_s = job.seconds * paces.get(self._kinds[job.id], others)
+            attempt = running.get(job.id)
+            left_s[job.id] = whole_s if attempt is None else self._left_s(job.id, attempt, whole_s)
+            work_s += left_s[job.id] * self._places[job.id]
+            spent_s += max(0.0, whole_s - left_s[job.id]) * self._places[job.id]
         workers = sum(worker.status != "quarantined" for worker in self.view.workers.values()) or self._workers
-        self.remaining_s = max(0.0, path_s, work_s / workers)
+        longest_s = max(self._plan.longest_paths(left_s).values(), default=0.0)
+        self.remaining_s = max(0.0, longest_s, work_s / workers)
         if work_s > 0 and not self._warm:  # until a worker can work, where none has yet
             begun_s = max((attempt.elapsed_s(self.now) for attempt in running.values()), default=0.0)
             self.remaining_s += max(0.0, self._load_s - begun_s)
         done = spent_s / (spent_s + work_s) if spent_s + work_s > 0 else 1.0
         self.part = max(self.part, min(1.0, done))
 
-    def _look_at(self, running: dict[str, AttemptView]) -> None:
-        """Let the progress of jobs tell how long those like them take, and all that was seen what others do."""
-        known, self._seen = _Pace(_PRIOR * self._expected_s, _PRIOR * self._expected_s), {}
-        for own in self._done.values():
-            known.add(own.planned_s, own.took_s)
+    def _paces(self, running: Mapping[str, AttemptView]) -> tuple[dict[str, float], float]:
+        """What jobs of each kind take beside what was planned, as far as it was seen, and what others do."""
+        planned_s, took_s = dict(self._planned_s), dict(self._took_s)
         for job_id, attempt in running.items():
-            planned_s, kind, worked_s = (
-                self._plan.jobs[job_id].seconds,
-                self._kinds[job_id],
-                self._worked_s(job_id),
-            )
-            if planned_s and (trust := self._trust(attempt)):
-                told = worked_s / attempt.part / planned_s
-                self._seen[kind] = trust * told + (1 - trust) * self._pace(kind)
-                known.add(trust * attempt.part * planned_s, trust * worked_s)
-        self._others = known.took_s / known.planned_s if known.planned_s else 1.0
+            kind = self._kinds[job_id]
+            if kind not in self._planned_s and attempt.part >= _TELLING:
+                planned_s[kind] = attempt.part * self._plan.jobs[job_id].seconds
+                took_s[kind] = self._worked_s(job_id, attempt)
+        others = self._prior_s + sum(planned_s.values())
+        paces = {kind: took_s[kind] / planned for kind, planned in planned_s.items() if planned}
+        return paces, (self._prior_s + sum(took_s.values())) / others if others else 1.0
 
-    def _pace(self, kind: str) -> float:
-        done = self._done.get(kind)
-        if done is not None and done.planned_s:
-            return done.took_s / done.planned_s
-        return self._seen.get(kind, self._others)
+    def _left_s(self, job_id: str, attempt: AttemptView, whole_s: float) -> float:
+        """Seconds that a job which runs still takes, of so many: by its progress, or else by the time so far."""
+        worked_s = self._worked_s(job_id, attempt)
+        if attempt.part >= _TELLING:
+            return worked_s * (1 - attempt.part) / attempt.part
+        return max(whole_s - worked_s, _AT_LEAST * whole_s)
 
-    def _trust(self, attempt: AttemptView) -> float:
-        """How much the progress of a job tells, from 0 to 1; while its worker may still be loading nothing."""
-        cold = attempt.worker not in self._warm and attempt.elapsed_s(self.now) < self._load_s
-        return 0.0 if cold else min(1.0, attempt.part / _TELLING)
-
-    def _whole_s(self, job_id: str) -> float:
-        return self._plan.jobs[job_id].seconds * self._pace(self._kinds[job_id])
-
-    def _job_left_s(self, job_id: str, attempt: AttemptView) -> float:
-        """Of a job that runs: by its estimate at first, then more and more by its own progress."""
-        whole_s, worked_s = self._whole_s(job_id), self._worked_s(job_id)
-        may_load = not attempt.part and (self._kinds[job_id] not in self._done or attempt.worker not in self._warm)
-        by_time_s = max(whole_s - worked_s, (_UNSEEN if may_load else _AT_LEAST) * whole_s)
-        trust = self._trust(attempt)
-        by_part_s = worked_s * (1 - attempt.part) / attempt.part if trust else 0.0
-        return trust * by_part_s + (1 - trust) * by_time_s
-
-    def _worked_s(self, job_id: str) -> float:
-        """Seconds since a job that runs began, less those that it spent loading: as it says, or as was planned."""
-        attempt = self.view.jobs[job_id].attempts[-1]
-        planned_s = 0.0 if attempt.worker in self._warm else self._load_s
-        told_s = self._loaded_s.get(job_id, 0.0) + max(0.0, self.now - self._loads.get(job_id, self.now))
-        return max(0.0, attempt.elapsed_s(self.now) - (told_s or planned_s))
-
-    def _measure_paths(self) -> None:
-        """Lengths of the longest paths at the pace seen so far."""
-        self._measured = self.now
-        left = {job.id: 0.0 if job.settled else self._whole_s(job.id) for job in self.view.jobs.values()}
-        paths = self._plan.longest_paths(left)
-        self._path_s = dict(sorted(paths.items(), key=lambda item: item[1], reverse=True))
+    def _worked_s(self, job_id: str, attempt: AttemptView) -> float:
+        """Seconds since it began, less those that it spent loading: as it says, or until it says anything."""
+        loaded_s = self._loaded_s.get(job_id, 0.0) + self.now * attempt.loading
+        if not loaded_s and not attempt.part and attempt.worker not in self._warm:
+            loaded_s = self._load_s
+        return max(0.0, attempt.elapsed_s(self.now) - loaded_s)
 
 
 def _told(job_id: str, attempt: AttemptView) -> EventFields:
