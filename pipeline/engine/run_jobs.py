@@ -216,31 +216,27 @@ _Mebibytes = Annotated[int, Meta(ge=0, le=_MOST_MIB)]
 def read_durations(store: Path) -> Durations:
     """What was measured of jobs and of loading; nothing where nothing was, or where it cannot be used."""
     # Only an estimate rests on this file: without it the algorithms' own rough figures are used.
-    found = recall(store / DURATIONS, dict[str, Seconds | list[Timed]]) or {}
+    found = recall(store / DURATIONS, dict[str, Seconds | Timed]) or {}
     return Durations(
-        jobs={name: timed for name, timed in found.items() if isinstance(timed, list)},
-        seconds={name: seconds for name, seconds in found.items() if not isinstance(seconds, list)},
+        jobs={name: timed for name, timed in found.items() if isinstance(timed, Timed)},
+        seconds={name: seconds for name, seconds in found.items() if not isinstance(seconds, Timed)},
     )
 
 
 def update_durations(store: Path, measured: Durations) -> None:
-    """Remember new measurements over older ones of the same name and size."""
+    """Remember new measurements over older ones of the same name."""
     sound = Durations(
         jobs={
-            name: kept
+            name: Timed(_brief(timed.size_s), _brief(timed.took_s))
             for name, timed in measured.jobs.items()
-            if (kept := [Timed(_brief(each.size_s), _brief(each.took_s)) for each in timed if _is_sound(each)])
+            if 0 <= timed.size_s <= LONGEST_S and 0 <= timed.took_s <= LONGEST_S
         },
         seconds={name: _brief(value) for name, value in measured.seconds.items() if 0 <= value <= LONGEST_S},
     )
     if sound.jobs or sound.seconds:
         every = read_durations(store).updated(sound)
-        jobs = {name: [asdict(each) for each in timed] for name, timed in every.jobs.items()}
+        jobs = {name: asdict(timed) for name, timed in every.jobs.items()}
         remember(store / DURATIONS, {**every.seconds, **jobs})
-
-
-def _is_sound(timed: Timed) -> bool:
-    return 0 <= timed.size_s <= LONGEST_S and 0 <= timed.took_s <= LONGEST_S
 
 
 def _brief(seconds: float) -> float:

@@ -8,9 +8,8 @@ small job tells little else than what beginning with it takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median_low
 from typing import Annotated
 
 from msgspec import Meta
@@ -30,20 +29,15 @@ Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 
 @dataclass(frozen=True)
 class Timed:
-    """What jobs of about one size took.
+    """What a job took.
 
     Attributes:
-        size_s: Their size, see above.
+        size_s: Its size, see above.
         took_s: Seconds, without loading.
     """
 
     size_s: Seconds
     took_s: Seconds
-
-    @property
-    def size_class(self) -> int:
-        """Equal for sizes that are told as one: within a factor of two."""
-        return math.floor(math.log2(max(self.size_s, _SMALLEST_S)))
 
     def expected_s(self, size_s: float) -> float:
         """What a job of the same kind and another size takes.
@@ -64,11 +58,11 @@ class Durations:
     """What earlier runs measured.
 
     Attributes:
-        jobs: Kind of job -> what jobs took, one entry for each class of sizes.
+        jobs: Kind of job -> what a typical one took.
         seconds: Seconds by name, of loading.
     """
 
-    jobs: Mapping[str, Sequence[Timed]] = field(default_factory=dict)
+    jobs: Mapping[str, Timed] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def knows(self, name: str) -> bool:
@@ -76,41 +70,19 @@ class Durations:
         return name in self.jobs or name in self.seconds
 
     def expected_s(self, kind: str, size_s: float) -> float:
-        """What a job takes, by the measurement that is the nearest in size; its size where nothing was measured.
-
-        Args:
-            kind: Of the job.
-            size_s: Its size.
-        """
-        timed = self.jobs.get(kind)
-        return min(timed, key=lambda each: _apart(each.size_s, size_s)).expected_s(size_s) if timed else size_s
+        """What a job of a kind and size takes; its size where nothing was measured."""
+        return self.jobs[kind].expected_s(size_s) if kind in self.jobs else size_s
 
     def updated(self, newer: Durations) -> Durations:
-        """These, with newer ones in the place of those of the same name and, of jobs, the same class of sizes."""
-        jobs = {kind: together([*self.jobs.get(kind, ()), *timed]) for kind, timed in newer.jobs.items()}
-        return Durations({**self.jobs, **jobs}, {**self.seconds, **newer.seconds})
+        """These, with newer ones in the place of those of the same name."""
+        return Durations({**self.jobs, **newer.jobs}, {**self.seconds, **newer.seconds})
 
 
-def together(timed: Iterable[Timed]) -> list[Timed]:
-    """One entry for each class of sizes, the last that is given, by size."""
-    return sorted({each.size_class: each for each in timed}.values(), key=lambda each: each.size_s)
-
-
-def averaged(timed: Iterable[Timed]) -> list[Timed]:
-    """One entry for each class of sizes, by size: the median, since the first job of a kind takes longer."""
-    classes: dict[int, list[Timed]] = {}
-    for each in timed:
-        classes.setdefault(each.size_class, []).append(each)
-    means = (
-        Timed(fmean(each.size_s for each in own), median_low([each.took_s for each in own]))
-        for own in classes.values()
-    )
-    return sorted(means, key=lambda each: each.size_s)
-
-
-def _apart(one_s: float, other_s: float) -> float:
-    """How far apart two sizes are: the logarithm of their ratio."""
-    return abs(math.log(max(one_s, _SMALLEST_S) / max(other_s, _SMALLEST_S)))
+def typical(timed: Sequence[Timed]) -> Timed:
+    """The one of median pace, since the first job of a kind takes longer, among the large ones."""
+    least_s = max(each.size_s for each in timed) / 2
+    large = [each for each in timed if each.size_s >= least_s]
+    return sorted(large, key=lambda each: each.took_s / max(each.size_s, _SMALLEST_S))[(len(large) - 1) // 2]
 
 
 # -- summary -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from msgspec import Struct
 
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.plan.durations import WORKER_LOAD, Durations, Timed, averaged, load_name
+from pipeline.plan.durations import WORKER_LOAD, Durations, Timed, load_name, typical
 from pipeline.plan.graph import Job, Plan
 
 # -- makespan ----------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Outcome:
             if attempt.succeeded:
                 job = plan.jobs[attempt.job_id]
                 timed.setdefault(name_of(job), []).append(Timed(job.size_s, attempt.work_s))
-        return Durations({name: averaged(own) for name, own in timed.items()}, self.load_seconds(plan))
+        return Durations({name: typical(own) for name, own in timed.items()}, self.load_seconds(plan))
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:
         """Measured seconds of loading, by the names of `pipeline.plan.durations`."""

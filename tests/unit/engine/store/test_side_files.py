@@ -115,7 +115,7 @@ def test_new_measurements_replace_what_cannot_be_read_and_never_fail(tmp_path: P
     (tmp_path / ".hints").mkdir()
     for name in ("durations.json", ".hints/memory.json"):
         ODD[odd](tmp_path / name)
-    odd_ones = {"never": [Timed(1.0, float("nan"))], "endless": [Timed(float("inf"), 1.0)]}
+    odd_ones = {"never": Timed(1.0, float("nan")), "endless": Timed(float("inf"), 1.0)}
     update_durations(tmp_path, Durations(odd_ones, {"a": 2.0, "never": float("nan"), "endless": float("inf")}))
     update_peaks(tmp_path, {"a": 5, "no": -1})
     replaced = odd != "folder"
