@@ -1,7 +1,6 @@
 """What a model is, told from its files alone: whether it can be used, and what identifies its content.
 
-Reads files, so it comes before planning, which does not. Imports neither torch nor transformers, unless names of
-layers are given that the files do not have.
+Reads files, so it comes before planning, which does not. Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +24,7 @@ from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json
 from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.models import kinds
-from pipeline.learning.models.kinds import Base, TinyModelConfig, is_adapters, with_weights
+from pipeline.learning.models.kinds import Base, is_adapters, with_weights
 from pipeline.outputs.formats import OPTIMIZER
 
 # -- weight files ------------------------------------------------------------------------------------------------
@@ -77,14 +76,9 @@ def _first_file(folder: Path) -> Path | None:
 
 def tensors_in(file: Path) -> dict[str, int]:
     """Numbers in each tensor of a safetensors file; nothing where it cannot be read."""
-    return {name: math.prod(shape) for name, shape in shapes_in(file).items()}
-
-
-def shapes_in(file: Path) -> dict[str, list[int]]:
-    """As `tensors_in`, of each its size in every dimension."""
     try:
         with safe_open(file, "np") as opened:
-            return {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+            return {name: math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError):
         return {}
 
@@ -150,11 +144,6 @@ LARGEST_CONFIG = 10_000_000
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
 TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
 """What output layers and embeddings are called."""
-_TINY_LAYERS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-"""Of each block of the embedded reference, which is a GPT-2; linear ones."""
-_TINY_POSITIONS = "transformer.wpe"
-"""Its embedding of positions, which takes adapters too."""
-
 _MODEL_FILES = re.compile(
     r".*\.safetensors|.*\.safetensors\.index\.json|.*\.py|.*\.jinja|config\.json|generation_config\.json|tokenizer.*"
     r"|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|adapter_config\.json"
@@ -255,10 +244,7 @@ def _places(model: ModelConfig) -> tuple[tuple[str, str | None, str], ...]:
 
 
 def _check_adapters(config: Config, given: str, model: ModelConfig) -> None:
-    """Refuse adapters for layers that are not there, and for an output layer that is the embedding.
-
-    That is one weight, which both would change.
-    """
+    """Refuse adapters for an output layer that is the embedding: one weight, which both would change."""
     for name, algo in config.algos.items():
         lora = getattr(algo, "lora", None)
         if not algo.enabled or not getattr(lora, "rank", None):
@@ -271,41 +257,6 @@ def _check_adapters(config: Config, given: str, model: ModelConfig) -> None:
                 "embedding: an adapter for the one would change the other too. Leave it out, or train all weights "
                 f"with algos.{name}.lora.rank=0"
             )
-        wrong, there = _no_layers(model, asked)
-        # One list may name layers of several models: then each must have some of them.
-        if wrong and (len(wrong) == len(asked) or len(config.models) == 1):
-            place = given if model.is_trained else f"{given}.path={model.path}"
-            raise ConfigError(
-                f"algos.{name}.lora.target_modules=[{','.join(asked)}]: {place} has no layer called "
-                f"{' or '.join(wrong)} that takes adapters. Its linear layers are called {', '.join(there)}. Name "
-                "some of these, or leave it out for all of them"
-            )
-
-
-def _no_layers(model: ModelConfig, asked: list[str]) -> tuple[list[str], list[str]]:
-    """Names by which a reference has no layer for adapters, as far as that is known here; and what there is."""
-    if isinstance(model, TinyModelConfig):
-        layers = [f"transformer.h.{number}.{each}" for number in range(model.n_layer) for each in _TINY_LAYERS]
-        wrong = [name for name in asked if not _names([*layers, _TINY_POSITIONS], name)]
-        return wrong, sorted({name.rpartition(".")[2] for name in _TINY_LAYERS})
-    folder = Path(with_weights(model.path or "", None).path)
-    if not model.path or not folder.is_dir() or model.trusts_code:  # a training will know
-        return [], []
-    shapes = {name: shape for file in weight_files(folder) for name, shape in shapes_in(file).items()}
-    layers = [name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) > 1]
-    if not (unknown := [name for name in asked if not _names(layers, name)]):
-        return [], []
-    # Tensors may be called otherwise in a file than in the model. That takes seconds, as it imports torch.
-    from pipeline.learning.memory.shape import layers_that_adapt
-
-    with suppress(Exception):  # of a model that cannot be built its first job tells more
-        return layers_that_adapt(str(folder), unknown)
-    return [], []
-
-
-def _names(layers: Iterable[str], asked: str) -> bool:
-    """Whether any layer is called so, as peft takes it: by the end of its path."""
-    return any(f".{layer}".endswith(f".{asked}") for layer in layers)
 
 
 def _is_tied(model: ModelConfig) -> bool:

@@ -5,7 +5,6 @@ This imports torch and transformers, so it is for stages and for commands that p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,30 +98,6 @@ def _without_numbers(config: Any, name: str) -> Any:
         raise ConfigError(f"model '{name}' is no causal language model: {first}") from error
 
 
-def layers_that_adapt(model: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Try names of layers for adapters.
-
-    Args:
-        model: As in `read_shape`.
-        names: As in `lora.target_modules`.
-
-    Returns:
-        Those of the names by which peft finds no layer that it adapts; and what the linear layers are called, but
-        for the output layer.
-
-    Raises:
-        ConfigError: As in `read_shape`.
-    """
-    config = _read_config(model)
-    wrong = []
-    for name in names:  # each with a model of its own, as peft changes it
-        try:
-            _adapted(_without_numbers(config, model), [name])
-        except ConfigError:
-            wrong.append(name)
-    return wrong, sorted({name.rpartition(".")[2] for name, _ in _linear(_without_numbers(config, model))})
-
-
 def _count(module: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())  # shared ones are listed once
 
@@ -137,25 +112,14 @@ def _largest_unit(model: Any) -> int:
 
 def _lora_width(model: Any) -> int:
     """Which layers peft adapts, and how experts that lie side by side, is its own affair: adapters are counted."""
-    try:
-        return sum(weight.numel() for weight in _adapted(model).parameters() if weight.requires_grad)
-    except ConfigError:
-        return 0  # it takes no adapters
-
-
-def _linear(model: Any) -> Iterator[tuple[str, Any]]:
-    head = model.get_output_embeddings()
-    for name, module in model.named_modules():
-        # GPT-2 has linear layers of a class of its own.
-        if module is not head and type(module).__name__ in ("Linear", "Conv1D"):
-            yield name, module
-
-
-def _adapted(model: Any, names: list[str] | None = None) -> Any:
     import torch
 
     from pipeline.learning.algos.policy_config import LoraSettings
     from pipeline.learning.training.lora import with_adapters
 
-    with torch.device("meta"):
-        return with_adapters(model, LoraSettings(rank=1, target_modules=names), seed=0)
+    try:
+        with torch.device("meta"):
+            adapted = with_adapters(model, LoraSettings(rank=1), seed=0)
+        return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
+    except ConfigError:
+        return 0  # it takes no adapters
