@@ -304,11 +304,11 @@ def too_wide(state: RunState) -> list[str]:
 
     def is_too_wide(name: str) -> bool:
         job = state.jobs[name].job
-        return job.devices > state.table.most_devices(job)
+        return job.devices > state.most_devices(job)
 
     found = [name for name in state.retries if is_too_wide(name)]
     for alike in state.ready.alike.values():
-        names = (name for *_, bucket in alike.buckets() for ids in bucket.values() for name in ids)
+        names = (name for _, _, bucket, _ in alike.buckets() for ids in bucket.values() for name in ids)
         first = next(names)
         if is_too_wide(first):
             found += [first, *names]
@@ -445,7 +445,7 @@ def orders_ahead(run: Run) -> list[Start]:
         return []
     if run.settings.backend is not Backend.local or not state.is_plain or state.idle_workers():
         return []
-    _, devices, bucket = next(state.ready.buckets())
+    devices, bucket = state.ready.first()
     left = len(state.ready) - len(state.workers)
     depth = min(DEPTH, MOST // len(state.workers))
     if devices > 1 or left <= 0 or not depth or "" not in bucket:

@@ -27,6 +27,7 @@ class Buckets:
         self._urgency = urgency
         self._order: list[tuple[Urgency, int]] = []
         self._buckets: dict[tuple[Urgency, int], dict[str, dict[str, None]]] = {}
+        self._takes_s: dict[tuple[Urgency, int], Counter[float]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -39,7 +40,9 @@ class Buckets:
         if bucket is None:
             insort(self._order, place)
             bucket = self._buckets[place] = {}
+            self._takes_s[place] = Counter()
         bucket.setdefault(job.affinity, {})[job.id] = None
+        self._takes_s[place][job.seconds] += 1
         self._count += 1
 
     def remove(self, job: Job) -> None:
@@ -48,29 +51,32 @@ class Buckets:
         bucket = self._buckets[place]
         names = bucket[job.affinity]
         del names[job.id]
+        takes_s = self._takes_s[place]
+        takes_s[job.seconds] -= 1
+        if not takes_s[job.seconds]:
+            del takes_s[job.seconds]
         if not names:
             del bucket[job.affinity]
         if not bucket:
-            del self._buckets[place]
+            del self._buckets[place], self._takes_s[place]
             del self._order[bisect_left(self._order, place)]
         self._count -= 1
 
-    def buckets(self) -> Iterator[tuple[Urgency, int, Bucket]]:
-        """All buckets with the urgency of their jobs, and the devices that each of these needs."""
+    def buckets(self) -> Iterator[tuple[Urgency, int, Bucket, Collection[float]]]:
+        """All buckets: the urgency of its jobs, the devices that each needs, the jobs, and their estimates."""
         for place in reversed(self._order):
-            yield *place, self._buckets[place]
+            yield *place, self._buckets[place], self._takes_s[place]
 
     def _place(self, job: Job) -> tuple[Urgency, int]:
         return self._urgency[job.id], job.devices
 
 
-class ReadyQueue(Buckets):
-    """Buckets of jobs that are equally urgent and need equally many devices: the most urgent, then the widest.
+class ReadyQueue:
+    """The jobs that could start now, those apart that may not run in the same places.
 
     Attributes:
         urgency: Of every job of the plan.
-        alike: The same jobs again, those apart that may not run in the same places.
-        takes: How many there are of each urgency, kind and estimate: what decides beside a promise.
+        alike: Kind -> its jobs.
     """
 
     def __init__(self, plan: Plan, path_s: Mapping[str, float]) -> None:
@@ -84,36 +90,30 @@ class ReadyQueue(Buckets):
         self.urgency = {
             job_id: (plan.jobs[job_id].priority, round(seconds, 6)) for job_id, seconds in path_s.items()
         }
-        super().__init__(self.urgency)
         self.alike: dict[Kind, Buckets] = {}
-        self.takes: dict[tuple[Urgency, int], Counter[tuple[Kind, float]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.alike.values()))
 
     def push(self, job: Job) -> None:
         """Add a job."""
-        super().push(job)
-        place, kind = self._place(job), kind_of(job)
-        # Not `setdefault`, which is given a new one each time: many jobs are alike.
-        if (takes := self.takes.get(place)) is None:
-            takes = self.takes[place] = Counter()
-        takes[kind, job.seconds] += 1
-        if (alike := self.alike.get(kind)) is None:
+        kind = kind_of(job)
+        if (alike := self.alike.get(kind)) is None:  # not `setdefault`, which is given a new one each time
             alike = self.alike[kind] = Buckets(self.urgency)
         alike.push(job)
 
     def remove(self, job: Job) -> None:
         """Take a job out."""
-        super().remove(job)
-        place, kind = self._place(job), kind_of(job)
-        takes = self.takes[place]
-        takes[kind, job.seconds] -= 1
-        if not takes[kind, job.seconds]:
-            del takes[kind, job.seconds]
-            if not takes:
-                del self.takes[place]
-        alike = self.alike[kind]
+        alike = self.alike[kind_of(job)]
         alike.remove(job)
         if not len(alike):
-            del self.alike[kind]
+            del self.alike[kind_of(job)]
+
+    def first(self) -> tuple[int, Bucket]:
+        """The most urgent jobs, and of these the widest, of one kind: their width, and which they are."""
+        firsts = (next(alike.buckets()) for alike in self.alike.values())
+        _, devices, bucket, _ = max(firsts, key=lambda found: found[:2])
+        return devices, bucket
 
 
 def kind_of(job: Job) -> Kind:

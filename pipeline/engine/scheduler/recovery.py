@@ -177,7 +177,7 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
         f"worker {index}, {worker.device or 'not started'}, is given no more jobs: {reason}{names}", logging.ERROR
     )
     run.record("DeviceQuarantined", worker=index, device=worker.device, reason=reason, failed_jobs=jobs)
-    run.state.table.quarantine(index)
+    run.state.quarantine(index)
     waiting = worker.job_id
     if not waiting or waiting in run.gathering or worker.lent:
         close(run, index)  # a job that runs beside those that failed may well finish
@@ -191,7 +191,7 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
 def _release(run: Run, index: int) -> None:
     run.say(f"worker {index} is given jobs again: what failed on it has failed elsewhere too")
     run.record("DeviceReleased", worker=index)
-    run.state.table.release(index)
+    run.state.release(index)
     if index in run.closed:  # otherwise its job went on meanwhile
         run.closed.discard(index)
         run.process_starts(index)

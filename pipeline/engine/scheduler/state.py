@@ -183,99 +183,6 @@ class WorkerState:
             self.holds = [*others, affinity][-most:]
 
 
-# -- worker table ------------------------------------------------------------------------------------------------
-# The workers of a run, kept so that finding those that could take a job does not look at all of them.
-
-
-class WorkerTable:
-    """Workers by index, which of them may be idle, and which devices have one that is given jobs.
-
-    Attributes:
-        workers: By index. A process that comes up, a job that ends and what is said of a place go through the
-            methods here.
-    """
-
-    def __init__(self, layout: Layout, needs: Needs) -> None:
-        """Begin with workers that are not up.
-
-        Args:
-            layout: Where they are.
-            needs: What jobs take of their devices.
-        """
-        self.workers = [WorkerState(index) for index in range(layout.workers)]
-        self._layout, self._needs = layout, needs
-        # All that are idle, and some that are not any more: nothing is idle that was not let in here.
-        self._candidates: set[int] = set()
-        self._usable: list[int] | None = None
-        # Of each kind of job where it may run, and on how many devices at once; as of so many changes of needs.
-        self._fitting: dict[Kind, tuple[list[int], int]] = {}
-        self._changes = 0
-
-    def ready(self, index: int, device: str, visible: str) -> None:
-        """A process is up."""
-        self.workers[index] = self.workers[index].ready(device, visible)
-        self._candidates.add(index)
-
-    def lost(self, index: int) -> None:
-        """A process has ended, and with it all that was there."""
-        self.workers[index] = self.workers[index].lost()
-
-    def free(self, index: int) -> None:
-        """The job of a worker is over."""
-        self.workers[index].free()
-        self._candidates.add(index)
-
-    def quarantine(self, index: int) -> None:
-        """Give a worker no more jobs."""
-        self.workers[index].quarantined = True
-        self._forget()
-
-    def release(self, index: int) -> None:
-        """Give it jobs again."""
-        self.workers[index].quarantined = False
-        self._candidates.add(index)
-        self._forget()
-
-    def idle(self) -> list[WorkerState]:
-        """Workers that could take a job, in their order."""
-        found = [self.workers[index] for index in sorted(self._candidates)]
-        idle = [worker for worker in found if worker.phase is WorkerPhase.idle]
-        if len(idle) < len(found):
-            self._candidates = {worker.index for worker in idle}
-        return idle
-
-    def usable_workers(self) -> list[int]:
-        """Places that are not quarantined."""
-        return [worker.index for worker in self.workers if not worker.quarantined]
-
-    def usable_devices(self) -> list[int]:
-        """Devices of which a place is left."""
-        if self._usable is None:
-            self._usable = sorted({self._layout.device_of(index) for index in self.usable_workers()})
-        return self._usable
-
-    def fitting_devices(self, job: Job) -> list[int]:
-        """Those of them on which a job may run."""
-        return self._places(job)[0]
-
-    def most_devices(self, job: Job) -> int:
-        """How many of those it could have at once."""
-        return self._places(job)[1]
-
-    def _forget(self) -> None:
-        self._usable = None
-        self._fitting.clear()
-
-    def _places(self, job: Job) -> tuple[list[int], int]:
-        if self._changes != self._needs.changes:
-            self._changes = self._needs.changes
-            self._fitting.clear()
-        if (kind := kind_of(job)) not in self._fitting:
-            found = self._needs.fitting(job, self.usable_devices())
-            self._fitting[kind] = found, self._layout.most_together(found)
-        return self._fitting[kind]
-
-
 # -- round gate --------------------------------------------------------------------------------------------------
 # Jobs that wait for their round although all that they read is there.
 
@@ -371,8 +278,8 @@ class RunState:
     Attributes:
         plan: What is carried out.
         jobs: Job id -> its state.
-        table: The workers, and which of them are idle.
-        workers: By index.
+        workers: By index. A process that comes up, a job that ends and what is said of a place go through the
+            methods here, so that finding who is idle does not look at all.
         ready: Jobs that could start now, on any worker.
         retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
         reserved: Job that was promised a place -> the machine on which idle workers are kept for it; in order.
@@ -414,8 +321,13 @@ class RunState:
         self.needs = Needs(self.layout) if needs is None else needs
         self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
-        self.table = WorkerTable(self.layout, self.needs)
-        self.workers = self.table.workers
+        self.workers = [WorkerState(index) for index in range(self.layout.workers)]
+        # All that are idle, and some that are not any more: nothing is idle that was not let in here.
+        self._candidates: set[int] = set()
+        self._usable: list[int] | None = None
+        # Of each kind of job where it may run, and on how many devices at once; as of so many changes of needs.
+        self._fitting: dict[Kind, tuple[list[int], int]] = {}
+        self._changes = 0
         left_s = {job.id: 0.0 if job.id in stored else job.seconds for job in plan.jobs.values()}
         paths = paths_for_rows(plan, left_s, num_workers) if rows_early else plan.longest_paths(left_s)
         self.ready = ReadyQueue(plan, paths)
@@ -440,7 +352,22 @@ class RunState:
 
     def worker_ready(self, index: int, device: str, visible: str = "") -> None:
         """A worker reported that it is up; whatever it held before is not in this process."""
-        self.table.ready(index, device, visible)
+        self.workers[index] = self.workers[index].ready(device, visible)
+        self._candidates.add(index)
+
+    def quarantine(self, index: int) -> None:
+        """Give a worker no more jobs."""
+        self._set_quarantined(index, quarantined=True)
+
+    def release(self, index: int) -> None:
+        """Give it jobs again."""
+        self._set_quarantined(index, quarantined=False)
+
+    def _set_quarantined(self, index: int, *, quarantined: bool) -> None:
+        self.workers[index].quarantined = quarantined
+        self._candidates.add(index)
+        self._usable = None
+        self._fitting.clear()
 
     def worker_lost(self, index: int) -> str:
         """A worker ended. One that is lent is not missed: the job has only its device.
@@ -453,7 +380,7 @@ class RunState:
             worker.ends()
             return ""
         job_id = self._free(index) if worker.job_id else ""
-        self.table.lost(index)
+        self.workers[index] = worker.lost()
         return job_id
 
     def is_gathered(self, job_id: str) -> bool:
@@ -466,13 +393,32 @@ class RunState:
         """Whether each device has one worker and will do for every job: then nobody need look at memory."""
         return self.layout.slots == 1 and self.needs.fit_everywhere(self._kinds)
 
+    def usable_workers(self) -> list[int]:
+        """Places that are not quarantined."""
+        return [worker.index for worker in self.workers if not worker.quarantined]
+
     def usable_devices(self) -> list[int]:
         """Devices of which a place is left."""
-        return self.table.usable_devices()
+        if self._usable is None:
+            self._usable = sorted({self.layout.device_of(index) for index in self.usable_workers()})
+        return self._usable
 
     def fitting_devices(self, job: Job) -> list[int]:
         """Those of them on which a job may run."""
-        return self.table.fitting_devices(job)
+        return self._places(job)[0]
+
+    def most_devices(self, job: Job) -> int:
+        """How many of those it could have at once."""
+        return self._places(job)[1]
+
+    def _places(self, job: Job) -> tuple[list[int], int]:
+        if self._changes != self.needs.changes:
+            self._changes = self.needs.changes
+            self._fitting.clear()
+        if (kind := kind_of(job)) not in self._fitting:
+            found = self.needs.fitting(job, self.usable_devices())
+            self._fitting[kind] = found, self.layout.most_together(found)
+        return self._fitting[kind]
 
     def slots_of(self, job: Job) -> int:
         """How many workers' places a job takes: those of several devices, or one."""
@@ -486,8 +432,12 @@ class RunState:
         return self.needs.charge(state.job, device)
 
     def idle_workers(self) -> list[WorkerState]:
-        """Workers that could take a job."""
-        return self.table.idle()
+        """Workers that could take a job, in their order."""
+        found = [self.workers[index] for index in sorted(self._candidates)]
+        idle = [worker for worker in found if worker.phase is WorkerPhase.idle]
+        if len(idle) < len(found):
+            self._candidates = {worker.index for worker in idle}
+        return idle
 
     # -- jobs --------------------------------------------------------------------------------------------------
 
@@ -670,7 +620,8 @@ class RunState:
         """Take the job from a worker, and give the devices back that were lent to it."""
         job_id = self.workers[index].job_id
         for place in self.jobs[job_id].workers:
-            self.table.free(place)
+            self.workers[place].free()
+            self._candidates.add(place)
         self.jobs[job_id].workers = ()
         return job_id
 

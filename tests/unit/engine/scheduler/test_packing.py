@@ -182,7 +182,7 @@ def test_a_measurement_refuses_nothing() -> None:
     assert state.fitting_devices(job("x", 40)) == []
     carry_out(state)
     assert on(state) == {0: ["a"]}
-    state.table.quarantine(0)
+    state.quarantine(0)
     assert state.fitting_devices(job("x", kind="k")) == [1]
     wide = ready(layout(24, 16, 8, slots=1), job("a", kind="k", devices=2), peaks={"k": 20})
     assert wide.fitting_devices(wide.jobs["a"].job) == [0, 1]
