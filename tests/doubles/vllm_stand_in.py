@@ -75,6 +75,7 @@ class LLM:
             "gpu_memory_utilization": gpu_memory_utilization,
         }
         self.calls: list[int] = []
+        self.asked: list[SamplingParams] = []
         self._model: Any = load_policy(model, SystemConfig(), "cpu")
         self._read: dict[tuple[int, ...], torch.Tensor] = {}
         ENGINES.append(self)
@@ -85,6 +86,7 @@ class LLM:
     ) -> list[RequestOutput]:
         assert len(prompts) == len(sampling_params)
         self.calls.append(len(prompts))
+        self.asked += sampling_params
         return [
             RequestOutput([self._one(prompt["prompt_token_ids"], params)])
             for prompt, params in zip(prompts, sampling_params, strict=True)

@@ -46,10 +46,6 @@ from pipeline.learning.training.distributed import bits_of
 # samples in all, n rows that are alive, k steps since tokens were looked at.
 
 
-Finished = Callable[[int, list[list[int]], NDArray[np.float64]], None]
-"""Told of each prompt, once all of its samples are finished: its index, tokens and divergences of the samples."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlotPace:
     """When slots are filled again, and how often tokens are looked at.
@@ -78,23 +74,13 @@ class SlotPace:
         return self.look_every or (8 if device.startswith("cuda") else 1)
 
 
-def passes(lengths: NDArray[np.int64], samples: int, tokens: Sequence[Sequence[int]]) -> tuple[Pass, Pass]:
-    """What a model reads to complete prompts: the prompts, which their samples share, and what follows them.
-
-    Args:
-        lengths: Of the prompts, shape [P].
-        samples: Completions of each.
-        tokens: The completions, those of a prompt adjacent; the last token of each is never read.
-    """
-    further = np.array([max(0, len(written) - 1) for written in tokens], np.int64)
-    return whole_texts(lengths, outputs=len(lengths)), continued(lengths.repeat(samples), further)
-
-
 class DecodingWork:
-    """What there is to do and what is done of it.
+    """What there is to do and what is done of it, by several attempts where memory runs out.
 
     Attributes:
         queue: Prompts that are not read yet, in the order in which they will be.
+        open: Those that the present attempt began with, shape [P].
+        done: Prompts of which all samples are finished, shape [P].
         tokens: Of each sample.
         kl: Of each sample.
         candidates: That the guide has read for each sample, and the positions that they attended to; shape [N, 2].
@@ -105,24 +91,38 @@ class DecodingWork:
         prompts: Sequence[Sequence[int]],
         budgets: NDArray[np.int64],
         samples: int,
-        finished: Finished,
-        begun: Sequence[int] | NDArray[np.int64] | None = None,
+        begun: NDArray[np.int64] | None = None,
+        told: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.prompts, self.budgets, self.samples = prompts, budgets, samples
-        self._begun = begun
+        """Begin with nothing done.
+
+        Args:
+            prompts: Token ids.
+            budgets: New tokens at most, for each prompt.
+            samples: Completions of each prompt.
+            begun: How many tokens at the end of each prompt its completions begin with, of which a stop string may
+                be part; None for none.
+            told: Called as prompts are finished, with samples done and tokens generated so far.
+        """
+        self.prompts, self.budgets, self.samples, self._begun = prompts, budgets, samples, begun
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int64)
         if (empty := np.flatnonzero((self.lengths == 0) & (budgets > 0))).size:
             raise DataError(f"prompt {empty[0]} has no tokens, so there is nothing that a model could go on from")
         self.tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
         self.kl = np.zeros(len(self.tokens))
         self.candidates = np.zeros((len(self.tokens), 2), np.int64)
-        self._finished = finished
-        self._left = np.where(budgets > 0, samples, 0)
-        self._done: list[int] = []
+        self.done = np.zeros(len(prompts), np.bool_)
+        self._told, self._generated = told, 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an attempt at what is not done."""
+        self.open = ~self.done
+        self._left = np.full(len(self.prompts), self.samples)
         order = np.argsort(self.lengths, kind="stable")
-        self.queue: list[int] = order[budgets[order] > 0].tolist()
-        for prompt in np.flatnonzero(budgets <= 0).tolist():
-            self._tell(prompt)
+        self.queue: list[int] = order[self.open[order] & (self.budgets[order] > 0)].tolist()
+        for prompt in np.flatnonzero(self.open & (self.budgets <= 0)).tolist():
+            self._finish(prompt)
 
     def next_prompts(self, count: int, *, equal: bool = False) -> list[int]:
         """Take so many prompts off the queue at most; with `equal`, of one length alone."""
@@ -137,31 +137,35 @@ class DecodingWork:
         count = 0 if self._begun is None else int(self._begun[prompt])
         return self.prompts[prompt][len(self.prompts[prompt]) - count :]
 
-    def finish(self, sample: int, tokens: list[int], kl: float, candidates: NDArray[np.int64]) -> None:
+    def finish(self, sample: int, tokens: list[int], kl: float, candidates: NDArray[np.int64] | int = 0) -> None:
         """Note what a sample has become."""
         self.tokens[sample], self.kl[sample], self.candidates[sample] = tokens, kl, candidates
         prompt = sample // self.samples
         self._left[prompt] -= 1
         if not self._left[prompt]:
-            self._done.append(prompt)
-            self._tell(prompt)
+            self._finish(prompt)
 
     def count(self, model: PreTrainedModel, guide: ValueModel | None) -> None:
-        """Count FLOPs of prompts that are finished, where somebody wants to know them."""
-        if not is_metered():
+        """Count FLOPs of prompts that this attempt has finished, where somebody wants to know them."""
+        done = np.flatnonzero(self.done & self.open & (self.budgets > 0))
+        if not is_metered() or not len(done):
             return
-        done = np.array(self._done, np.int64)
         written = (done[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
-        prefill, steps = passes(self.lengths[done], self.samples, [self.tokens[sample] for sample in written])
+        # The last token of each is never read.
+        further = np.array([max(0, len(self.tokens[sample]) - 1) for sample in written], np.int64)
+        prefill = whole_texts(self.lengths[done], outputs=len(done))
+        steps = continued(self.lengths[done].repeat(self.samples), further)
         spend("decoding", model_cost(model).forward(prefill + steps))
         if guide is not None:
             tokens, positions = self.candidates[written].sum(0).tolist()
             read = Pass(tokens, positions, tokens) if tokens else steps
             spend("guidance", model_cost(guide).forward(prefill + read))
 
-    def _tell(self, prompt: int) -> None:
-        place = slice(prompt * self.samples, (prompt + 1) * self.samples)
-        self._finished(prompt, self.tokens[place], self.kl[place])
+    def _finish(self, prompt: int) -> None:
+        self.done[prompt] = True
+        self._generated += sum(map(len, self.tokens[prompt * self.samples : (prompt + 1) * self.samples]))
+        if self._told is not None:
+            self._told(int(self.done.sum()) * self.samples, self._generated)
 
 
 class Rows:
@@ -387,9 +391,7 @@ def decode(
     keys: sampling.Keys | None,
     samples: int = 1,
     guidance: Guidance | None = None,
-    finished: Finished = lambda *_: None,
     pace: SlotPace | None = None,
-    begun: Sequence[int] | NDArray[np.int64] | None = None,
 ) -> Decoded:
     """Complete prompts, the shortest first. Samples of a prompt share its prefill.
 
@@ -402,15 +404,26 @@ def decode(
             and so do samples of the key `LIKELIEST` where nothing guides.
         samples: Completions of each prompt.
         guidance: Tilts the reference; None decodes from it as it is.
-        finished: Told of each prompt that is finished. What it was told of need not be done again after a failure.
         pace: When slots are filled again.
-        begun: Tokens at the end of each prompt that its completions begin with, of which a stop string may be
-            part; None for none.
 
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
     """
-    work = DecodingWork(prompts, np.asarray(budgets, np.int64), samples, finished, begun)
+    work = DecodingWork(prompts, np.asarray(budgets, np.int64), samples)
+    do(work, model, settings, keys=keys, guidance=guidance, pace=pace)
+    return Decoded(work.tokens, work.kl)
+
+
+def do(
+    work: DecodingWork,
+    model: PreTrainedModel,
+    settings: DecodeSettings,
+    *,
+    keys: sampling.Keys | None,
+    guidance: Guidance | None = None,
+    pace: SlotPace | None = None,
+) -> None:
+    """Do what is not done of some work, as `decode`; what is finished need not be done again after a failure."""
     # Autocast keeps weights that it has rounded, but not in inference mode, where each step would do it anew.
     rounds = torch.is_autocast_enabled(model.device.type)
     try:
@@ -419,7 +432,6 @@ def decode(
                 _Slots(model, settings, work, keys, guidance, pace or SlotPace()).run()
     finally:
         work.count(model, None if guidance is None else guidance.model)
-    return Decoded(work.tokens, work.kl)
 
 
 class _Slots:
@@ -436,7 +448,8 @@ class _Slots:
     ) -> None:
         self.settings, self.work, self.pace = settings, work, pace
         self.slots = min(settings.batch_size, len(work.queue) * work.samples)
-        width = int((work.lengths + work.budgets).max())
+        budgets = work.budgets[work.open]
+        width = int((work.lengths[work.open] + budgets).max())
         self.policy = model_rows(model, self.slots, width, settings.pad_id)
         self.guide: Guide | None = None
         if guidance is not None:
@@ -448,7 +461,7 @@ class _Slots:
         self.some_likeliest = keys is not None and bool((keys == sampling.LIKELIEST).any())
         self.stops = settings.stops
         reach = 0 if self.stops is None else self.stops.reach
-        self.rows = Rows(self.slots, int(work.budgets.max()), len(self.streams), reach)
+        self.rows = Rows(self.slots, int(budgets.max()), len(self.streams), reach)
         self.ends = set() if settings.eos_id is None else {settings.eos_id, *settings.further_end_ids}
         self.outputs = Outputs()
         self.take = Taking(
@@ -459,7 +472,7 @@ class _Slots:
             self.some_likeliest,
             None if guidance is None else guidance.model.vocabulary,
         )
-        self.recorded = self._recorded()
+        self.recorded = self._recorded(budgets)
         # Where every step is looked at, but for ends nothing in it is needed before a row leaves or enters. Ranks
         # look together, so that none acts on a token that the others do not have.
         each_step = pace.steps(settings.device) == 1 and self.recorded is None
@@ -468,10 +481,9 @@ class _Slots:
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
 
-    def _recorded(self) -> RecordedSteps | None:
+    def _recorded(self, budgets: NDArray[np.int64]) -> RecordedSteps | None:
         if not self.settings.cuda_graphs or not recorded_steps.is_asked(self.settings.device):
             return None
-        budgets = self.work.budgets
         if max(budgets.max(), budgets.sum() * self.work.samples // self.slots) < recorded_steps.SHORT:
             return None
         if why := recorded_steps.why_not(self.policy, self.take):

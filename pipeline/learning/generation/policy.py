@@ -19,7 +19,7 @@ from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Row, Text
 from pipeline.learning.datasets.chat import begun_by_template, template_arguments
 from pipeline.learning.datasets.prepared import encode_prompts
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
+from pipeline.learning.generation.decode import Decoded, DecodeSettings, DecodingWork, Guidance, do
 from pipeline.learning.generation.sampling import Keys, split_keys
 from pipeline.learning.generation.stops import StopStrings, as_tokens
 from pipeline.learning.generation.vllm_engine import VLLMBackend
@@ -283,52 +283,33 @@ class TextPolicy:
         limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
         begun = np.minimum(self.limit - limits, [len(prompt) for prompt in prompts])
         asked = None if self.is_greedy else keys
+        work = DecodingWork(prompts, limits, samples, begun, on_batch)
         if self._backend is not None:
-            drawn = self._backend.complete(
-                prompts, asked, samples=samples, budgets=limits, begun=begun, on_batch=on_batch
-            )
+            self._backend.complete(work, asked)
         else:
-            drawn = self._decoded(prompts, asked, samples, limits, begun, on_batch)
-        kl = self._divergence([prompt for prompt in prompts for _ in range(samples)], drawn.tokens)
-        return drawn if kl is None else replace(drawn, kl=kl)
+            self._decode(work, asked)
+        kl = self._divergence([prompt for prompt in prompts for _ in range(samples)], work.tokens)
+        return Decoded(work.tokens, work.kl if kl is None else kl)
 
-    def _decoded(
-        self,
-        prompts: Sequence[Sequence[int]],
-        keys: Keys | None,
-        samples: int,
-        limits: NDArray[np.int64],
-        begun: NDArray[np.int64],
-        on_batch: Callable[[int, int], None] | None,
-    ) -> Decoded:
-        longest = max((len(prompt) + int(limit) for prompt, limit in zip(prompts, limits, strict=True)), default=1)
+    def _decode(self, work: DecodingWork, keys: Keys | None) -> None:
         batch = self._sizes.begin(
             "generate",
-            min(self._settings.batch_size, max(1, len(prompts)) * samples),
-            length=longest,
+            min(self._settings.batch_size, max(1, len(work.tokens))),
+            length=int((work.lengths + work.budgets).max(initial=1)),
             remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
             together=True,
         )
-        together = split_over(self._model) is not None
-        done = _Done(len(prompts), samples, on_batch)
 
         def rest() -> None:
-            left = np.flatnonzero(~done.prompts).tolist()
-            decode(
-                self._model,
-                [prompts[index] for index in left],
-                limits[left],
-                replace(self._settings, batch_size=batch.size),
-                keys=None if keys is None else keys[left],
-                samples=samples,
-                guidance=self._guidance,
-                finished=lambda index, *found: done.note(left[index], *found),
-                begun=begun[left],
-            )
+            settings = replace(self._settings, batch_size=batch.size)
+            do(work, self._model, settings, keys=keys, guidance=self._guidance)
 
-        if prompts:
-            batch.run(rest, used=lambda: int((~done.prompts).sum()) * samples, together=together)
-        return Decoded(done.tokens, done.kl)
+        batch.run(
+            rest,
+            undo=work.begin,
+            used=lambda: int((~work.done).sum()) * work.samples,
+            together=split_over(self._model) is not None,
+        )
 
     def _divergence(
         self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
@@ -371,32 +352,6 @@ class TextPolicy:
         """
         model = self._model if exact is None else exact
         return completion_scores(model, prompts, completions, self._settings, self._sizes)
-
-
-class _Done:
-    """What is finished of some prompts.
-
-    Attributes:
-        prompts: Which are.
-        tokens: Of each sample.
-        kl: Of each sample.
-    """
-
-    def __init__(self, prompts: int, samples: int, told: Callable[[int, int], None] | None) -> None:
-        self.prompts = np.zeros(prompts, np.bool_)
-        self.tokens: list[list[int]] = [[] for _ in range(prompts * samples)]
-        self.kl = np.zeros(prompts * samples)
-        self._samples, self._told = samples, told
-        self._done = self._generated = 0
-
-    def note(self, prompt: int, tokens: list[list[int]], kl: NDArray[np.float64]) -> None:
-        """Take in the samples of a prompt."""
-        places = slice(prompt * self._samples, (prompt + 1) * self._samples)
-        self.prompts[prompt], self.tokens[places], self.kl[places] = True, tokens, kl
-        self._done += self._samples
-        self._generated += sum(map(len, tokens))
-        if self._told is not None:
-            self._told(self._done, self._generated)
 
 
 def for_generate(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError, OutOfMemory
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, passes
+from pipeline.learning.generation.decode import DecodeSettings, DecodingWork
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
 from pipeline.learning.models.cache import scratch_folder
-from pipeline.learning.models.flops import model_cost, spend
 from pipeline.outputs.guidance import adapter_folders
 
 MIB = 1 << 20
@@ -88,42 +86,21 @@ class VLLMBackend:
             )
         self._model, self._settings, self._sizes, self._memory_mb = model, settings, sizes, memory_mb
 
-    def complete(
-        self,
-        prompts: Sequence[Sequence[int]],
-        keys: Keys | None,
-        *,
-        samples: int,
-        budgets: NDArray[np.int64],
-        begun: NDArray[np.int64],
-        on_batch: Callable[[int, int], None] | None,
-    ) -> Decoded:
+    def complete(self, work: DecodingWork, keys: Keys | None) -> None:
         """Complete prompts, shortest first, so many at a time that it is told now and then how far the work is."""
-        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-        tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
-        open_ones = [index for index in np.argsort(lengths, kind="stable").tolist() if budgets[index] > 0]
-        waiting = [index * samples + sample for index in open_ones for sample in range(samples)]
-        streams = np.full(len(tokens), LIKELIEST) if keys is None else keys.reshape(-1)
-        seeds = [None if key == LIKELIEST else int(key >> np.uint64(1)) for key in streams]
-        generated, done, at_once = 0, len(tokens) - len(waiting), TURNS * self._settings.batch_size
-        engine = self._engine(int((lengths + budgets).max(initial=1))) if waiting else None
+        waiting = [prompt * work.samples + sample for prompt in work.queue for sample in range(work.samples)]
+        streams = np.full(len(work.tokens), LIKELIEST) if keys is None else keys.reshape(-1)
+        at_once = TURNS * self._settings.batch_size
+        engine = self._engine(int((work.lengths + work.budgets).max())) if waiting else None
         for start in range(0, len(waiting), at_once):
             part = waiting[start : start + at_once]
-            asked = [(prompts[place // samples], int(budgets[place // samples])) for place in part]
-            drawn = self._drawn(engine, asked, [seeds[place] for place in part])
-            for place, written in zip(part, drawn, strict=True):
-                prompt, own = prompts[place // samples], int(begun[place // samples])
+            asked = [(work.prompts[at // work.samples], int(work.budgets[at // work.samples])) for at in part]
+            seeds = [None if streams[at] == LIKELIEST else int(streams[at] >> np.uint64(1)) for at in part]
+            for at, written in zip(part, self._drawn(engine, asked, seeds), strict=True):
                 # It has no tokenizer there, so it knows of no stop string and writes on.
-                stops = self._settings.stops
-                tokens[place] = stops.until(prompt[len(prompt) - own :], written) if stops else written
-                generated += len(written)
-            if on_batch is not None:
-                on_batch(done + start + len(part), generated)
-        shown = zip(prompts, tokens[::samples], strict=True)
-        read = np.array([len(prompt) for prompt, row in shown if row], np.int64)  # of a budget of 0 nothing is
-        prefill, steps = passes(read, samples, [row for row in tokens if row])
-        spend("decoding", model_cost(self._model).forward(prefill + steps))  # as our own decoder counts
-        return Decoded(tokens, np.zeros(len(tokens)))
+                stops, begun = self._settings.stops, work.begun_with(at // work.samples)
+                work.finish(at, stops.until(begun, written) if stops else written, 0.0)
+        work.count(self._model, None)  # as our own decoder counts
 
     def _drawn(
         self, engine: Any, asked: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int | None]

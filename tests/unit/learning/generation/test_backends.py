@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from scipy.stats import chisquare
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig, SystemConfig, TextBackend
@@ -18,7 +16,7 @@ from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation import vllm_engine
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import Tilt, policy_logprobs, preference_offset, sample_keys
+from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.load import load_policy
@@ -31,8 +29,6 @@ DATASET = load_dataset(AdditionConfig(kind="addition"))
 PROMPTS = [[1, 2, 3, 4][: 1 + row % 4] for row in range(10)]
 STEPS = 4
 ENDS = 9
-RARE = 1e-3
-"""A chance below which draws do not come from a distribution; seeds are fixed, so a test passes always or not."""
 
 
 def policy(
@@ -56,20 +52,6 @@ def ending(model: PreTrainedModel) -> PreTrainedModel:
 
 def drawn(policy: TextPolicy, samples: int = 2) -> Decoded:
     return policy.complete(PROMPTS, sample_keys(0, "test", np.arange(len(PROMPTS)), samples), samples=samples)
-
-
-def chance(model: PreTrainedModel, prompt: list[int], tokens: list[int], top_p: float = 1.0) -> float:
-    """The p-value of how often each token comes first."""
-    with torch.inference_mode():
-        logprobs = policy_logprobs(model(torch.tensor([prompt])).logits[:, -1], 1.0, top_p)
-    expected = logprobs[0].double().exp().numpy() * len(tokens)
-    counts = np.bincount(tokens, minlength=len(expected))
-    assert not counts[expected == 0].any()
-    often = expected >= 5
-    seen = [*counts[often], counts[~often].sum()]
-    wanted = np.array([*expected[often], expected[~often].sum()])
-    kept = wanted > 0
-    return float(chisquare(np.array(seen)[kept], wanted[kept] * (len(tokens) / wanted[kept].sum())).pvalue)
 
 
 def test_what_is_guided_is_decoded_by_us() -> None:
@@ -96,7 +78,7 @@ def test_vllm_takes_the_likeliest_tokens_as_we_do(saved: PreTrainedModel) -> Non
     told: list[tuple[int, int]] = []
     found = policy(saved, TextBackend.vllm).complete(PROMPTS, None, on_batch=lambda *now: told.append(now))
     assert found.tokens == ours.tokens
-    assert told == [(10, sum(map(len, found.tokens)))]
+    assert told[-1] == (10, sum(map(len, found.tokens)))
 
 
 def test_vllm_draws_by_the_seed_of_each_sample(saved: PreTrainedModel) -> None:
@@ -115,22 +97,9 @@ def test_vllm_draws_by_the_seed_of_each_sample(saved: PreTrainedModel) -> None:
         "max_model_len": 8,
         "gpu_memory_utilization": 0.4,
     }
-    drawn(policy(saved, TextBackend.vllm, max_new_tokens=20, memory_mb=25 << 10))
+    drawn(policy(saved, TextBackend.vllm, max_new_tokens=20, memory_mb=25 << 10, temperature=1.3, top_p=0.9))
     assert vllm_stand_in.ENGINES[1].settings["gpu_memory_utilization"] == 0.25
-
-
-def test_what_vllm_draws_is_as_likely_as_what_we_do(saved: PreTrainedModel) -> None:
-    keys = sample_keys(1, "test", np.arange(1), 400)
-    found = {
-        backend: policy(saved, backend, batch_size=400).complete([[1, 2, 3]], keys, samples=400)
-        for backend in (TextBackend.own, TextBackend.vllm)
-    }
-    lengths = {backend: np.array(list(map(len, decoded.tokens))) for backend, decoded in found.items()}
-    for decoded in found.values():
-        assert chance(saved, [1, 2, 3], [tokens[0] for tokens in decoded.tokens]) > RARE
-    ours, theirs = lengths[TextBackend.own], lengths[TextBackend.vllm]
-    spread = np.sqrt(ours.var() / len(ours) + theirs.var() / len(theirs))
-    assert abs(ours.mean() - theirs.mean()) < 3.5 * spread
+    assert {(asked.temperature, asked.top_p) for asked in vllm_stand_in.ENGINES[1].asked} == {(1.3, 0.9)}
 
 
 def test_the_divergence_of_a_nucleus_is_read_from_the_texts(saved: PreTrainedModel) -> None:

@@ -17,7 +17,15 @@ from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import row_models, sampling
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
+from pipeline.learning.generation.decode import (
+    Decoded,
+    DecodeSettings,
+    DecodingWork,
+    Guidance,
+    SlotPace,
+    decode,
+    do,
+)
 from pipeline.learning.generation.sampling import Keys, Tilt, atoms_offset, preference_offset, sample_keys
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen
@@ -374,10 +382,11 @@ def test_flops_are_those_that_torch_counts(head: HeadType | None) -> None:
     assert meter.total == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
-def test_what_is_finished_is_told_of_and_counted_before_a_failure() -> None:
-    model, work = language_model("gpt2"), mixed(samples=2)
-    settings, told = DecodeSettings(batch_size=8), {}
-    whole = decode(model, settings=settings, **work)
+def test_what_is_finished_is_kept_and_counted_before_a_failure() -> None:
+    model, given = language_model("gpt2"), mixed(samples=2)
+    settings, keys = DecodeSettings(batch_size=8), given["keys"]
+    whole = decode(model, settings=settings, **given)
+    work = DecodingWork(given["prompts"], given["budgets"], 2)
     passes = 0
 
     def fail(*_: object) -> None:
@@ -388,20 +397,17 @@ def test_what_is_finished_is_told_of_and_counted_before_a_failure() -> None:
 
     model.register_forward_pre_hook(fail)
     with metered() as meter, pytest.raises(torch.OutOfMemoryError):
-        decode(model, settings=settings, **work, finished=lambda prompt, tokens, _: told.update({prompt: tokens}))
-    assert 3 < len(told) < 21
-    assert all(tokens == whole.tokens[2 * prompt : 2 * prompt + 2] for prompt, tokens in told.items())
-    some = list(told)
+        do(work, model, settings, keys=keys)
+    some = np.flatnonzero(work.done).tolist()
+    assert 3 < len(some) < 21
+    assert all(work.tokens[2 * at : 2 * at + 2] == whole.tokens[2 * at : 2 * at + 2] for at in some)
+    prompts = [given["prompts"][prompt] for prompt in some]
     with metered() as again:
-        decode(
-            language_model("gpt2"),
-            [work["prompts"][prompt] for prompt in some],
-            work["budgets"][some],
-            settings,
-            keys=work["keys"][some],
-            samples=2,
-        )
+        decode(model, prompts, given["budgets"][some], settings, keys=keys[some], samples=2)
     assert dict(meter.flops) == dict(again.flops)
+    work.begin()
+    do(work, model, settings, keys=keys)
+    assert work.tokens == whole.tokens
 
 
 @pytest.mark.gpu
