@@ -19,9 +19,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from pipeline.config.plain import filled
 from pipeline.config.schema import CHOICES, KEYED, MISSING, PATH, RANGE, Config
 from pipeline.config.tables import TABLES, all_shipped
-from pipeline.config.values import nearest_choice, short
+from pipeline.config.values import nearest_choice, short, value_problems
+from pipeline.errors import ConfigError, unknown_name
 
 _WORDS: Mapping[object, tuple[str, str]] = {
     int: ("whole number", "whole numbers"),
@@ -190,6 +192,29 @@ def in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), pat
         return "choices" if several else "choice"
     other = str(getattr(hint, "__name__", hint))
     return _WORDS.get(hint, (other, other))[several]
+
+
+def settings_of(schema: type[Any], given: Mapping[str, Any], key: str = "") -> Any:
+    """Make settings of single values that a program or an option gives.
+
+    Args:
+        schema: Their class.
+        given: Plain values; whatever is absent keeps its default.
+        key: What stands before their names in messages.
+
+    Raises:
+        ConfigError: Names a value that is none of a setting.
+    """
+
+    def refuse(path: tuple[str, ...], value: Any, _: object, hint: Any) -> None:
+        said = f"={value!r}: must be {in_words(hint)}" if hint else f": {unknown_name('setting', path[0], names)}"
+        raise ConfigError(f"{key}{path[0]}{said}")
+
+    names = [item.name for item in fields(schema)]
+    found = filled(schema, given, refuse=refuse)
+    for problem in value_problems(found):
+        raise ConfigError(f"{key}{problem}")
+    return found
 
 
 def about(kind: type[Any]) -> str:

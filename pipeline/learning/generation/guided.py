@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
@@ -18,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config.schema import LARGEST_SEED, SMALLEST_DIVISOR, DatasetConfig, GenerationConfig, LongPrompts
+from pipeline.config.meaning import settings_of
+from pipeline.config.schema import (
+    LARGEST_SEED,
+    SMALLEST_DIVISOR,
+    DatasetConfig,
+    GenerationConfig,
+    LongPrompts,
+    number,
+)
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import Dataset, Row
@@ -141,6 +149,16 @@ class Options(TypedDict, total=False):
     batch_size: int
 
 
+@dataclass(kw_only=True)
+class _Asked(GenerationConfig):
+    """What a call asks for, the settings of generation among it."""
+
+    eta: float = number(math.inf, at_least=SMALLEST_DIVISOR, infinite=True)
+    n: int = number(1, at_least=1, at_most=LARGEST_SEED)
+    seed: int = number(0, at_least=0, at_most=LARGEST_SEED)
+    greedy: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Completion:
     """A completion with what is known of it.
@@ -231,7 +249,8 @@ class Guided:
         self.value = None if guide is None else guide.model
         self.drawing, self.prompting = drawing or Drawing(), prompting or Prompting()
         saved = math.inf if guide is None or guide.settings.eta is None else guide.settings.eta
-        self.eta = self._strength(saved if eta is None else eta)
+        self.eta = saved
+        self.eta = self._asked({} if eta is None else {"eta": eta}).eta
         self._warned = False
         self._sizes = BatchSizes(None, device, model, *([] if guide is None else [guide.model]))
 
@@ -275,24 +294,22 @@ class Guided:
             values: Also what the value model expects after each token.
             options: As in `generate`.
         """
-        if unknown := set(options) - Options.__annotations__.keys():
-            raise ConfigError(unknown_name("option", min(unknown), Options.__annotations__))
         if values and self._guide is None:
-            raise ConfigError("values: this is a policy, which has no value model")
-        count, seed = _whole(options, "n", 1, least=1), _whole(options, "seed", 0, least=0)
+            raise ConfigError(_NO_GUIDE.format("values"))
+        asked = self._asked(options)
         several = _several(prompts)
-        asked = _Asked(several, self.prompting)
-        policy = self._policy(asked, options)
-        rows = [asked.row(place) for place in range(len(several))]
+        dataset = _Prompts(several, self.prompting)
+        policy = self._policy(dataset, asked)
+        rows = [dataset.row(place) for place in range(len(several))]
         encoded = policy.encode([row.prompt for row in rows], [template_arguments(row.columns) for row in rows])
         if not self._warned and (note := unknown_pieces(self.tokenizer, encoded)):
             self._warned = True
             log.warning("%s", note)
         ids = policy.fitted(encoded)
-        keys = sampling.sample_keys(seed, STREAM, np.arange(len(ids)), count)
-        decoded = policy.complete(ids, None if options.get("greedy") else keys, samples=count)
+        keys = sampling.sample_keys(asked.seed, STREAM, np.arange(len(ids)), asked.n)
+        decoded = policy.complete(ids, None if asked.greedy else keys, samples=asked.n)
         texts = policy.text(decoded.tokens)
-        repeated = [prompt for prompt in ids for _ in range(count)]
+        repeated = [prompt for prompt in ids for _ in range(asked.n)]
         return [
             Completion(
                 text=text,
@@ -327,48 +344,45 @@ class Guided:
         """
         if self._guide is None:
             raise ConfigError(_NO_GUIDE.format("logits_processor"))
-        strength = self.eta if eta is None else self._strength(eta)
+        given = {"eta": eta, "temperature": temperature, "top_p": top_p}
+        asked = self._asked({name: value for name, value in given.items() if value is not None})
         pad = self.tokenizer.pad_token_id
         return GuidedLogitsProcessor(
             self._guide.model,
-            self._guide.tilt(strength),
+            self._guide.tilt(asked.eta),
             pad_id=pad,
             begins_with_pad=pad is not None and self.tokenizer("a")["input_ids"][:1] == [pad],
-            temperature=_positive("temperature", temperature, self.drawing.temperature),
-            top_p=_positive("top_p", top_p, self.drawing.top_p, at_most=1.0),
+            temperature=asked.temperature,
+            top_p=asked.top_p,
         )
 
-    def _policy(self, asked: Dataset, options: Options) -> TextPolicy:
-        eta, drawing = options.get("eta"), self.drawing
-        strength = self.eta if eta is None else self._strength(eta)
+    def _policy(self, dataset: Dataset, asked: _Asked) -> TextPolicy:
         guidance, context = None, None
-        if self._guide is not None and not math.isinf(strength):
-            guidance = Guidance(self._guide.model, self._guide.tilt(strength))
+        if self._guide is not None and not math.isinf(asked.eta):
+            guidance = Guidance(self._guide.model, self._guide.tilt(asked.eta))
             context = context_length(self._guide.model.backbone)
-        generation = GenerationConfig(
-            batch_size=_whole(options, "batch_size", drawing.batch_size, least=1),
-            max_new_tokens=_whole(options, "max_new_tokens", drawing.max_new_tokens, least=1),
-            temperature=_positive("temperature", options.get("temperature"), drawing.temperature),
-            top_p=_positive("top_p", options.get("top_p"), drawing.top_p, at_most=1.0),
-            stop=list(drawing.stop),
-            skip_special_tokens=drawing.skip_special_tokens,
-            long_prompts=LongPrompts.truncate if drawing.truncate_prompts else LongPrompts.refuse,
-        )
         return TextPolicy(
             self.model,
             self.tokenizer,
-            generation,
             asked,
+            dataset,
             self._device,
             guidance,
             sizes=self._sizes,
             guide_context=context,
         )
 
-    def _strength(self, eta: float) -> float:
-        if self._guide is None and not math.isinf(eta):
+    def _asked(self, options: Mapping[str, Any]) -> _Asked:
+        """What a call asks for, and else what the evaluation of the run did."""
+        if unknown := set(options) - Options.__annotations__.keys():
+            raise ConfigError(unknown_name("option", min(unknown), Options.__annotations__))
+        own = asdict(self.drawing)
+        usual = {name: own[name] for name in own.keys() & GenerationConfig.__annotations__.keys()}
+        usual["long_prompts"] = (LongPrompts.truncate if own["truncate_prompts"] else LongPrompts.refuse).name
+        asked: _Asked = settings_of(_Asked, {**usual, "eta": self.eta, **options})
+        if self._guide is None and not math.isinf(asked.eta):
             raise ConfigError(_NO_GUIDE.format("eta"))
-        return _positive("eta", eta, eta, at_most=math.inf)
+        return asked
 
     @torch.inference_mode()
     def _values(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
@@ -382,7 +396,7 @@ class Guided:
 _NO_GUIDE = "{}: this is a policy whose weights were trained, and nothing guides it; leave it out"
 
 
-class _Asked(Dataset):
+class _Prompts(Dataset):
     """Prompts that a user gives, made into those of a model as the rows of the dataset were."""
 
     def __init__(self, prompts: Sequence[Prompt], prompting: Prompting) -> None:
@@ -412,18 +426,3 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
         raise ConfigError(f"prompts: expected a text or a list of texts, got {type(prompts).__name__}")
     is_turns = bool(prompts) and isinstance(prompts[0], Mapping) and prompts[0].keys() >= {"role", "content"}
     return [prompts] if is_turns else prompts  # type: ignore[list-item]
-
-
-def _whole(options: Options, name: str, default: int, *, least: int) -> int:
-    value = options.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST_SEED:
-        raise ConfigError(f"{name}={value!r}: must be a whole number, {least} or more, {LARGEST_SEED:,} at most")
-    return value
-
-
-def _positive(name: str, value: float | None, default: float, *, at_most: float = 1e6) -> float:
-    given = default if value is None else value
-    if isinstance(given, bool) or not isinstance(given, int | float) or not SMALLEST_DIVISOR <= given <= at_most:
-        most = "" if math.isinf(at_most) else f", {at_most:,g} at most"
-        raise ConfigError(f"{name}={given!r}: must be a number, {SMALLEST_DIVISOR:g} or more{most}")
-    return float(given)

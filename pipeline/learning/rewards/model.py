@@ -7,9 +7,9 @@ depend a little on what shares a batch, so the batches must not depend on how fa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from pipeline.config.meaning import settings_of
+from pipeline.config.schema import number, one_of
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.chat import rendered
 from pipeline.learning.datasets.files import is_hub_id
@@ -29,13 +31,11 @@ from pipeline.learning.models.load import check_complete, config_context
 from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
 
-Output = Literal["logit", "probability", "log_odds"]
-DType = Literal["float32", "bfloat16", "float16"]
 _LONGEST = 1 << 20
 """Tokenizers that know no limit say a huge number."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ModelSettings:
     """Settings of a reward model, under ``grading.options.<name>``.
 
@@ -52,14 +52,14 @@ class ModelSettings:
         dtype: Of weights and activations.
     """
 
-    path: str
+    path: str = ""
     label: str | int | None = None
-    output: Output | None = None
+    output: str | None = one_of(None, dict.fromkeys(("logit", "probability", "log_odds"), ""))
     pair: bool = False
     with_prompt: bool = True
-    batch_size: int = 32
-    max_length: int | None = None
-    dtype: DType = "float32"
+    batch_size: int = number(32, at_least=1)
+    max_length: int | None = number(None, at_least=1)
+    dtype: str = one_of("float32", dict.fromkeys(("float32", "bfloat16", "float16"), ""))
 
 
 def model_settings(name: str, options: Mapping[str, Any]) -> ModelSettings:
@@ -68,20 +68,9 @@ def model_settings(name: str, options: Mapping[str, Any]) -> ModelSettings:
     Raises:
         ConfigError: A setting is missing, unknown or wrong.
     """
-    where = f"grading.options.{name}"
-    known = [item.name for item in fields(ModelSettings)]
-    for option in options:
-        if option not in known:
-            raise ConfigError(f"{where}: " + unknown_name("setting", option, known))
-    if not options.get("path"):
-        raise ConfigError(f"{where}.path is missing: a reward model needs a folder or hub id")
-    settings = ModelSettings(**options)
-    for option, allowed in (("output", get_args(Output)), ("dtype", get_args(DType))):
-        value = getattr(settings, option)
-        if value is not None and value not in allowed:
-            raise ConfigError(f"{where}.{option}={value!r}: must be one of {', '.join(allowed)}")
-    if settings.batch_size < 1:
-        raise ConfigError(f"{where}.batch_size={settings.batch_size}: must be at least 1")
+    settings: ModelSettings = settings_of(ModelSettings, options, f"grading.options.{name}.")
+    if not settings.path:
+        raise ConfigError(f"grading.options.{name}.path is missing: a reward model needs a folder or hub id")
     return settings
 
 

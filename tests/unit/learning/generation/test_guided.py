@@ -170,25 +170,18 @@ def test_a_rule_of_ones_own_must_be_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("name", "value"),
     [
-        ({"eta": 0}, "eta=0: must be a number, 1e-06 or more"),
-        ({"eta": -1.0}, "eta=-1.0"),
-        ({"eta": math.nan}, "eta=nan"),
-        ({"n": 0}, "n=0: must be a whole number, 1 or more"),
-        ({"n": 1.5}, "n=1.5"),
-        ({"seed": -1}, "seed=-1: must be a whole number, 0 or more"),
-        ({"seed": 2**64}, "seed=18446744073709551616: .* 0 or more, 9,223,372,036,854,775,807 at most"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0"),
-        ({"temperature": 0}, "temperature=0: must be a number, 1e-06 or more, 1e\\+06 at most"),
-        ({"top_p": 1.5}, "top_p=1.5: must be a number, 1e-06 or more, 1 at most"),
-        ({"top_k": 3}, "unknown option 'top_k'"),
+        *(("eta", value) for value in (0, -1.0, math.nan)),
+        *(("n", value) for value in (0, 1.5, True)),
+        *(("seed", value) for value in (-1, 2**64)),
+        *(("max_new_tokens", 0), ("temperature", 0), ("top_p", 1.5), ("top_k", 3)),
     ],
     ids=str,
 )
-def test_an_option_out_of_its_range_is_refused(options: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=f".*{said}.*"):
-        guided().generate("1+1=", **options)
+def test_an_option_out_of_its_range_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"\b{name}\b"):
+        guided().generate("1+1=", **{name: value})
 
 
 def test_a_policy_by_itself_has_no_strength() -> None:
