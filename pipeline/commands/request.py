@@ -26,7 +26,7 @@ from pipeline.engine.store.shared import SharedStore, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
 from pipeline.errors import ConfigError, DeviceError, StoreError, has_package, install_command
 from pipeline.foreign import ForeignDataError
-from pipeline.learning.algos.reference import CHECK, PREPARE
+from pipeline.learning.algos.registry import CHECK, PREPARE
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan import compatibility

@@ -26,8 +26,15 @@ from pipeline.config.values import brief
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
-from pipeline.learning.algos.reference import CHECK, PREPARE, TOKENIZE, Preparation, Reference
-from pipeline.learning.algos.registry import load_algorithm, planned_stages
+from pipeline.learning.algos.registry import (
+    CHECK,
+    PREPARE,
+    TOKENIZE,
+    Preparation,
+    Reference,
+    load_algorithm,
+    planned_stages,
+)
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
 from pipeline.plan.contents import PREPARING, REFERENCE, Chain, Contents, JobContents, chains

@@ -29,8 +29,7 @@ from pipeline.config.user_code import brought_torch, import_object, source_hash
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import GENERATE, START_TRAIN, Algorithm, Stage
 from pipeline.learning.algos.policy_config import start_of, starts_of
-from pipeline.learning.algos.reference import PREPARE, Preparation, Reference
-from pipeline.learning.algos.registry import load_algorithm
+from pipeline.learning.algos.registry import PREPARE, Preparation, Reference, load_algorithm
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 from pipeline.plan.compatibility import decodes_itself, with_attention

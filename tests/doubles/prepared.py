@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.learning.algos.reference import Preparation
+from pipeline.learning.algos.registry import Preparation
 from pipeline.learning.datasets.from_files import FilesConfig
 
 

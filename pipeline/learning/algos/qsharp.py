@@ -7,7 +7,6 @@ wrote before is context only, since the value is that of the reference's continu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -309,13 +308,8 @@ def grid_error(count: int, rate: float, other: float) -> float:
         other: What is asked for.
     """
     made, asked = rate / (count - 1), other / (count - 1)
-    return max(_error(place / _PLACES, made, asked) for place in range(1, _PLACES))
-
-
-def _error(share: float, made: float, asked: float) -> float:
-    upper = share
+    upper = share = np.arange(1, _PLACES) / _PLACES
     if made >= SMALLEST_STEP:
-        upper = math.exp((share - 1) * made) * math.expm1(-share * made) / math.expm1(-made)
-    # log(1 - upper + upper * exp(asked)), which cannot overflow in this form.
-    found = asked + math.log(upper + (1 - upper) * math.exp(-asked))
-    return abs(found - share * asked)
+        upper = np.exp((share - 1) * made) * np.expm1(-share * made) / np.expm1(-made)
+    # log(1 - upper + upper * exp(asked)) - share * asked, which cannot overflow in this form.
+    return float(np.abs((1 - share) * asked + np.log(upper + (1 - upper) * np.exp(-asked))).max())

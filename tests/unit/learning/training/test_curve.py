@@ -30,8 +30,8 @@ from pipeline.outputs.check import check_output
 from pipeline.outputs.formats import CURVES, read_curve
 from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.models import tiny_policy
-from tests.unit.learning.training.test_dpo import anchored, pairs
 from tests.unit.learning.training.test_grpo import samples
+from tests.unit.learning.training.test_preferences import anchored, pairs
 from tests.unit.learning.training.test_training import sequences, value_model
 
 
@@ -131,7 +131,7 @@ def test_a_loss_of_a_users_own_adds_its_numbers(tmp_path: Path) -> None:
 
 
 def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
-    data, model = pairs(), tiny_policy()
+    data, model = pairs(), tiny_policy(seed=1)
     made = dpo_set(model, data, anchored(data), DPOConfig(loss_type=DPOLoss.ipo, beta=0.3), "cpu")
     fit(model, made, fitting(epochs=2, curve=Curve(training="policy", folder=tmp_path)))
     reports = made.told
