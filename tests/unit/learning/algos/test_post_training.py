@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
@@ -72,7 +73,9 @@ def test_compute_is_accounted_for(chains: Chains, algo: str) -> None:
 
 
 def test_the_same_bytes_in_another_order_and_another_process_history(chains: Chains, tmp_path: Path) -> None:
-    """Of one round; those of a second one, `test_chain` has."""
+    """The last ready job first, with global generators in another state, and nothing kept loaded."""
+    torch.manual_seed(99)
+    np.random.seed(99)
     one_round = ("execution.models_in_memory=1", "rounds_of_training=1")
     again = Chains(tmp_path / "again", *SETTINGS, *one_round, order=lambda ready: ready[::-1], afresh=True)
     before, now = (
@@ -133,8 +136,8 @@ def test_a_majority_needs_no_training(tmp_path: Path) -> None:
     assert found.metrics("BestOfN", 1)["kl_per_sequence"] == pytest.approx(np.log(n) - (n - 1) / n, abs=1e-6)
 
 
-@pytest.mark.parametrize("algo", ["DPO", "GRPO"])
-def test_adapters_are_all_that_is_stored(tmp_path: Path, algo: str) -> None:
+def test_adapters_are_all_that_is_stored(tmp_path: Path) -> None:
+    algo = "GRPO"
     options = (f"algos=[{algo}]", "algos.GRPO.sampling=round", f"algos.{algo}.reference=previous")
     chains = Chains(tmp_path, *SETTINGS[6:], *options, f"algos.{algo}.lora.rank=2", "algos.RAFT.enabled=false")
     assert chains.metrics(algo, 2)["kl_per_sequence"] > 0

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,76 +13,39 @@ from pipeline.runs.notes import collect_notes
 from tests.unit.learning.algos.test_chain import Chains
 
 
-@pytest.mark.parametrize(
-    ("kept", "said"),
-    [
-        (0, "trained on nothing (0 sequences); of 20 pairs 18 scored equal, 2 had no score"),
-        (1, "trained on 1 sequence, fewer than one batch of 64; of 20 pairs 18 scored equal, 2 had no score"),
-        (63, "trained on 63 sequences, fewer than one batch of 64; of 20 pairs 18 scored equal, 2 had no score"),
-        (64, None),
-    ],
-)
-def test_less_than_a_batch_is_told(kept: int, said: str | None) -> None:
-    assert shortage(kept, 64, Tally("pairs", 20, unscored=2, equal=18)) == said
+@pytest.mark.parametrize(("kept", "told"), [(0, True), (63, True), (64, False)])
+def test_less_than_a_batch_is_told(kept: int, told: bool) -> None:
+    said = shortage(kept, 64, Tally("pairs", 20, unscored=2, equal=18)) or ""
+    assert ("18 scored equal, 2 had no score" in said and str(kept) in said) is told
 
 
-@pytest.mark.parametrize(
-    ("about", "sequences"),
-    [
-        ({"sequences": 5}, 5),
-        ({"pairs": 5}, 10),
-        ({"groups": 5, "groups_without_signal": 3}, 8),
-        ({"groups": 5}, 20),
-        ({"loss": []}, None),
-        ({"sequences": "many"}, None),
-    ],
-)
-def test_what_could_teach_is_counted_for_every_family(about: dict[str, Any], sequences: int | None) -> None:
-    assert teaching(about, group_size=4) == sequences
+def test_what_could_teach_is_counted_for_every_family() -> None:
+    told = [{"sequences": 5}, {"pairs": 5}, {"groups": 5, "groups_without_signal": 3}, {"groups": 5}, {"loss": []}]
+    assert [teaching(about, group_size=4) for about in told] == [5, 10, 8, 20, None]
 
 
 FINE = Calibration(
     prompts=20, tokens=50, base_rate=0.4, auc=0.7, auc_se=0.05, brier=0.2, brier_skill=0.1, ece=0.05
 )
-NO_BETTER = "the value model is no better than the base rate on 20 held-out prompts "
 
 
 @pytest.mark.parametrize(
-    ("calibration", "said"),
+    ("told", "calibration"),
     [
-        (None, None),
-        (FINE, None),
-        (replace(FINE, auc=0.551), None),
-        (replace(FINE, auc=0.549), NO_BETTER + "(AUC 0.549 +- 0.050, Brier skill 0.100)"),
-        (replace(FINE, brier_skill=-0.01), NO_BETTER + "(AUC 0.700 +- 0.050, Brier skill -0.010)"),
-        (replace(FINE, auc=0.4, auc_se=None), None),
-        (replace(FINE, auc_se=None, brier_skill=-0.01), NO_BETTER + "(AUC 0.700, Brier skill -0.010)"),
-        (replace(FINE, auc=None, auc_se=None), None),
-        (replace(FINE, auc=None, auc_se=None, brier_skill=0.0), NO_BETTER + "(Brier skill 0.000)"),
-        (replace(FINE, prompts=19, auc=0.4, brier_skill=-1.0), None),
-        (replace(FINE, auc=None, auc_se=None, brier_skill=None), None),
-        (
-            Calibration(prompts=20, tokens=50, base_rate=0.4),
-            "the value model predicts what is no number on 20 held-out prompts: its training has diverged",
-        ),
-    ],
-    ids=[
-        "nothing held out",
-        "fine",
-        "just above chance",
-        "within the error of chance",
-        "worse than the base rate",
-        "too few of a label to say",
-        "too few of a label, no better",
-        "graded",
-        "graded, no better",
-        "too few to say",
-        "labels all equal",
-        "diverged",
+        (False, None),
+        (False, FINE),
+        (False, replace(FINE, auc=0.551)),
+        (True, replace(FINE, auc=0.549)),  # within the error of chance
+        (True, replace(FINE, brier_skill=-0.01)),  # worse than the base rate
+        (False, replace(FINE, auc=0.4, auc_se=None)),  # too few of a label to say
+        (True, replace(FINE, auc=None, auc_se=None, brier_skill=0.0)),  # graded, and no better
+        (False, replace(FINE, prompts=19, auc=0.4, brier_skill=-1.0)),  # too few to say
+        (False, replace(FINE, auc=None, auc_se=None, brier_skill=None)),  # labels all equal
+        (True, Calibration(prompts=20, tokens=50, base_rate=0.4)),  # diverged
     ],
 )
-def test_a_value_model_that_has_learnt_nothing_is_told(calibration: Calibration | None, said: str | None) -> None:
-    assert uninformed(calibration) == said
+def test_a_value_model_that_has_learnt_nothing_is_told(told: bool, calibration: Calibration | None) -> None:
+    assert (uninformed(calibration) is not None) is told
 
 
 ALGOS = ("GRPO-HF", "PITA", "QSharp")

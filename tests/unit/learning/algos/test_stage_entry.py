@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,26 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config.schema import AlgoConfig, StageConfig, Strategy
 from pipeline.errors import JobError
 from pipeline.learning.algos import stage_entry
 from pipeline.learning.algos.base import JobContext, Stage
 from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
 from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.models.cache import ModelCache
-from pipeline.learning.training.distributed import Ranks, Spread
-from tests.doubles.contexts import context
-
-
-def given(stage: Stage, device: str) -> JobContext:
-    """The context of a stage that two devices share, with the sections that it has declared and no others."""
-    config = StageConfig()
-    for section in fields(StageConfig):
-        if section.name not in stage.config:
-            delattr(config, section.name)
-    return replace(
-        context(AlgoConfig()), config=config, joined=Ranks(0, 2, device, Spread(strategy=Strategy.auto))
-    )
 
 
 class Noting:
@@ -120,7 +105,3 @@ def test_only_trainings_on_a_gpu_must_be_deterministic(
     prepare_torch(1, device, trains=trains, exact=exact)
     assert given == [flags]
     assert not torch.utils.deterministic.fill_uninitialized_memory
-
-
-# -- test base ---------------------------------------------------------------------------------------------------
-# What a stage's method may ask of its context.
