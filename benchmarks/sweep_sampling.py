@@ -35,12 +35,15 @@ GRIDS = 300
 CURVES = 500
 _HERE = Path(__file__).parent
 _FILES = _HERE.parent / "tests" / "data" / "sweeps"
-_READ = ("multi_gpu", "grid", "distributions")
+_READ = ("multi_gpu", "grid", "distributions", "deprecated")
 
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "uniform": {"min": -1.5, "max": 4.0},
     "q_uniform": {"min": 3, "max": 40, "q": 5},
     "int_uniform": {"min": -3, "max": 9},
+    "log_uniform": {"min": -3, "max": 2},
+    "q_log_uniform": {"min": 0, "max": 6, "q": 0.5},
+    "inv_log_uniform": {"min": 1, "max": 5},
     "log_uniform_values": {"min": 1e-5, "max": 0.1},
     "q_log_uniform_values": {"min": 1, "max": 900, "q": 8},
     "inv_log_uniform_values": {"min": 0.5, "max": 60},

@@ -616,6 +616,7 @@ class Optimizer(Enum):
 
     adamw = "adamw"  # of torch
     adamw_8bit = "adamw_8bit"  # its moments in 8 bits, by bitsandbytes, on GPUs; the extra `quantization`
+    muon = "muon"  # of torch, for the matrices of hidden layers; AdamW for everything else
 
 
 POLYNOMIAL_END = 1e-7

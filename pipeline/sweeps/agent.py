@@ -316,7 +316,7 @@ class Agent:
             reason = f"its run at W&B failed, with exit code {one.curve.exit_code}"
         else:
             return ended
-        return replace(ended, state="failed", value=None, reason=reason)
+        return replace(ended, state="failed", value=None, best=None, reason=reason)
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -444,7 +444,13 @@ class Agent:
         return None
 
     def _ask(self) -> Choice | None:
-        return ask(self._sweep, list(self._record.trials.values()))
+        asked = list[Trial]()
+        for trial in self._record.trials.values():
+            if self._sweep.metric and trial.state == "running":
+                curve = self._curve(trial)
+                trial = replace(trial, value=next(reversed(curve.finite()), None), best=curve.best())
+            asked.append(trial)
+        return ask(self._sweep, asked)
 
     def _needed(self, choice: Choice) -> int:
         return int(choice.parameters.get(NUM_GPUS, self._pool.each))

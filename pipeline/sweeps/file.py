@@ -72,11 +72,15 @@ class Metric:
         name: As the program logs it.
         goal: Which values are better.
         target: No trial is begun once one has reached it; None for none.
+        impute: What a failed trial counts as in a search.
+        impute_while_running: What one that still runs counts as; ``false`` for nothing.
     """
 
     name: _Text
     goal: Goal = "minimize"
     target: _Number | None = None
+    impute: Literal["worst", "best", "latest"] = "worst"
+    impute_while_running: Literal["worst", "best", "latest", "false"] = "false"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +149,8 @@ class Parameter:
 
     Attributes:
         path: Names from the outermost table to it; most have one.
-        kind: Name of its distribution.
-        given: What the file says.
+        kind: Name of its distribution, of those that have bounds as values.
+        given: What the file says, with such bounds.
     """
 
     path: tuple[str, ...]
@@ -217,13 +221,10 @@ class Parameter:
                 from scipy.special import betaincinv
 
                 found = float(betaincinv(given.get("a", 1), given.get("b", 1), share))
-            case "uniform":
-                found = float(given["min"] + share * (given["max"] - given["min"]))
-            case "log_uniform_values" | "inv_log_uniform_values":
-                low, high = math.log(given["min"]), math.log(given["max"])
-                found = float(min(max(math.exp(low + share * (high - low)), given["min"]), given["max"]))
             case _:
-                raise AssertionError(self.kind)
+                to, back = (float, float) if kind == "uniform" else (math.log, math.exp)
+                low, high = to(given["min"]), to(given["max"])
+                found = float(min(max(back(low + share * (high - low)), given["min"]), given["max"]))
         return round(found / given.get("q", 1.0)) * given.get("q", 1.0) if kind != self.kind else found
 
     @cached_property
@@ -282,6 +283,8 @@ def _is_own(words: Iterable[str]) -> bool:
 
 LEAST_SHARE = 2.0**-53
 """The nearest to 0, and to 1, that a share comes: there a normal distribution would end in infinity."""
+DEPRECATED = {f"{each}log_uniform": f"{each}log_uniform_values" for each in ("", "q_", "inv_")}
+"""Distributions whose bounds are exponents of e -> those that W&B has put in their place."""
 _INFERRED = {
     "parameters": "parameters",
     "probabilities": "categorical_w_probabilities",
@@ -306,8 +309,17 @@ def fingerprint(value: Any) -> str:
 
 
 def made(path: tuple[str, ...], given: Mapping[str, Any]) -> Parameter:
-    """The parameter of a block without faults."""
-    return Parameter(path, kind_of(given), given)
+    """The parameter of a block without faults; exponents become the bounds that they stand for."""
+    return Parameter(path, DEPRECATED.get(kind_of(given), kind_of(given)), as_values(given))
+
+
+def as_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A block whose bounds are exponents of e, with the values in their place; any other as it is."""
+    if (kind := kind_of(given)) not in DEPRECATED:
+        return given
+    sign = -1 if kind.startswith("inv") else 1
+    low, high = sorted(math.exp(sign * given[bound]) for bound in ("min", "max"))
+    return {**given, "distribution": DEPRECATED[kind], "min": low, "max": high}
 
 
 def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -366,6 +378,8 @@ def sweep_of(data: Any, path: Path, *, name: str = "", overrides: Sequence[str] 
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", str(wanted)).strip("-._")[:100]
     if not plain or (name and plain != name):
         faults.append(f"{brief(wanted)} is no name for a sweep: 1 to 100 letters, digits, '.', '_' or '-'")
+    if _block(data, "metric").get("impute_while_running") is False:
+        data["metric"]["impute_while_running"] = "false"  # as W&B has it
     refuse_all(list(dict.fromkeys([*faults, *_faults(data)])))
     return Sweep(
         name=plain,
@@ -505,8 +519,8 @@ DISTRIBUTIONS: Mapping[str, tuple[Kinds, Kinds]] = {
     "categorical": ({"values": _List}, {}),
     "categorical_w_probabilities": ({"values": _List, "probabilities": _SHARES}, {}),
     "int_uniform": ({"min": _Whole, "max": _Whole}, {}),
-    "uniform": (_RANGE, {}),
-    "q_uniform": (_RANGE, _STEP),
+    **dict.fromkeys(("uniform", "log_uniform", "inv_log_uniform"), (_RANGE, {})),
+    **dict.fromkeys(("q_uniform", "q_log_uniform"), (_RANGE, _STEP)),
     **dict.fromkeys(("log_uniform_values", "inv_log_uniform_values"), (_ABOVE_ZERO, {})),
     "q_log_uniform_values": (_ABOVE_ZERO, _STEP),
     **dict.fromkeys(("normal", "log_normal"), ({}, _NORMAL)),
@@ -624,15 +638,18 @@ def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
     if low >= high:
         yield f"min {brief(low)} is not below max {brief(high)}"
     elif kind not in ("constant", "categorical", "int_uniform"):
+        values = f"; for values themselves use {DEPRECATED[kind]}" if kind in DEPRECATED else ""
         try:
             ends = [made(("",), given).at(share) for share in (LEAST_SHARE, 1 - LEAST_SHARE)]
             fits = math.isfinite(ends[1] - ends[0]) and math.isfinite(high - low)
         except (OverflowError, ValueError):
             fits = False
         if not fits:
-            yield "its values, or the number of its steps, would be too large for numbers"
+            yield f"its values, or the number of its steps, would be too large for numbers{values}"
         elif ends[0] == ends[1]:
             yield f"every value would be {ends[0]:g}, a multiple of q={given.get('q', 1):g}: give a smaller q"
+        elif values and low > 0 and high < 1:  # as rates have them, and no exponents
+            yield f"its bounds are exponents of e, so that values go from {ends[0]:.6g} to {ends[1]:.6g}{values}"
 
 
 def _together(method: object, parameter: Parameter) -> Iterator[str]:

@@ -346,6 +346,10 @@ class Curve:
         """Values of the metric that are numbers."""
         return [value for value in self.refresh() if value is not None]
 
+    def best(self) -> float | None:
+        """The best of them."""
+        return (max if self._goal == "maximize" else min)(self.finite(), default=None)
+
     def follow(self, *, to_its_end: bool = False) -> None:
         """Take what is new; of a program that tells W&B instead, what it has told that."""
         with suppress(OSError):
@@ -445,4 +449,4 @@ class Curve:
         elif self._name and value is None:
             reason = f"{self._name} was no finite number at the end"
         values = dict(self.last)
-        return End(state=state, value=value, values=values, exit_code=exit_code, reason=reason)
+        return End(state=state, value=value, best=self.best(), values=values, exit_code=exit_code, reason=reason)

@@ -32,7 +32,7 @@ from pipeline.machine import children
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import count
 from pipeline.runs.trackers import own_runs
-from pipeline.sweeps.file import NUM_GPUS, Sweep, kind_of
+from pipeline.sweeps.file import NUM_GPUS, Sweep, as_values, kind_of
 from pipeline.sweeps.plan import AgentPool, most_devices
 from pipeline.sweeps.trial_process import Handle, Order, side_by_side
 from pipeline.terminal.streams import without_colours
@@ -93,7 +93,8 @@ def wandb_config(sweep: Sweep, devices: int = 1) -> dict[str, Any]:
     """Write a sweep as ``wandb sweep`` takes it, for agents with so many devices.
 
     Numbers are numbers, and the distribution of every range is named, as W&B refuses one from a whole number to
-    another kind. For trials on several devices the command starts ranks.
+    another kind. Distributions that W&B has given up are those that took their place. For trials on several
+    devices the command starts ranks.
     """
     found = {"name": sweep.name, **sweep.given, "parameters": _block(sweep.given["parameters"])}
     words = list(sweep.command)
@@ -109,7 +110,8 @@ def _block(block: Mapping[str, Any]) -> dict[str, Any]:
         if kind_of(given) == "parameters":
             found[name] = {"parameters": _block(given["parameters"])}
         else:
-            found[name] = {**given, **({"distribution": kind_of(given)} if "min" in given else {})}
+            values = as_values(given)
+            found[name] = {**values, **({"distribution": kind_of(values)} if "min" in given else {})}
     return found
 
 

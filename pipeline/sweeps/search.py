@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.sweeps.file import Hyperband, Sweep
+from pipeline.sweeps.file import Hyperband, Metric, Sweep
 from pipeline.sweeps.storage import Trial
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Choice | None:
 
     distributions = {name: each.distribution for name, each in sweep.parameters.items() if each.kind != "constant"}
     drawn = hashlib.sha256(f"{sweep.options.seed}/{len(trials)}".encode()).digest()
-    seed, goal = int.from_bytes(drawn[:4], "big"), sweep.metric.goal if sweep.metric else "minimize"
+    seed, metric = int.from_bytes(drawn[:4], "big"), sweep.metric or Metric(name="")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
         if sweep.method == "bayes":
             sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
-        study = optuna.create_study(sampler=sampler, direction=goal)
+        study = optuna.create_study(sampler=sampler, direction=metric.goal)
         for trial in trials if sweep.method == "bayes" else ():
-            told = told_value(trial, trials, goal)
+            told = told_value(trial, trials, metric)
             if told is not None and trial.distributions.keys() == distributions.keys():
                 study.add_trial(
                     optuna.trial.create_trial(
@@ -106,20 +106,27 @@ def most_trials(sweep: Sweep) -> int | None:
 # -- the value that a trial counts as ----------------------------------------------------------------------------
 
 
-def told_value(trial: Trial, trials: Sequence[Trial], goal: str) -> tuple[float] | tuple[()] | None:
+def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[float] | tuple[()] | None:
     """What a search is told of a trial: its value, () for one that is chosen and has none yet, None for nothing.
 
-    One that failed, or whose number is none, counts as the worst of those that have ended, 0 where none has a
-    number, as at W&B.
+    One that failed, or whose number is none, counts as `metric.impute` says; one that runs as
+    `metric.impute_while_running` says, if it does. The worst is of the trials that have ended, 0 where none has a
+    number, as at W&B. One that has logged nothing counts as the worst by every rule: W&B takes 0 then, which may
+    be better than all others.
     """
     if trial.state == "cancelled":
         return None
-    if trial.state not in ("done", "stopped", "failed"):
-        return ()
-    if trial.state != "failed" and trial.value is not None:
+    ended = trial.state in ("done", "stopped", "failed")
+    rule: str = metric.impute if ended else metric.impute_while_running
+    if not ended:
+        if trial.state != "running" or rule == "false":
+            return ()
+    elif trial.state != "failed" and trial.value is not None:
         return (trial.value,)
+    latest = trial.values.get(metric.name) if trial.value is None else trial.value
+    own = {"latest": latest, "best": trial.best}.get(rule)
     known = [each.value for each in trials if each.state in ("done", "stopped") and each.value is not None]
-    return ((min if goal == "maximize" else max)(known, default=0.0),)
+    return (own if own is not None else (min if metric.goal == "maximize" else max)(known, default=0.0),)
 
 
 # -- early stopping ----------------------------------------------------------------------------------------------

@@ -171,6 +171,7 @@ class End:
     Attributes:
         state: What became of it; ``waiting`` for one that was interrupted.
         value: Of the metric, last.
+        best: The best number of the metric that it has logged.
         values: What it logged last of every metric.
         exit_code: Of its program.
         reason: Why it failed, was stopped or interrupted.
@@ -179,6 +180,7 @@ class End:
 
     state: str = "waiting"
     value: float | None = None
+    best: float | None = None
     values: dict[str, float | None] = field(default_factory=dict)
     exit_code: int | None = None
     reason: str = ""

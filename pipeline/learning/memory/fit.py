@@ -32,7 +32,7 @@ _BYTES_OF_A_LOGIT = 12
 """As computed, in float32, its log-softmax and its gradient: 11 to 13 were measured."""
 WEIGHT_BYTES = GRADIENT_BYTES = 4
 """Of a number that is trained, whatever it is computed in."""
-STATE_BYTES = {Optimizer.adamw: 8, Optimizer.adamw_8bit: 2}
+STATE_BYTES = {Optimizer.adamw: 8, Optimizer.adamw_8bit: 2, Optimizer.muon: 4}
 """What an optimizer remembers of a number that it trains."""
 
 

@@ -167,6 +167,29 @@ class Fitting:
 # Each keeps tensors and plain values alone, as checkpoints can hold.
 
 
+Group = dict[str, Any]
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimizers of different parameters as one: with one state, in the order of their groups."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._parts = parts
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take a step of each."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        groups = iter(self.param_groups)
+        for part in self._parts:
+            # Both are other objects once a state has been loaded.
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
+            part.step()
+        return loss
+
+
 def all_at_once(trained: Sequence[nn.Parameter]) -> dict[str, bool]:
     """How AdamW takes many parameters in one go."""
     # On the CPU `foreach` has MKL take square roots, which begin with an approximation of the processor's own.
@@ -176,23 +199,51 @@ def all_at_once(trained: Sequence[nn.Parameter]) -> dict[str, bool]:
     return {"fused" if fused else "foreach": True}
 
 
+def _only(groups: Sequence[Group], some: set[int], *, among: bool) -> list[Group]:
+    """The groups with those parameters alone that are among some, or are not; none that is empty."""
+    found = [
+        {**group, "params": [one for one in group["params"] if (id(one) in some) is among]} for group in groups
+    ]
+    return [group for group in found if group["params"]]
+
+
+def _hidden_matrices(model: nn.Module) -> set[int]:
+    """Ids of what torch says Muon is for: matrices that are neither embeddings nor output layers."""
+    others = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    if (outputs := getattr(model, "get_output_embeddings", lambda: None)()) is not None:
+        others.add(id(outputs.weight))
+    named = model.named_parameters()
+    return {
+        id(weight)
+        for name, weight in named
+        if weight.ndim == 2 and id(weight) not in others and not name.startswith("head.")
+    }
+
+
 def _optimizer(model: nn.Module, how: Fitting) -> torch.optim.Optimizer:
     """Over the parameters to train, by learning rate; `scale` is what that of a step is multiplied by."""
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    groups: list[dict[str, Any]] = [{"params": [*trained.values()]}]
+    groups: list[Group] = [{"params": [*trained.values()]}]
     if how.head_learning_rate is not None:
         scale = how.head_learning_rate / how.learning_rate
         head = [weight for name, weight in trained.items() if name.startswith("head.")]
         rest = [weight for name, weight in trained.items() if not name.startswith("head.")]
         groups = [{"params": rest, "scale": 1.0}, {"params": head, "scale": scale}]
     asked = how.training
-    adamw: dict[str, Any] = {"lr": how.learning_rate, "weight_decay": asked.weight_decay}
-    adamw |= {"betas": (asked.adam_beta1, asked.adam_beta2), "eps": asked.adam_epsilon}
+    shared: dict[str, Any] = {"lr": how.learning_rate, "weight_decay": asked.weight_decay}
+    adamw = {**shared, "betas": (asked.adam_beta1, asked.adam_beta2), "eps": asked.adam_epsilon}
     if asked.optimizer is Optimizer.adamw_8bit:
         found: torch.optim.Optimizer = import_module("bitsandbytes").optim.AdamW8bit(groups, **adamw)
         return found
-    adamw |= all_at_once([*trained.values()])
-    return torch.optim.AdamW(groups, **adamw)
+    matrices = _hidden_matrices(model) if asked.optimizer is Optimizer.muon else set()
+    parts: list[torch.optim.Optimizer] = []
+    if of_muon := _only(groups, matrices, among=True):
+        # One rate serves both parts: with this adjustment a step is as large as one of AdamW (arXiv 2502.16982).
+        parts.append(torch.optim.Muon(of_muon, **shared, adjust_lr_fn="match_rms_adamw"))
+    if others := _only(groups, matrices, among=False) or ([] if parts else groups):
+        adamw |= all_at_once([weight for group in others for weight in group["params"]])
+        parts.append(torch.optim.AdamW(others, **adamw))
+    return parts[0] if asked.optimizer is Optimizer.adamw else Together(parts)
 
 
 def rate_at(step: int, how: Fitting, end: float) -> float:

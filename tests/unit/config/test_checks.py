@@ -50,7 +50,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("training.optimizer=adamw_8bit", "training.optimizer=adamw_8bit: a training has 2 devices"),
+        ("training.optimizer=muon", "training.optimizer=muon: a training has 2 devices"),
         ("training.strategy=single", "training.strategy=single with training.gpus_per_job=2"),
         ("distributed.strategy=single", "it trains on one device. Use ddp, or fsdp"),
         (

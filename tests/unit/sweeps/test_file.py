@@ -35,7 +35,7 @@ from pipeline.sweeps.search import ask, most_trials
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text()
 DATA = ROOT / "tests" / "data" / "sweeps"
-GOOD = ["multi_gpu", "grid", "distributions"]
+GOOD = ["multi_gpu", "grid", "distributions", "deprecated"]
 LEAST = "program: train.py\nmethod: random\nparameters:\n"
 WITH = LEAST + "  a: {value: 1}\n"
 Read = Callable[..., Sweep]
@@ -71,7 +71,7 @@ def _read(name: str) -> Any:
 def test_a_file_becomes_a_sweep_and_what_is_left_out_is_as_at_wandb() -> None:
     sweep = read_sweep(DATA / "grid.yaml")
     assert (sweep.name, sweep.method, sweep.run_cap) == ("shapes", "grid", 50)
-    assert sweep.metric == Metric(name="loss", target=1e-3)
+    assert sweep.metric == Metric(name="loss", target=1e-3, impute="best", impute_while_running="latest")
     assert sweep.command[3:] == ("${args_no_hyphens}", "7", "--home=${envvar:HOME}")
     assert (sweep.options.launcher, sweep.options.max_failures) == ("none", 5)
     assert sweep.environment == {"OMP_NUM_THREADS": "4", "TOKENIZERS_PARALLELISM": "false"}
@@ -79,7 +79,7 @@ def test_a_file_becomes_a_sweep_and_what_is_left_out_is_as_at_wandb() -> None:
     assert (nested.path, nested.kind) == (("optimizer", "betas", "second.moment"), "categorical")
     assert "pipeline" not in sweep.given
     least = sweep_of({**_read("multi_gpu"), "early_terminate": {"min_iter": 2}}, Path("x.yaml"))
-    assert least.metric == Metric(name="val/loss", goal="minimize")
+    assert least.metric == Metric(name="val/loss", goal="minimize", impute="worst", impute_while_running="false")
     assert least.early_terminate is not None
     assert (least.early_terminate.bands[:3], least.early_terminate.strict) == ((2, 6, 18), True)
     assert (least.name, least.options) == ("x", Options())
@@ -93,6 +93,7 @@ def test_a_file_becomes_a_sweep_and_what_is_left_out_is_as_at_wandb() -> None:
         ("values: [a, b], probabilities: [0.25, 0.75]", "categorical_w_probabilities"),
         ("min: 1, max: 8", "int_uniform"),
         ("min: 1, max: 8.0", "uniform"),
+        ("min: 0, max: 1, distribution: log_uniform", "log_uniform_values"),
     ],
 )
 def test_a_distribution_that_is_not_named_is_inferred(read: Read, block: str, kind: str) -> None:
@@ -203,7 +204,8 @@ PARAMETERS = {
     "distribution: norml": "unknown distribution 'norml'. Did you mean 'normal'?",
     "distribution: q_normal, q: 1e-320": "too large",
     "distribution: log_uniform_values, min: 0, max: 1": "x.min: 0",
-    "distribution: log_uniform, min: 1e-5, max: 0.01": "log_uniform_values",
+    "distribution: log_uniform, min: -1000, max: 0": "log_uniform_values",
+    "distribution: log_uniform, min: 1e-5, max: 0.01": "values go from 1.00001 to 1.01005; for",
     "distribution: q_log_uniform_values, min: 1e-5, max: 3e-3": "every value would be 0",
     "": "where a table",
     "value: .nan": "nothing that a setting may be",

@@ -100,7 +100,7 @@ def test_lines_are_read_up_to_one_that_is_cut_off_and_others_cost_themselves(tmp
     assert (curve.refresh(), curve.last) == ([2.0, None], {"loss": None, "a": 1.0})
     with path.open("a") as file:
         file.write(": 1.5}}\n")
-    assert (curve.refresh(), curve.finite()) == ([2.0, None, 1.5], [2.0, 1.5])
+    assert (curve.refresh(), curve.finite(), curve.best()) == ([2.0, None, 1.5], [2.0, 1.5], 1.5)
     assert latest_values(path) == {"loss": 1.5, "a": 1.0}
     assert latest_values(tmp_path) == {}
 

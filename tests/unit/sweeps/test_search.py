@@ -35,8 +35,11 @@ def _log(low: float, high: float) -> Rule:
 RULES: dict[str, tuple[dict[str, Any], Rule]] = {
     "uniform": ({"min": -1.5, "max": 4}, lambda u: stats.uniform.ppf(u, -1.5, 5.5)),
     "q_uniform": ({"min": 3, "max": 40, "q": 5}, _rounded(lambda u: stats.uniform.ppf(u, 3, 37), 5)),
+    "log_uniform": ({"min": -3, "max": 2}, _log(-3, 2)),
     "log_uniform_values": ({"min": 1e-5, "max": 0.1}, _log(math.log(1e-5), math.log(0.1))),
+    "q_log_uniform": ({"min": 0, "max": 6, "q": 0.5}, _rounded(_log(0, 6), 0.5)),
     "q_log_uniform_values": ({"min": 1, "max": 900, "q": 8}, _rounded(_log(0, math.log(900)), 8)),
+    "inv_log_uniform": ({"min": 1, "max": 5}, _log(-5, -1)),
     "inv_log_uniform_values": ({"min": 0.5, "max": 60}, _log(math.log(0.5), math.log(60))),
     "normal": ({"mu": 3, "sigma": 0.5}, lambda u: stats.norm.ppf(u, 3, 0.5)),
     "q_normal": ({"sigma": 9, "q": 2}, _rounded(lambda u: stats.norm.ppf(u, 0, 9), 2)),
@@ -186,21 +189,31 @@ def trial(state: str, value: float | None = None, **more: Any) -> Trial:
 
 
 DONE = [trial("done", 0.5), trial("stopped", 0.9), trial("done", None), trial("done", -0.2)]
+LOGGED: dict[str, Any] = {"best": 0.3, "values": {"loss": 0.4, "other": 9.0}}
 
 
 @pytest.mark.parametrize(
-    ("of", "goal", "told"),
+    ("of", "rule", "goal", "told"),
     [
-        (trial("stopped", 0.1), "minimize", (0.1,)),
-        (trial("done", None), "minimize", (0.9,)),
-        (trial("failed", 0.1), "maximize", (-0.2,)),
-        *((trial(state, 0.1), "minimize", ()) for state in ("running", "waiting", "lost")),
-        (trial("cancelled", 0.1), "minimize", None),
+        (trial("done", 0.1), "best", "minimize", (0.1,)),
+        (trial("stopped", 0.1), "best", "minimize", (0.1,)),
+        (trial("done", None), "worst", "minimize", (0.9,)),
+        (trial("failed", 0.1), "worst", "maximize", (-0.2,)),
+        (trial("failed", **LOGGED), "latest", "minimize", (0.4,)),
+        (trial("failed", **LOGGED), "best", "minimize", (0.3,)),
+        (trial("running", 0.4, best=0.3), "latest", "minimize", (0.4,)),
+        (trial("running", 0.4, best=0.3), "best", "minimize", (0.3,)),
+        (trial("running", 0.1), "false", "minimize", ()),
+        (trial("waiting"), "worst", "minimize", ()),
+        (trial("lost"), "worst", "minimize", ()),
+        (trial("cancelled", 0.1), "worst", "minimize", None),
     ],
 )
-def test_what_a_search_is_told_of_a_trial(of: Trial, goal: Goal, told: Any) -> None:
-    assert told_value(of, DONE, goal) == told
-    assert told_value(trial("failed"), [], goal) == (0.0,)
+def test_what_a_search_is_told_of_a_trial(of: Trial, rule: str, goal: Goal, told: Any) -> None:
+    impute: Any = "worst" if rule == "false" else rule
+    metric = Metric(name="loss", goal=goal, impute=impute, impute_while_running=rule)  # type: ignore[arg-type]
+    assert told_value(of, DONE, metric) == told
+    assert told_value(trial("failed"), [], metric) == (0.0,), "one that has logged nothing, by every rule"
 
 
 # -- early stopping; the cases were run through W&B's own package, see docs/notes --------------------------------

@@ -102,6 +102,28 @@ def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_
     assert all(map(torch.equal, whole.parameters(), other.parameters()))
 
 
+def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
+    """Each as by itself, from the same gradients."""
+    model, same = tiny_policy(), tiny_policy()
+    train(model, how(Optimizer.muon), 3, losses_of(model))
+    named = dict(same.named_parameters())
+    hidden = [name for name, weight in named.items() if ".h." in name and weight.ndim == 2]
+    rest = [weight for name, weight in named.items() if name not in hidden]
+    assert len(hidden) == 4 * len(same.transformer.h)
+    parts = [
+        torch.optim.Muon([named[name] for name in hidden], weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, weight_decay=0.1, fused=True),
+    ]
+    for step in range(3):
+        sum(losses_of(same)(step)).backward()
+        torch.nn.utils.clip_grad_norm_(same.parameters(), 1.0)
+        for part in parts:
+            part.param_groups[0]["lr"] = rate_at(step, how(), 3)
+            part.step()
+            part.zero_grad()
+    assert all(map(torch.equal, model.parameters(), same.parameters()))
+
+
 def test_an_optimizer_that_is_not_there_or_of_another_model_is_one_message(tmp_path: Path) -> None:
     model = tiny_policy()
     with pytest.raises(JobError, match="cannot go on with the optimizer"):
