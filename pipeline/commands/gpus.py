@@ -67,7 +67,7 @@ def gpu_table(environ: Mapping[str, str] | None = None) -> FittedTable:
             f"{use.used_bytes / 2**30:.1f}",
             f"{use.total_bytes / 2**30:.1f} GiB",
             "?" if use.utilization is None else f"{use.utilization}%",
-            holder.words() if holder else "",
+            str(holder or ""),
             _processes(use),
         )
     notes = []
@@ -83,15 +83,14 @@ def gpu_table(environ: Mapping[str, str] | None = None) -> FittedTable:
     return table
 
 
-def _processes(use: GpuUsage) -> tuple[str, ...]:
-    """Each with its memory, in pieces that may stand on lines of their own."""
-    pieces: list[str] = []
-    for one in use.processes or ():
-        pieces.append(str(one.pid))
-        if one.memory_bytes is not None:
-            pieces.append(f"({one.memory_bytes / 2**30:.1f} GiB)")
-        pieces[-1] += ","
-    return (*pieces[:-1], pieces[-1].removesuffix(",")) if pieces else ("?" if use.processes is None else "",)
+def _processes(use: GpuUsage) -> str:
+    """Each with its memory."""
+    if use.processes is None:
+        return "?"
+    sizes = {one.pid: one.memory_bytes for one in use.processes}
+    return ", ".join(
+        str(pid) if size is None else f"{pid} ({size / 2**30:.1f} GiB)" for pid, size in sizes.items()
+    )
 
 
 @app.callback(invoke_without_command=True)

@@ -74,8 +74,8 @@ EXTRA = 10
 AMPLE = 24
 """Cells that do for most names."""
 
-Cell = str | Text | tuple[str, ...]
-"""A text, never taken for markup; or pieces of one, which go to several lines where there is no room for one."""
+Cell = str | Text
+"""A text, never taken for markup."""
 Caption = str | Callable[[Collection[str]], str]
 """What stands below a table; or what makes that of the headings of the columns shown, to explain no others."""
 
@@ -107,24 +107,21 @@ class Need:
     Attributes:
         rank: As of the column.
         least: Below this it cannot be shown.
-        piece: Nothing of it is cut, though its cells may take several lines.
-        whole: All of it.
+        whole: Nothing of it is cut.
     """
 
     rank: int
     least: int
-    piece: int
     whole: int
 
     @property
     def ample(self) -> int:
         """What it should have while there are extra columns."""
-        return min(self.piece, max(self.least, AMPLE))
+        return min(self.whole, max(self.least, AMPLE))
 
     def beside(self, other: Need) -> Need:
         """What does for both."""
-        widest = (max(self.least, other.least), max(self.piece, other.piece), max(self.whole, other.whole))
-        return Need(self.rank, *widest)
+        return Need(self.rank, max(self.least, other.least), max(self.whole, other.whole))
 
 
 def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> dict[int, int]:
@@ -151,11 +148,9 @@ def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> 
     while left() < 0 and len(kept) > 1:
         kept.remove(max(kept[1:], key=lambda at: (needs[at].rank, at)))
     given, room = widths(), left()
-    wanted = [{at: needs[at].piece for at in kept}, {at: needs[at].whole for at in kept}]
-    for each in wanted:  # no column has what stands in several lines in one before the names of others are whole
-        for at in sorted(kept, key=lambda at: needs[at].rank):
-            more = max(min(room, each[at] - given[at]), 1 - given[at])
-            given[at], room = given[at] + more, room - more
+    for at in sorted(kept, key=lambda at: needs[at].rank):
+        more = max(min(room, needs[at].whole - given[at]), 1 - given[at])
+        given[at], room = given[at] + more, room - more
     return given
 
 
@@ -265,27 +260,18 @@ class FittedTable:
             need.beside(self.alike.get(one.heading, need)) for one, need in zip(self.columns, own, strict=True)
         ]
 
-    def _cells(self, at: int) -> list[Cell]:
-        return [cells[at] for cells, _ in self._rows]
-
     def _need(self, at: int) -> Need:
-        column, cells = self.columns[at], self._cells(at)
+        column, names = self.columns[at], {_plain(cells[at]) for cells, _ in self._rows}
         heading = cell_len(column.heading)
-        whole = max([1, heading, column.width, *(cell_len(_plain(cell)) for cell in cells)])
-        names = {piece for cell in cells for piece in _pieces(cell)}
-        widest = max([1, heading, column.width, *map(cell_len, names)])
-        least = widest
+        whole = least = max([1, heading, column.width, *map(cell_len, names)])
         if column.least is not None:
-            least = min(widest, max(heading, least_width(names, max(1, column.least))))
-        return Need(column.rank, least, widest, whole)
+            least = min(whole, max(heading, least_width(names, max(1, column.least))))
+        return Need(column.rank, least, whole)
 
     def _shown(self, at: int, width: int) -> list[Text]:
-        cells = self._cells(at)
-        names = shorten((piece for cell in cells for piece in _pieces(cell)), width)
-        return [
-            Text("\n".join(in_lines([names[piece] for piece in _pieces(cell)], width)), style=_style(cell))
-            for cell in cells
-        ]
+        cells = [cells[at] for cells, _ in self._rows]
+        names = shorten(map(_plain, cells), width)
+        return [Text(names[_plain(cell)], style=_style(cell)) for cell in cells]
 
 
 def align(tables: Iterable[FittedTable]) -> None:
@@ -324,14 +310,8 @@ _MORE = " …"
 """Stands at the end of a line for words that have no room."""
 
 
-def _pieces(cell: Cell) -> tuple[str, ...]:
-    if isinstance(cell, tuple):
-        return tuple(map(on_one_line, cell))
-    return (on_one_line(cell.plain if isinstance(cell, Text) else cell),)
-
-
 def _plain(cell: Cell) -> str:
-    return " ".join(_pieces(cell))
+    return on_one_line(cell.plain if isinstance(cell, Text) else cell)
 
 
 def _style(cell: Cell) -> str:

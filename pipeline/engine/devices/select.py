@@ -193,15 +193,11 @@ class Holder:
 
     def __str__(self) -> str:
         """As in ``'name' (pid 4711 since 12:00:00)``."""
-        return " ".join(self.words())
-
-    def words(self) -> tuple[str, ...]:
-        """The same in pieces, for where it takes several lines."""
         whose = f"'{self.experiment}'" if self.experiment else "a program"
         elsewhere = "" if self.host == socket.gethostname() else f" in {self.host}"
         day, _, hour = self.since.partition("T")
         when = hour if day == f"{datetime.now():%Y-%m-%d}" else self.since.replace("T", " ")
-        return (whose, f"(pid {self.pid}{elsewhere}", f"since {when})")
+        return f"{whose} (pid {self.pid}{elsewhere} since {when})"
 
 
 class LeaseSet:

@@ -544,7 +544,7 @@ def usage_table(usage: StoreUsage) -> FittedTable:
     Of several outputs the title names the experiment and the chain where these are the same for all.
     """
     rows = [
-        ((_experiments(kind.experiments), (kind.chain,), (kind.algo,), (kind.stage,)), space)
+        ((_experiments(kind.experiments), kind.chain, kind.algo, kind.stage), space)
         for kind, space in sorted(usage.outputs.items())
     ]
     alike = [at for at in (0, 1) if len(rows) > 1 and len({where[at] for where, _ in rows}) == 1]
@@ -556,7 +556,7 @@ def usage_table(usage: StoreUsage) -> FittedTable:
     ]
     columns = [column for at, column in enumerate(kinds) if at not in alike]
     columns[0] = replace(columns[0], least=len(_REMOVED))  # which names what is no output, too
-    title = " · ".join(["store", *(" ".join(rows[0][0][at]) for at in alike)])
+    title = " · ".join(["store", *(rows[0][0][at] for at in alike)])
     table = FittedTable([*columns, *_SPACE], title=on_one_line(title), elsewhere=_ELSEWHERE)
     for where, space in rows:
         table.add_row(*(names for at, names in enumerate(where) if at not in alike), *_space(space))
@@ -597,10 +597,6 @@ def _space(space: Space) -> tuple[str, str]:
     return f"{space.number:,}", filesize_decimal(space.size)
 
 
-def _experiments(names: tuple[str, ...]) -> tuple[str, ...]:
-    """In pieces, so that names stand one below the other rather than cut."""
-    if not names:
-        return ("(no run)",)
-    *before, last = names[:_NAMED]
-    rest = (f"and {len(names) - _NAMED} more",) if len(names) > _NAMED else ()
-    return *(f"{name}," for name in before), last, *rest
+def _experiments(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more if names else "(no run)"

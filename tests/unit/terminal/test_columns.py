@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Need, cut_middle, fit, least_width, shorten
 
 HEADINGS = st.text(st.characters(exclude_categories=("C", "Z")), max_size=16)
 CELLS = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("字😀[]/ab"), max_size=40)
 NEEDS = st.builds(
-    lambda rank, least, more, pieces: Need(rank, least, least + more, least + more + pieces),
+    lambda rank, least, more: Need(rank, least, least + more),
     st.integers(0, 15),
     st.integers(1, 40),
-    st.integers(0, 60),
     st.integers(0, 60),
 )
 
@@ -92,7 +90,7 @@ def test_cells_that_may_not_be_cut_are_printed_whole(table: FittedTable, width: 
 
 
 def test_extra_columns_go_before_a_name_is_cut_and_the_rest_afterwards() -> None:
-    needs = [Need(0, 5, 20, 20), Need(1, 6, 6, 6), Need(EXTRA, 6, 6, 6)]
+    needs = [Need(0, 5, 20), Need(1, 6, 6), Need(EXTRA, 6, 6)]
     assert fit(needs, 32, between=0) == {0: 20, 1: 6, 2: 6}
     assert fit(needs, 31, between=0) == {0: 20, 1: 6}
     assert fit(needs, 15, between=0) == {0: 9, 1: 6}
@@ -106,17 +104,6 @@ def test_what_stands_in_a_cell_is_no_markup() -> None:
     assert "[red]title" in text
     assert "[bold]name[/]" in text
     assert "[bold]x[/red]" in text
-
-
-def test_a_cell_of_several_pieces_goes_to_more_lines() -> None:
-    table = FittedTable([Column(heading="who"), Column(heading="n", rank=1)], lines=False)
-    table.add_row(("101", "(130.0 GiB),", "102", "(1.0 GiB)"), Text("7", style="red"))
-    assert [line.rstrip() for line in printed(table, 80)[1:]] == ["101 (130.0 GiB), 102 (1.0 GiB)  7"]
-    assert [line.rstrip() for line in printed(table, 20)[1:]] == [
-        "101              7",
-        "(130.0 GiB),",
-        "102 (1.0 GiB)",
-    ]
 
 
 # -- test shorten ------------------------------------------------------------------------------------------------
