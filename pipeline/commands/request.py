@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together, idle_settings
-from pipeline.config.load import fewer_than_usual
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.select import Layout, choose_devices, declared_gpus, make_layout
@@ -177,7 +176,6 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
         compatibility.said_of_attention(plain),
         compatibility.slow_precision(config, gpu),
         compatibility.nucleus_beside_logprobs(config),
-        fewer_than_usual(config, given),
         None if are_here else _said_of_declared(config, devices, weights),
         said_of_best(config),
     )

@@ -86,27 +86,18 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     write_page(path, page_of(runs, names, [page_table(table, results_first=True) for table in tables]))
 
 
-def renew_report(run: RunFolder) -> None:
-    """Write the page of a run again, of which something has changed since it was left; says nothing."""
-    try:
-        write_report(run.report, [run])
-    except Exception as error:  # as below
-        log.warning("the report is not up to date: %s", error, exc_info=True)
-
-
-def leave_report(run: RunFolder, console: Console) -> None:
-    """Write the page of a run that has ended. That it cannot be written changes nothing of the run."""
+def leave_report(run: RunFolder, console: Console | None = None) -> None:
+    """Write the page of a run that has ended, and say it. That it cannot be written changes nothing of the run."""
     try:
         write_report(run.report, [run])
     except Exception as error:  # whatever is wrong with a page, the results are there
         log.warning("no report was written: %s", error, exc_info=True)
-        say(
-            console,
-            f"warning: no report was written ({error}). `python -m pipeline report {run.experiment}` tries again.",
-            "bold",
-        )
-        return
-    say(console, "report:", copy=shown_path(run.report))
+        again = f"`python -m pipeline report {run.experiment}` tries again"
+        text, copy, style = f"warning: no report was written ({error}). {again}.", "", "bold"
+    else:
+        text, copy, style = "report:", shown_path(run.report), ""
+    if console is not None:
+        say(console, text, style, copy=copy)
 
 
 # -- trackers ----------------------------------------------------------------------------------------------------
@@ -269,7 +260,7 @@ def uploaded_before_end(
         say(console, f"shared store: {moved}", "dim")
     if shared.traffic != noted or left:
         note_traffic(request, run, over=True)
-        renew_report(run)
+        leave_report(run)
     if left:
         log.warning("%s", left)
         say(console, f"warning: {left}", "bold")

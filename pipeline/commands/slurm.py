@@ -32,7 +32,7 @@ from pipeline.files import write_whole
 from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
 from pipeline.slurm.lint import check_script, check_text
-from pipeline.slurm.script import JobRequest, check_request, interpreter, options_of, script_text, shell_word
+from pipeline.slurm.script import JobRequest, check_request, interpreter, options_of, script_text
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.plan import plan_agents, split_words
@@ -138,7 +138,7 @@ def write(
         if request.watch:
             say(make_console(), "how far it is:", copy=request.watch)
     else:
-        say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {shell_word(str(file))}")
+        say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {shlex.quote(str(file))}")
 
 
 def _words_of_srun(text: str) -> list[str]:
@@ -289,7 +289,7 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
             ray=ray,
             widest=max(devices_per_training(config), config.generation.gpus_per_job),
             on_cpu=config.device is DeviceChoice.cpu,
-            watch=command_line(f"status {shell_word(name)} --watch", Path(config.output_dir)),
+            watch=command_line(f"status {shlex.quote(name)} --watch", Path(config.output_dir)),
         )
     if first == "sweep":
         return JobRequest(command=words, name=_sweep_name(rest), ray=ray)

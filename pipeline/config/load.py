@@ -157,29 +157,14 @@ def _defaults() -> DictConfig:
 USUAL = EvaluationConfig().num_prompts
 UNSET = "${usual_prompts:}"
 """In the place of the default while Hydra composes: a number that a file gives may be the same as the default."""
-_SET = re.compile(r"\+{0,2}evaluation(\.num_prompts)?=")
 
 OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 
-def fewer_than_usual(config: Config, given: Sequence[str]) -> str | None:
-    """A line on a default that gave way; None where none did."""
-    (held_out, size), used = _fewest(config), config.evaluation.num_prompts
-    if any(map(_SET.match, given)) or used >= USUAL or used != held_out:
-        return None
-    return (
-        f"every policy is evaluated on {used:,} prompts at most, since {size} "
-        f"asks for no more (evaluation.num_prompts is {USUAL} where that is not set)"
-    )
-
-
-def _fewest(config: Config) -> tuple[int, str]:
-    """How many prompts the smallest dataset holds out, and its key; what is no number yet is refused later."""
-    name = f"{config.evaluation.split}_size"
-    sizes = {f"datasets.{key}.{name}": getattr(each, name, None) for key, each in config.datasets.items()}
-    return min(
-        ((size, key) for key, size in sizes.items() if isinstance(size, int) and size > 0), default=(USUAL, "")
-    )
+def _fewest(config: Config) -> int:
+    """How many prompts the smallest dataset holds out; what is no number yet is refused later."""
+    sizes = [getattr(each, f"{config.evaluation.split}_size", None) for each in config.datasets.values()]
+    return min([USUAL, *(size for size in sizes if isinstance(size, int) and size > 0)])
 
 
 # -- plain values as settings ------------------------------------------------------------------------------------
@@ -205,7 +190,7 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
     found: list[str] = []
     config = _config(plain, found)
     if unset:
-        config.evaluation.num_prompts = min(USUAL, _fewest(config)[0])
+        config.evaluation.num_prompts = _fewest(config)
     if faults or found:
         return _refused([*faults, *found, *_others(config)])
     return config

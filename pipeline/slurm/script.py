@@ -218,6 +218,9 @@ def _problems(request: JobRequest) -> Iterator[str]:
     kind, options = request.command[0], request.options
     nodes, gpus, array = nodes_of(options), gpus_of(options), options.get("array")
     lines = [("job-name", request.name), *options.items(), *(("setup", line) for line in request.setup)]
+    for word in (*request.command, *request.srun):
+        if not word.isprintable():
+            yield f"{word!r}: a word of a script is one line without control characters"
     for name, value in lines:
         if not value.replace("\t", "").isprintable() or value.lstrip().startswith(MARK):
             yield f"--{name} {value!r}: one line without control characters, and no line for sbatch"
@@ -247,18 +250,6 @@ def _problems(request: JobRequest) -> Iterator[str]:
             f"a node has {gpus}: ask for --gres gpu:{width}, for fewer GPUs in a job, or, through --ray, for all "
             "GPUs of several nodes"
         )
-
-
-def shell_word(text: str) -> str:
-    """Write a word of a command as bash reads it, on one line whatever is in it."""
-    if text.isprintable():
-        return shlex.quote(text)
-    escaped = re.sub(r"([\\'])", r"\\\1", text)
-    return f"$'{''.join(char if char.isprintable() else _octal(char) for char in escaped)}'"
-
-
-def _octal(char: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in char.encode(errors="surrogateescape"))
 
 
 def interpreter(executable: str, folder: Path) -> str:
@@ -298,7 +289,7 @@ def script_text(request: JobRequest, python: str, file: str) -> str:
     lines = [
         "#!/bin/bash",
         ORIGIN,
-        f"# {what[request.command[0]]}{what_more}. From the folder of the project: sbatch {shell_word(file)}",
+        f"# {what[request.command[0]]}{what_more}. From the folder of the project: sbatch {shlex.quote(file)}",
         *(written(name, value) for name, value in header.items()),
         "",
         *request.setup,
@@ -306,7 +297,7 @@ def script_text(request: JobRequest, python: str, file: str) -> str:
         "# srun does not take this over by itself.",
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
     ]
-    python, srun = shell_word(python), "".join(f"{shell_word(word)} " for word in request.srun)
+    python, srun = shlex.quote(python), "".join(f"{shlex.quote(word)} " for word in request.srun)
     if request.ray:
         lines += _RAY.format(python=python, srun=srun).split("\n")
         lines += _broken([f"srun {srun}{_FIRST} \\\n    {python} -m pipeline", *_command(request)])
@@ -324,7 +315,7 @@ def script_text(request: JobRequest, python: str, file: str) -> str:
 def _command(request: JobRequest) -> list[str]:
     """The words of the command, as a shell reads them; a line for each."""
     first, *rest = request.command
-    words = [shell_word(word) for word in rest]
+    words = [shlex.quote(word) for word in rest]
     if first == "launch":
         at = rest.index("--")
         meeting = f'--nnodes "$SLURM_NNODES" --master-addr "$(hostname)" --master-port "{_PORT}"'

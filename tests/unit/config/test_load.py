@@ -10,7 +10,7 @@ from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.checks import check_config
 from pipeline.config.explain import for_hydra, read_flags
-from pipeline.config.load import config_from_plain, fewer_than_usual, load_config
+from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
 from pipeline.config.schema import Attention, Backend
 from pipeline.config.tables import conf_dir
@@ -85,11 +85,6 @@ def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_d
     config = quick_config(few)
     check_config(config)
     assert config.evaluation.num_prompts == 50
-    said = fewer_than_usual(config, few)
-    assert said is not None
-    assert said.startswith(
-        "every policy is evaluated on 50 prompts at most, since datasets.addition.test_size asks"
-    )
     for given in ("evaluation.num_prompts=500", "++evaluation.num_prompts=51", "evaluation={num_prompts: 500}"):
         with pytest.raises(
             ConfigError, match=r"datasets\.addition\.test_size sets aside 50 prompts at most; ask for fewer"
@@ -97,7 +92,6 @@ def test_the_default_gives_way_to_what_is_held_out_and_a_number_that_was_given_d
             check_config(quick_config([*few, given]))
     asked = [*few, "evaluation.num_prompts=20"]
     assert quick_config(asked).evaluation.num_prompts == 20
-    assert fewer_than_usual(quick_config(asked), asked) is None
 
 
 def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) -> None:
@@ -117,7 +111,6 @@ def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) ->
 def test_it_is_the_split_in_question_that_counts() -> None:
     given = ["experiment.name=t", "datasets.addition.validation_size=40"]
     assert quick_config(given).evaluation.num_prompts == 500
-    assert fewer_than_usual(quick_config(given), given) is None
     assert quick_config([*given, "evaluation.split=validation"]).evaluation.num_prompts == 40
 
 

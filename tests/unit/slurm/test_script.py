@@ -30,13 +30,12 @@ ODD = [
     'say "x"',
     "$(touch hurt)",
     "`touch hurt`",
-    "a\nb\n#SBATCH --nodes=9",
     "a\\",
     "*?[x]",
     "~",
     "#x",
 ]
-ODD += ["", "\r\n", "\t", "\x1b[31m", "é漢", "a;b|c&d>e", "$HOME ${x}", "!!", "-", "'\\''", "\u2028"]
+ODD += ["é漢", "a;b|c&d>e", "$HOME ${x}", "!!", "-", "'\\''"]
 
 PROGRAMS = {
     "srun": '#!/bin/bash\nprintf "%s\\0" "${@:4}" > words\nexit $(cat code)\n',
@@ -248,16 +247,15 @@ def test_ours_has_no_fault(command: list[str], given: dict[str, Any]) -> None:
 
 
 def test_odd_words_arrive_as_they_are_and_do_no_harm(tmp_path: Path) -> None:
-    odd = [word for word in ODD if word]
-    text = text_of(["run", *odd], setup=["true"], job_name="$(touch hurt) 'x' #", no_requeue="")
+    text = text_of(["run", *ODD], setup=["true"], job_name="$(touch hurt) 'x' #", no_requeue="")
     assert carry_out(tmp_path, text) == 0
-    assert words(tmp_path) == ["run", *odd]
+    assert words(tmp_path) == ["run", *ODD]
     assert not (tmp_path / "hurt").exists()
     assert options_in(text)["job-name"] == "$(touch hurt) 'x' #"
 
 
 @pytest.mark.properties
-@given(st.lists(st.text(st.characters(blacklist_characters="\0", blacklist_categories=("Cs",))), min_size=1))
+@given(st.lists(st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" ")), min_size=1))
 def test_any_words_make_a_script_that_sbatch_can_read(given_words: list[str]) -> None:
     text = text_of(["launch", "--", *given_words])
     body = text[text.index("\nsrun ") : text.index("\ncode=$?")]
@@ -298,6 +296,7 @@ RAY: dict[str, Any] = {"ray": True, "nodes": "4", "gres": "gpu:8"}
         (RUN, {**RAY, "widest": 12}, "takes 12 GPUs"),
         (RUN, {**RAY, "widest": 64}, "takes 64 GPUs"),
         (RUN, {"ntasks": "8"}, "--ntasks"),
+        ([*RUN, "a\n#SBATCH --nodes=9"], {}, "without control characters"),
         (RUN, {"job_name": "a\nb"}, "--job-name"),
         (RUN, {"comment": "a\n#SBATCH --nodes=9"}, "--comment"),
         (RUN, {"setup": ["module load a\n#SBATCH --nodes=9"]}, "--setup"),
