@@ -35,11 +35,14 @@ TABLES = (*JSON, *CSV, *PARQUET, *ARROW)
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    "test": "test",
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
 }
-"""What splits are called in names of files and folders -> our name."""
+"""What splits are called in names of files and folders -> our name, as `datasets` has it."""
+_SHARD = re.compile(r"(?:(.+?)-)?[0-9]{4,}(?:-of-[0-9]+(?:-[0-9a-f]+)?)?")
+"""Names that programs give to parts of a split: ``train_sft-00000-of-00002``, and ``0000`` in its folder."""
 _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-"""What `datasets` writes beside the rows."""
+_CACHE = re.compile(r"cache-[0-9a-f]+.*\.arrow")
+"""What `datasets` writes beside the rows: about them, and what was made of them by `map` and `filter`."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +119,27 @@ def _by_split(folder: Path, known: Collection[str]) -> dict[str, tuple[Path, ...
         path
         for path in _visible(folder)
         # Not path.is_file(), which raises for what may not be looked at.
-        if format_of(path) in known and path.name not in _ABOUT and os.path.isfile(path)  # noqa: PTH113
+        if format_of(path) in known
+        and path.name not in _ABOUT
+        and not _CACHE.fullmatch(path.name)
+        and os.path.isfile(path)  # noqa: PTH113
     )
     if not found:
         raise DataError(f"{folder}: holds no file that can be read here ({', '.join(known)}).")
-    exact = {path: _split_word(path.relative_to(folder), loosely=False) for path in found}
-    certain = set(exact.values())
+    exact = {path: _split_word(path.relative_to(folder)) for path in found}
+    loosely = {path: _loosely(path.relative_to(folder)) for path in found if exact[path] is None}
+    certain = {*exact.values()}
+    several = Counter(split for split, own in {*loosely.values()} if own)
     splits: dict[str, list[Path]] = {}
     for path in found:
-        # train_extra.jsonl belongs to train unless there is a train.jsonl.
-        loose = _split_word(path.relative_to(folder), loosely=True)
-        name = exact[path] or (loose if loose not in certain else None)
-        splits.setdefault(name or f"/{_stem(path)}", []).append(path)
+        # train_extra.jsonl belongs to train unless there is a train.jsonl; of train_sft-00000-of-00001.parquet and
+        # train_gen-00000-of-00001.parquet neither does: these are the names of two splits on the hub.
+        split, own = loosely.get(path, (exact[path], ""))
+        if split is None or (path in loosely and split in certain):
+            split = f"/{own or _stem(path)}"
+        elif own and several[split] > 1:
+            split = own
+        splits.setdefault(split, []).append(path)
     if all(name.startswith("/") for name in splits):
         splits = {"train": found}
     for name, paths in splits.items():
@@ -146,15 +158,28 @@ def _visible(folder: Path) -> Iterator[Path]:
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
-def _split_word(relative: Path, *, loosely: bool) -> str | None:
+def _split_word(relative: Path) -> str | None:
+    """The split that a file is called: train, train-00000-of-00002, train_1, train/0."""
     for part in relative.parts[:-1]:
         if part.lower() in SPLIT_WORDS:
             return SPLIT_WORDS[part.lower()]
-    words = re.split(r"[^a-z]+", _stem(relative).lower())
-    if not loosely:
-        # train, train-00000-of-00002, train_1
-        return SPLIT_WORDS.get(words[0]) if set(words[1:]) <= {"", "of"} else None
-    return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), None)
+    words = _words(_stem(relative))
+    return SPLIT_WORDS.get(words[0]) if set(words[1:]) <= {"", "of"} else None
+
+
+def _loosely(relative: Path) -> tuple[str | None, str]:
+    """The split of which a folder, or else the file, has a word; of what a program wrote, the split's own name."""
+    stem = _stem(relative)
+    shard = _SHARD.fullmatch(stem)
+    for name, own in (*((part, part) for part in relative.parts[:-1]), (stem, shard[1] if shard else None)):
+        for word in _words(name):
+            if word in SPLIT_WORDS:
+                return SPLIT_WORDS[word], own if shard and own else ""
+    return None, (shard[1] or "") if shard else ""
+
+
+def _words(name: str) -> list[str]:
+    return re.split(r"[^a-z]+", name.lower())
 
 
 def _stem(path: Path) -> str:

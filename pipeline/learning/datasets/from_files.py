@@ -33,6 +33,7 @@ from pipeline.learning.datasets.chat import (
     without_prompt,
 )
 from pipeline.learning.datasets.files import (
+    SPLIT_WORDS,
     TABLES,
     TEXT,
     HubDataset,
@@ -82,6 +83,8 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
     pair = [found.get(name) for name in ("chosen", "rejected")]
     if isinstance(found.get("prompt"), str) and all(map(_is_whole, pair)):
         del found["prompt"]  # it is in both; as `trl.maybe_extract_prompt` has it
+    elif found.get("completion") is None and pair == [None, None] and _is_first_question(found):
+        del found["prompt"]
     elif isinstance(found.get("conversations"), list) and "prompt" not in found and None not in pair:
         found["prompt"] = found.pop("conversations")
     instructed = isinstance(found.get("instruction"), str) and not any(
@@ -102,6 +105,15 @@ def _is_whole(answer: Any) -> bool:
     """Whether an answer is a conversation, with what was asked in it."""
     first = answer[0] if isinstance(answer, list) and answer else None
     return isinstance(first, Mapping) and first.get("role") != "assistant"
+
+
+def _is_first_question(columns: Mapping[str, Any]) -> bool:
+    """Whether the prompt is the first question of a conversation beside it that is answered, as in UltraChat."""
+    asked, turns = columns.get("prompt"), columns.get("messages")
+    if not isinstance(asked, str) or not isinstance(turns, list) or not _is_whole(turns):
+        return False
+    said = [(turn.get("role"), turn.get("content")) for turn in turns if isinstance(turn, Mapping)]
+    return said[-1][0] == "assistant" and asked == next((text for role, text in said if role == "user"), None)
 
 
 def _from_instruction(columns: dict[str, Any]) -> None:
@@ -138,13 +150,13 @@ def _turns(value: Any, name: str, place: str) -> Any:
         return [{**turn, "role": roles.get(turn["role"].lower(), turn["role"])} for turn in value]
     if not is_list or not all({"from", "value"} <= turn.keys() for turn in value):
         return value
-    if unknown := [turn["from"] for turn in value if str(turn["from"]) not in _ROLES]:
+    if unknown := [turn["from"] for turn in value if str(turn["from"]).lower() not in _ROLES]:
         raise DataError(
             f"{place}: a turn is from {unknown[0]!r}; known are {', '.join(_ROLES)}. Write one of them, or leave "
             "the row out."
         )
     return [
-        {"role": _ROLES[turn["from"]], "content": turn["value"]}
+        {"role": _ROLES[str(turn["from"]).lower()], "content": turn["value"]}
         | {key: each for key, each in turn.items() if key not in ("from", "value")}
         for turn in value
     ]
@@ -592,6 +604,7 @@ class FilesDataset(Dataset):
     """
 
     prepared = True
+    version = 2
     config_class: ClassVar[type[DatasetConfig]] = FilesConfig
     formats: ClassVar[tuple[str, ...]] = TABLES
     hub: ClassVar[bool] = True
@@ -642,6 +655,13 @@ class FilesDataset(Dataset):
             if held_out and (split not in splits or config.train_split == split):
                 continue  # it is cut from train
             chosen = asked or (split if split in splits or len(splits) != 1 else next(iter(splits)))
+            if chosen not in splits:
+                chosen = SPLIT_WORDS.get(chosen, chosen)
+            if split == "train" and asked is None and chosen in ("validation", "test"):
+                raise DataError(
+                    f"{name}: its only split is '{chosen}', which is for evaluation. train_split={chosen} trains "
+                    "on what is not cut from it."
+                )
             if chosen not in splits:
                 raise DataError(f"{name}: {unknown_name('split', chosen, splits)} Set {split}_split to choose.")
             found[split] = splits[chosen]

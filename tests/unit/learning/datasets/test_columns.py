@@ -218,6 +218,10 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
     ("given", "expected"),
     [
         ({"conversations": [_ASK, _ANSWER], "id": 1}, {"messages": _TURNS, "id": 1}),
+        (
+            {"conversations": [{"from": "User", "value": "a?"}, {"from": "GPT", "value": "b"}]},
+            {"messages": _TURNS},
+        ),
         ({"conversations": _TURNS}, {"messages": _TURNS}),
         # As `datasets` stores a sequence of turns.
         ({"conversations": {"from": ["human", "gpt"], "value": ["a?", "b"]}}, {"messages": _TURNS}),
@@ -268,6 +272,13 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
         ),
         ({"prompt": "a?", "chosen": _TURNS, "rejected": _TURNS}, {"chosen": _TURNS, "rejected": _TURNS}),
         ({"prompt": "a?", "chosen": "b", "rejected": "c"}, {"prompt": "a?", "chosen": "b", "rejected": "c"}),
+        # As in UltraChat and No Robots; elsewhere a conversation beside a prompt is a column as any other.
+        ({"prompt": "a?", "messages": [_SYSTEM, *_TURNS]}, {"messages": [_SYSTEM, *_TURNS]}),
+        ({"prompt": "x", "messages": _TURNS}, {"prompt": "x", "messages": _TURNS}),
+        (
+            {"prompt": "a?", "completion": "c", "messages": _TURNS},
+            {"prompt": "a?", "completion": "c", "messages": _TURNS},
+        ),
         ({"prompt": "a", "output": "b"}, {"prompt": "a", "output": "b"}),
         ({"prompt": "a", "instruction": "b", "output": "c"}, {"prompt": "a", "instruction": "b", "output": "c"}),
     ],

@@ -51,6 +51,27 @@ def splits_of(root: Path, **options: object) -> dict[str, list[str]]:
         ),
         (["constrained.jsonl", "test.jsonl"], {"constrained": ["constrained.jsonl"], "test": ["test.jsonl"]}),
         (["train/data-0.arrow", "train/state.json", ".git/train.json"], {"train": ["train/data-0.arrow"]}),
+        (["data-00000-of-00001.arrow", "cache-1169113aa42c6a1e.arrow"], {"train": ["data-00000-of-00001.arrow"]}),
+        (
+            [f"data/{name}-00000-of-00001.parquet" for name in ("test_gen", "test_sft", "train_gen", "train_sft")],
+            {
+                name: [f"data/{name}-00000-of-00001.parquet"]
+                for name in ("test_gen", "test_sft", "train_gen", "train_sft")
+            },
+        ),
+        (
+            ["train_sft/data-00000-of-00001.arrow", "test_sft/data-00000-of-00001.arrow"],
+            {
+                "train": ["train_sft/data-00000-of-00001.arrow"],
+                "test": ["test_sft/data-00000-of-00001.arrow"],
+            },
+        ),
+        (["train_a/0.jsonl", "train_b/0.jsonl"], {"train": ["train_a/0.jsonl", "train_b/0.jsonl"]}),
+        (["train.jsonl", "my_eval.jsonl"], {"train": ["train.jsonl"], "test": ["my_eval.jsonl"]}),
+        (
+            ["math-00000-of-00001.parquet", "code-00000-of-00001.parquet"],
+            {"train": ["code-00000-of-00001.parquet", "math-00000-of-00001.parquet"]},
+        ),
     ],
 )
 def test_splits_of_a_folder(tmp_path: Path, names: list[str], splits: dict[str, list[str]]) -> None:

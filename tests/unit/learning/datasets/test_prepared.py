@@ -136,6 +136,15 @@ def test_splits_by_name_and_limit(make: Make, tmp_path: Path) -> None:
         prepare(load_dataset(config), tmp_path / "three")
 
 
+def test_a_test_split_alone_is_trained_on_where_that_is_asked_for_alone(make: Make, tmp_path: Path) -> None:
+    folder = Path(str(make(*numbered(9), name="test.jsonl").path)).parent
+    config = FilesConfig(kind="jsonl", path=str(folder), test_size=1, validation_size=1)
+    with pytest.raises(DataError, match=r"its only split is 'test'.*train_split=test"):
+        prepare(load_dataset(config), tmp_path / "one")
+    config.train_split = "test"
+    assert prepared(config, tmp_path / "two").about["rows"] == {"train": 7, "validation": 1, "test": 1}
+
+
 def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": f"{n}", "hint": n}) + "\n" for n in range(9)))
     config = FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), further_columns=["hint", "hnt"])
