@@ -122,7 +122,7 @@ ROUNDING = 2
 precision; without that nothing depends on it."""
 ATTENTION = 2
 """How models attend that are trained anew; with the attention of torch nothing depends on it."""
-PREPARATION = 8
+PREPARATION = 9
 """`pipeline.learning.datasets`: how rows are read, adapted, dealt into splits and tokenised, and what is told."""
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""

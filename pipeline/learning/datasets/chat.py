@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -151,11 +151,14 @@ def written(
     return text
 
 
-def marked(turn: Message) -> Message:
-    """A turn that says something else: what of a conversation's text differs then is what this turn says."""
-    if not turn.get("tool_calls"):
-        return {**turn, "content": MARK}
-    return {**turn, "content": MARK if turn["content"] else "", "tool_calls": _marked_calls(turn["tool_calls"])}
+def marked(turn: Message) -> list[Message]:
+    """A turn that says something else: what of a conversation's text differs then is what this turn says.
+
+    Its words and its calls by themselves: a template may write what a tool has answered between them.
+    """
+    calls = turn.get("tool_calls")
+    words = [{**turn, "content": MARK}] if turn["content"] or not calls else []
+    return [*words, *([{**turn, "tool_calls": _marked_calls(calls)}] if calls else [])]
 
 
 def refused(tokenizer: Templated, turns: Sequence[Message], error: Exception) -> str:
@@ -548,15 +551,18 @@ class _Turns:
         at = self._places(text, ids)
         found: list[tuple[int, int]] = []
         # What says nothing in the text, as some templates leave out whole turns, is nowhere.
-        said = [(place, edges) for place in range(first, len(turns)) if (edges := self._said(turns, place, text))]
-        places = [(place, *map(at, edges)) for place, edges in said]
-        for number, (place, begin, stop) in enumerate(places):
+        said = [(*edges, place) for place in range(first, len(turns)) for edges in self._said(turns, place, text)]
+        places: list[tuple[int, int, int]] = []
+        for begin_at, stop_at, place in sorted(said):
+            same = places.pop() if places and places[-1][2] == place else (begin_at, stop_at)
+            places.append((same[0], max(same[1], stop_at), place))
+        for number, (begin_at, stop_at, place) in enumerate(places):
             if turns[place]["role"] != "assistant":
                 continue
             last = number + 1 == len(places)
-            before = found[-1][1] if found else start
-            begin = self._due(turns[:place], text, at, before, begin) if place > first else start
-            bound = len(ids) if last else max(places[number + 1][1], stop)
+            before, stop = found[-1][1] if found else start, at(stop_at)
+            begin = self._due(turns[:place], text, at, before, begin_at) if place > first or found else start
+            bound = len(ids) if last else max(at(places[number + 1][0]), stop)
             end = _end_at(self._tokenizer, ids, begin, stop, bound, ends)
             if end is None and not last:  # a template may end an earlier answer otherwise than the last one
                 end = _end_at(self._tokenizer, ids, begin, stop, bound, self._earlier_ends)
@@ -579,23 +585,28 @@ class _Turns:
         return lambda edge: bisect_right(ends, edge)
 
     def _due(
-        self, turns: list[dict[str, Any]], text: str, at: Callable[[int], int], before: int, begin: int
+        self, turns: list[dict[str, Any]], text: str, at: Callable[[int], int], before: int, begin_at: int
     ) -> int:
-        """Where an answer to some turns begins: where the assistant is due, as far as that is told."""
-        due = at(shared(self._written(turns, due=True), text))
-        return due if before <= due <= begin else max(before, begin)
+        """Where an answer to some turns begins: where the assistant is due, as far as that is told.
+
+        What comes before may be written otherwise once it is answered, as where thoughts are dropped.
+        """
+        asked, begin = self._written(turns, due=True), at(begin_at)
+        cue = asked.removeprefix(self._written(turns))
+        places = (shared(asked, text), text.rfind(cue, 0, begin_at) + len(cue))
+        return next((due for due in map(at, places) if before <= due <= begin), max(before, begin))
 
     def _with(self, answer: Text) -> list[dict[str, Any]]:
         assert not isinstance(answer, str)
         return [*self._prompt, *(dict(turn) for turn in answer)]
 
-    def _said(self, turns: list[dict[str, Any]], place: int, text: str) -> tuple[int, int] | None:
-        """Where in the text is what a turn says: what is another where it says another; None for nowhere."""
-        other = rendered(
-            self._tokenizer, [*turns[:place], marked(turns[place]), *turns[place + 1 :]], self._arguments
-        )
-        begin = shared(text, other)
-        return None if text == other else (begin, max(begin, len(text) - shared(text[::-1], other[::-1])))
+    def _said(self, turns: list[dict[str, Any]], place: int, text: str) -> Iterator[tuple[int, int]]:
+        """Where in the text is what a turn says: what is another where it says another."""
+        for turn in marked(turns[place]):
+            other = rendered(self._tokenizer, [*turns[:place], turn, *turns[place + 1 :]], self._arguments)
+            if text != other:
+                begin = shared(text, other)
+                yield begin, max(begin, len(text) - shared(text[::-1], other[::-1]))
 
     def _written(self, turns: list[dict[str, Any]], *, due: bool = False) -> str:
         return written(self._tokenizer, turns, self._arguments, due=due)

@@ -213,6 +213,34 @@ def test_what_tools_say_is_not_learnt_where_a_template_leaves_the_content_of_cal
     assert other == "7<|im_end|>"
 
 
+def test_what_a_tool_has_answered_within_a_turn_is_not_learnt() -> None:
+    # As in Gemma 4, whose turn of a model holds its call, the answer to that and what is said of it.
+    model = with_template(
+        "pads with its end",
+        "{% for m in messages %}{% if m.tool_calls %}<|im_start|>assistant\n{{ m.tool_calls | tojson }}"
+        "{% if not loop.last %}[{{ messages[loop.index0 + 1].content }}]{% endif %}{{ m.content }}<|im_end|>\n"
+        f"{{% elif m.role != 'tool' %}}{PLAIN}{{% endif %}}{DUE}",
+    )
+    turns = [{**CALL, "content": "So it is"}, {"role": "tool", "content": "seven"}, *answer("7")]
+    (found,) = encode_answers(model, said(ASKED), [turns])
+    call, *others = learnt(model, found)
+    assert json.loads(call) == CALL["tool_calls"]
+    assert others == ["So it is<|im_end|>", "7<|im_end|>"]
+
+
+def test_an_answer_begins_where_it_is_due_though_thoughts_before_it_are_dropped() -> None:
+    # As in gpt-oss, which also has a heading for each answer.
+    model = with_template(
+        "pads with its end",
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+        "{% if messages[-1].role == 'tool' %}{{ m.thinking }}{% endif %}final: {% endif %}"
+        f"{{{{ m.content }}}}<|im_end|>\n{DUE}",
+    )
+    turns = [*answer("I add"), {"role": "tool", "content": "seven"}, *answer("7")]
+    (found,) = encode_answers(model, said(ASKED), [[{**turn, "thinking": "hm"} for turn in turns]])
+    assert learnt(model, found) == ["final: I add<|im_end|>", "final: 7<|im_end|>"]
+
+
 def test_turns_that_a_template_leaves_out_are_not_learnt_nor_is_what_follows_them() -> None:
     users = f"{{% for m in messages %}}{{% if m.role != 'tool' %}}{PLAIN}{{% endif %}}{DUE}"
     model = with_template("pads with its end", users)
