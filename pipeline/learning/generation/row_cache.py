@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.integrations import sdpa_attention
 
 from pipeline.errors import JobError
 
@@ -372,6 +373,55 @@ def _minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     slots = hidden.shape[-1]
     whole = torch.zeros(*hidden.shape[:-1], slots + -slots % ALIGNED, dtype=dtype, device=hidden.device)
     return whole[..., :slots].masked_fill_(hidden, -math.inf)
+
+
+# -- grouped attention -------------------------------------------------------------------------------------------
+# Attention of one query a row by heads of keys, as transformers' `sdpa` has it since 5.23. Before, as machines
+# with cards have it, a mask made it repeat keys and values for every head of queries in each layer of each step:
+# with four heads of queries to one of keys that is four times the cache, written and read again. The queries
+# that share a head of keys can as well be that many queries of one head. Shapes: B rows, H heads of queries, G
+# of keys, S slots, D size.
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend as `sdpa` does, without repeating heads where there is one query.
+
+    Args:
+        module: Whose attention it is.
+        query: Shape [B, H, queries, D].
+        key: Shape [B, G, S, D].
+        value: Shape [B, G, S, D of the values].
+        attention_mask: Shape [B or 1, 1 or H, queries, S].
+        dropout: Of weights.
+        scaling: Of the products of queries and keys.
+        options: Others of the interface.
+
+    Returns:
+        Shape [B, queries, H, D of the values].
+    """
+    heads, shared = query.shape[1], key.shape[1]
+    by_itself = attention_mask is None or attention_mask.shape[1] != 1 or query.shape[2] != 1 or heads == shared
+    if by_itself or any(options.get(name) is not None for name in CHANGES):
+        found: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return found
+    query = query.reshape(len(query), shared, heads // shared, -1)
+    seen = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
+    return seen.reshape(len(seen), 1, heads, -1), None
+
+
+if not hasattr(sdpa_attention, "pack_gqa"):
+    AttentionInterface.register("sdpa", grouped_attention)
 
 
 # -- prefix attention --------------------------------------------------------------------------------------------

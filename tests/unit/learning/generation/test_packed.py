@@ -1,16 +1,19 @@
 """Candidates read as one sequence have the values that they have alone, for any family of models."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_cache
-from pipeline.learning.generation.row_cache import PackedStep, Packing, RowCache
+from pipeline.learning.generation.row_cache import PackedStep, Packing, RowCache, grouped_attention
 from pipeline.learning.generation.row_models import BranchRows, CandidateRows, guide_of
 from pipeline.learning.models.value import ValueModel, value_model_from
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
@@ -168,3 +171,24 @@ def test_a_model_that_goes_past_the_interface_has_a_row_for_each_candidate(make_
     for _ in range(2):
         ours, alone = run.step(VALID)
         assert torch.allclose(ours, alone, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["numbers", "marks", "one row of it", "several queries", "of transformers"])
+def test_heads_that_share_keys_see_what_they_would_with_keys_of_their_own(kind: str) -> None:
+    """As `sdpa` of transformers 5.23 has it; machines with cards have versions that repeat keys."""
+    numbers, queries = torch.Generator().manual_seed(0), 4 if kind == "several queries" else 1
+    query = torch.randn(3, 8, queries, 16, generator=numbers)
+    key, value = (torch.randn(3, 2, 21, 16, generator=numbers) for _ in range(2))
+    mask = torch.zeros(3, 1, queries, 21).masked_fill(
+        torch.arange(21) > torch.tensor([20, 5, 0]).view(3, 1, 1, 1), -1e9
+    )
+    mask = {"marks": mask == 0, "one row of it": mask[:1]}.get(kind, mask)
+    options: dict[str, Any] = {"position_bias": torch.ones(1, 8, 1, 21)} if kind == "of transformers" else {}
+    module: Any = SimpleNamespace(num_key_value_groups=4, is_causal=True)
+    ours, _ = grouped_attention(module, query, key, value, mask, **options)
+    if options:
+        theirs = sdpa_attention_forward(module, query, key, value, mask, **options)[0]
+    else:
+        keys, values = (states.repeat_interleave(4, 1) for states in (key, value))
+        theirs = torch.nn.functional.scaled_dot_product_attention(query, keys, values, mask).transpose(1, 2)
+    assert torch.allclose(ours, theirs, atol=1e-6)
