@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypedDict
 
 from msgspec import Meta
 from msgspec.json import Encoder
@@ -64,58 +64,30 @@ Of all others nothing but the journal tells: what failed and why, which devices 
 """
 
 
-class EventFields(TypedDict, total=False):
-    """What events have; which of them has what, whoever writes one says."""
-
-    event: str
-    time: _Time | None
-    job: _Id
-    worker: _Index
-    attempt: _Attempt | None
-    # the run
-    jobs: _Count
-    unsettled: _Count
-    pid: _Pid
-    host: str
-    interrupted: str | None
-    halted: str | None
-    pending: _Count
-    ready: _Count
-    running: _Count
-    done: _Count
-    stored: _Count
-    failed: _Count
-    blocked: _Count
-    # workers
-    device: str
-    node: str
-    members: list[_Index]
-    exit_code: int | None
-    rss_bytes: _Count
-    # attempts
-    total: _Count
-    tokens: _Count
-    samples: _Count
-    numbers: dict[str, float | None]
-    loading: bool
-    load_s: _Seconds
-    run_s: _Seconds
-    attempts: _Count
-    kind: str
-    reason: str
-    log: str | None
-    traceback: str | None
-    retry: bool
-    wait_s: _Seconds
-    root_cause: str
-    failed_jobs: list[str]
-    # the shared store
-    fetched: _Count
-    fetched_bytes: _Count
-    uploaded: _Count
-    uploaded_bytes: _Count
-    left: _Count
-    over: bool
+_FIELDS: dict[str, Any] = {
+    "event device node host kind reason traceback root_cause": str,
+    "interrupted halted log": str | None,
+    "job": _Id,
+    "time": _Time | None,
+    "worker": _Index,
+    "pid": _Pid,
+    "members": list[_Index],
+    "attempt": _Attempt | None,
+    "jobs unsettled pending ready running done stored failed blocked": _Count,
+    "rss_bytes total tokens samples attempts fetched fetched_bytes uploaded uploaded_bytes left": _Count,
+    "exit_code": int | None,
+    "numbers": dict[str, float | None],
+    "loading retry over": bool,
+    "load_s run_s wait_s": _Seconds,
+    "failed_jobs": list[str],
+}
+"""Fields that events have, and their types; which event has what, whoever writes it says."""
+if TYPE_CHECKING:
+    EventFields = dict[str, Any]
+else:  # a type that is checked where a line is read
+    EventFields = TypedDict(
+        "EventFields", {name: kind for names, kind in _FIELDS.items() for name in names.split()}, total=False
+    )
 
 
 def read_event(line: bytes) -> dict[str, Any]:

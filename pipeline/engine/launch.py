@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import importlib.machinery
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -23,8 +22,8 @@ from types import FrameType
 from pipeline import arithmetic
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.select import DeviceRequest, LeaseSet, candidates, claim_lease, lease_dir
-from pipeline.engine.devices.worker_env import ON_LOOPBACK, is_of_launcher
+from pipeline.engine.devices.select import DeviceRequest, LeaseSet, candidates
+from pipeline.engine.devices.worker_env import LOOPBACK, ON_LOOPBACK, is_of_launcher
 from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.machine import children, descendants
@@ -34,7 +33,6 @@ from pipeline.machine import children, descendants
 
 
 LAST_PORT = 65535
-LOOPBACK = "127.0.0.1"
 _OUTER_LAUNCHER = ("RANK", "TORCHELASTIC_RUN_ID")
 
 
@@ -327,8 +325,6 @@ class _Signals:
                     rank.send_signal(number)
 
 
-_PORTS, _TRIES = (20_000, 32_768), 200
-"""Below those that the kernel gives to connections, which would come and go."""
 _NAMES = ("--num-gpus", "--gpus")
 Say = Callable[[str], None]
 
@@ -384,16 +380,6 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
     """
     if request.nproc is not None:
         return LeaseSet(inventory.cpu_slots(request.nproc), {})
-    if not inventory.find_gpus(environ):
-        hidden = (
-            f": {inventory.VISIBLE}={environ[inventory.VISIBLE]!r} hides them, or there is none"
-            if inventory.VISIBLE in environ
-            else ""
-        )
-        raise DeviceError(
-            f"there is no usable GPU{hidden}. `python -m pipeline check` says more; for processes without GPUs "
-            "use --device cpu --nproc N."
-        )
     asked = DeviceRequest(
         device=DeviceChoice.cuda,
         num_gpus=request.num_gpus,
@@ -402,8 +388,6 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
         without="--device cpu --nproc N",
     )
     found = candidates(asked, environ)
-    if request.gpus is None and request.num_gpus is None:
-        found = type(found)(devices=found.order, count=len(found.order), order=found.order)
     _refuse_slices(found.devices[: found.count])
     lease = LeaseSet.acquire(
         found.devices,
@@ -471,28 +455,6 @@ def listen(port: int | None, host: str = LOOPBACK) -> socket.socket:
         raise ConfigError(
             f"{said}; on a single machine none at all (and no MASTER_PORT): a free one is found"
         ) from error
-
-
-@contextmanager
-def own_port() -> Iterator[int]:
-    """A port for a program that opens it later: free now, and given to nobody else who asks here until this ends.
-
-    Raises:
-        DeviceError: None is free.
-    """
-    chosen = random.SystemRandom()
-    for _ in range(_TRIES):
-        port = chosen.randrange(*_PORTS)
-        if (held := claim_lease(lease_dir() / f"port-{port}.lock")) is None:
-            continue
-        with held:
-            try:
-                socket.create_server((LOOPBACK, port)).close()
-            except OSError:
-                continue
-            yield port
-            return
-    raise DeviceError(f"no port from {_PORTS[0]} to {_PORTS[1] - 1} is free, of {_TRIES} that were tried")
 
 
 def ranks_command(

@@ -29,7 +29,7 @@ from pipeline import arithmetic
 from pipeline.engine import launch as launching
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
 from pipeline.engine.devices.select import holders
-from pipeline.engine.devices.worker_env import is_of_launcher
+from pipeline.engine.devices.worker_env import LOOPBACK, held_port, is_of_launcher
 from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import DeviceError, PipelineError, WorkerError
@@ -146,13 +146,13 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
         program = launching.find_program(ranks, Path(order.folder))
         server = held.enter_context(launching.listen(None))
         port = server.getsockname()[1]
-        meeting = launching.Meeting(1, 0, launching.LOOPBACK, port).torchrun()
+        meeting = launching.Meeting(1, 0, LOOPBACK, port).torchrun()
         many = f"--nproc-per-node={len(devices)}"
         arguments = [*meeting, many, *_as_rank(program)]
         words, environment = launching.ranks_command(arguments, environment, max(1, order.grace_s), server)
     else:
-        port = held.enter_context(launching.own_port())
-        environment |= {"MASTER_ADDR": launching.LOOPBACK, "MASTER_PORT": str(port)}
+        port = held.enter_context(held_port(None))
+        environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     levels = read_levels(devices)
     began: list[int] = []
     # Later ones are for `supervise`; after the end of the program, nothing that came of it is to be lost.

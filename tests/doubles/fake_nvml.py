@@ -5,7 +5,7 @@ at every opening, so a test changes what the driver says by writing it anew:
 
     {"gpus": [{"name": "NVIDIA H200", "total_gib": 141, "used_gib": 0, "utilization": 0,
                "processes": [[4711, 12.5]], "uuid": "GPU-...", "capability": [9, 0], "cores": 16896,
-               "error": "GPU_IS_LOST", "slices": [{"total_gib": 17, "uuid": "MIG-...", "instances": [7, 0]}]}],
+               "error": "GPU_IS_LOST", "slices": [{"total_gib": 17, "uuid": "MIG-..."}]}],
      "driver": "570.86.15", "cuda": [12, 8], "installed": true, "error": "LIB_RM_VERSION_MISMATCH",
      "taken": "<folder>", "container": false}
 
@@ -211,12 +211,6 @@ class _Nvml:
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: dict[str, Any], index: int) -> dict[str, Any]:
         slices = handle["slices"]
         return slices[index] if index < len(slices) else _fail("NOT_FOUND")
-
-    def nvmlDeviceGetGpuInstanceId(self, handle: dict[str, Any]) -> int:
-        return int(handle["instances"][0])
-
-    def nvmlDeviceGetComputeInstanceId(self, handle: dict[str, Any]) -> int:
-        return int(handle["instances"][1])
 
     def _taken(self, handle: dict[str, Any]) -> list[tuple[int, float]]:
         found = []

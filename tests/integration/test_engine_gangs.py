@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from pipeline.config.schema import RetryConfig
+from pipeline.engine.devices.worker_env import held_port
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError
 from pipeline.plan.graph import Job
 from pipeline.runs.run_view import RunView

@@ -14,9 +14,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pipeline.engine.devices.worker_env import rank_environment
+from pipeline.engine.devices.worker_env import held_port, rank_environment
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.engine.workers.gang import held_port
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, join

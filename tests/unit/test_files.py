@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.engine.store.store import Scratch, remove_leftovers
-from pipeline.files import in_folder, plain_target, remove_tree
+from pipeline.files import plain_target, remove_tree
 
 
 @pytest.fixture(autouse=True)
@@ -86,14 +86,3 @@ def test_a_file_that_a_user_names_replaces_nothing_but_a_plain_file(tmp_path: Pa
     (tmp_path / "link").symlink_to("real")
     assert plain_target(tmp_path / "link") == tmp_path.resolve() / "real"
     assert plain_target(tmp_path / "new") == tmp_path.resolve() / "new"
-
-
-def test_a_folder_is_made_only_where_it_is_missing(tmp_path: Path) -> None:
-    file = tmp_path / "a" / "b" / "file"
-    in_folder(file.parent, lambda: file.write_text("1"))
-    file.parent.chmod(0o700)
-    in_folder(file.parent, lambda: file.write_text("2"))
-    assert file.read_text() == "2"
-    assert file.parent.stat().st_mode & 0o777 == 0o700
-    with pytest.raises(NotADirectoryError):
-        in_folder(file / "c", lambda: (file / "c" / "d").write_text("3"))

@@ -24,27 +24,25 @@ NOTHING = ("", "-1", "NoDevFiles")
 """Values that hide every GPU on purpose; Slurm sets the last."""
 
 
-def read_mask(mask: str | None, gpus: Sequence[str], slices: Mapping[str, str] | None = None) -> list[str]:
+def read_mask(mask: str | None, gpus: Sequence[str], slices: Sequence[str] = ()) -> list[str]:
     """The devices that a value of CUDA_VISIBLE_DEVICES shows, in the order in which CUDA numbers them.
 
     Args:
         mask: The value; None is a variable that is not set.
         gpus: UUIDs of the GPUs in PCI bus order.
-        slices: MIG slices: UUID -> its older name ``MIG-GPU-<uuid>/<gpu instance>/<compute instance>``.
+        slices: UUIDs of MIG slices.
 
     Raises:
         DeviceError: CUDA would drop a part of it without a word; says which.
     """
-    names = {uuid: (uuid,) for uuid in gpus} | {uuid: (uuid, older) for uuid, older in (slices or {}).items()}
     if mask is None or mask.strip() in NOTHING:
-        return [] if mask is not None else list(names)
+        return [] if mask is not None else [*gpus, *slices]
     entries = mask.split(",")
     kind = next((prefix for prefix in ("GPU-", "MIG-") if mask.startswith(prefix)), "")
     found: list[str] = []
     for entry in entries:
         if kind:  # as CUDA has it, all are numbers, or all are names or beginnings of names of one kind
-            fits = [uuid for uuid, known in names.items() if any(name.startswith(entry) for name in known)]
-            fits = fits if entry.startswith(kind) else []
+            fits = [uuid for uuid in (*gpus, *slices) if uuid.startswith(entry) and entry.startswith(kind)]
         else:
             number = int(entry) if re.fullmatch(r"\s*[0-9]{1,9}\s*", entry, re.ASCII) else len(gpus)
             fits = list(gpus[number : number + 1])
@@ -195,7 +193,6 @@ class Machine:
         uuids: Of every GPU in PCI bus order, with those that cannot be used as a whole.
         devices: UUID -> what can be used: whole GPUs and MIG slices.
         usage: UUID -> what it is doing.
-        slices: UUID of a MIG slice -> its older name, ``MIG-GPU-<uuid>/<gpu instance>/<compute instance>``.
         split: UUIDs of the GPUs in MIG mode.
         broken: UUID (or a stand-in) of a GPU that does not answer -> why.
     """
@@ -203,7 +200,6 @@ class Machine:
     uuids: tuple[str, ...] = ()
     devices: Mapping[str, Device] = field(default_factory=dict)
     usage: Mapping[str, GpuUsage] = field(default_factory=dict)
-    slices: Mapping[str, str] = field(default_factory=dict)
     split: frozenset[str] = frozenset()
     broken: Mapping[str, str] = field(default_factory=dict)
 
@@ -234,7 +230,8 @@ def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> list[Device]:
     """
     mask = environ.get(VISIBLE)
     try:
-        shown = read_mask(mask, machine.uuids, machine.slices)
+        slices = [uuid for uuid, device in machine.devices.items() if device.slice_index is not None]
+        shown = read_mask(mask, machine.uuids, slices)
     except DeviceError as error:
         raise DeviceError(
             f"{VISIBLE}={mask}: entry {error}. There is: {_listed(machine)}. Correct or unset it."
@@ -291,7 +288,6 @@ def _read_all(nvml: Any) -> Machine:
     uuids: list[str] = []
     devices: dict[str, Device] = {}
     usage: dict[str, GpuUsage] = {}
-    slices: dict[str, str] = {}
     split: set[str] = set()
     broken: dict[str, str] = {}
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -312,12 +308,10 @@ def _read_all(nvml: Any) -> Machine:
             devices[uuid], usage[uuid] = whole, use
             continue
         split.add(uuid)
-        for device, older, slice_usage in found:
+        for device, slice_usage in found:
             assert device.uuid is not None
-            devices[device.uuid], slices[device.uuid], usage[device.uuid] = device, older, slice_usage
-    return Machine(
-        uuids=tuple(uuids), devices=devices, usage=usage, slices=slices, split=frozenset(split), broken=broken
-    )
+            devices[device.uuid], usage[device.uuid] = device, slice_usage
+    return Machine(uuids=tuple(uuids), devices=devices, usage=usage, split=frozenset(split), broken=broken)
 
 
 def _describe(nvml: Any, handle: Any, index: int, uuid: str, slice_index: int | None = None) -> Device:
@@ -336,7 +330,7 @@ def _in_mig_mode(nvml: Any, handle: Any) -> bool:
     return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, str, GpuUsage]]:
+def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, GpuUsage]]:
     found = []
     for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -344,8 +338,7 @@ def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, str, Gp
         except nvml.NVMLError_NotFound:
             continue  # places are numbered for the finest split, most are empty
         device = _describe(nvml, part, whole.index, nvml.nvmlDeviceGetUUID(part), place)
-        instances = f"{nvml.nvmlDeviceGetGpuInstanceId(part)}/{nvml.nvmlDeviceGetComputeInstanceId(part)}"
-        found.append((device, f"MIG-{whole.uuid}/{instances}", _usage(nvml, part)))
+        found.append((device, _usage(nvml, part)))
     return found
 
 

@@ -7,12 +7,15 @@ import. Setting them inside a running worker would be too late.
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from pipeline import arithmetic
 from pipeline.engine.devices.inventory import Device
+from pipeline.errors import JobError
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -144,6 +147,31 @@ def rank_environment(
         "MASTER_ADDR": LOOPBACK,
         "MASTER_PORT": str(master_port),
     }
+
+
+@contextmanager
+def held_port(wanted: int | None) -> Iterator[int]:
+    """A TCP port of this machine for ranks to meet at, which no other program is given meanwhile.
+
+    The port is bound and never listened at: that keeps it from being handed out, while a program that asks for it
+    by number and sets SO_REUSEADDR, as the store of torch does, may still listen there.
+
+    Args:
+        wanted: The port that the user asks for, or None for a free one.
+
+    Raises:
+        JobError: It is taken.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", wanted or 0))
+        except OSError as error:
+            raise JobError(
+                f"distributed.master_port={wanted} is taken ({error.strerror}). Choose another one, or null for "
+                "one that is free"
+            ) from error
+        yield int(holder.getsockname()[1])
 
 
 def describe_device(device: Device, env: Mapping[str, str]) -> str:

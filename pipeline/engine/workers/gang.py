@@ -13,7 +13,6 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from pipeline.engine.devices.worker_env import rank_environment
+from pipeline.engine.devices.worker_env import held_port, rank_environment
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.work import Work, log_stacks
 from pipeline.errors import GangError, JobError, JobStopped, WorkerError, describe_exit
@@ -254,31 +253,6 @@ def run_gang(order: messages.RunJob, work: Work) -> None:
         finally:
             gang.end()
     gang.conclude()
-
-
-@contextmanager
-def held_port(wanted: int | None) -> Iterator[int]:
-    """A TCP port of this machine for the ranks to meet at, which no other program is given meanwhile.
-
-    The port is bound and never listened at: that keeps it from being handed out, while a program that asks for it
-    by number and sets SO_REUSEADDR, as the store of torch does, may still listen there.
-
-    Args:
-        wanted: The port that the user asks for, or None for a free one.
-
-    Raises:
-        JobError: It is taken.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            holder.bind(("", wanted or 0))
-        except OSError as error:
-            raise JobError(
-                f"distributed.master_port={wanted} is taken ({error.strerror}). Choose another one, or null for "
-                "one that is free"
-            ) from error
-        yield int(holder.getsockname()[1])
 
 
 def _is_consequence(rank: _Rank) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import json
 import re
-import resource
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Annotated, Any, TypeVar
@@ -52,9 +51,7 @@ class FailureKind(Enum):
 NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device, FailureKind.damaged_input})
 """Failures after which memory may be fragmented, a CUDA context broken, or a kept model be of damaged files."""
 
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_FILE_LIMIT = resource.getrlimit(resource.RLIMIT_FSIZE)
-"""As the user has set it: this module is loaded before any code of a job."""
+_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _TEXT_READ = 10_000
 """Characters of an exception's text, which may have millions."""
 # Libraries in Rust and C++ raise errors of their own types, which say in words what the system had said.
@@ -64,14 +61,7 @@ _STORAGE_TEXTS = re.compile(
             *(rf"\(os error {code}\)" for code in sorted(_STORAGE)),
             "No space left on device",
             "Disk quota exceeded",
-        ]
-    )
-)
-# The disk, or the largest size that a file may have.
-_UNCLEAR_TEXTS = re.compile(
-    "|".join(
-        [
-            rf"\(os error {errno.EFBIG}\)",
+            # The disk, or the largest size that a file may have.
             "database or disk is full",
             r"^\d+ requested and \d+ written",
             "PytorchStreamWriter failed writing",
@@ -147,13 +137,10 @@ def class_name(kind: type[BaseException]) -> str:
 
 def _is_storage(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in _STORAGE or (error.errno == errno.EFBIG and _has_the_users_limit())
+        return error.errno in _STORAGE
     if isinstance(error, GangError):  # the end of a log is in its text
         return False
-    text = str(error)[:_TEXT_READ]
-    if _STORAGE_TEXTS.search(text):
-        return True
-    return _UNCLEAR_TEXTS.search(text) is not None and _has_the_users_limit()
+    return _STORAGE_TEXTS.search(str(error)[:_TEXT_READ]) is not None
 
 
 def storage_errno(error: BaseException) -> int | None:
@@ -164,14 +151,9 @@ def storage_errno(error: BaseException) -> int | None:
         text = str(one)[:_TEXT_READ]
         if found := re.search(r"\(os error (\d+)\)", text):
             return int(found[1])
-        if _STORAGE_TEXTS.search(text):
+        if "No space left" in text or "quota exceeded" in text:
             return errno.ENOSPC
     return None
-
-
-def _has_the_users_limit() -> bool:
-    """Whether files here may be as large as in every other worker; otherwise the job has seen to that itself."""
-    return resource.getrlimit(resource.RLIMIT_FSIZE) == _FILE_LIMIT
 
 
 def _kind(error: BaseException) -> FailureKind:

@@ -12,7 +12,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.engine import journal
 from pipeline.engine.journal import read_journal
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
@@ -136,13 +135,3 @@ def test_a_plan_with_wrong_fields_is_one_line_with_exit_code_2(tmp_path: Path) -
         assert result.exit_code == 2, result.output
         assert "this is no plan.json: " in result.output.replace("\n", " ")
         assert "Traceback" not in result.output
-
-
-def test_an_overlong_line_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "LINE", 200)
-    run = WrittenRun(tmp_path, chain_plan())
-    run.write("JobWaits", job=SHARD, reason="x" * 1000)
-    run.write("JobFoundStored", job=SHARD)
-    recorded = LoadedRun(run.folder)
-    assert recorded.view.jobs[SHARD].status == "stored"
-    assert recorded.unreadable == 1

@@ -50,15 +50,6 @@ def test_what_carries_a_tag_is_ended_and_what_carries_another_is_not(tag: str) -
         theirs.wait()
 
 
-def test_what_is_older_than_a_tag_is_not_looked_at(tag: str) -> None:
-    with sleeper(descendants.with_tag(os.environ, tag)) as process:
-        began = descendants.began(process.pid)
-        assert began is not None
-        assert {one.pid for one in descendants.tagged({tag}, began)} == {process.pid}
-        assert descendants.tagged({tag}, began + 1) == set()
-        process.kill()
-
-
 def test_whoever_adopts_orphans_finds_those_without_an_environment() -> None:
     said = subprocess.check_output([sys.executable, "-c", ADOPTER], cwd=Path(__file__).parents[3], text=True)
     assert said.split() == ["set()"] * 2
@@ -73,19 +64,6 @@ def test_a_number_that_has_gone_to_another_process_is_left_alone(tag: str) -> No
     assert other.poll() is None
     other.kill()
     other.wait()
-
-
-def test_what_was_found_is_ended_however_long_looking_took(tag: str) -> None:
-    """Patience may be over before the first look is, and what that finds may have started others meanwhile."""
-    started = [sleeper(descendants.with_tag(os.environ, tag)) for _ in range(2)]
-    looks = chain([{one} for one in descendants.tagged([tag])], repeat(set[Process]()))
-    try:
-        assert descendants.end(lambda: next(looks), patience_s=0.0) == set()
-        assert [child.wait(60) for child in started] == [-signal.SIGKILL] * 2
-    finally:
-        for child in started:
-            child.kill()
-            child.wait()
 
 
 def test_one_that_was_found_is_waited_for_though_no_look_finds_it_any_more(

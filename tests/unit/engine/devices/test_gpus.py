@@ -2,7 +2,6 @@
 
 import io
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -37,12 +36,6 @@ def printed(*arguments: Any) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def test_it_is_free_of_torch() -> None:
-    check = "assert not {'torch', 'transformers'} & set(sys.modules)"
-    code = f"import sys; from pipeline.gpus import select_gpus, setup_gpu_environment; {check}"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_ids_are_positions_in_what_is_visible(machine: UseMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine("eight")
     assert devices.get_available_gpus() == list(range(8))
@@ -68,13 +61,6 @@ def test_what_a_gpu_is_and_does(machine: UseMachine) -> None:
     assert (large["multi_processor_count"], large["compute_capability"]) == (108, "8.0")  # A100
     assert (large["memory_total"], large["memory_used"], large["memory_free"]) == (81920, 0, 81920)
     assert (large["uuid"], large["name"]) == (uuid(1), "NVIDIA A100-SXM4-80GB")
-
-
-def test_memory_in_use_is_anyones(machine: UseMachine) -> None:
-    machine("busy")
-    assert devices.get_gpu_memory_usage(1) == (130 * 1024, 140 * 1024, pytest.approx(92.857, abs=1e-3))
-    with pytest.raises(DeviceError, match=r"^gpu_id=4: there is no GPU 4. Ids are 0 to 3"):
-        devices.get_gpu_memory_usage(4)
 
 
 def test_selection(machine: UseMachine) -> None:

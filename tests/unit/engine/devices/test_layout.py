@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from pipeline.config.schema import Backend, ExecutionConfig
-from pipeline.engine.devices.inventory import Device, GpuUsage, cpu_slots, find_gpus
+from pipeline.config.schema import ExecutionConfig
+from pipeline.engine.devices.inventory import Device, GpuUsage, cpu_slots
 from pipeline.engine.devices.select import AUTO_SLOTS, make_layout, plain_layout
-from tests.unit.engine.devices.conftest import UseMachine
 
 GPU = Device(kind="cuda", index=0, uuid="GPU-0", name="NVIDIA A100", memory_total_bytes=80 * 2**30)
 
@@ -35,24 +34,9 @@ def test_one_job_is_the_default_and_auto_means_several_on_gpus_alone() -> None:
     assert (number.slots, number.vouched) == (3, True)
 
 
-def test_the_inline_backend_has_one_place() -> None:
-    execution = ExecutionConfig(backend=Backend.inline, jobs_per_device=4)
-    assert make_layout([GPU, GPU], execution, {}).workers == 1
-
-
 def test_what_others_use_when_the_run_begins_is_not_there_for_jobs() -> None:
     use = GpuUsage(used_bytes=40 * 2**30, free_bytes=40 * 2**30, total_bytes=80 * 2**30)
     (place,) = make_layout([GPU], ExecutionConfig(), {"GPU-0": use}).places
     assert place.label == "GPU 0 (NVIDIA A100)"
     assert place.free_mb == 40 * 1024
     assert 0.85 * place.free_mb < (place.usable_mb or 0) < 0.9 * place.free_mb
-
-
-def test_nobody_counts_the_memory_of_cpu_slots() -> None:
-    assert {place.free_mb for place in make_layout(cpu_slots(3), ExecutionConfig()).places} == {None}
-
-
-def test_the_driver_is_asked_for_what_is_free(machine: UseMachine) -> None:
-    machine("busy")
-    layout = make_layout(find_gpus(), ExecutionConfig())
-    assert [place.free_mb for place in layout.places] == [137 * 1024, 10 * 1024, 140 * 1024, 100 * 1024]

@@ -1,17 +1,10 @@
 """A run has first rows in its first half, where that can be, and is hardly longer for it."""
 
-from contextlib import closing
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from benchmarks.imagined import Clock, ImaginedPool, ImaginedStore
-from pipeline.config.schema import ExecutionConfig, Keep
-from pipeline.engine.devices.select import plain_layout
-from pipeline.engine.journal import Journal
-from pipeline.engine.scheduler.loop import run_plan
 from pipeline.engine.scheduler.ready import paths_for_rows
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Job, Plan
@@ -74,35 +67,3 @@ def test_a_plan_without_rows_goes_by_its_longest_paths() -> None:
     plan = Plan([Job(id="wide", key="", entry="m:f", payload={}, devices=4)], [])
     assert paths_for_rows(plan, {"wide": 3.0}, 2) == {"wide": 3.0}
     assert paths_for_rows(Plan([], []), {}, 1) == {}
-
-
-@pytest.mark.parametrize(
-    ("settings", "hurried"),
-    [
-        (ExecutionConfig(), True),
-        (ExecutionConfig(keep=Keep.last), False),
-        (ExecutionConfig(priority="my_module.function"), False),
-    ],
-    ids=["as shipped", "weights go", "an order of the user's own"],
-)
-def test_rows_are_hurried_where_nothing_else_orders_jobs(
-    tmp_path: Path, settings: ExecutionConfig, *, hurried: bool
-) -> None:
-    plan, journal = plan_of(2, 2, 500, "even"), Journal(tmp_path / "journal.jsonl")
-    settings.heartbeat_timeout_s, settings.progress_timeout_s = 1e6, None
-    layout, clock = plain_layout(2), Clock()
-    with closing(journal):
-        outcome = run_plan(
-            plan,
-            stored=(),
-            store=ImaginedStore(tmp_path / "store", plan, {}),
-            pool=ImaginedPool(plan, layout, seconds_of(plan), clock),
-            journal=journal,
-            run_dir=tmp_path / "name" / "run",
-            settings=settings,
-            layout=layout,
-            clock=clock,
-        )
-    ended = {one.job_id: one.ended_s for one in outcome.attempts}
-    first_s = min(at_s for job_id, at_s in ended.items() if measures(plan.jobs[job_id]))
-    assert (first_s <= max(ended.values()) / 2) is hurried

@@ -14,7 +14,7 @@ import pytest
 from pipeline.engine.journal import Event, Journal, Listener, read_journal
 from pipeline.engine.keeper import remove_weights
 from pipeline.engine.scheduler.loop import FORCE_S, Outside
-from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim, SetAside
+from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim
 from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.store.shared import SharedStore, Traffic
 from pipeline.engine.store.store import REMOVED, Store, Verified
@@ -133,19 +133,6 @@ def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:
     assert outside.before(job("a"), state) == OnDisk(stored=True)
     assert outside.after(job("a")).stored
     assert not outside.after(job("b")).stored
-
-
-def test_a_damaged_output_is_told_and_moved(outside: Outside, caplog: pytest.LogCaptureFixture) -> None:
-    commit(outside.store, "a")
-    (outside.store.path(key("a")) / "value").write_text("b")
-    assert outside.before(job("a"), RunState(plan_of(job("a")), [], 1)) == OnDisk()  # it is to be made again
-    assert not outside.store.has(key("a"))
-    assert "set aside to" in caplog.text
-    commit(outside.store, "b")
-    (outside.store.path(key("b")) / "value").write_text("a")
-    outside.carry_out(SetAside(key("b"), "a job could not use it"))
-    assert not outside.store.has(key("b"))
-    assert "(a job could not use it): set aside to" in caplog.text
 
 
 def test_where_the_disk_cannot_be_asked_the_key_is_free_for_who_asks_again(

@@ -82,16 +82,6 @@ def test_a_job_of_unknown_need_is_alone_until_its_kind_is_measured() -> None:
     assert state.needs.seen == {"k": 60}
 
 
-def test_with_a_number_of_jobs_the_unknown_counts_as_an_equal_share() -> None:
-    where = layout(90, slots=3, vouched=True)
-    state = ready(where, *(job(name, kind="k") for name in "abcd"))
-    carry_out(state)
-    assert on(state) == {0: ["a", "b", "c"]}
-    state = ready(where, job("large", 70, seconds=9), *(job(name, kind="k") for name in "ab"))
-    carry_out(state)
-    assert on(state) == {0: ["large"]}
-
-
 def test_a_job_that_waits_for_memory_is_not_overtaken_for_ever() -> None:
     small = [job(f"s{number}", 40, seconds=1.0) for number in range(6)]
     state = ready(layout(100), job("first", 40, seconds=9), job("large", 80, seconds=5), *small)
@@ -151,12 +141,6 @@ def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None
 
 
 # -- devices of different sizes ---------------------------------------------------------
-
-
-def test_a_job_goes_only_where_it_fits() -> None:
-    state = ready(layout(24, 80, slots=1), job("a", 40, 5), job("b", 40, 4), job("c", 10, 1))
-    carry_out(state)
-    assert on(state) == {0: ["c"], 1: ["a"]}
 
 
 def test_the_smallest_device_that_does_is_taken_if_another_job_needs_the_larger() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.outcome import account
-from pipeline.engine.scheduler.policy import Reserve, Room, Start, next_actions
+from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
 from pipeline.engine.scheduler.reactions import check_runnable, too_wide
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.messages import FailureKind
@@ -50,11 +50,6 @@ def test_the_longest_remaining_path_goes_first() -> None:
     assert next_actions(ready_state(plan, 2)) == [Start("head", 0), Start("long", 1)]
 
 
-def test_the_estimate_of_the_whole_path_counts_not_that_of_the_job() -> None:
-    plan = Plan([job("a", 3), job("b", 1), job("c", 1), job("d", 1.5)], [("b", "c"), ("c", "d")])
-    assert next_actions(ready_state(plan, 1)) == [Start("b", 0)]
-
-
 def test_equal_jobs_start_in_the_order_of_the_plan() -> None:
     plan = Plan([job(name) for name in "cab"], [])
     assert [action.job_id for action in next_actions(ready_state(plan, 3))] == ["c", "a", "b"]
@@ -73,14 +68,6 @@ def test_equal_jobs_go_to_the_worker_that_holds_their_model() -> None:
     assert next_actions(state) == [Start("d", 1)]
     state.finished(0)
     assert next_actions(state) == [Start("c", 0), Start("d", 1)]
-
-
-def test_a_model_in_memory_does_not_outweigh_urgency() -> None:
-    plan = Plan([job("a", 2, "m1"), job("urgent", 1.5, "m2"), job("held", 1, "m1")], [])
-    state = ready_state(plan, 1)
-    state.start("a", 0)
-    state.finished(0)
-    assert next_actions(state) == [Start("urgent", 0)]
 
 
 def test_the_last_bits_of_a_sum_do_not_tell_equal_jobs_apart() -> None:
@@ -226,18 +213,6 @@ def test_idle_workers_are_kept_for_the_most_urgent_job_that_does_not_fit() -> No
     assert next_actions(state, 4) == [Start("gang", 0, (1, 2))]
 
 
-def test_a_promise_is_kept_though_more_urgent_jobs_turn_up() -> None:
-    plan = Plan([job("runs", 4), wide("gang", 2, 3), job("head", 1), job("tail", 50)], [("head", "tail")])
-    state = ready_state(plan, 2)
-    state.start("runs", 0)
-    state.start("head", 1)
-    state.finished(1)
-    state.reserve("gang")
-    assert next_actions(state, 1) == []
-    state.finished(0)
-    assert next_actions(state, 4) == [Start("gang", 0, (1,))]
-
-
 def test_jobs_wider_than_what_is_left_are_told_and_keep_nobody_waiting() -> None:
     plan = Plan([wide("gang", 3, 9), job("one")], [])
     state = ready_state(plan, 3)
@@ -326,17 +301,3 @@ def test_one_job_at_a_time_is_promised_a_machine() -> None:
     state.start("brief", 1)
     state.finished(2)
     assert next_actions(state, 5.0) == [Start("first", 2, (3,))]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_machine_that_is_promised_is_there_when_it_should(seed: int) -> None:
-    plan, where = gang_plan(seed, devices=4, jobs=120), machines(3, 4)
-    promised: dict[str, float] = {}
-
-    def watch(state: RunState, now_s: float) -> None:
-        for name in state.reserved.keys() - promised.keys():
-            promised[name] = Room(state, now_s).start_s(name, state.reserved[name])
-
-    started = {one.job_id: one.sent_s for one in simulate(plan, 0, watch=watch, layout=where)}
-    assert promised
-    assert all(started[name] <= at + 1e-5 for name, at in promised.items())

@@ -8,18 +8,16 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.scheduler.recovery import unusable
-from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim, Tell
+from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim
 from pipeline.engine.workers.messages import (
     AttemptStopped,
     FailureKind,
-    Heartbeat,
     JobFinished,
     JobProgress,
     JobRaised,
     JobStarted,
     Report,
     WorkerReady,
-    WorkerUnreadable,
 )
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
@@ -51,17 +49,6 @@ def test_an_attempt_is_in_the_journal_and_in_the_books() -> None:
     assert paper.jobs() == {"a": "done", "b": "ready"}
 
 
-def test_progress_and_signs_of_life_are_told_and_change_nothing_else() -> None:
-    paper = running()
-    assert (
-        paper.hear(0, JobProgress(job_id="a", attempt=1, done=2, total=5, tokens=8, numbers={"loss": 0.5})) == []
-    )
-    told = {"done": 2, "total": 5, "tokens": 8, "numbers": {"loss": 0.5}, "loading": False}
-    assert paper.effects == [Tell("JobProgress", {"job": "a", "attempt": 1, "worker": 0, **told})]
-    assert paper.hear(0, Heartbeat(rss_bytes=77)) == []
-    assert paper.effects == [Tell("Heartbeat", {"worker": 0, "rss_bytes": 77, "gpu": None})]
-
-
 def test_a_process_that_a_job_has_changed_is_replaced() -> None:
     paper = running(job("b", needs=["a"]), workers=1)
     assert paper.finish("a", left_changed="the umask")[-1] == "restart 0"
@@ -77,15 +64,6 @@ def test_no_process_follows_one_that_is_lost_where_no_more_jobs_are_given() -> N
     assert "close 0" not in paper.decided(), "its job may well finish"
     assert paper.ended(0) == ["WorkerExited", "AttemptFailed a", "close 0"]
     assert paper.start() == ["send a to 1"]
-
-
-def test_a_kill_that_nobody_here_has_sent_tells_of_memory() -> None:
-    paper = running()
-    paper.hear(0, Heartbeat(rss_bytes=3 << 30))
-    paper.ended(0)
-    assert paper.record("AttemptFailed")["reason"] == (
-        "worker 0 was lost (signal 9 (SIGKILL); it held 3.0 GiB, so the system may have been out of memory)"
-    )
 
 
 # -- what hangs ------------------------------------------------------------------------------------------------
@@ -115,12 +93,6 @@ def test_progress_is_what_keeps_a_job_from_hanging_and_not_for_ever() -> None:
 
 
 # -- nonsense --------------------------------------------------------------------------------------------------
-
-
-def test_what_is_no_message_is_nonsense_too() -> None:
-    paper = running()
-    assert paper.hear(0, WorkerUnreadable(reason="it sent what is no message")) == ["dismiss 0"]
-    assert "it sent what is no message; killing it" in paper.said()
 
 
 @pytest.mark.parametrize(

@@ -157,11 +157,6 @@ def test_a_device_that_fails_three_jobs_in_a_row_is_given_no_more() -> None:
     assert [words for words in paper.start() if words.endswith("to 0")] == []
 
 
-def test_the_last_device_is_kept() -> None:
-    paper = OnPaper(*(job(name) for name in "abcd"), workers=1, retry=PATIENT)
-    assert "DeviceQuarantined" not in lose(paper, "a", "b", "c", on=0)
-
-
 def test_a_device_is_taken_back_when_the_same_jobs_fail_elsewhere() -> None:
     paper = OnPaper(*(job(name) for name in "abcd"), retry=PATIENT)
     lose(paper, "a", "b", "c", on=0)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.select import Layout, Place
-from pipeline.engine.workers.messages import FailureKind, JobStarted, WorkerUnusable
+from pipeline.engine.workers.messages import FailureKind, WorkerUnusable
 from pipeline.plan.graph import Job
 from tests.doubles.engine import job
 from tests.doubles.on_paper import OnPaper
@@ -69,16 +67,6 @@ def test_a_worker_that_is_lost_while_its_device_is_lent_costs_nothing() -> None:
     assert paper.phases() == ["idle", "idle"]
 
 
-def test_a_gang_that_ends_without_a_lent_worker_waits_for_its_next_process() -> None:
-    paper = OnPaper(gang(), job("after", needs=["gang"]))
-    paper.start()
-    paper.ended(1)
-    paper.finish("gang")
-    assert paper.phases() == ["idle", "starting"]
-    paper.ready(1)
-    assert paper.phases() == ["idle", "idle"]
-
-
 def test_on_gpus_the_workers_are_replaced_after_ranks_had_their_devices() -> None:
     paper = OnPaper(gang(), job("after", needs=["gang"]), visible="GPU-")
     paper.start()
@@ -117,15 +105,6 @@ def test_a_device_that_is_given_up_while_a_gang_gathers_costs_the_gang_an_attemp
     assert not paper.run.gathering
     assert paper.phases() == ["idle", "quarantined", "idle"]
     assert paper.start() == ["send gang to 0"]
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_nobody_speaks_of_a_gang_before_it_was_sent(index: int) -> None:
-    paper = OnPaper(job("a"), gang(needs=("a",)))
-    paper.start()
-    paper.finish("a")
-    paper.start()
-    assert paper.hear(index, JobStarted(job_id="gang", attempt=1)) == []
 
 
 def test_a_gang_for_which_too_few_devices_are_left_fails_at_once() -> None:

@@ -116,25 +116,3 @@ def test_a_folder_that_may_not_be_written_or_read_is_said_to_be_so(tmp_path: Pat
         run(root, FORBIDDEN)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-
-
-def test_a_clean_up_frees_a_disk_that_has_no_room_for_anything(
-    small_disk: Callable[[Path], list[str]], tmp_path: Path
-) -> None:
-    (tmp_path / "disk").mkdir()
-    code = """
-from pipeline.engine.store.gc import find_garbage, remove
-store.commit(key, begin(), {})
-shutil.rmtree(store.root / ".tmp")
-(store.root / ".lock").touch()
-try:
-    for number in range(100_000):
-        (store.root / f"filler{number}").mkdir()
-except OSError as error:
-    assert error.errno == errno.ENOSPC
-with store.alone():
-    assert [failure for _, failure in remove(store, find_garbage(store, []))] == [None]
-assert not store.path(key).exists()
-print("passed")
-"""
-    run(tmp_path / "disk" / "store", code, *small_disk(tmp_path / "disk"))

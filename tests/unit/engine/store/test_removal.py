@@ -105,15 +105,6 @@ def test_nothing_is_removed_through_a_link(store: Store, key: str, scratch: Path
     assert (elsewhere / "model.safetensors").exists()
 
 
-def test_a_tombstone_of_another_output_is_damage(store: Store, key: str, scratch: Path) -> None:
-    other = "cd" * 20
-    for each in (key, other):
-        put(store, each)
-        removed(store, each, scratch)
-    (store.path(key) / TOMBSTONE).write_bytes((store.path(other) / TOMBSTONE).read_bytes())
-    assert store.problem(key) == "its tombstone is of another key or format"
-
-
 def test_a_job_does_not_write_a_tombstone_itself(store: Store, key: str) -> None:
     folder = store.begin(store.scratch("maker"), key, 1)
     (folder / TOMBSTONE).write_text("{}")

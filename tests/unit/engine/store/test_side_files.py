@@ -57,17 +57,10 @@ ODD: dict[str, Callable[[Path], object]] = {
     "empty": _text(""),
     "no text": _text("\udcff\udcfe"),
     "nul": _text("\0" * 100),
-    "list": _text("[1]"),
-    "number": _text("7"),
     "nan": _text('{"a": NaN, "size": NaN, "rows": NaN}'),
-    "infinite": _text('{"a": 1e999, "size": 1e999}'),
     "largest": _text('{"a": 1e308, "size": 1e308}'),
-    "negative": _text('{"a": -1, "size": -1}'),
-    "huge": _text(f'{{"a": {"9" * 40}, "size": {"9" * 40}}}'),
     "text": _text('{"a": "much", "size": "much", "rows": [{"a": 1}]}'),
-    "null": _text('{"a": null, "size": null, "rows": null}'),
-    "deep": _text("[" * 200_000),
-    "deep object": _text('{"a":' * 200_000),
+    "deep": _text('{"a":' * 200_000),
 }
 
 
@@ -125,14 +118,6 @@ def test_new_measurements_replace_what_cannot_be_read_and_never_fail(tmp_path: P
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_a_key_can_be_claimed_whatever_has_its_name(tmp_path: Path, odd: str) -> None:
-    (tmp_path / ".claims").mkdir()
-    ODD[odd](tmp_path / ".claims" / KEY)
-    with Store(tmp_path).claim(KEY) or pytest.fail("not free"):
-        pass
-
-
-@pytest.mark.parametrize("odd", ODD)
 def test_a_plan_that_cannot_be_read_is_one_message(tmp_path: Path, odd: str) -> None:
     run = RunFolder(tmp_path / "x" / "2026-01-02_10-00-00")
     run.path.mkdir(parents=True)
@@ -187,14 +172,6 @@ def test_any_bytes_are_read_or_count_as_absent(data: bytes, signed: bool) -> Non
             # A note counts only with its checksum.
             path.write_bytes(checksum + b"\n" + data if signed and path.suffix == ".note" else data)
             read(Path(folder))
-
-
-@pytest.mark.parametrize("odd", ODD)
-def test_what_is_no_ticket_keeps_nobody_waiting(tmp_path: Path, odd: str) -> None:
-    (tmp_path / "queue").mkdir()
-    ODD[odd](tmp_path / "queue" / "00")
-    with Ticket(tmp_path, {"GPU-0"}) as ticket:
-        assert ticket.is_next()
 
 
 def test_a_ticket_that_is_held_but_cannot_be_read_is_waited_for(tmp_path: Path) -> None:

@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import locks
-from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.store import Scratch, Store, leftovers, living, lock_of, remove_leftovers, users
 from pipeline.errors import StoreError
-from pipeline.locks import LocksUnsupportedError
 
 Put = Callable[..., Path]
 
@@ -207,17 +204,6 @@ def test_a_store_remembers_whose_runs_use_it(store: Store, tmp_path: Path) -> No
     assert users(usual.root) == [tmp_path / "outputs"]
 
 
-def test_names_that_dead_runs_have_left_of_their_claims_go_and_others_stay(store: Store, key: str) -> None:
-    other = "f" * len(key)
-    held = store.claim(key)
-    assert held is not None
-    (store.root / ".claims" / other).touch()  # an engine that was killed has nobody's lock on it
-    remove_dead_claims(store)
-    assert [path.name for path in (store.root / ".claims").iterdir()] == [key]
-    held.release()
-    assert not list((store.root / ".claims").iterdir())
-
-
 # -- scratch ------------------------------------------------------------
 
 
@@ -275,45 +261,3 @@ def test_a_lock_without_a_folder_goes_and_a_folder_of_a_person_stays(store: Stor
     remove_leftovers(store.root, mine)
     assert {one.name for one in (store.root / ".tmp").iterdir()} == {"mine-1", "mine-1.lock", "named_by_a_person"}
     assert store.root.parent.exists()
-
-
-def test_where_locks_are_not_supported_nothing_is_taken_for_a_leftover(
-    store: Store, mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> bool:
-        raise LocksUnsupportedError
-
-    monkeypatch.setattr(locks, "lock", refuse)
-    other = Scratch(store.scratch("other-2"))
-    other.open()
-    remove_leftovers(store.root, mine)
-    assert other.path.exists()
-    other.close()
-
-
-# Not `Path.mkdir(exist_ok=True)`: it fails where another racer takes a folder away between its two looks.
-RACER = """
-import os
-from contextlib import suppress
-from pipeline.engine.store.store import Scratch, remove_leftovers
-ready()
-for turn in range(40):
-    scratch = Scratch(store.scratch(f"run-{turn}-{key}"))
-    scratch.open()
-    (scratch.path / "part").write_text(key)
-    with suppress(FileExistsError):
-        os.mkdir(store.scratch(f"left-{turn}"))
-    remove_leftovers(store.root, scratch.path)
-    assert (scratch.path / "part").read_text() == key
-    scratch.close()
-"""
-
-
-def test_runs_that_start_at_the_same_moment_leave_each_other_alone(store: Store) -> None:
-    store.root.mkdir()
-    go([start(store, str(one), RACER) for one in range(3)])
-    own = Scratch(store.scratch("last-1"))
-    own.open()
-    remove_leftovers(store.root, own.path)
-    own.close()
-    assert list((store.root / ".tmp").iterdir()) == []

@@ -47,23 +47,6 @@ class Cuda:
         self.called.append("empty")
 
 
-def test_a_cpu_worker_knows_of_no_device_memory() -> None:
-    begin_measuring("cpu")
-    give_back("cpu")
-    assert peak_mb("cpu") is None
-    assert held_mb("cpu") == 0
-
-
-def test_a_process_that_has_not_touched_its_gpu_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = Cuda(initialized=False)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    begin_measuring("cuda")
-    give_back("cuda")
-    assert (peak_mb("cuda"), held_mb("cuda"), cuda.called) == (0, 0, [])
-    monkeypatch.delitem(sys.modules, "torch")
-    assert peak_mb("cuda") == 0
-
-
 def test_the_context_counts_besides_what_torch_has_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda()
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))

@@ -28,8 +28,7 @@ from pipeline.engine.workers.messages import (
     decode_report,
     encode,
 )
-from pipeline.engine.workers.work import raised
-from pipeline.errors import DataError, GangError, JobError, WorkerError
+from pipeline.errors import WorkerError
 
 ORDERS = [
     RunJob(
@@ -138,20 +137,6 @@ def test_a_field_that_cannot_be_is_refused(message: str, field: str, value: obje
         decode_report(altered(sent, field, value))
 
 
-def test_what_is_no_text_is_written_out_and_long_texts_are_cut() -> None:
-    sent = JobRaised(
-        job_id="a", attempt=1, error_type="E\n", message="\udcff\x1b[31m" + "m" * MAX_TEXT,
-        traceback="t" * MAX_TEXT + "\0end", run_s=0, kind=FailureKind.bug, damaged_key="\udcff",
-    )  # fmt: skip
-    said = decode_report(encode(sent))
-    assert said == sent
-    assert isinstance(said, JobRaised)
-    assert said.message.startswith(r"\udcff\x1b[31mmmm")
-    assert said.traceback.endswith(r"tt\x00end")
-    assert (said.error_type, said.damaged_key) == (r"E\n", r"\udcff")
-    assert len(said.message) == len(said.traceback) == MAX_TEXT
-
-
 # -- generated -------------------------------------------------------------------------------------------------
 
 texts = st.text(st.characters(exclude_categories=()))  # half characters too
@@ -189,18 +174,3 @@ def test_what_a_worker_can_say_an_engine_can_read(device: str, kind: str, said: 
     )  # fmt: skip
     assert decode_report(encode(ready)) == ready
     assert decode_report(encode(failed)) == failed
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (DataError("a.csv:3: has 2 fields"), "a.csv:3: has 2 fields"),
-        (GangError("rank 1 of 2 failed: a.csv", rank=1, kind="bug"), "rank 1 of 2 failed: a.csv"),
-        (ValueError("bad\nmore"), "ValueError: bad\nmore"),
-        (KeyError(), "KeyError"),
-        (JobError(""), "pipeline.errors.JobError"),
-    ],
-)
-def test_what_was_written_for_users_stands_without_the_name_of_a_class(error: BaseException, said: str) -> None:
-    assert isinstance(ORDERS[0], RunJob)
-    assert raised(ORDERS[0], error, 0.0).said == said

@@ -22,17 +22,6 @@ def test_output_goes_to_the_file_and_comes_back(tmp_path: Path, capfd: pytest.Ca
     assert capfd.readouterr().out == "before\nafter\n"
 
 
-def test_a_pause_writes_to_the_old_place(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with OutputTo(f"{tmp_path}/log.txt") as output:
-        print("one")
-        with output.paused():
-            print("shown")
-            os.write(1, b"shown too\n")
-        print("two")
-    assert (tmp_path / "log.txt").read_text() == "one\ntwo\n"
-    assert capfd.readouterr().out == "shown\nshown too\n"
-
-
 def test_a_job_in_the_engines_process_writes_its_log_though_nobody_reads_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,20 +151,6 @@ def test_being_hurried_skips_the_patience() -> None:
     assert Pretender.made[0].steps == ["ask", "terminate", "kill"]
 
 
-def test_a_process_that_cannot_be_started_is_an_error_of_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_self: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(Pretender, "start", fail)
-    pool = pool_of([READY])
-    with pytest.raises(WorkerError, match="cannot start worker 0"):
-        pool.start()
-    pool.stop(lambda _index, _message: None)
-    for worker in Pretender.made:
-        os.close(worker.read)
-        os.close(worker.write)
-
-
 def test_workers_that_are_replaced_on_purpose_are_no_failed_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "_TERMINATE_TIMEOUT_S", 0.01)
     heard: list[FromWorker] = []
@@ -182,29 +168,3 @@ def test_workers_that_are_replaced_on_purpose_are_no_failed_starts(monkeypatch: 
 
 
 # -- somewhere else ----------------------------------------------------------------------------------------------
-
-
-class Elsewhere:
-    """A site that notes what is done to it."""
-
-    def __init__(self, error: str = "") -> None:
-        self.steps: list[str] = []
-        self.error = error
-
-    def open(self) -> None:
-        self.steps.append(f"open, {len(Pretender.made)} made")
-        if self.error:
-            raise WorkerError(self.error)
-
-    def close(self) -> None:
-        self.steps.append("close")
-
-
-def test_where_workers_live_is_there_before_the_first_and_until_the_last() -> None:
-    site = Elsewhere()
-    run(pool_of([READY], site=site))
-    assert site.steps == ["open, 0 made", "close"]
-    failing = pool_of([READY], site=Elsewhere("no such cluster"))
-    with pytest.raises(WorkerError, match="no such cluster"):
-        failing.start()
-    failing.stop(lambda *_: None)
