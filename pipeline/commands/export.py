@@ -53,7 +53,7 @@ from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.record import METRICS_STAGE, ResultRow, place_of
 from pipeline.runs.report.format import jobs, shown_path
 from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all
-from pipeline.runs.trained import Trained, find_trained, run_of_chain, told_of_older
+from pipeline.runs.trained import Trained, find_trained
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer()
@@ -185,14 +185,13 @@ def export(
 ) -> None:
     """Copy a trained model into a folder of its own."""
     _check_free(to)
-    refuse_records("--to", to.expanduser(), [load_planned(choose_run(output_dir, name, run))])
-    found_run, console = run_of_chain(output_dir, name, chain, run), make_console()
+    found_run, console = load_planned(choose_run(output_dir, name, run)), make_console()
+    refuse_records("--to", to.expanduser(), [found_run])
     with held_model(found_run, chain, number, console) as found:
         _check_whole(found_run.store, found)
         _write(found, to)
     kind = "value model with its reference" if found.is_value else "policy"
-    older = told_of_older(output_dir, found_run) if run is None else ""
-    say(console, f"{kind}: {found.job.chain}, round {found.job.round}{older and f', {older}'}: {to}")
+    say(console, f"{kind}: {found.job.chain}, round {found.job.round}: {to}")
 
 
 def _check_free(to: Path) -> None:

@@ -153,9 +153,7 @@ def logs(
     if job is None:
         found = LoadedRun(choose_run(output_dir, name, run), glance=True)
     else:
-        from pipeline.runs.trained import run_of_job  # reads methods, which no log of an engine needs
-
-        found = run_of_job(output_dir, name, job, run)
+        found = load_planned(choose_run(output_dir, name, run))
     with log_output() as out:
         if job is None:
             _log_of_engine(found, out, lines, follow=follow)
@@ -257,9 +255,8 @@ def why(
         lines = _of_request(output_dir, name, job, against, overrides)
     else:
         from pipeline.runs.report.why import explain_job
-        from pipeline.runs.trained import run_of_job
 
-        run = run_of_job(output_dir, name, job)
+        run = load_planned(choose_run(output_dir, name))
         job_id = find_job(run.plan.jobs, job)
         lines = explain_job(run, job_id, _earlier(output_dir, run, job_id, against), time.time())
     for line in lines:

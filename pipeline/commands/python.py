@@ -34,9 +34,9 @@ from pipeline.learning.models.source import snapshot
 from pipeline.outputs import guidance as saved
 from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
 from pipeline.runs.index import choose_run
-from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.loaded import LoadedRun, load, load_planned
 from pipeline.runs.notebook import Run
-from pipeline.runs.trained import Trained, find_trained, run_of_chain
+from pipeline.runs.trained import Trained, find_trained
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console
 
@@ -252,7 +252,7 @@ def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None,
             whole = next((one for one in (folder, folder / "latest") if (one / "plan.json").exists()), None)
             run = load(RunFolder(whole.resolve())) if whole else None
         elif "/" not in name or (output_dir / name).exists():
-            run = run_of_chain(output_dir, name, chain)
+            run = load_planned(choose_run(output_dir, name))
         elif not is_hub_id(name):
             raise ConfigError(f"{name}: there is no such folder, experiment or id of the hub")
     if run is not None:

@@ -395,7 +395,7 @@ def check_room(request: Request, stored: Stored) -> None:
     Raises:
         StoreError: It cannot; says what it needs, what is free and what would help.
     """
-    need, free = disk_need(request.plan, request.config, stored.missing, request.layout.workers), _free(request)
+    need, free = disk_need(request.plan, request.config, stored.missing), _free(request)
     if free is None or need.least <= max(free, _LEAST) or need.least <= free + _removed_first(request, stored):
         return
     raise StoreError(
@@ -424,19 +424,17 @@ def _print_need(request: Request, stored: Stored, console: Console) -> None:
     """What the models that the rest of a plan trains take of the disk, and what is free."""
     if not stored.missing:
         return
-    need, free = disk_need(request.plan, request.config, stored.missing, request.layout.workers), _free(request)
+    need, free = disk_need(request.plan, request.config, stored.missing), _free(request)
     text = f"About {decimal(need.made)} of models that are trained"
     keep = request.config.execution.keep
     if keep is not Keep.all:
         text += f", of which {decimal(need.stays)} stay (execution.keep={keep.name})"
-    if need.checkpoints:
-        text += f", and {decimal(need.checkpoints)} of checkpoints meanwhile"
     say(console, f"{text}; {'what is free is not known' if free is None else f'{decimal(free)} are free'}.")
     if need.unknown:
         say(console, f"Not in these figures, since nothing tells how large: {', '.join(need.unknown)}.")
     try:
         check_room(request, stored)
-        if free is not None and need.stays + need.checkpoints > free:
+        if free is not None and need.stays > free:
             say(console, "warning: it would start, and may fill the disk.", "bold")
     except StoreError as problem:
         say(console, f"warning: this would not start: {problem}", "bold")

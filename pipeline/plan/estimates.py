@@ -201,7 +201,7 @@ def _costlier(scale: Scale, work: str) -> float:
 # -- disk --------------------------------------------------------------------------------------------------------
 # How much room the models that a plan trains take on the disk of the store, before anything runs. Policies, value
 # models and reward models are stored in float32. Texts, evaluations and adapters are not counted: they are a
-# hundredth of that, and how long texts get is not known.
+# hundredth of that, and how long texts get is not known. Nor are checkpoints, which last as long as trainings.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,25 +212,22 @@ class DiskNeed:
         made: Bytes of all models that are trained.
         stays: Bytes that are left of them at the end, when `execution.keep` has removed what it is to.
         least: Bytes that are there at some time in any case, of models whose files are here.
-        checkpoints: Bytes of checkpoints at most, while trainings last that long.
         unknown: Models of which nothing tells how large they are, as ``models.hf``.
     """
 
     made: int = 0
     stays: int = 0
     least: int = 0
-    checkpoints: int = 0
     unknown: tuple[str, ...] = ()
 
 
-def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int) -> DiskNeed:
+def disk_need(plan: Plan, config: Config, missing: Collection[str]) -> DiskNeed:
     """Reckon what the jobs of a plan take that are to run.
 
     Args:
         plan: The plan.
         config: Its request.
         missing: Ids of the jobs that must run.
-        workers: How many there are, so that as many trainings may have checkpoints at once.
     """
     stages = {
         (chain.algo, stage.name): (stage, chain.config)
@@ -238,7 +235,7 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
         for stage in chain.kind.stages_with(chain.config)
     }
     made, known = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
-    checkpoints, unknown = list[int](), dict[str, None]()
+    unknown = dict[str, None]()
     for job in (plan.jobs[job_id] for job_id in missing):
         stage, algo = stages.get((job.algo, job.stage), (None, None))
         if stage is None or algo is None or not (stage.saves or (job.algo == REFERENCE and stage.scales)):
@@ -250,16 +247,11 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str], workers: int
         made[place] += each * weights
         if model.is_trained or not (is_gguf(str(model.path)) or weights_in_name(str(model.path))):
             known[place] += each * weights
-        training = config.training
-        if training.checkpoint_every_steps or 0 < training.checkpoint_every_minutes * 60 < job.seconds:
-            checkpoints.append(2 * (WEIGHT_BYTES + STATE_BYTES[training.optimizer]) * weights)
-    at_once = max(1, workers // max((plan.jobs[job_id].devices for job_id in missing), default=1))
     largest = max((size for place, size in known.items() if place != _STAYS), default=0)
     return DiskNeed(
         made=made.total(),
         stays=_left(config.execution.keep, made),
         least=max(_left(config.execution.keep, known), known[_STAYS] + largest),
-        checkpoints=sum(sorted(checkpoints)[-at_once:]),
         unknown=tuple(unknown),
     )
 

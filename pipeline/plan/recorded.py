@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -134,23 +133,10 @@ class Change:
         return f"{self.what}: {self.old} -> {self.new}"
 
 
-@dataclass(frozen=True)
-class Cause:
-    """Changes of one job, and how they come from there.
+def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> dict[str, list[Change]]:
+    """Everything that gave a job another key: its own changes first, then those of jobs that it rests on.
 
-    Attributes:
-        changes: What changed in it.
-        path: Ids of jobs, from the one that changed to the one that was asked about.
-    """
-
-    changes: tuple[Change, ...]
-    path: tuple[str, ...]
-
-
-def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Cause]:
-    """Everything that gave a job another key: its own changes first, then those of what it reads.
-
-    A change that touches several jobs on the way is told once: for the job itself if it is one of them, else for
+    A change that touches several of these jobs is told once: for the job itself if it is one of them, else for
     the first in the plan.
 
     Args:
@@ -159,27 +145,27 @@ def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Cause]:
         job_id: The job.
 
     Returns:
-        Empty if both keys are the same, or if the plans do not say what they are made of.
+        Job id -> its changes; empty if both keys are the same, or if the plans do not say what they are made of.
     """
     if old.jobs[job_id].key == new.jobs[job_id].key:
-        return []
-    came_from = {job_id: ""}
-    frontier = deque([job_id])
+        return {}
+    differ, frontier = {job_id}, [job_id]
     while frontier:
-        at = frontier.popleft()
-        for upstream in new.inputs[at]:
+        for upstream in new.inputs[frontier.pop()]:
             before = old.jobs.get(upstream)
-            if upstream not in came_from and before and before.key != new.jobs[upstream].key:
-                came_from[upstream] = at
+            if upstream not in differ and before and before.key != new.jobs[upstream].key:
+                differ.add(upstream)
                 frontier.append(upstream)
     told: set[tuple[str, ...]] = set()
-    found = []
-    for at in [job_id, *(upstream for upstream in new.jobs if upstream in came_from and upstream != job_id)]:
-        changes = {_topic(change, new.jobs[at]): change for change in own_changes(old, new, at)}
-        if untold := changes.keys() - told:
-            kept = tuple(change for topic, change in changes.items() if topic in untold)
-            found.append(Cause(kept, tuple(_path(came_from, at))))
-            told |= untold
+    found = {}
+    for at in [job_id, *(at for at in new.jobs if at in differ and at != job_id)]:
+        job, changes = new.jobs[at], {}
+        for change in own_changes(old, new, at):
+            what = (change.what, job.algo, job.stage) if change.follows else (change.what, change.old, change.new)
+            changes[what] = change
+        if untold := {what: change for what, change in changes.items() if what not in told}:
+            found[at] = list(untold.values())
+            told |= untold.keys()
     return found
 
 
@@ -194,11 +180,7 @@ def own_changes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Chang
     for what in whats:
         one, other = before.get(what, _MISSING), after.get(what, _MISSING)
         follows = what == _ROWS or what.startswith(_READS)
-        show: Callable[[Any], str]
-        if what.startswith(_READS):
-            show = _jobs if len(one or ()) == len(other or ()) else _number
-        else:
-            show = _rows if what == _ROWS else shown
+        show = _jobs if what.startswith(_READS) else _rows if what == _ROWS else shown
         if not what.startswith(sections):
             found.append(Change(what, show(one), show(other), follows))
     return found
@@ -237,26 +219,10 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _topic(change: Change, job: Job) -> tuple[str, ...]:
-    """What two changes have in common that need not both be told."""
-    if change.follows:
-        return (change.what, job.algo, job.stage)
-    return (change.what, change.old, change.new)
-
-
-def _path(came_from: Mapping[str, str], at: str) -> Iterator[str]:
-    while at:
-        yield at
-        at = came_from[at]
-
-
-def _jobs(job_ids: list[str]) -> str:
-    return job_ids[0] if len(job_ids) == 1 else f"{job_ids[0]} to {job_ids[-1]}"
-
-
-def _number(job_ids: Any) -> str:
-    number = 0 if job_ids is _MISSING else len(job_ids)
-    return "1 job" if number == 1 else f"{number} jobs"
+def _jobs(job_ids: Any) -> str:
+    if not isinstance(job_ids, list) or not job_ids:
+        return "nothing"
+    return str(job_ids[0]) + (f" and {len(job_ids) - 1} more" if len(job_ids) > 1 else "")
 
 
 def _rows(value: Any) -> str:

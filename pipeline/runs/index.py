@@ -21,10 +21,6 @@ from pipeline.runs.report.format import command
 MAX_LISTED = 20
 
 
-class NoSuchName(ConfigError):  # noqa: N818 - it names what was found
-    """Nothing is called so, nor by a part of it."""
-
-
 def find_job(job_ids: Iterable[str], given: str) -> str:
     """The job that a user means: by its id, a part of it, or a pattern with ``*``; also by its chain.
 
@@ -64,7 +60,7 @@ def find_named(names: Iterable[str], given: str, what: str) -> str:
         raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
     near = _near(known, wanted)
     told = f"Nearest:\n{listed(near)}" if near else f"There are:\n{listed(known)}" if known else ""
-    raise NoSuchName(f"no {what} fits '{given}'. {told}".rstrip())
+    raise ConfigError(f"no {what} fits '{given}'. {told}".rstrip())
 
 
 def _fitting(known: list[str], wanted: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config, DatasetConfig, LongPrompts, ModelConfig
 from pipeline.config.values import refuse_all, value_problems
-from pipeline.errors import ConfigError, PipelineError, StoreError
+from pipeline.errors import ConfigError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos.base import REFERENCE, Algorithm
 from pipeline.learning.algos.registry import load_algorithm
@@ -27,8 +26,8 @@ from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
-from pipeline.runs.index import NoSuchName, choose_run, find_job, find_named, listed, runs_of
-from pipeline.runs.loaded import LoadedRun, load_planned
+from pipeline.runs.index import find_named, listed
+from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.notes import prepared_rows
 from pipeline.runs.record import METRICS_STAGE
 
@@ -215,12 +214,12 @@ def find_trained(
 def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None) -> str:
     named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
     if not named:
-        raise NoSuchName(f"run {run.stamp} of {run.name} has no chain that trains a model")
+        raise ConfigError(f"run {run.stamp} of {run.name} has no chain that trains a model")
     if chain is not None:
         algo = chain.rstrip("/").rpartition("/")[2]
         untrained = {job.algo for job in run.plan.jobs.values()} - {name.rpartition("/")[2] for name in chains}
         if algo in untrained:
-            raise NoSuchName(
+            raise ConfigError(
                 f"{algo} trains no model in run {run.stamp} of {run.name}; these do:\n{listed(named)}"
             )
         return find_named(chains, chain, "chain")
@@ -292,50 +291,3 @@ def _check_finished(found: Trained, jobs: dict[int, Job], *, also_gone: bool) ->
         f"`python -m pipeline export {run.name} {name} --round {number} --to DIR` makes them again, for use "
         "like the run"
     )
-
-
-# -- older -------------------------------------------------------------------------------------------------------
-# Which run of an experiment a chain or a job means: the newest that has it, as the last may have had others.
-
-
-def run_of_chain(output_dir: Path, name: str, chain: str | None, stamp: str | None = None) -> LoadedRun:
-    """The newest run that trains a chain; the newest of all where none does, so that it says what there is.
-
-    Args:
-        output_dir: Folder of all runs.
-        name: The experiment.
-        chain: As `find_trained` takes it.
-        stamp: Timestamp of a run, which is then the only one.
-    """
-    return _newest_in(output_dir, name, stamp, lambda run: _named(run, trained_chains(run, config_of(run)), chain))
-
-
-def run_of_job(output_dir: Path, name: str, job: str, stamp: str | None = None) -> LoadedRun:
-    """The newest run that has a job, likewise."""
-    return _newest_in(output_dir, name, stamp, lambda run: find_job(run.plan.jobs, job))
-
-
-def _newest_in(output_dir: Path, name: str, stamp: str | None, find: Callable[[LoadedRun], str]) -> LoadedRun:
-    def has(run: LoadedRun) -> bool:
-        try:
-            find(run)
-        except NoSuchName:
-            return False
-        except ConfigError:
-            return True  # several fit, which is told
-        return True
-
-    newest = load_planned(choose_run(output_dir, name, stamp))
-    if stamp is None and not has(newest):
-        for folder in reversed(runs_of(output_dir, name)):
-            with suppress(PipelineError):  # an older one may lack its plan
-                if has(older := load_planned(folder)):
-                    return older
-    return newest
-
-
-def told_of_older(output_dir: Path, run: LoadedRun) -> str:
-    """What to say of a run that is not the newest of its experiment; "" of one that is."""
-    if choose_run(output_dir, run.name).stamp == run.stamp:
-        return ""
-    return f"of run {run.stamp}, the newest of {run.name} that has it"

@@ -100,7 +100,7 @@ def test_why_a_job_ran_again(twice: Path) -> None:
     assert "algos.PITA.eta: 1.0 -> 0.5" in text
     assert text.count("->") < 6
     assert "The same command would not run it again" in text
-    assert "Nothing changed since run" in look(twice, "why", "t", "QSharp/r1/metrics").output
+    assert "the same key" in look(twice, "why", "t", "QSharp/r1/metrics").output
 
 
 def test_why_a_job_would_run_with_other_settings(twice: Path) -> None:

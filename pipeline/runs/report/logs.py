@@ -6,8 +6,8 @@ A log is whatever a job wrote: bytes that are no UTF-8 are replaced, and what it
 from __future__ import annotations
 
 import codecs
-import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TextIO
@@ -26,14 +26,13 @@ Note = Callable[[str], None]
 
 
 class Tail:
-    """What a file has got since the last look. Survives that it is not there yet, is cut short, or is replaced."""
+    """What a file has got since the last look; it need not be there yet."""
 
     def __init__(self, path: Path, lines: int | None = None) -> None:
         """Begin so many lines before the end; at the start if None."""
         self._path, self._lines = path, lines
-        self._offset = 0
-        self._file_id: tuple[int, int] | None = None
-        self._decoder = _decoder()
+        self._offset: int | None = None
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def print_new(self, out: LogOutput | TextIO) -> bool:
         """Print what is new; say whether there was something.
@@ -48,47 +47,21 @@ class Tail:
         except OSError as error:
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         with file:
-            status = os.fstat(file.fileno())
-            file_id, found = (status.st_dev, status.st_ino), False
-            if self._file_id != file_id or status.st_size < self._offset:
-                from_end = self._lines if self._file_id is None else None
-                self._file_id, self._decoder = file_id, _decoder()
-                self._offset = 0 if from_end is None else start_of_last(file.fileno(), from_end)
-            file.seek(self._offset)
+            if self._offset is None and self._lines is not None:
+                last = deque(file, self._lines)
+                self._offset = file.tell() - sum(map(len, last))
+            begun = file.seek(self._offset or 0)
             while chunk := file.read(_CHUNK):
-                found = True
-                self._offset += len(chunk)
                 out.write(self._decoder.decode(chunk))
-        if found:
+            self._offset = file.tell()
+        if self._offset > begun:
             out.flush()
-        return found
+        return self._offset > begun
 
     def end(self, out: LogOutput | TextIO) -> None:
         """Print what may be left of a character whose other bytes never came."""
         out.write(self._decoder.decode(b"", final=True))
         out.flush()
-
-
-def _decoder() -> codecs.IncrementalDecoder:
-    return codecs.getincrementaldecoder("utf-8")("replace")
-
-
-def start_of_last(descriptor: int, lines: int) -> int:
-    """Where the last lines of a file begin, in bytes; reads from its end, however long it is."""
-    position = os.fstat(descriptor).st_size
-    if lines <= 0 or position == 0:
-        return position
-    position -= os.pread(descriptor, 1, position - 1) == b"\n"  # which begins no line
-    while position:
-        size = min(_CHUNK, position)
-        block = os.pread(descriptor, size, position - size)
-        at = len(block)
-        while (at := block.rfind(b"\n", 0, at)) >= 0:
-            lines -= 1
-            if not lines:
-                return position - size + at + 1
-        position -= size
-    return 0
 
 
 def print_log(path: Path, out: LogOutput | TextIO, lines: int | None = None) -> None:

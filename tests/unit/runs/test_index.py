@@ -6,7 +6,6 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.runs.index import choose_run, find_job
-from pipeline.runs.trained import run_of_job
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 
@@ -24,15 +23,6 @@ def test_a_run_is_chosen_by_the_begin_of_its_timestamp(tmp_path: Path) -> None:
         choose_run(tmp_path, "y")
     with pytest.raises(ConfigError, match="no folder"):
         choose_run(tmp_path / "nothing", "x")
-
-
-def test_a_job_that_the_newest_run_has_not_is_that_of_the_last_which_has_it(tmp_path: Path) -> None:
-    for stamp, rounds in (("2026-01-02_10-00-00", 2), ("2026-01-03_10-00-00", 2), ("2026-01-04_10-00-00", 1)):
-        WrittenRun(tmp_path, chain_plan(rounds), stamp)
-    assert run_of_job(tmp_path, "x", "r2/train").stamp == "2026-01-03_10-00-00"
-    assert run_of_job(tmp_path, "x", "r1/train").stamp == "2026-01-04_10-00-00"
-    assert run_of_job(tmp_path, "x", "r2/train", "2026-01-04").stamp == "2026-01-04_10-00-00"
-    assert run_of_job(tmp_path, "x", "nothing").stamp == "2026-01-04_10-00-00"
 
 
 # -- finding the job that a user means ---

@@ -122,7 +122,7 @@ class Chains:
         """Bytes of all models that are trained, as reckoned before and as they are."""
         trained = [self.root / job.key for job in self.plan.jobs.values() if job.stage in ("train", "reward")]
         models = sum(path.stat().st_size for folder in trained for path in folder.rglob("*.safetensors"))
-        return disk_need(self.plan, self.config, list(self.plan.jobs), 1).made, models
+        return disk_need(self.plan, self.config, list(self.plan.jobs)).made, models
 
     def digest(self) -> dict[str, str]:
         """Checksums of all outputs, as if they had been written to a folder of another name."""

@@ -90,23 +90,23 @@ def lost_its_device(run: WrittenRun) -> None:
             waits_for_inputs,
             ["It waits for 2 of the 2 jobs that it reads:", f"{FIRST} (pending)", f"{SECOND} (running)"],
         ),
-        (runs, ["It is running: attempt 1 on worker 0 (gpu 7), for 1.0 s."]),
+        (runs, ["It is running", "attempt 1 on worker 0 (gpu 7): running, 1.0 s"]),
         (
             is_retried,
             [
-                "It will be tried again, in 1.0 s at the earliest: attempt 1 failed (out_of_memory): no",
-                "1 on worker 0 (gpu 7): failed (out_of_memory) after 1.0 s: no memory left",
+                "It waits: attempt 1 failed (out_of_memory), another one follows: no memory left",
+                "attempt 1 on worker 0 (gpu 7): failed (out_of_memory), 1.0 s: no memory left",
                 f"jobs/{TRAIN}/log.txt",
             ],
         ),
-        (has_failed, ["It failed after 1 attempt (bug): ValueError: x"]),
-        (is_blocked, [f"It is blocked by {FIRST}, which failed: ValueError: y"]),
+        (has_failed, ["It is failed: after 1 attempt (bug): ValueError: x"]),
+        (is_blocked, [f"It is blocked: a job that it reads has failed, {FIRST}: ValueError: y"]),
         (waits_for_another_run, ["It waits: run 7 of other computes it"]),
         (
             was_stopped,
-            ["It was stopped with the run; the next one begins it anew, as it left no checkpoint."],
+            ["It waits: it was stopped and goes on in the next run"],
         ),
-        (was_found, ["It is stored: another run finished it while this one was under way."]),
+        (was_found, ["It is stored: another run finished it"]),
         (was_reopened, ["It was made again in this run", "out.txt does not have its checksum"]),
         (lost_its_device, ["Worker 0 (gpu 7) is used no more: three jobs were lost on it"]),
     ],
@@ -148,8 +148,8 @@ def test_a_setting_that_changed_is_told_with_the_way_it_came(tmp_path: Path) -> 
     second = again(tmp_path, eta=0.5)
     assert "\n  algos.X.eta: 1.0 -> 0.5" in explained(second, TRAIN, first)
     text = explained(second, f"{CHAIN}/r2/generate/000", first)
-    assert f"It had to run, compared with run {first.folder.path.name}, because" in text
-    assert f"\n  {TRAIN} changed: algos.X.eta: 1.0 -> 0.5" in text
+    assert f"It is another job than in run {first.folder.path.name}, because" in text
+    assert f"\n  {TRAIN} changed:\n    algos.X.eta: 1.0 -> 0.5" in text
     assert "same key" in explained(second, FIRST, first)
 
 
