@@ -24,10 +24,9 @@ from pipeline.errors import PipelineError
 from pipeline.files import open_plain
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
-from pipeline.plan.models import count_weights
+from pipeline.plan.models import count_weights, read_models, read_sources
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.report.format import duration
-from pipeline.runs.sources import read_models, read_sources
 from pipeline.terminal.columns import Column, FittedTable
 
 PARTS = (0.0, 0.25, 0.5, 0.75)

@@ -37,8 +37,7 @@ from pipeline.errors import PipelineError, StoreError
 from pipeline.plan.compatibility import usable_attention
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
-from pipeline.runs.index import choose_run
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, choose_run
 from pipeline.runs.record import PooledRow, ResultRow, Results, primary_metric, read_results
 from pipeline.runs.report.format import decimal, interval
 from pipeline.runs.report.tables import budget_tables, front_tables, result_tables

@@ -48,8 +48,7 @@ from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_
 from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, adapter_folders
 from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.models import is_local, model_files
-from pipeline.runs.index import choose_run
-from pipeline.runs.loaded import LoadedRun, load_planned
+from pipeline.runs.loaded import LoadedRun, choose_run, load_planned
 from pipeline.runs.record import METRICS_STAGE, ResultRow, place_of
 from pipeline.runs.report.format import jobs, shown_path
 from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all

@@ -14,9 +14,8 @@ from rich.console import Console, RenderableType
 from pipeline.commands import typed
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.runs import index
-from pipeline.runs.index import choose_run, find_job, runs_before, runs_of
-from pipeline.runs.loaded import LoadedRun, load_planned, logs_of
+from pipeline.runs import loaded
+from pipeline.runs.loaded import LoadedRun, choose_run, find_job, load_planned, logs_of, runs_before, runs_of
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.record import read_results
 from pipeline.runs.report.format import command
@@ -126,7 +125,7 @@ def _glances(output_dir: Path) -> list[Glance]:
             return Glance(name=name, problem=str(error))
 
     now = time.time()
-    return [glance(name) for name in index.experiments(output_dir)]
+    return [glance(name) for name in loaded.experiments(output_dir)]
 
 
 # -- logs --------------------------------------------------------------------------------------------------------
@@ -254,7 +253,7 @@ def why(
     if overrides:
         lines = _of_request(output_dir, name, job, against, overrides)
     else:
-        from pipeline.runs.report.why import explain_job
+        from pipeline.runs.report.status import explain_job
 
         run = load_planned(choose_run(output_dir, name))
         job_id = find_job(run.plan.jobs, job)
@@ -272,9 +271,8 @@ def _of_request(output_dir: Path, name: str, job: str, stamp: str | None, overri
     from pipeline.engine.store.store import Store
     from pipeline.plan.build import build_plan, check_size
     from pipeline.plan.compatibility import named_by_bits, plain_attention
-    from pipeline.plan.models import check_models
-    from pipeline.runs.report.why import explain_request
-    from pipeline.runs.sources import read_models, read_sources
+    from pipeline.plan.models import check_models, read_models, read_sources
+    from pipeline.runs.report.status import explain_request
 
     config = load_config([f"experiment.name={name}", *overrides])
     check_config(config)

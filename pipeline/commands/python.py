@@ -33,8 +33,7 @@ from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.source import snapshot
 from pipeline.outputs import guidance as saved
 from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
-from pipeline.runs.index import choose_run
-from pipeline.runs.loaded import LoadedRun, load, load_planned
+from pipeline.runs.loaded import LoadedRun, choose_run, load, load_planned
 from pipeline.runs.notebook import Run
 from pipeline.runs.trained import Trained, find_trained
 from pipeline.terminal import streams

@@ -23,8 +23,7 @@ from pipeline.files import plain_target, write_whole
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.compare import compare_runs, comparison_csv, comparison_tables, same_settings
 from pipeline.runs.figures import Format, write_figures
-from pipeline.runs.index import choose_run, experiments, newest_of_several, runs_of
-from pipeline.runs.loaded import LoadedRun, load, load_planned
+from pipeline.runs.loaded import LoadedRun, choose_run, experiments, load, load_planned, newest_of_several, runs_of
 from pipeline.runs.report.format import count
 from pipeline.runs.trackers import Feeders
 from pipeline.sweeps.file import SPLIT

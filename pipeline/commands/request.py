@@ -34,12 +34,11 @@ from pipeline.plan.contents import PREPARING, import_warnings
 from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import disk_need, peak_flops
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
-from pipeline.plan.models import check_models, count_weights
+from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
 from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.tables import plan_table
-from pipeline.runs.sources import check_sources, known_rows, read_models, read_sources
 from pipeline.terminal.console import say
 
 

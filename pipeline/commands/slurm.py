@@ -36,8 +36,7 @@ from pipeline.slurm.script import JobRequest, check_request, interpreter, option
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.plan import plan_agents, split_words
-from pipeline.sweeps.search import most_trials
-from pipeline.sweeps.storage import choose_sweep
+from pipeline.sweeps.storage import choose_sweep, most_trials
 from pipeline.terminal.console import Check, Verdict, make_console, say
 
 app = typer.Typer(

@@ -36,8 +36,16 @@ from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
 from pipeline.sweeps.online import OnlineAgents, created, devices_of_agents, wandb_config
 from pipeline.sweeps.plan import DevicesAsked, check_fits, plan_agents, split_words
-from pipeline.sweeps.search import ask, most_trials
-from pipeline.sweeps.storage import Record, SweepFolder, check_installed, choose_sweep, sweep_folder, sweeps_in
+from pipeline.sweeps.storage import (
+    Record,
+    SweepFolder,
+    ask,
+    check_installed,
+    choose_sweep,
+    most_trials,
+    sweep_folder,
+    sweeps_in,
+)
 from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.console import watch as watch_it
 

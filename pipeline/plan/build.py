@@ -174,7 +174,7 @@ def build_plan(
     Args:
         config: The checked request.
         durations: What earlier runs measured, by `duration_name`; used for ordering and estimates only.
-        sources: Dataset -> what its rows follow from besides its settings; see `runs.sources`.
+        sources: Dataset -> what its rows follow from besides its settings; see `plan.models`.
         models: Model -> what identifies its content, by role; see `plan.models`.
         weights: Model -> how many weights it has, where that is known; for estimates only.
         gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.

@@ -34,6 +34,7 @@ from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 from pipeline.plan.compatibility import decodes_itself, with_attention
 from pipeline.plan.graph import determining, result_key
+from pipeline.plan.models import REWARD_FILES
 
 # -- chains ------------------------------------------------------------------------------------------------------
 # One algorithm on one dataset, model, reference and seed: what a request stands for.
@@ -255,10 +256,6 @@ def import_warnings() -> tuple[str, ...]:
         "pipeline/learning/algos/qsharp.py does."
         for module in brought_torch()
     )
-
-
-REWARD_FILES = "content of rewards"
-"""In a source: models and files that options of rewards name, by ``reward.option``."""
 
 
 def _without_places(dataset: Mapping[str, Any], files: Collection[str]) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
 from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
-from pipeline.runs.index import find_named, listed
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, find_named, listed
 from pipeline.runs.notes import prepared_rows
 from pipeline.runs.record import METRICS_STAGE
 

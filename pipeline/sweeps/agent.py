@@ -32,8 +32,20 @@ from pipeline.sweeps.metrics import WANDB_DIR, Curve, wandb_variables, write_par
 from pipeline.sweeps.plan import AgentPool
 from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
-from pipeline.sweeps.search import Choice, ask, most_trials, why_stop
-from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder, best_trial, sweep_folder
+from pipeline.sweeps.storage import (
+    Choice,
+    End,
+    Once,
+    Record,
+    SweepFolder,
+    Trial,
+    TrialFolder,
+    ask,
+    best_trial,
+    most_trials,
+    sweep_folder,
+    why_stop,
+)
 from pipeline.sweeps.trial_process import Handle, Order, Said, work
 from pipeline.terminal.streams import on_one_line
 

@@ -33,8 +33,7 @@ from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, latest_values, parsed, run_folders
-from pipeline.sweeps.search import most_trials
-from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
+from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial, most_trials
 from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable, cut_middle, in_lines, shorten, whole_words
 from pipeline.terminal.console import in_place, say, say_styled
 from pipeline.terminal.streams import on_one_line, printable, without_colours

@@ -9,11 +9,14 @@ the lock decides; one that dies leaves nothing but a line that was cut off, whic
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +29,7 @@ from pipeline.errors import ConfigError, PipelineError, StoreError, install_comm
 from pipeline.files import Inside, open_plain
 from pipeline.foreign import converted
 from pipeline.locks import LocksUnsupportedError, lock
-from pipeline.sweeps.file import Goal, Metric, Sweep, read_sweep
+from pipeline.sweeps.file import Goal, Hyperband, Metric, Sweep, read_sweep
 from pipeline.sweeps.reporting import TRIALS
 
 if TYPE_CHECKING:
@@ -631,3 +634,150 @@ def check_installed() -> None:
 
     if find_spec("optuna") is None:
         raise ConfigError(f"sweeps are kept by Optuna, which is not installed: {install_command('sweeps')}")
+
+
+# -- search ------------------------------------------------------------------------------------------------------
+# Which settings are tried next, and which trials are not worth their end. Pure for the trials so far.
+# Optuna's samplers choose; a study is made anew of the trials whenever one is asked, so that whoever holds
+# the sweep's lock can ask, and a killed agent loses nothing. Trials that have no value yet are told as
+# running, so that several at once are chosen apart.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Settings that were chosen.
+
+    Attributes:
+        parameters: By dotted name, as a program is given them.
+        sampled: As Optuna has them, those that are searched.
+        distributions: From which they are.
+    """
+
+    parameters: Mapping[str, Any]
+    sampled: Mapping[str, Any]
+    distributions: Mapping[str, BaseDistribution]
+
+
+def ask(sweep: Sweep, trials: Sequence[Trial]) -> Choice | None:
+    """Choose the settings of the next new trial, the same ones for the same trials; None where none is left.
+
+    Args:
+        sweep: The sweep.
+        trials: All that were chosen so far, in their order, whatever became of them.
+    """
+    if sweep.method == "grid":
+        return _point(sweep, len(trials))
+    import optuna
+
+    distributions = {name: each.distribution for name, each in sweep.parameters.items() if each.kind != "constant"}
+    drawn = hashlib.sha256(f"{sweep.options.seed}/{len(trials)}".encode()).digest()
+    seed, metric = int.from_bytes(drawn[:4], "big"), sweep.metric or Metric(name="")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
+        if sweep.method == "bayes":
+            sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
+        study = optuna.create_study(sampler=sampler, direction=metric.goal)
+        for trial in trials if sweep.method == "bayes" else ():
+            told = told_value(trial, trials, metric)
+            if told is not None and trial.distributions.keys() == distributions.keys():
+                study.add_trial(
+                    optuna.trial.create_trial(
+                        state=optuna.trial.TrialState.RUNNING if told == () else optuna.trial.TrialState.COMPLETE,
+                        values=told or None,
+                        params=dict(trial.sampled),
+                        distributions=dict(trial.distributions),
+                    )
+                )
+        sampled = study.ask(distributions).params
+    parameters = {
+        name: each.given["value"] if each.kind == "constant" else each.value(sampled[name])
+        for name, each in sweep.parameters.items()
+    }
+    return Choice(parameters=parameters, sampled=sampled, distributions=distributions)
+
+
+def _point(sweep: Sweep, number: int) -> Choice | None:
+    """A point of the grid, in W&B's order: names are sorted, and the last one changes fastest."""
+    found: dict[str, Any] = {}
+    for parameter in sorted(sweep.parameters.values(), key=lambda each: each.path, reverse=True):
+        number, place = divmod(number, len(parameter.points))
+        found[parameter.name] = parameter.points[place]
+    if number:
+        return None
+    known = [name for name, each in sweep.parameters.items() if each.kind in ("categorical", "int_uniform")]
+    return Choice(
+        parameters={
+            name: each.value(found[name]) if name in known else found[name]
+            for name, each in sweep.parameters.items()
+        },
+        sampled={name: found[name] for name in known},
+        distributions={name: sweep.parameters[name].distribution for name in known},
+    )
+
+
+def most_trials(sweep: Sweep) -> int | None:
+    """How many trials a sweep has at most; None for no bound."""
+    bounds = [sweep.run_cap] if sweep.run_cap is not None else []
+    if sweep.method == "grid":
+        bounds.append(math.prod(len(parameter.points) for parameter in sweep.parameters.values()))
+    return min(bounds, default=None)
+
+
+# -- the value that a trial counts as ----------------------------------------------------------------------------
+
+
+def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[float] | tuple[()] | None:
+    """What a search is told of a trial: its value, () for one that is chosen and has none yet, None for nothing.
+
+    One that failed, or whose number is none, counts as `metric.impute` says; one that runs as
+    `metric.impute_while_running` says, if it does. The worst is of the trials that have ended, 0 where none has a
+    number, as at W&B. One that has logged nothing counts as the worst by every rule: W&B takes 0 then, which may
+    be better than all others.
+    """
+    if trial.state == "cancelled":
+        return None
+    ended = trial.state in ("done", "stopped", "failed")
+    rule: str = metric.impute if ended else metric.impute_while_running
+    if not ended:
+        if trial.state != "running" or rule == "false":
+            return ()
+    elif trial.state != "failed" and trial.value is not None:
+        return (trial.value,)
+    latest = trial.values.get(metric.name) if trial.value is None else trial.value
+    own = {"latest": latest, "best": trial.best}.get(rule)
+    known = [each.value for each in trials if each.state in ("done", "stopped") and each.value is not None]
+    return (own if own is not None else (min if metric.goal == "maximize" else max)(known, default=0.0),)
+
+
+# -- early stopping ----------------------------------------------------------------------------------------------
+
+
+def why_stop(rule: Hyperband, goal: str, number: int, values: Mapping[int, Sequence[float]]) -> str | None:
+    """Why a trial that runs is to be ended, or None: the rule of W&B's ``early_terminate``, to the letter.
+
+    At the last band that the trial has come to, it is compared with all trials that have come there: of `n`, the
+    best ``n / eta`` go on.
+
+    Args:
+        rule: The rule.
+        goal: Which values are better.
+        number: Of the trial.
+        values: Number of each trial -> what it has logged so far that is finite, in order.
+    """
+    sign = -1.0 if goal == "maximize" else 1.0
+    own = [sign * value for value in values.get(number, ())]
+    band = max((band for band in rule.bands if band <= len(own)), default=None)
+    if band is None:
+        return None
+    there = sorted(sign * of[band - 1] for of in values.values() if len(of) >= band)
+    threshold = there[int(1 / rule.eta * len(there))]
+    reached = own[band - 1] if rule.strict else min(own)
+    if reached <= threshold:
+        return None
+    what = f"value {band}" if rule.strict else "best value"
+    return (
+        f"hyperband: its {what} of the metric, {sign * reached:.6g}, is worse than {sign * threshold:.6g}, where "
+        f"the best 1/{rule.eta:g} of {len(there)} trials are at {band}"
+    )

@@ -13,8 +13,7 @@ from pipeline.config.schema import Backend
 from pipeline.engine.store.shared import Objects, SharedStore, connect
 from pipeline.engine.store.store import Verified
 from pipeline.plan.graph import Job
-from pipeline.runs.index import choose_run
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, choose_run
 from pipeline.runs.report.status import glance_at
 from tests.doubles.engine import Engine, job, key
 from tests.doubles.small_runs import results, run_here

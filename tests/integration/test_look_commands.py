@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from pipeline.__main__ import app
-from pipeline.runs.index import choose_run
+from pipeline.runs.loaded import choose_run
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.shared import made_once
 from tests.doubles.small_runs import SMALL, run_here

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, DeviceError, has_package
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.prepared import prepare as write_prepared
 from pipeline.plan.build import build_plan
-from pipeline.runs.sources import known_rows, read_sources
+from pipeline.plan.models import known_rows, read_sources
 from tests.doubles import fake_nvml
 from tests.doubles.composing import quick_config
 

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.engine.journal import read_journal
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json
-from pipeline.runs.report.why import explain_job
+from pipeline.runs.report.status import explain_job, glance_at, overview_table, print_run, run_json
 from tests.doubles.runs import CHAIN, START, WrittenRun, chain_plan
 
 SHARD = f"{CHAIN}/r1/generate/000"

@@ -24,9 +24,9 @@ from pipeline.plan.models import (
     count_weights,
     fetched_models,
     model_identities,
+    read_models,
 )
 from pipeline.plan.rewards import as_plain, check_chat_templates, check_pairs, check_tokenizers, row_problems
-from pipeline.runs.sources import read_models
 from tests.doubles.composing import quick_config
 
 

@@ -14,8 +14,8 @@ from pipeline.plan import contents
 from pipeline.plan.build import build_plan
 from pipeline.plan.contents import class_source, dataset_source
 from pipeline.plan.graph import Plan, result_key
+from pipeline.plan.models import read_sources
 from pipeline.plan.recorded import RecordedPlan, causes, parse_plan, plan_text, recorded
-from pipeline.runs.sources import read_sources
 from tests.doubles.composing import quick_config
 from tests.doubles.runs import CHAIN, chain_plan
 

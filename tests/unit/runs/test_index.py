@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.runs.index import choose_run, find_job
+from pipeline.runs.loaded import choose_run, find_job
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 

@@ -23,8 +23,7 @@ from pipeline.plan.graph import Job, Plan
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.origin import Origin, write_origin
-from pipeline.runs.report.status import print_run
-from pipeline.runs.report.why import explain_job
+from pipeline.runs.report.status import explain_job, print_run
 from pipeline.terminal.console import Terminal
 from tests.doubles.engine import job, plan_of
 from tests.doubles.runs import CHAIN, START, WHERE, WrittenRun, chain_plan

@@ -10,8 +10,7 @@ from pipeline.sweeps.command import trial_command
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.metrics import Curve
 from pipeline.sweeps.reporting import VARIABLE
-from pipeline.sweeps.search import ask
-from pipeline.sweeps.storage import TrialFolder
+from pipeline.sweeps.storage import TrialFolder, ask
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "examples/sweeps"

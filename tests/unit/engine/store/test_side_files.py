@@ -24,11 +24,11 @@ from pipeline.foreign import recall
 from pipeline.learning.models.batch_size import _Hint
 from pipeline.outputs.manifest import MANIFEST
 from pipeline.plan.durations import Durations, Timed
+from pipeline.plan.models import _Hashes
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute
 from pipeline.runs.loaded import LoadedRun, load_planned
 from pipeline.runs.record import read_results
-from pipeline.runs.sources import _Hashes
 
 KEY = "ab" + "0" * 38
 

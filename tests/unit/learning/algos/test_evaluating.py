@@ -20,7 +20,7 @@ from pipeline.learning.rewards.answers import exact_match
 from pipeline.learning.rewards.traits import RewardTraits, reward
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
-from pipeline.runs.sources import read_models
+from pipeline.plan.models import read_models
 from tests.doubles.composing import quick_config
 from tests.unit.learning.algos.test_chain import Chains
 

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.commands.looking import watch_run
 from pipeline.engine.workers.messages import GpuLoad
-from pipeline.runs.index import choose_run, experiments
-from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.loaded import LoadedRun, choose_run, experiments
 from pipeline.runs.progress import LiveRun, Progress, ProgressFile
 from pipeline.runs.report.page import run_page
 from pipeline.runs.report.screen import GpuLog

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.why import explain_job, explain_request
+from pipeline.runs.report.status import explain_job, explain_request
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 FIRST, SECOND = f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"
