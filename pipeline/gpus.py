@@ -85,8 +85,6 @@ def refuse_if_cuda_is_in_use() -> None:
 
 _MB = 2**20
 _GB = 10**9
-_CORES_PER_PROCESSOR = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
-"""CUDA cores of a multiprocessor where they are not 128, by compute capability (CUDA programming guide)."""
 
 
 class GpuInfo(TypedDict):
@@ -101,7 +99,6 @@ class GpuInfo(TypedDict):
     memory_used: int
     memory_free: int
     utilization: int | None
-    multi_processor_count: int | None
 
 
 def get_available_gpus() -> list[int]:
@@ -275,7 +272,6 @@ def _visible() -> tuple[list[Device], Machine]:
 
 def _info(number: int, gpu: Device, use: GpuUsage) -> GpuInfo:
     capability = use.compute_capability
-    per_processor = _CORES_PER_PROCESSOR.get(capability, 128) if capability else 128
     return GpuInfo(
         id=number,
         index=gpu.index,
@@ -286,7 +282,6 @@ def _info(number: int, gpu: Device, use: GpuUsage) -> GpuInfo:
         memory_used=use.used_bytes // _MB,
         memory_free=use.free_bytes // _MB,
         utilization=use.utilization,
-        multi_processor_count=use.cores // per_processor if use.cores else None,
     )
 
 

@@ -163,8 +163,7 @@ def logs(
 @contextmanager
 def log_output() -> Iterator[LogOutput]:
     """Where a log is printed to, until nobody reads it any more."""
-    console = make_console()
-    out = LogOutput(raw=not console.is_terminal, colours=console.color_system is not None and not console.no_color)
+    out = LogOutput(raw=not make_console().is_terminal)
     try:
         yield out
     except NobodyReads:

@@ -273,7 +273,6 @@ def is_gone(stream: object) -> bool:
 
 _UNFINISHED = re.compile(r"(\r|\x1b(\[[0-9;:]{0,64})?)\Z")
 """What may go on in the next piece: the end of a line, or what sets a colour."""
-_RESET = "\x1b[0m"
 
 
 class NobodyReads(Exception):  # noqa: N818 - it tells of no error
@@ -283,22 +282,15 @@ class NobodyReads(Exception):  # noqa: N818 - it tells of no error
 class LogOutput:
     """Standard output for a log, piece by piece.
 
-    On a terminal control characters are escaped, except what only sets colours; and since progress bars return to
-    the start of their line again and again, a carriage return begins a new line. Elsewhere a log goes out raw.
+    On a terminal colours are left out and other control characters escaped; and since progress bars return to the
+    start of their line again and again, a carriage return begins a new line. Elsewhere a log goes out raw.
     """
 
-    def __init__(self, *, raw: bool, colours: bool) -> None:
-        """Prepare.
-
-        Args:
-            raw: The log as it is, whatever is in it.
-            colours: Keep what sets colours; it is left out otherwise.
-        """
+    def __init__(self, *, raw: bool) -> None:
+        """Prepare; raw is the log as it is, whatever is in it."""
         self._stream = sys.stdout
         self._out: TextIO = getattr(self._stream, "unfiltered", self._stream)
-        self._raw, self._shown = raw, printable_but_colours if colours else without_colours
-        self._colours = colours and not raw
-        self._held = ""
+        self._raw, self._held = raw, ""
 
     def write(self, text: str) -> None:
         """Print some text.
@@ -316,7 +308,7 @@ class LogOutput:
 
     def close(self) -> None:
         """No more follows."""
-        self._out.write(printable(self._held.replace("\r", "\n")) + (_RESET if self._colours else ""))
+        self._out.write(printable(self._held.replace("\r", "\n")))
         self._out.flush()
 
     def pause(self, seconds: float) -> None:
@@ -337,4 +329,4 @@ class LogOutput:
         unfinished = _UNFINISHED.search(text)
         cut = unfinished.start() if unfinished else len(text)
         text, self._held = text[:cut], text[cut:]
-        return self._shown(text.replace("\r\n", "\n").replace("\r", "\n"))
+        return without_colours(text.replace("\r\n", "\n").replace("\r", "\n"))

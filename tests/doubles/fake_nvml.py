@@ -4,7 +4,7 @@ A process uses it where PIPELINE_TEST_NVML is ``tests.doubles.fake_nvml:<path of
 at every opening, so a test changes what the driver says by writing it anew:
 
     {"gpus": [{"name": "NVIDIA H200", "total_gib": 141, "used_gib": 0, "utilization": 0,
-               "processes": [[4711, 12.5]], "uuid": "GPU-...", "capability": [9, 0], "cores": 16896,
+               "processes": [[4711, 12.5]], "uuid": "GPU-...", "capability": [9, 0],
                "error": "GPU_IS_LOST", "slices": [{"total_gib": 17, "uuid": "MIG-..."}]}],
      "driver": "570.86.15", "cuda": [12, 8], "installed": true, "error": "LIB_RM_VERSION_MISMATCH",
      "taken": "<folder>", "container": false}
@@ -41,7 +41,6 @@ def gpu(index: int, **changed: Any) -> dict[str, Any]:
         "uuid": f"GPU-{index:08x}-aaaa-bbbb-cccc-000000000000",
         "total_gib": 140,
         "capability": [9, 0],
-        "cores": 16896,
         **changed,
     }
 
@@ -58,10 +57,10 @@ MACHINES: dict[str, dict[str, Any]] = {
     "eight": {"gpus": [gpu(index) for index in range(8)]},
     "mixed": {
         "gpus": [
-            gpu(0, name="NVIDIA RTX A4000", total_gib=16, capability=[8, 6], cores=6144),
-            gpu(1, name="NVIDIA A100-SXM4-80GB", total_gib=80, capability=[8, 0], cores=6912),
-            gpu(2, name="NVIDIA A100-SXM4-80GB", total_gib=80, capability=[8, 0], cores=6912),
-            gpu(3, name="NVIDIA RTX A4000", total_gib=16, capability=[8, 6], cores=6144),
+            gpu(0, name="NVIDIA RTX A4000", total_gib=16, capability=[8, 6]),
+            gpu(1, name="NVIDIA A100-SXM4-80GB", total_gib=80, capability=[8, 0]),
+            gpu(2, name="NVIDIA A100-SXM4-80GB", total_gib=80, capability=[8, 0]),
+            gpu(3, name="NVIDIA RTX A4000", total_gib=16, capability=[8, 6]),
         ]
     },
     "busy": {
@@ -196,9 +195,6 @@ class _Nvml:
     def nvmlDeviceGetCudaComputeCapability(self, handle: dict[str, Any]) -> tuple[int, int]:
         major, minor = handle.get("capability", [9, 0])
         return major, minor
-
-    def nvmlDeviceGetNumGpuCores(self, handle: dict[str, Any]) -> int:
-        return int(handle["cores"]) if "cores" in handle else _fail("NOT_SUPPORTED")
 
     def nvmlDeviceGetMigMode(self, handle: dict[str, Any]) -> list[int]:
         if "instances" in handle or handle.get("mig_supported") is False:

@@ -173,7 +173,6 @@ class GpuUsage:
         utilization: Share of time with a kernel running, in percent; None where the driver does not tell (MIG).
         processes: Who computes there; None where the driver does not tell.
         compute_capability: Such as (9, 0).
-        cores: CUDA cores; None where the driver does not tell.
     """
 
     used_bytes: int
@@ -182,7 +181,6 @@ class GpuUsage:
     utilization: int | None = None
     processes: tuple[GpuProcess, ...] | None = ()
     compute_capability: tuple[int, int] | None = None
-    cores: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +353,6 @@ def _usage(nvml: Any, handle: Any) -> GpuUsage:
         if processes is None
         else tuple(GpuProcess(one.pid, one.usedGpuMemory) for one in processes),
         compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
-        cores=_optional(nvml, lambda: int(nvml.nvmlDeviceGetNumGpuCores(handle))),
     )
 
 
