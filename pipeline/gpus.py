@@ -11,17 +11,8 @@ import sys
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from pipeline.engine.devices.inventory import (
-    NOTHING,
-    VISIBLE,
-    Device,
-    GpuUsage,
-    Machine,
-    find_gpus,
-    read_machine,
-    read_usage,
-    visible_gpus,
-)
+from pipeline.engine.devices import inventory
+from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, find_gpus
 from pipeline.engine.devices.select import gpus_of_ids, pick, rank
 from pipeline.errors import DeviceError
 from pipeline.machine.memory import usable_bytes
@@ -66,7 +57,7 @@ def show_only(devices: Sequence[Device], environ: MutableMapping[str, str] | Non
         )
     environ = os.environ if environ is None else environ
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    environ[VISIBLE] = ",".join(device.uuid or "" for device in devices)
+    environ[inventory.VISIBLE] = ",".join(device.uuid or "" for device in devices)
 
 
 def refuse_if_cuda_is_in_use() -> None:
@@ -79,7 +70,7 @@ def refuse_if_cuda_is_in_use() -> None:
     if torch is not None and torch.cuda.is_initialized():
         raise DeviceError(
             "CUDA is in use in this process, so its GPUs can no longer be chosen: do it before the first CUDA "
-            f"call, or set {VISIBLE} before the program starts"
+            f"call, or set {inventory.VISIBLE} before the program starts"
         )
 
 
@@ -127,7 +118,7 @@ def get_gpu_memory_usage(gpu_id: int) -> tuple[int, int, float]:
         DeviceError: There is no such GPU.
     """
     (gpu,) = gpus_of_ids([gpu_id], find_gpus(), os.environ, f"gpu_id={gpu_id}")
-    use = read_usage(gpu)
+    use = inventory.read_usage(gpu)
     return use.used_bytes // _MB, use.total_bytes // _MB, 100 * use.used_bytes / use.total_bytes
 
 
@@ -264,10 +255,10 @@ def setup_gpu_environment(
 
 
 def _visible() -> tuple[list[Device], Machine]:
-    if os.environ.get(VISIBLE, "0").strip() in NOTHING:
+    if os.environ.get(inventory.VISIBLE, "0").strip() in inventory.NOTHING:
         return [], Machine()
-    machine = read_machine()
-    return visible_gpus(machine, os.environ), machine
+    machine = inventory.read_machine()
+    return inventory.visible_gpus(machine, os.environ), machine
 
 
 def _info(number: int, gpu: Device, use: GpuUsage) -> GpuInfo:

@@ -268,26 +268,24 @@ def check_fits_ray(config: Config) -> None:
 
 
 def _check_places(config: Config, store: Path) -> None:
-    """Refuse folders to write to that cannot be made or entered, or whose names no library of models takes."""
-    output_dir = ("output_dir", config.output_dir)
-    for (key, given), folder in (
-        (output_dir, Path(config.output_dir)),
-        (("execution.store", config.execution.store) if config.execution.store else output_dir, store),
-        (("experiment.name", config.experiment.name), Path(config.output_dir) / config.experiment.name),
+    """Refuse folders to write to that cannot be made or entered."""
+    outputs = Path(config.output_dir)
+    for key, folder in (
+        ("output_dir", outputs),
+        ("execution.store" if config.execution.store else "output_dir", store),
+        ("experiment.name", outputs / config.experiment.name),
     ):
         whole = folder.absolute()
         there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
         try:
-            str(whole).encode()
             os.stat(f"{there}/.")  # noqa: PTH116 - as no Path has it: whether it is a folder that may be entered
             if there != whole and key != "experiment.name":
                 # By a try: rights do not tell it of what is no disk, such as /proc.
                 Path(mkdtemp(prefix=".", dir=there)).rmdir()
-        except (OSError, UnicodeEncodeError) as error:
-            why = f"{there}: {error.strerror}" if isinstance(error, OSError) else f"the name {whole} is no UTF-8"
+        except OSError as error:
             raise ConfigError(
-                f"{key}={given}: nothing can be written there: {why}. Set {key} to a place where you may write, "
-                "or move away what stands there"
+                f"{key}: nothing can be written in {folder}: {there}: {error.strerror}. Set {key} to a place "
+                "where you may write, or move away what stands there"
             ) from error
 
 

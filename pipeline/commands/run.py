@@ -18,19 +18,10 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
+from pipeline.commands import request as requests
 from pipeline.commands import results
 from pipeline.commands.multirun import TrialRounds, group_of_run
-from pipeline.commands.request import (
-    Request,
-    Stored,
-    check_room,
-    keeper_of,
-    look_up,
-    on_cluster,
-    prepare,
-    print_plan,
-    tell_removed,
-)
+from pipeline.commands.request import Request, Stored
 from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, Config, StageChoice
@@ -90,7 +81,7 @@ def run_experiment(
     Raises:
         PipelineError: The request is wrong. Nothing was started.
     """
-    request = prepare(config, given)
+    request = requests.prepare(config, given)
     request = replace(request, label=label, command=tuple(command), on_begin=on_begin)
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
@@ -103,7 +94,7 @@ def run_experiment(
     is_new = config.execution.shared_store is None and not os.path.exists(store.root)  # noqa: PTH110 - Path.exists may raise
     if is_new:
         nothing = Stored(missing=list(request.plan.jobs), damaged={})
-        check_room(request, nothing)
+        requests.check_room(request, nothing)
         request = _tried(request, nothing, console)
     with (
         store.in_use(Path(config.output_dir)),
@@ -115,21 +106,21 @@ def run_experiment(
         stored = results.look_up_shared(request, verified, console)
         if not stored.missing:
             return carry_out(_tried(request, stored, console), stored, verified, console)
-        check_room(request, stored)
+        requests.check_room(request, stored)
         request = request if is_new else _tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         # Those of a cluster are Ray's to give.
-        with LeaseSet(request.devices, {}) if on_cluster(config) else leased(config, console) as lease:
+        with LeaseSet(request.devices, {}) if requests.on_cluster(config) else leased(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
 
 
 def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> None:
     """What a dry run does: it only looks."""
     there = results.looked_at(request.config, console)
-    stored = look_up(request, lambda key: request.store.problem(key, checksums=False), there)
+    stored = requests.look_up(request, lambda key: request.store.problem(key, checksums=False), there)
     _tried(request, stored, console)
     check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
-    print_plan(request, stored, console)
+    requests.print_plan(request, stored, console)
 
 
 def _check_arithmetic(request: Request) -> None:
@@ -180,7 +171,7 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
     if not stored.missing and not preparing:
         return request
     # What the machines of a cluster have in their caches is not known here.
-    needed = [] if on_cluster(request.config) else request.needed_models(stored.missing)
+    needed = [] if requests.on_cluster(request.config) else request.needed_models(stored.missing)
     fetched = fetched_models(request.config, needed)
     warned = warnings_of_rows(request.store, request.plan.jobs.values())
     used = sorted(request.config.datasets) if preparing else request.used_datasets(stored.missing)
@@ -379,7 +370,8 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            rounds, keeper = TrialRounds(request, run.path), keeper_of(request, stored.not_here, verified.folder)
+            rounds = TrialRounds(request, run.path)
+            keeper = requests.keeper_of(request, stored.not_here, verified.folder)
             keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
             with results.tracked(run, config.tracking, console, signals) as hear:
                 outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)
@@ -392,7 +384,7 @@ def _carry_out(
                 code = _end(request, outcome, verified, run, console)
                 if results.uploaded_before_end(request, run, noted, signals, console):
                     keeper.remove_unneeded()  # what was not to be removed before it was uploaded
-                tell_removed(keeper, console)
+                requests.tell_removed(keeper, console)
                 return code
         except (WorkerError, StoreError) as error:
             note(console, str(error), "red", logging.ERROR, "error: ")

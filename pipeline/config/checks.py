@@ -15,17 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config import schema
-from pipeline.config.schema import (
-    Backend,
-    Config,
-    DatasetConfig,
-    Optimizer,
-    Schedule,
-    Settings,
-    Strategy,
-    TextBackend,
-    Tracker,
-)
+from pipeline.config.schema import Config, DatasetConfig, Optimizer, Schedule, Settings, Strategy
 from pipeline.config.tables import REWARD_NAMES, SUFFIX, TABLES, as_typed, point_of, settings_of
 from pipeline.config.user_code import ask
 from pipeline.config.values import brief, held, refuse_all, value_problems
@@ -324,7 +314,7 @@ def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]
     if steady and schedule.has_end:
         why = f"algos.{steady[0]}.horizon={config.rounds_of_training} lets its rate fall"
         yield "training.schedule", True, f"on {', '.join(steady)}, which draws while it trains; {why}"
-    if drawing and config.generation.backend is not TextBackend.own:
+    if drawing and config.generation.backend is not schema.TextBackend.own:
         why = f"algos.{drawing[0]}.sampling=round has it draw by this one"
         yield "generation.backend", True, f"on {', '.join(drawing)}, which draws while it trains; {why}"
     single = schema.devices_per_training(config) == 1
@@ -332,7 +322,7 @@ def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]
     yield "training.strategy distributed.strategy distributed.fsdp_*", single, why
     why = "no tracker is asked for; tracking.report_to=[tensorboard] does"
     yield "tracking.[!r]*", not tracking.report_to, why
-    yield "tracking.mode tracking.entity", Tracker.wandb not in tracking.report_to, "it is for wandb"
-    inline = not config.system.use_parallel_execution or execution.backend is Backend.inline
+    yield "tracking.mode tracking.entity", schema.Tracker.wandb not in tracking.report_to, "it is for wandb"
+    inline = not config.system.use_parallel_execution or execution.backend is schema.Backend.inline
     yield "execution.workers", inline, "all jobs run in one process"
-    yield "execution.ray.*", execution.backend is not Backend.ray, "execution.backend is not ray"
+    yield "execution.ray.*", execution.backend is not schema.Backend.ray, "execution.backend is not ray"

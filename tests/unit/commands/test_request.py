@@ -1,7 +1,6 @@
 """What of a request is looked at before anything is started, beside its settings."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +18,6 @@ from tests.doubles import fake_nvml
 from tests.doubles.composing import quick_config
 
 
-def test_a_working_folder_whose_name_is_no_utf8_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff"))
-    odd.mkdir()
-    monkeypatch.chdir(odd)
-    for settings in ([], [f"output_dir={tmp_path}", "execution.store=store"]):
-        with pytest.raises(ConfigError, match="is no UTF-8"):
-            prepare(quick_config(["experiment.name=t", "device=cpu", *settings]))
-    assert not list(odd.iterdir())
-    assert prepare(quick_config(["experiment.name=t", "device=cpu", f"output_dir={tmp_path}"])).plan.jobs
-
-
 @pytest.mark.parametrize("key", ["output_dir", "execution.store"])
 def test_places_where_nothing_can_be_written_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
@@ -42,9 +28,9 @@ def test_places_where_nothing_can_be_written_are_refused(
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "linked").symlink_to(tmp_path)
     for place in ("notes.txt", "notes.txt/deep/down", "gone", "gone/deep", "/proc/x/y"):
-        with pytest.raises(ConfigError, match=rf"^{key}={place}: nothing can be written there: .* Set {key} to "):
+        with pytest.raises(ConfigError, match=rf"^{key}: nothing can be written in .*{place}: .* Set {key} to "):
             prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={place}"]))
-    with pytest.raises(ConfigError, match=r"^experiment\.name=notes\.txt: nothing can be written there: "):
+    with pytest.raises(ConfigError, match=r"^experiment\.name: nothing can be written in .*notes\.txt: "):
         prepare(quick_config(["experiment.name=notes.txt", "device=cpu", f"output_dir={tmp_path}"]))
     for place in ("linked", "linked/deep", "x/y"):
         assert prepare(quick_config(["experiment.name=t", "device=cpu", f"{key}={place}"])).plan.jobs
@@ -103,9 +89,9 @@ def test_a_model_on_a_gpu_without_a_profile_for_it_is_told_of(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     fake_nvml.use(monkeypatch, tmp_path, "one")
     asked = ["experiment.name=t", f"output_dir={tmp_path}", "model=hf", "models.hf.path=owner/name"]
-    assert any("profile=h200" in said for said in prepare(quick_config(asked)).warnings)
+    assert any("profile=a100_80gb" in said for said in prepare(quick_config(asked)).warnings)
     for other in ("profile=h200", "device=cpu"):
-        assert not any("profile=h200" in said for said in prepare(quick_config([*asked, other])).warnings)
+        assert not any("profile=a100_80gb" in said for said in prepare(quick_config([*asked, other])).warnings)
 
 
 def test_a_dry_run_plans_for_gpus_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
