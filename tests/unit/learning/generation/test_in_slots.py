@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
@@ -26,23 +25,16 @@ from pipeline.learning.generation.decode import (
     decode,
     do,
 )
-from pipeline.learning.generation.sampling import Keys, Tilt, atoms_offset, preference_offset, sample_keys
+from pipeline.learning.generation.sampling import Keys, Tilt, preference_offset, sample_keys
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.load import frozen
-from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.models.value import ValueModel
 from tests.doubles.models import cache_in
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model, opinionated
 from tests.unit.learning.generation.test_decode import TILTS
 
-ATOMS = Tilt(atoms_offset([-1.0, 0.0, 2.0], 1.5), top_k=5, min_p=0.02, others=Others.offset_zero)
 HEADS = [None, HeadType.v, HeadType.q]
 WHICH = ("model", "value model")
-
-
-def with_atoms(model: PreTrainedModel, head: HeadType) -> ValueModel:
-    value = frozen(value_model_from(model, head, atoms=3), "cpu")
-    value.head.weight.copy_(torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(3)))
-    return value
 
 
 class Case:
@@ -205,15 +197,6 @@ def test_tokens_without_a_choice_are_read_later_and_change_nothing(
         assert sum(map(bool, read)) < 0.6 * steps
 
 
-@pytest.mark.parametrize("head", HeadType)
-def test_atoms(model: PreTrainedModel, head: HeadType) -> None:
-    value = with_atoms(language_model({"gpt2": "gpt2"}.get(model.config.model_type, "llama"), seed=1), head)
-    for seed in range(31, 33):
-        case = Case(seed)
-        case.tilt = ATOMS
-        case.check(model, value)
-
-
 @pytest.mark.parametrize("head", HEADS)
 def test_what_a_text_leaves_behind_does_not_reach_later_ones(
     model: PreTrainedModel, head: HeadType | None
@@ -365,21 +348,6 @@ def test_what_is_computed_for_nothing_is_left_out_of_everything(head: HeadType |
     (one, spent), (other, spent_too) = found
     assert (one.tokens, spent) == (other.tokens, spent_too)
     assert one.kl == pytest.approx(other.kl, abs=1e-4)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_flops_are_those_that_torch_counts(head: HeadType | None) -> None:
-    model = language_model("gpt2")
-    model.set_attn_implementation("eager")
-    value = head and opinionated(model, head)
-    if value is not None:
-        value.backbone.set_attn_implementation("eager")
-    keys = sample_keys(0, "test", np.arange(2), 3)
-    guidance = None if value is None else Guidance(value, Tilt(preference_offset(0.5), top_k=3))
-    with metered() as meter, FlopCounterMode(display=False) as counted:
-        settings = DecodeSettings(batch_size=4)
-        decode(model, [[1, 2, 3, 4]] * 2, [6] * 2, settings, keys=keys, samples=3, guidance=guidance)
-    assert meter.total == pytest.approx(counted.get_total_flops(), rel=0.02)
 
 
 def test_what_is_finished_is_kept_and_counted_before_a_failure() -> None:
