@@ -513,8 +513,8 @@ class _Slots:
         draws = None if drawn is None else torch.from_numpy(drawn).to(self.settings.device)
         noted: list[Taken] = []
         for step in range(due):
-            noted.append(self._take(None if draws is None else draws[:, step]))
-            if step + 1 == due or (self.looks_ahead and self._has_end(noted[-1].tokens)):
+            noted.append(self.take(self.outputs.known, None if draws is None else draws[:, step]))
+            if step + 1 == due or (self.looks_ahead and not self.ends.isdisjoint(noted[-1].tokens.tolist())):
                 break
             self._read(noted[-1].tokens)
         left = self._look([_on_host(part) for part in zip(*noted, strict=True)])
@@ -522,9 +522,6 @@ class _Slots:
             tokens = noted[-1].tokens
             self._read(tokens if left is None else tokens[torch.from_numpy(left).to(tokens.device)])
         return len(noted)
-
-    def _has_end(self, tokens: Tensor) -> bool:
-        return bool(self.ends) and not self.ends.isdisjoint(tokens.tolist())
 
     def _steps_to_look(self) -> int:
         """Steps until tokens are looked at: before a row could go beyond its budget, or newcomers are let in."""
@@ -596,9 +593,6 @@ class _Slots:
                 model.unstage()
 
     # -- steps ---------------------------------------------------------------------------------------------------
-
-    def _take(self, draws: Tensor | None) -> Taken:
-        return self.take(self.outputs.known, draws)
 
     def _read(self, tokens: Tensor) -> None:
         self.outputs.read(self.policy.read(tokens))

@@ -117,18 +117,17 @@ def reading_of(config: Any) -> Reading:
     if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
         special = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
         return Reading(Way.own, f"layers with {', '.join(special)}")
-    if text.model_type == "gpt_neo" and _has_window(text):
+    if (
+        text.model_type == "gpt_neo"
+        and "local" in text.attention_layers
+        and text.window_size < text.max_position_embeddings  # else no text is longer than these layers look back
+    ):
         return Reading(Way.own, "layers with a window that counts candidates of a step as positions")
     if text.model_type == "xglm":
         return Reading(Way.own, "its attention takes no mask that all rows share")
     if text.model_type in ALIBI or getattr(text, "alibi", False):
         return Reading(Way.own, "attention is weighed by distance (ALiBi)")
     return Reading(Way.slots)
-
-
-def _has_window(neo: Any) -> bool:
-    """Whether texts of GPT-Neo can be longer than its local layers look back."""
-    return "local" in neo.attention_layers and neo.window_size < neo.max_position_embeddings
 
 
 _READINGS: WeakKeyDictionary[PreTrainedModel, Reading] = WeakKeyDictionary()

@@ -144,18 +144,25 @@ class VLLMBackend:
         Raises:
             OutOfMemory: It has no room.
         """
+        from pipeline.learning.models.load import context_length
+
+        # A power of two, so that jobs of nearly the same length share an engine.
+        context, room = context_length(self._model), 1 << max(0, longest - 1).bit_length()
         wanted = _Wanted(
             folder=self._folder,
             dtype=str(self._model.dtype).removeprefix("torch."),
             rows=self._settings.batch_size,
-            length=self._room(longest),
+            length=room if context is None else max(longest, min(room, context)),
             trust_remote_code=type(self._model).__module__.startswith("transformers_modules"),
         )
         if _kept and _kept[0][0] == wanted:
             return _kept[0][1]
         release()
         free_memory()
-        _set_environment()
+        # It reads this when it is imported: one process, whose order of work is fixed, and rows that do not mix.
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
+            os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
         vllm = importlib.import_module("vllm")
         try:
             with self._whole() as folder:
@@ -185,13 +192,6 @@ class VLLMBackend:
             self._model.save_pretrained(folder)
             yield folder
 
-    def _room(self, longest: int) -> int:
-        """Tokens that a text may have: a power of two, so that jobs of nearly the same length share an engine."""
-        from pipeline.learning.models.load import context_length
-
-        context, room = context_length(self._model), 1 << max(0, longest - 1).bit_length()
-        return room if context is None else max(longest, min(room, context))
-
     def _share(self) -> float:
         """The part of the GPU that an engine takes."""
         free, total = torch.cuda.mem_get_info()
@@ -207,10 +207,3 @@ class VLLMBackend:
         batch = self._sizes.begin("generate by vLLM", rows, length=1, group=rows, remedy=_REMEDY)
         told: OutOfMemory = batch.give_up(error)
         return told
-
-
-def _set_environment() -> None:
-    """What vLLM reads when it is imported: one process, whose order of work is fixed, and rows that do not mix."""
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
-        os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")

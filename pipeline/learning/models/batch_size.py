@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -126,29 +126,25 @@ class BatchSize:
         group: int = 1,
         what: str = "batch",
         remedy: str = "",
-        start: int | None = None,
-        remember: Callable[[int], None] | None = None,
+        hint: Path | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start with the configured size, or a smaller one.
+        """Start with the configured size, or a smaller one that fitted before.
 
         Args:
             configured: Sequences at once at most.
             group: Sequences that belong together.
             what: What the log calls it: ``micro-batch``, ``batch``.
             remedy: What a user may try when not even one group fits.
-            start: Size that fitted before; None where nothing is known.
-            remember: Told the size that fitted after a larger one had not; None tells nobody.
+            hint: File of the size that fitted after a larger one had not; None remembers nothing.
+            about: What that file says of the work.
         """
-        self.group = group
+        self.group, self._what, self._remedy, self._hint, self._about = group, what, remedy, hint, about
         self.configured = self._whole(configured)
-        self.size = self.configured
-        self._what = what
-        self._remedy = remedy
-        self._remember = remember
+        known = self._known()
+        self.start_at(configured if known is None else known.size)
         self._unproven = False
         self._tried: list[int] = []
-        if start is not None:
-            self.start_at(start)
 
     def start_at(self, size: int) -> None:
         """Go on with a size that fitted before, unless a smaller one is configured."""
@@ -184,7 +180,7 @@ class BatchSize:
                     raise self.give_up(error) from error
                 said = (str(error).splitlines() or [type(error).__name__])[0]
             else:
-                if self._unproven and self._remember is not None:
+                if self._unproven:
                     self._remember(self.size)
                 self._unproven = False
                 return result
@@ -204,7 +200,7 @@ class BatchSize:
             What to raise.
         """
         groups = self.size // self.group
-        if groups > 1 and self._remember is not None:
+        if groups > 1:
             self._remember(groups // 2 * self.group)
         said = (str(error).splitlines() or [type(error).__name__])[0]
         return OutOfMemory(self._what, (*self._tried, self.size), self.group, said, self._remedy)
@@ -218,6 +214,14 @@ class BatchSize:
         self._unproven = True
         accumulated = f" with {self.configured / self.size:.3g}x accumulation" if self._what == MICRO_BATCH else ""
         _say(f"out of memory at {self._what} {tried}: using {self.size}{accumulated}")
+
+    def _known(self) -> _Hint | None:
+        return None if self._hint is None else recall(self._hint, _Hint)
+
+    def _remember(self, size: int) -> None:
+        if self._hint is not None:
+            known = self._known()
+            remember(self._hint, {"size": size if known is None else min(size, known.size), "about": self._about})
 
     def _whole(self, size: int) -> int:
         return max(1, size // self.group) * self.group
@@ -266,14 +270,7 @@ class BatchSizes:
         if self._hints is not None:
             path = self._hints / "batch_sizes" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
-        def keep(size: int) -> None:
-            if path is not None:
-                known = recall(path, _Hint)
-                remember(path, {"size": size if known is None else min(size, known.size), "about": about})
-
-        hint = None if path is None else recall(path, _Hint)
-        start = None if hint is None else hint.size
-        batch = BatchSize(configured, group=group, what=what, remedy=remedy, start=start, remember=keep)
+        batch = BatchSize(configured, group=group, what=what, remedy=remedy, hint=path, about=about)
         ranks = next(filter(None, map(split_over, self._models)), None) if together else None
         if ranks is not None:
             batch.start_at(ranks.least(batch.size))  # hints are read by each, and may be written meanwhile

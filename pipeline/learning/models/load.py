@@ -69,15 +69,10 @@ def quantization_options(bits: int | None, system: SystemConfig, device: str) ->
     from transformers import BitsAndBytesConfig
 
     logging.getLogger(_TALKATIVE).setLevel(logging.ERROR)
-    return {"quantization_config": BitsAndBytesConfig(**bits_settings(bits, system)), "device_map": {"": device}}
-
-
-def bits_settings(bits: int, system: SystemConfig) -> dict[str, Any]:
-    """How weights are rounded, in the words of bitsandbytes."""
-    if bits == 8:
-        return {"load_in_8bit": True}
     kind = getattr(torch, system.dtype.name)
-    return {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind}
+    settings = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": kind}
+    rounding = BitsAndBytesConfig(**({"load_in_8bit": True} if bits == 8 else settings))
+    return {"quantization_config": rounding, "device_map": {"": device}}
 
 
 log = logging.getLogger("pipeline")
