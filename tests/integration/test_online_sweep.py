@@ -156,27 +156,12 @@ def test_agents_that_fail_stop_the_sweep_and_those_without_trials_end(place: Pat
     assert len(told(place)) == 1
 
 
-@pytest.mark.parametrize(
-    ("parameters", "each", "needed"),
-    [
-        ("", None, 1),
-        ("num_gpus: {values: [1, 4, 2]}", None, 4),
-        ("num_gpus: {min: 1, max: 8}", None, 8),
-        ("num_gpus: {value: 2}", 4, 4),
-        ("num_gpus: {value: 2}", 1, "need up to 2"),
-    ],
-)
-def test_an_agent_has_what_the_largest_trial_needs(
-    tmp_path: Path, parameters: str, each: int | None, needed: int | str
-) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text(f"program: train.py\nmethod: random\nparameters:\n  a: {{value: 1}}\n  {parameters}\n")
-    asked = read_sweep(file)
-    if isinstance(needed, int):
-        assert online.devices_of_agents(asked, each) == needed
-        return
-    with pytest.raises(ConfigError, match=needed):
-        online.devices_of_agents(asked, each)
+def test_an_agent_that_has_fewer_devices_than_the_largest_trial_needs_is_refused(place: Path) -> None:
+    (place / "lr.yaml").write_text(SWEEP + "  num_gpus: {values: [1, 4, 2]}\n")
+    asked = read_sweep(place / "lr.yaml")
+    assert online.devices_of_agents(asked, None) == 4
+    with pytest.raises(ConfigError, match="need up to 4"):
+        online.devices_of_agents(asked, 2)
 
 
 def test_a_trial_that_needs_more_than_its_agent_has_says_so(place: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.small_runs import wait_for
 from tests.integration.test_sweeps import Sweeps, sweeps  # noqa: F401 - a fixture
 
 CONFIG = """
@@ -24,15 +23,6 @@ with wandb.init(project="p", config=dict(lr=1.0, optimizer=dict(lr=5, momentum=0
         run.log({"epoch": epoch, "val": {"loss": config.lr * config.optimizer["lr"] / (epoch + 1)}})
     with open(os.environ["WANDB_DIR"] + "/seen.json", "w") as file:
         json.dump(dict(config), file)
-"""
-LONG = """
-import os, time, wandb
-run = wandb.init(config={"lr": 0})
-for step in range(1000):
-    run.log({"loss": run.config.lr + 1 / (step + 1)})
-    time.sleep(0.2)
-    if step > 20 and os.path.exists("stopped"):
-        break
 """
 
 
@@ -67,19 +57,3 @@ def test_a_program_that_reads_wandb_config_alone_is_swept_and_one_that_does_not_
     assert values == {0: pytest.approx(2e-5 / 3), 1: pytest.approx(1 / 3), 2: None}
     assert said.count("without a login") == 1
     assert "lr=1 where the sweep gave 7" in said
-
-
-def test_a_trial_that_only_tells_wandb_is_stopped_early(sweeps: Sweeps) -> None:  # noqa: F811
-    (sweeps.folder / "train.py").write_text(LONG)
-    sweeps.file(
-        "early",
-        program="train.py",
-        parameters={"lr": {"values": [1, 2]}},
-        early_terminate={"type": "hyperband", "min_iter": 5, "eta": 3},
-    )
-    agent = sweeps.start("run", "early.yaml", "--device", "cpu", "--agents", "2")
-    wait_for(lambda: sweeps.ends("early", "stopped").keys() == {1})
-    (sweeps.folder / "stopped").touch()
-    said, _ = agent.communicate(timeout=600)
-    assert agent.returncode == 0, said
-    assert sweeps.ends("early", "done").keys() == {0}

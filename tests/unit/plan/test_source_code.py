@@ -98,8 +98,8 @@ def test_an_edited_algorithm_runs_again_and_nothing_else_does(folder: Path) -> N
     after = plan()
     assert changed_stages(before, after) == {"Idea.think", "Idea.evaluate"}
     (job,) = [job.id for job in after.jobs.values() if job.stage == "think" and job.round == 1]
-    (cause,) = causes(recorded(before.to_json(())), recorded(after.to_json(())), job)
-    assert [change.what for change in cause.changes] == ["the source of own_idea:Idea"]
+    (changes,) = causes(recorded(before.to_json(())), recorded(after.to_json(())), job).values()
+    assert [change.what for change in changes] == ["the source of own_idea:Idea"]
 
 
 @pytest.mark.parametrize("name", ["own_counting", "own_praise"])
@@ -168,7 +168,7 @@ def planned(*overrides: str) -> RecordedPlan:
 
 
 def told(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[tuple[str, list[str]]]:
-    return [(cause.path[0], [str(change) for change in cause.changes]) for cause in causes(old, new, job_id)]
+    return [(at, [str(change) for change in changes]) for at, changes in causes(old, new, job_id).items()]
 
 
 def test_every_recorded_key_is_the_hash_of_what_is_recorded_with_it() -> None:
@@ -204,8 +204,10 @@ def test_a_raised_version_of_shipped_code_is_named(monkeypatch: pytest.MonkeyPat
                     "PITA/r1/metrics",
                     [
                         "evaluation.num_prompts: 40 -> 60",
-                        "what it reads as 'evaluate': 2 jobs -> 3 jobs",
-                        "what it reads as 'reference.evaluate': 2 jobs -> 3 jobs",
+                        f"what it reads as 'evaluate': {S0}/PITA/r1/evaluate/000 and 1 more -> "
+                        f"{S0}/PITA/r1/evaluate/000 and 2 more",
+                        f"what it reads as 'reference.evaluate': {S0}/reference/evaluate/000 and 1 more -> "
+                        f"{S0}/reference/evaluate/000 and 2 more",
                     ],
                 )
             ],

@@ -1,7 +1,6 @@
 """The command line of a trial, by W&B's macros, and the settings of a run of this program."""
 
 import json
-import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,7 +16,6 @@ from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
 from pipeline.sweeps.command import (
     as_ranks,
-    as_typed,
     check_program,
     overrides_of,
     own_command,
@@ -25,7 +23,6 @@ from pipeline.sweeps.command import (
     trial_command,
 )
 from pipeline.sweeps.file import RESERVED, SPLIT, Options, Sweep, sweep_of
-from pipeline.sweeps.rank_zero import rank_environment
 
 BLOCK = {
     "lr": {"value": 1e-05},
@@ -171,8 +168,6 @@ def _unquoted(value: Any) -> Any:
 
 # -- what is started ---------------------------------------------------------------------------------------------
 
-PYTHON = shlex.quote(sys.executable)
-
 
 @pytest.mark.parametrize(
     ("command", "ranks"),
@@ -190,27 +185,6 @@ PYTHON = shlex.quote(sys.executable)
 )
 def test_what_is_started_on_each_device(command: str, ranks: str | None) -> None:
     assert as_ranks(command.split()) == (None if ranks is None else ranks.split())
-
-
-@pytest.mark.parametrize(
-    ("command", "typed"),
-    [
-        (f"/usr/bin/env {PYTHON} train.py", "python train.py"),
-        ("/usr/bin/env /venv/bin/python train.py", "/venv/bin/python train.py"),
-        (f"/usr/bin/env A=1 {PYTHON} train.py", f"/usr/bin/env A=1 {PYTHON} train.py"),
-        ("", ""),
-    ],
-)
-def test_a_command_is_told_as_a_user_types_it(command: str, typed: str) -> None:
-    assert as_typed(shlex.split(command)) == shlex.split(typed)
-
-
-def test_the_first_rank_alone_is_a_run_and_all_have_the_parameters() -> None:
-    given = {"WANDB_RUN_ID": "r", "WANDB_SWEEP_ID": "s", "WANDB_SWEEP_PARAM_PATH": "p", "A": "b"}
-    for rank in ({}, {"RANK": "0"}):
-        assert rank_environment({**given, **rank}) == {**given, **rank}
-    other = {"WANDB_SWEEP_PARAM_PATH": "p", "A": "b", "RANK": "1", "WANDB_MODE": "disabled"}
-    assert rank_environment({**given, "RANK": "1"}) == other
 
 
 CUDA = Device(kind="cuda", index=5, uuid="GPU-b", name="GPU", memory_total_bytes=1)

@@ -56,12 +56,6 @@ def test_what_cannot_be_is_refused(each: int, runs: int, total: int, settings: l
     assert said in str(refused.value)
 
 
-def test_runs_that_do_not_fit_wait_where_that_is_asked_for() -> None:
-    assert [run.places for run in plan_runs("x", 2, 3, 5, [], queue=True)] == [(0, 1), (2, 3), (0, 1)]
-    with pytest.raises(ConfigError, match="need 6, and there are 5"):
-        plan_runs("x", 6, 1, 5, [], queue=True)
-
-
 def test_the_number_of_devices_stands_before_the_settings() -> None:
     assert split_total(["8", "a=1"]) == (8, ["a=1"])
     assert split_total(["a=1", "~b"]) == (None, ["a=1", "~b"])
