@@ -437,14 +437,10 @@ def _print_need(request: Request, stored: Stored, console: Console) -> None:
         say(console, f"warning: this would not start: {problem}", "bold")
 
 
-MOST_ROWS = 300
-"""Of the table of a plan: where there would be more, seeds are counted rather than listed."""
-
-
 @memory.no_garbage_collection()
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take."""
-    rows = summarize(request.plan, stored.missing, MOST_ROWS)
+    rows = summarize(request.plan, stored.missing)
     console.print(plan_table(rows))
     for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
         say(console, line)

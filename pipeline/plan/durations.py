@@ -7,14 +7,13 @@ small job tells little else than what beginning with it takes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from msgspec import Meta
 
-from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, seed_name
+from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan
 
 LONGEST_S = 1e7
 _OVERHEAD_S = 0.5
@@ -114,21 +113,18 @@ class PlanRow:
     devices: int = 1
 
 
-def summarize(plan: Plan, missing: Collection[str], most: float = math.inf) -> list[PlanRow]:
+def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
     """Group a plan's jobs, in plan order within each round.
 
     Args:
         plan: The plan.
         missing: Ids of the jobs that must run.
-        most: Rows; where there would be more, chains that differ in nothing but their seeds are one.
     """
     waiting = set(missing)
     grouped: dict[tuple[int, str, str], list[str]] = {}
     for number, jobs in plan.rounds().items():
         for job in jobs:
             grouped.setdefault((number, job.chain, job.stage), []).append(job.id)
-    if len(grouped) > most:
-        grouped = _over_seeds(plan, grouped)
     return [
         PlanRow(
             round=number,
@@ -142,23 +138,6 @@ def summarize(plan: Plan, missing: Collection[str], most: float = math.inf) -> l
         )
         for (number, chain, stage), ids in grouped.items()
     ]
-
-
-def _over_seeds(
-    plan: Plan, grouped: Mapping[tuple[int, str, str], list[str]]
-) -> dict[tuple[int, str, str], list[str]]:
-    """The same groups, those together whose chains differ in nothing but their seeds."""
-    alike: dict[tuple[int, str, bool, str, str], list[list[str]]] = {}
-    for (number, _, stage), ids in grouped.items():
-        job = plan.jobs[ids[0]]
-        place = job.chain.removesuffix(f"/{seed_name(job.seed)}/{job.algo}")
-        alike.setdefault((number, place, job.seed is None, job.algo, stage), []).append(ids)
-    found: dict[tuple[int, str, str], list[str]] = {}
-    for (number, place, _, algo, stage), groups in alike.items():
-        one = plan.jobs[groups[0][0]].chain
-        name = one if len(groups) == 1 else f"{place}/{len(groups)} seeds/{algo}"
-        found[number, name, stage] = [job_id for ids in groups for job_id in ids]
-    return found
 
 
 WORKER_LOAD = "load: worker"

@@ -33,7 +33,6 @@ from pipeline.sweeps.plan import AgentPool
 from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.storage import (
-    Choice,
     End,
     Once,
     Record,
@@ -452,10 +451,11 @@ class Agent:
                     return trial
             if not may_create(self._record, self._sweep) or (choice := self._ask()) is None:
                 return None
-            self._record.create(num_gpus=self._needed(choice), **vars(choice))
+            known = {"sampled": choice.sampled, "distributions": choice.distributions}
+            self._record.create(choice.parameters, num_gpus=self._needed(choice), **known)
         return None
 
-    def _ask(self) -> Choice | None:
+    def _ask(self) -> Trial | None:
         asked = list[Trial]()
         for trial in self._record.trials.values():
             if self._sweep.metric and trial.state == "running":
@@ -464,7 +464,7 @@ class Agent:
             asked.append(trial)
         return ask(self._sweep, asked)
 
-    def _needed(self, choice: Choice) -> int:
+    def _needed(self, choice: Trial) -> int:
         return int(choice.parameters.get(NUM_GPUS, self._pool.each))
 
     def _finish(self) -> bool:
@@ -494,8 +494,9 @@ class Agent:
         choice = self._ask() if before < min(bounds, default=before + 1) else None
         if choice is not None:
             needed = self._needed(choice)
-            trial = Trial(number=before, parameters=choice.parameters, num_gpus=needed)
-            order = self._order("trial", trial, 1, self._folder.trial(before), pool.devices[:needed])
+            order = self._order(
+                "trial", replace(choice, num_gpus=needed), 1, self._folder.trial(before), pool.devices[:needed]
+            )
             yield f"trial {before} with {count(needed, pool.kind)}: {in_words(choice.parameters)}", ""
             yield f"it would run, in {sweep.folder}:", ""
             yield " ", typed_command(as_typed(order.words))

@@ -643,22 +643,7 @@ def check_installed() -> None:
 # running, so that several at once are chosen apart.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """Settings that were chosen.
-
-    Attributes:
-        parameters: By dotted name, as a program is given them.
-        sampled: As Optuna has them, those that are searched.
-        distributions: From which they are.
-    """
-
-    parameters: Mapping[str, Any]
-    sampled: Mapping[str, Any]
-    distributions: Mapping[str, BaseDistribution]
-
-
-def ask(sweep: Sweep, trials: Sequence[Trial]) -> Choice | None:
+def ask(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
     """Choose the settings of the next new trial, the same ones for the same trials; None where none is left.
 
     Args:
@@ -695,19 +680,20 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Choice | None:
         name: each.given["value"] if each.kind == "constant" else each.value(sampled[name])
         for name, each in sweep.parameters.items()
     }
-    return Choice(parameters=parameters, sampled=sampled, distributions=distributions)
+    return Trial(number=len(trials), parameters=parameters, sampled=sampled, distributions=distributions)
 
 
-def _point(sweep: Sweep, number: int) -> Choice | None:
+def _point(sweep: Sweep, number: int) -> Trial | None:
     """A point of the grid, in W&B's order: names are sorted, and the last one changes fastest."""
-    found: dict[str, Any] = {}
+    found, left = dict[str, Any](), number
     for parameter in sorted(sweep.parameters.values(), key=lambda each: each.path, reverse=True):
-        number, place = divmod(number, len(parameter.points))
+        left, place = divmod(left, len(parameter.points))
         found[parameter.name] = parameter.points[place]
-    if number:
+    if left:
         return None
     known = [name for name, each in sweep.parameters.items() if each.kind in ("categorical", "int_uniform")]
-    return Choice(
+    return Trial(
+        number=number,
         parameters={
             name: each.value(found[name]) if name in known else found[name]
             for name, each in sweep.parameters.items()

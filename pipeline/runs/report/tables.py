@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import groupby
 from statistics import median
 
@@ -23,7 +22,6 @@ from pipeline.runs.cost import BudgetRow, CostRow, read_compute
 from pipeline.runs.report.format import count, decimal, duration, interval, reading_order, shown_path, si, title
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
 from pipeline.terminal.console import say
-from pipeline.terminal.streams import on_one_line
 
 HEADINGS: Mapping[str, str] = {
     "pass@1": "pass@1",
@@ -539,40 +537,27 @@ _REMOVED = "(weights removed)"
 
 
 def usage_table(usage: StoreUsage) -> FittedTable:
-    """Outputs by experiment, chain, algorithm and stage, then everything else, with a total.
-
-    Of several outputs the title names the experiment and the chain where these are the same for all.
-    """
-    rows = [
-        ((_experiments(kind.experiments), kind.chain, kind.algo, kind.stage), space)
-        for kind, space in sorted(usage.outputs.items())
-    ]
-    alike = [at for at in (0, 1) if len(rows) > 1 and len({where[at] for where, _ in rows}) == 1]
-    kinds = [
-        Column(heading="experiment", least=_LEAST_NAME),
+    """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
+    columns = [
+        Column(heading="experiment", least=len(_REMOVED)),  # which names what is no output, too
         Column(heading="dataset/model", rank=4, least=_LEAST_NAME),
         Column(heading="algorithm", rank=2, least=_LEAST_NAME),
         Column(heading="stage", rank=3, least=_LEAST_STAGE),
     ]
-    columns = [column for at, column in enumerate(kinds) if at not in alike]
-    columns[0] = replace(columns[0], least=len(_REMOVED))  # which names what is no output, too
-    title = " · ".join(["store", *(rows[0][0][at] for at in alike)])
-    table = FittedTable([*columns, *_SPACE], title=on_one_line(title), elsewhere=_ELSEWHERE)
-    for where, space in rows:
-        table.add_row(*(names for at, names in enumerate(where) if at not in alike), *_space(space))
+    table = FittedTable([*columns, *_SPACE], title="store", elsewhere=_ELSEWHERE)
+    for kind, space in sorted(usage.outputs.items()):
+        more = f" and {len(kind.experiments) - _NAMED} more" if len(kind.experiments) > _NAMED else ""
+        names = ", ".join(kind.experiments[:_NAMED]) + more or "(no run)"
+        table.add_row(names, kind.chain, kind.algo, kind.stage, *_space(space))
     table.end_section()
-    between = ("",) * (len(columns) - 1)
-    for name, space in (
-        ("damaged", usage.aside),
-        ("checkpoints", usage.checkpoints),
-        ("unfinished", usage.unfinished),
-    ):
-        table.add_row(f"({name})", *between, *_space(space))
-    table.add_row("(other)", *between, "", filesize_decimal(usage.other.size))
+    others = {"damaged": usage.aside, "checkpoints": usage.checkpoints, "unfinished": usage.unfinished}
+    for name, space in others.items():
+        table.add_row(f"({name})", "", "", "", *_space(space))
+    table.add_row("(other)", "", "", "", "", filesize_decimal(usage.other.size))
     if usage.removed.number:
-        table.add_row(_REMOVED, *between, f"{usage.removed.number:,}", "")
+        table.add_row(_REMOVED, "", "", "", f"{usage.removed.number:,}", "")
     table.end_section()
-    table.add_row("total", *between, "", filesize_decimal(usage.total), style="bold")
+    table.add_row("total", "", "", "", "", filesize_decimal(usage.total), style="bold")
     return table
 
 
@@ -595,8 +580,3 @@ def garbage_table(garbage: Iterable[Garbage]) -> FittedTable:
 
 def _space(space: Space) -> tuple[str, str]:
     return f"{space.number:,}", filesize_decimal(space.size)
-
-
-def _experiments(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more if names else "(no run)"

@@ -77,19 +77,6 @@ def test_summary_counts_jobs_of_a_stage() -> None:
     assert (row.jobs, row.missing, row.samples, row.seconds) == (2, 1, 15, 2)
 
 
-def test_seeds_are_counted_where_a_summary_would_be_long() -> None:
-    def of(seed: int | None, algo: str) -> Job:
-        where = {"algo": algo, "dataset": "d", "model": "m", "seed": seed, "round": 1, "stage": "generate"}
-        return job(f"d/m/{seed}/{algo}", 2, samples=10, **where)
-
-    plan = Plan([of(None, "R"), *[of(seed, algo) for seed in range(3) for algo in "XY"]], [])
-    assert len(summarize(plan, [], most=7)) == 7
-    rows = summarize(plan, ["d/m/0/X", "d/m/2/X"], most=6)
-    assert [(row.chain, row.jobs, row.missing, row.samples) for row in rows] == [
-        ("d/m/any/R", 1, 0, 10), ("d/m/3 seeds/X", 3, 2, 30), ("d/m/3 seeds/Y", 3, 0, 30)
-    ]  # fmt: skip
-
-
 SIZES = st.floats(0, 1e5)
 SMALL = ["data_collection.prompts_per_round=20", "evaluation.num_prompts=20", "execution.shard_size=10"]
 
