@@ -234,10 +234,6 @@ def _finite(value: Any) -> Any:
 
 # -- removing --------------------------------------------------------------------------------------------------
 
-# Folders are removed however deep, however long the paths in them have become: what is nested is moved up into
-# the folder itself, and emptied there. So there is no recursion, there are three open descriptors, and never a
-# path longer than two names.
-
 
 def remove_tree(path: Path) -> OSError | None:
     """Remove a folder with everything in it, or a file; of a link the link alone. Never raises an `OSError`.
@@ -248,64 +244,19 @@ def remove_tree(path: Path) -> OSError | None:
     Returns:
         Why something stays; all else is removed nevertheless. None where nothing stays.
     """
-    problems: list[OSError] = []
+    import shutil  # and its compressors, which most processes never need
+
     try:
-        if stat.S_ISDIR(path.lstat().st_mode):
-            with _opened(path) as folder:
-                _empty(folder, problems)
-            path.rmdir()
-        else:
+        if not stat.S_ISDIR(path.lstat().st_mode):
             path.unlink()
+            return None
+        shutil.rmtree(path, ignore_errors=True)  # whatever can go
+        if os.path.lexists(path):
+            shutil.rmtree(path)
     except FileNotFoundError:
         return None
+    except RecursionError:
+        return OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path))
     except OSError as error:
-        problems.append(error)
-    # The first one is the cause: that a folder is not empty follows from it.
-    return OSError(problems[0].errno, os.strerror(problems[0].errno or 0), str(path)) if problems else None
-
-
-def _empty(folder: int, problems: list[OSError]) -> None:
-    mark, moved, stays = f".removed-{os.urandom(8).hex()}", 0, set[str]()
-    # Folders that are moved up while one round is under way are emptied in the next.
-    while names := [name for name in _remove_files(folder, problems) if name not in stays]:
-        for name in names:
-            try:
-                with _opened(name, folder) as inner:
-                    for nested in _remove_files(inner, problems):
-                        os.rename(nested, f"{mark}-{moved}", src_dir_fd=inner, dst_dir_fd=folder)
-                        moved += 1
-                os.rmdir(name, dir_fd=folder)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                problems.append(error)
-                stays.add(name)
-
-
-def _remove_files(folder: int, problems: list[OSError]) -> list[str]:
-    """Remove what can be removed at once; the names of the folders that hold something."""
-    nested = []
-    with os.scandir(folder) as entries:
-        found = list(entries)
-    for entry in found:
-        is_folder = entry.is_dir(follow_symlinks=False)
-        try:
-            (os.rmdir if is_folder else os.unlink)(entry.name, dir_fd=folder)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            if is_folder:
-                nested.append(entry.name)
-            else:
-                problems.append(error)
-    return nested
-
-
-@contextmanager
-def _opened(path: Path | str, inside: int | None = None) -> Iterator[int]:
-    # A link that was put in the place of a folder meanwhile is not followed.
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=inside)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
+        return OSError(error.errno, error.strerror, str(path))
+    return None

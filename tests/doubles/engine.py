@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 
-from pipeline.config.schema import Backend, Barrier, ExecutionConfig, RetryConfig
+from pipeline.config.schema import Backend, ExecutionConfig, RetryConfig
 from pipeline.engine.devices.inventory import Device, cpu_slots, read_levels
 from pipeline.engine.devices.select import make_layout
 from pipeline.engine.journal import Journal, Listener, read_journal
@@ -73,7 +73,6 @@ class Engine:
         devices: Sequence[Device] | None = None,
         peaks: Mapping[str, int] | None = None,
         backend: Backend = Backend.local,
-        barrier: Barrier = Barrier.none,
         retry: RetryConfig | None = None,
         stored: Iterable[str] = (),
         stop_grace_s: float = 2.0,
@@ -90,7 +89,6 @@ class Engine:
             devices: What they run on.
             peaks: Memory that jobs took in earlier runs.
             backend: Kind of worker.
-            barrier: What a job waits for.
             retry: Budgets.
             stored: Ids of jobs that need not run.
             stop_grace_s: Seconds for running jobs when the run is stopped.
@@ -104,7 +102,6 @@ class Engine:
         self._sweep()
         execution = ExecutionConfig(
             backend=backend,
-            barrier=barrier,
             retry=retry or RetryConfig(wait_s=0.05),
             stop_grace_s=stop_grace_s,
             **settings,

@@ -89,7 +89,7 @@ class WrittenRun:
         latest.symlink_to(stamp)
         self.plan, self.now = plan, START
         self.folder.plan.write_text(plan_text(plan, stored))
-        self.folder.config.write_text("execution:\n  store: null\n  barrier: none\n")
+        self.folder.config.write_text("execution:\n  store: null\n")
         self.folder.log.write_text("engine's first line\nengine's last line\n")
         self.folder.journal.touch()
         self.write(

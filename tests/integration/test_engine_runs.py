@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.schema import Backend, Barrier
+from pipeline.config.schema import Backend
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.errors import PlanError
 from tests.doubles.engine import HERE, Engine, job, key
 
 DIAMOND = (
@@ -58,13 +57,12 @@ def test_a_plan_runs_to_its_end(request: pytest.FixtureRequest, how: str) -> Non
 
 
 def test_however_a_plan_is_carried_out_the_same_bytes_are_stored(
-    by_two_workers: Ran, by_one_worker: Ran, inline: Ran, tmp_path: Path
+    by_two_workers: Ran, by_one_worker: Ran, inline: Ran
 ) -> None:
     """For several jobs on a device `test_engine_packing` sees to it, for real models `test_main_job`."""
-    behind_a_barrier = run_diamond(tmp_path, workers=3, barrier=Barrier.round)
     made = by_two_workers[0].files()
     assert len(made) > len(DIAMOND)
-    assert [other.files() == made for other, _ in (by_one_worker, inline, behind_a_barrier)] == [True] * 3
+    assert [other.files() == made for other, _ in (by_one_worker, inline)] == [True] * 2
 
 
 def test_stored_jobs_do_not_run_again(engine: Engine) -> None:
@@ -144,16 +142,6 @@ def test_whoever_watches_sees_a_job_from_its_begin_to_its_end(engine: Engine) ->
     assert seen[0] == (0, "")
     assert seen[-1] == (1, "cpu slot 0, 1 thread")
     assert engine.events("JobFinished")[0]["tokens"] == 40_000
-
-
-def test_a_plan_that_can_never_go_on_is_an_error_not_a_hang(engine: Engine) -> None:
-    with pytest.raises(PlanError, match="wait for rounds that come later"):
-        engine.run(
-            job("late", round=2),
-            job("early", needs=["late"], round=1),
-            barrier=Barrier.round,
-            backend=Backend.inline,
-        )
 
 
 def test_loading_is_accounted_for(engine: Engine) -> None:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
+from pipeline.config.schema import Backend, ExecutionConfig, Keep
 from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
@@ -54,7 +54,7 @@ from pipeline.engine.store.shared import SharedStore, Traffic
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, Verified, explained, lock_of
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.pool import Pool
-from pipeline.errors import PlanError, StoreError
+from pipeline.errors import StoreError
 from pipeline.locks import Claim
 from pipeline.plan.graph import Job, Plan
 
@@ -307,7 +307,6 @@ class Loop:
             self._start_jobs()
             if not state.unsettled:
                 break
-            self._check_progress_possible()
             self.outside.settle()
             self._tick(self.next_tick_s)
             self.outside.pool.wait(self._patience(), self._take, [self.signals.fileno()])
@@ -379,14 +378,6 @@ class Loop:
     def _halt(self) -> bool:
         self.run.halted = self.run.halted or self.outside.broken
         return bool(self.run.halted)
-
-    def _check_progress_possible(self) -> None:
-        state = self.run.state
-        if state.running or state.can_start or self.run.delayed:
-            return
-        if state.unsettled:
-            waiting = next(job_id for job_id, job in state.jobs.items() if job.status is JobStatus.pending)
-            raise PlanError(f"{waiting} and {state.unsettled - 1} more jobs wait for rounds that come later")
 
     def _patience(self) -> float:
         now = self.outside.clock()
@@ -471,7 +462,7 @@ def run_plan(
         pool: Not started yet.
         journal: Gets every change of state.
         run_dir: Folder of the run: logs of the jobs, links to their outputs.
-        settings: Barrier, retries, models a worker keeps.
+        settings: Retries, models a worker keeps.
         verified: What was found good while planning; None where nothing was looked at.
         layout: On which devices the workers of the pool are; one on each if None.
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
@@ -502,13 +493,11 @@ def run_plan(
         plan,
         stored,
         layout.workers,
-        barrier=settings.barrier,
         models_in_memory=settings.models_in_memory,
         device_failures=settings.retry.device_failures,
         layout=layout,
         needs=Needs(layout, peaks),
-        # A barrier has the rows of a round before the next one.
-        rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
+        rows_early=settings.keep is Keep.all and settings.priority is None,
     )
     run = Run(
         state=state,

@@ -62,7 +62,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
         return max(0.0, self.total_s - self.load_s)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class WorkerSpan:
     """The life of one worker.
 

@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -115,27 +115,17 @@ class Ledger:
     Attributes:
         attempts: Every attempt, in the order in which they ended.
         spans: Every worker process that was started.
+        present: Worker -> the last of them.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     spans: list[WorkerSpan] = field(default_factory=list)
-    _latest: dict[int, int] = field(default_factory=dict)
-    """Worker -> where its last span is."""
+    present: dict[int, WorkerSpan] = field(default_factory=dict)
 
     def worker_started(self, worker: int, now_s: float) -> None:
         """A worker process was started."""
-        self._latest[worker] = len(self.spans)
-        self.spans.append(WorkerSpan(worker=worker, started_s=now_s))
-
-    def worker_ready(self, worker: int, now_s: float) -> None:
-        """It can take jobs."""
-        at = self._latest[worker]
-        self.spans[at] = replace(self.spans[at], ready_s=now_s)
-
-    def worker_ended(self, worker: int, now_s: float) -> None:
-        """It is no more."""
-        at = self._latest[worker]
-        self.spans[at] = replace(self.spans[at], ended_s=now_s)
+        self.present[worker] = WorkerSpan(worker=worker, started_s=now_s)
+        self.spans.append(self.present[worker])
 
 
 # -- watchdog ----------------------------------------------------------------------------------------------------

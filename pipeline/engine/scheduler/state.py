@@ -8,7 +8,6 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.scheduler.ready import EXCLUSIVE, Kind, Needs, ReadyQueue, kind_of, paths_for_rows
 from pipeline.engine.workers.messages import FailureKind
@@ -183,43 +182,6 @@ class WorkerState:
             self.holds = [*others, affinity][-most:]
 
 
-# -- round gate --------------------------------------------------------------------------------------------------
-# Jobs that wait for their round although all that they read is there.
-
-
-class RoundGate:
-    """Jobs that wait for their round: it is open at once, or where rounds are strict, after all earlier ones."""
-
-    def __init__(self, rounds: Iterable[int], *, strict: bool) -> None:
-        """Hold nothing yet.
-
-        Args:
-            rounds: Of every job.
-            strict: Whether a round is open only when all jobs of earlier ones are settled.
-        """
-        self._strict = strict
-        self._unsettled = Counter(rounds)
-        self._held: dict[int, list[str]] = {}
-
-    def settled(self, number: int, change: int) -> None:
-        """So many more jobs of a round are settled, or fewer."""
-        self._unsettled[number] -= change
-
-    def hold(self, number: int, job_id: str) -> None:
-        """Keep a job of a round."""
-        self._held.setdefault(number, []).append(job_id)
-
-    def let_go(self) -> list[str]:
-        """Take out the jobs whose rounds are open, in the order of rounds."""
-        if not self._held:
-            return []
-        opened = sorted(self._held)
-        if self._strict:
-            first = min((number for number, left in self._unsettled.items() if left), default=0)
-            opened = [number for number in opened if number <= first]
-        return [job_id for number in opened for job_id in self._held.pop(number)]
-
-
 # -- fault attribution -------------------------------------------------------------------------------------------
 # Whose fault it is when workers die: the job's or the device's. Pure.
 
@@ -296,7 +258,6 @@ class RunState:
         stored: Collection[str],
         num_workers: int,
         *,
-        barrier: Barrier = Barrier.none,
         models_in_memory: int = 1,
         device_failures: int = 3,
         layout: Layout | None = None,
@@ -309,7 +270,6 @@ class RunState:
             plan: The plan.
             stored: Ids of the jobs that need not run.
             num_workers: Size of the pool.
-            barrier: Whether a round waits for all earlier ones.
             models_in_memory: How many models a worker keeps.
             device_failures: Different jobs in a row that make a device the suspect.
             layout: Where the workers are; one on each device if None.
@@ -338,7 +298,6 @@ class RunState:
         self.unsettled = len(self.jobs)
         self.running = 0
         self._models_in_memory = models_in_memory
-        self._gate = RoundGate((job.round for job in plan.jobs.values()), strict=barrier is Barrier.round)
         self._enter(stored)
 
     def _enter(self, stored: set[str]) -> None:
@@ -611,7 +570,6 @@ class RunState:
                 self._set(below, JobStatus.blocked)
                 blocked.append(below.job.id)
                 frontier += self.plan.readers(below.job.id)
-        self._open_rounds()
         return blocked
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -649,27 +607,15 @@ class RunState:
 
     def _set(self, state: JobState, status: JobStatus) -> None:
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
-        change = (status in SETTLED) - (state.status in SETTLED)
-        self.unsettled -= change
-        if change:
-            self._gate.settled(state.job.round, change)
+        self.unsettled -= (status in SETTLED) - (state.status in SETTLED)
         state.status = status
 
     def _release(self, job_ids: Iterable[str]) -> None:
-        """Make jobs ready whose inputs are there, or keep them until their round is open."""
-        for job_id in job_ids:
-            state = self.jobs[job_id]
+        """Make jobs ready whose inputs are there."""
+        for state in map(self.jobs.__getitem__, job_ids):
             if state.status is JobStatus.pending:
-                self._gate.hold(state.job.round, job_id)
-        self._open_rounds()
-
-    def _open_rounds(self) -> None:
-        for job_id in self._gate.let_go():
-            state = self.jobs[job_id]
-            if state.status is not JobStatus.pending or state.waits_for:
-                continue  # an input was found damaged while it was held back; that input will release it
-            self._set(state, JobStatus.ready)
-            if self.blame.failed_on(job_id) or state.must_be_exclusive:
-                self.retries[job_id] = None
-            else:
-                self.ready.push(state.job)
+                self._set(state, JobStatus.ready)
+                if self.blame.failed_on(state.job.id) or state.must_be_exclusive:
+                    self.retries[state.job.id] = None
+                else:
+                    self.ready.push(state.job)
