@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from pipeline.config.explain import GROUPS, other_name, unknown_key
+from pipeline.config.explain import GROUPS, other_names, unknown_key
 from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES, conf_dir, settings_class
 from pipeline.config.words import class_paths
@@ -128,15 +128,16 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
     if (conf_dir() / word).is_dir():
         return _help_keys_group(word)
     leaf = word.rpartition(".")[2]
-    other = other_name(leaf).removeprefix("algos.<NAME>.")
+    others = [each.removeprefix("algos.<NAME>.") for each in other_names(leaf)]
     if ends := [key for key in keys if key.endswith(f".{word}")]:
         return _same_end(keys, ends)
     if inside := [section for section in named if section.endswith(f".{word}")]:
         return chain.from_iterable(_section(keys, named, section) for section in inside)
     if spelled := next((name for name in (*named, *keys) if f".{name}".lower().endswith(f".{word.lower()}")), ""):
         return help_on(spelled, settings)
-    if other != leaf:
-        return chain([(f"{leaf} is called {other} here:", "bold")], help_on(other, settings))
+    if others != [leaf]:
+        found = [(f"{leaf} is called {' or '.join(others)} here:", "bold")]
+        return chain(found, *(help_on(other, settings) for other in others))
     raise ConfigError(f"{unknown_key(word, keys)} `python -m pipeline help` lists what there is.")
 
 

@@ -41,6 +41,7 @@ _OTHER_NAMES = {
     "r": "rank",
     "ref_model": "reference",
     "reward_funcs": "rewards",
+    "trackers": "tracking.report_to",
     "train_dataset": "datasets.hf.path",
     "warmup_ratio": "training.warmup_steps",
 }
@@ -64,20 +65,21 @@ def _leaves(settings: Any, prefix: str) -> Iterable[str]:
         yield from _leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
 
 
-def other_name(name: str) -> str:
-    """Name the key, or its end, that another program calls so; the name itself where none does."""
-    key_of = import_object("pipeline.learning.from_trl.key_of")  # seldom needed
-    found = _OTHER_NAMES.get(name) or str(key_of(name))
-    return found if found.rpartition(".")[2] not in ("", name) else name
+def other_names(name: str, algo: str = "") -> list[str]:
+    """Name the keys, or their ends, that another program calls so, of an algorithm; the name where none does."""
+    keys_of = import_object("pipeline.learning.from_trl.keys_of")  # seldom needed
+    found = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else list(map(str, keys_of(name, algo)))
+    return [name] if not found or name in (each.rpartition(".")[2] for each in found) else found
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     """Name what was probably meant: a key of the same section, else those that end alike, else the most alike."""
     keys = dict.fromkeys(known)
     section, _, last = key.rpartition(".")
-    name = other_name(last)
-    if name in keys or "<NAME>" in name:
-        return [name]
+    names = other_names(last, section.removeprefix("algos."))
+    if all(name in keys or "<NAME>" in name for name in names):
+        return names
+    name = names[0]
     prefix = f"{section}." if section else ""
     inside = {each[len(prefix) :] for each in keys if each.startswith(prefix)}
     inside = {each for each in inside if "." not in each}
@@ -91,12 +93,16 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     )
     ends = [each for each in general if each.endswith((f".{prefix}{name}", f".{prefix}{name}s"))]
     ends = ends or [each for each in general if each.endswith((f".{name}", f".{name}s"))]
+    ends = ends or [each for each in general if section and each.startswith(section) and each.endswith(f"_{name}")]
     if ends and section:  # of a section that is misspelt, or of another one
         return get_close_matches(key, ends, n=1, cutoff=0.7) or ends[:1]
     by_name = {each.rpartition(".")[2]: each for each in reversed(general)}
     if ends or (section and inside):
         return ends[:3]
-    return get_close_matches(key, general, n=1, cutoff=0.7) or [by_name[each] for each in _alike(name, by_name)]
+    words = sorted(re.split(r"[._]", key))
+    turned = [by_name[each] for each in by_name if sorted(each.split("_")) == words]  # gpus.num
+    near = turned or get_close_matches(key, general, n=1, cutoff=0.7)
+    return near[:1] or [by_name[each] for each in _alike(name, by_name)]
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:

@@ -302,10 +302,13 @@ def counterparts(algo: str) -> dict[str, Counterpart]:
     return {name: Counterpart(each.key.format(algo=algo), each.told) for name, each in table.items()}
 
 
-def key_of(name: str) -> str:
-    """Return the key of an argument, ``algos.<NAME>`` in it where it is of an algorithm; "" where it has none."""
-    found = next((table[name] for table in (SHARED, *OF_ALGORITHM.values()) if name in table), None)
-    return re.sub(r"^algos\.[^.]+", "algos.<NAME>", found.key) if found else ""
+def keys_of(name: str, algo: str = "") -> list[str]:
+    """Return the keys of an argument: of an algorithm, else of any, with ``algos.<NAME>`` in them then."""
+    if algo in OF_ALGORITHM:
+        table = counterparts(algo)
+        return [table[name].key] if name in table else []
+    found = [table[name].key for table in (SHARED, *OF_ALGORITHM.values()) if name in table]
+    return list(dict.fromkeys(re.sub(r"^algos\.[^.]+", "algos.<NAME>", key) for key in found))
 
 
 def _fixed(algo: str, given: Values) -> Iterator[str]:
