@@ -132,7 +132,7 @@ def gpus(
 @app.command(
     help="Reckon which strategy trains MODEL on which GPUs, from its config.json alone.",
     epilog=examples(
-        "pipeline gpus fit ./models/SmolLM2-135M-Instruct",
+        "pipeline gpus fit ./models/Qwen3-0.6B",
         "pipeline gpus fit Qwen/Qwen2.5-7B --gpus 8 --memory 80 --tokens 2048",
     ),
 )

@@ -72,7 +72,6 @@ LATER = {
         "launch",
         "Run any program with one process on each chosen GPU: pipeline launch --gpus 4,5 -- train.py ARGUMENTS.",
     ),
-    "fetch": ("fetch", "Fetch a small language model that needs no hub."),
     "show": ("looking", "Print the table of an experiment's newest run again, or of another."),
     "status": ("looking", "Show where runs stand: the newest of every experiment, or one in detail."),
     "logs": ("looking", "Print the log of a run, or of the last attempt at one of its jobs."),

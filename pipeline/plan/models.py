@@ -381,8 +381,8 @@ def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) ->
             )
         raise ConfigError(
             f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
-            "GGUF file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. A small model that needs no hub: "
-            "python -m pipeline fetch smollm2"
+            "GGUF file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. docs/models.md has a "
+            "small one that needs no hub"
         )
     if path.is_file():
         _check_gguf(given, path)
