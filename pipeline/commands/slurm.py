@@ -1,14 +1,12 @@
-"""``python -m pipeline slurm``: batch scripts for Slurm written, checked and submitted."""
+"""``python -m pipeline slurm``: batch scripts for Slurm written and checked."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +15,6 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_group
 
-from pipeline import arithmetic
 from pipeline.commands import launch, sweep
 from pipeline.commands.multirun import FLAGS, as_overrides, requests
 from pipeline.commands.request import check_fits_ray
@@ -27,7 +24,7 @@ from pipeline.config.explain import read_flags
 from pipeline.config.load import load_config
 from pipeline.config.schema import Backend, Config, DeviceChoice, devices_per_training
 from pipeline.engine.launch import find_program
-from pipeline.errors import ConfigError, PipelineError, unknown_name
+from pipeline.errors import ConfigError, unknown_name
 from pipeline.files import write_whole
 from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
@@ -37,19 +34,15 @@ from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.plan import plan_agents, split_words
 from pipeline.sweeps.storage import choose_sweep, most_trials
-from pipeline.terminal.console import Check, Verdict, make_console, say
+from pipeline.terminal.console import Verdict, make_console, say
 
 app = typer.Typer(
     no_args_is_help=True,
     epilog=examples(
         "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
         "pipeline slurm lint compare.sbatch",
-        "pipeline slurm submit --partition long compare.sbatch",
     ),
 )
-Sbatch = Annotated[list[str] | None, typer.Option(hidden=True)]
-_TIMEOUT_S = 120.0
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_TIME_FORMAT")
 
 
 class _WithSbatch(TyperCommand):
@@ -66,10 +59,6 @@ class _WithSbatch(TyperCommand):
             for name, value in given
         ]
         return super().parse_args(ctx, [*words, "--", *rest])
-
-
-def _options(given: list[str] | None) -> dict[str, str]:
-    return {name: value for name, _, value in (each.partition("=") for each in given or [])}
 
 
 @app.command(
@@ -104,40 +93,35 @@ def write(
     out: Annotated[
         Path | None, typer.Option(help="File to write, '-' to print; JOB-NAME.sbatch if left out.")
     ] = None,
-    submit: Annotated[bool, typer.Option("--submit", help="Submit it at once.")] = False,
-    sbatch: Sbatch = None,
+    sbatch: Annotated[list[str] | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Write or print a script, and submit it if asked."""
-    printed = str(out) == "-"
-    if submit and printed:
-        raise ConfigError("--out - prints the script; with --submit it needs a file")
+    """Write or print a script."""
     request = replace(
         checked(command or [], ray=ray),
-        options=_options(sbatch),
+        options={name: value for name, _, value in (each.partition("=") for each in sbatch or [])},
         notice_s=notice,
         srun=[word for words in srun or () for word in _words_of_srun(words)],
         setup=setup or (),
     )
     check_request(request)
     name = re.sub(r"[^\w.-]+", "-", request.options.get("job-name", request.name)).strip(".-") or "job"
+    printed = str(out) == "-"
     file = out if out and not printed else Path(f"{name}.sbatch")
     text = script_text(request, interpreter(sys.executable, Path.cwd()), file.name)
-    checks = check_text(text)
-    for check in checks:
+    for check in check_text(text):
+        told = f"{check.name}: {check.detail}. Try: {check.remedy}"
         if check.verdict is Verdict.FAIL:
-            raise ConfigError(f"{check.name}: {check.detail}. Try: {check.remedy}")
-    former = "" if printed else _write(file, text)
-    _tell(checks)
+            raise ConfigError(told)
+        if check.verdict is Verdict.WARN:
+            say(make_console(stderr=True), f"warning: {told}", "bold")
     if printed:
         sys.stdout.write(text)
         return
-    say(make_console(), f"wrote {file}" + (former and f"; what it was before is {former}"))
-    if submit:
-        _tell_job(_submitted(file), request.output)
-        if request.watch:
-            say(make_console(), "how far it is:", copy=request.watch)
-    else:
-        say(make_console(), "submit it by", copy=f"python -m pipeline slurm submit {shlex.quote(str(file))}")
+    console, former = make_console(), _write(file, text)
+    say(console, f"wrote {file}" + (former and f"; what it was before is {former}"))
+    say(console, "submit it by", copy=f"sbatch {shlex.quote(str(file))}")
+    if request.watch:
+        say(console, "how far it is:", copy=request.watch)
 
 
 def _words_of_srun(text: str) -> list[str]:
@@ -169,92 +153,6 @@ def lint(script: Path) -> int:
     from pipeline.commands.check import print_checks
 
     return print_checks(check_script(script), "sbatch may have it.")
-
-
-@app.command(
-    cls=_WithSbatch,
-    help="Check a batch script and submit it: [OPTIONS OF SBATCH] SCRIPT [ITS ARGUMENTS].",
-    epilog=examples(
-        "pipeline slurm submit compare.sbatch",
-        "pipeline slurm submit --partition long --exclude n7 compare.sbatch",
-    ),
-)
-def submit(
-    words: Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGUMENTS]...")] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also with faults that would stop it.")] = False,
-    sbatch: Sbatch = None,
-) -> None:
-    """Check a script and submit it."""
-    if not words:
-        raise ConfigError("which script? pipeline slurm submit --partition long compare.sbatch")
-    options = _options(sbatch)
-    checks = check_script(Path(words[0]), options)
-    _tell(checks)
-    if any(check.verdict is Verdict.FAIL for check in checks) and not anyway:
-        raise ConfigError(f"{words[0]} would not do what is meant, see above; --anyway submits it all the same")
-    _tell_job(_submitted(Path(words[0]), options, words[1:]))
-
-
-def _submitted(
-    script: Path,
-    options: Mapping[str, str] | None = None,
-    arguments: Sequence[str] = (),
-    timeout_s: float = _TIMEOUT_S,
-) -> str:
-    """Give a script to sbatch, from the folder in which this process is.
-
-    Returns:
-        The id of the job.
-
-    Raises:
-        PipelineError: Slurm is not here, refuses the job, or does not answer.
-    """
-    program = shutil.which("sbatch")
-    if program is None:
-        raise PipelineError(
-            "there is no sbatch here: submit where Slurm's programs are, as on the login node of a cluster, or "
-            f"load their module. The script stands in {script}"
-        )
-    given = [f"--{name}={value}" if value else f"--{name}" for name, value in (options or {}).items()]
-    # A job does not begin with the variables of a job that this process is in.
-    outside = arithmetic.outside(os.environ)
-    try:
-        done = subprocess.run(
-            [program, "--parsable", *given, str(script.absolute()), *arguments],
-            env={name: text for name, text in outside.items() if not name.startswith("SLURM_") or name in _KEPT},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
-            check=False,
-            text=True,
-            errors="replace",
-        )
-    except subprocess.TimeoutExpired as error:
-        raise PipelineError(
-            f"sbatch did not answer within {timeout_s:g} s. The job may have been taken all the same: look by "
-            "squeue --me before you submit it again"
-        ) from error
-    said = done.stdout.strip().rpartition("\n")[2]
-    if done.returncode or not (found := re.fullmatch(r"(\d+)(?:;\S+)?", said)):
-        why = re.sub(r"^sbatch: (?:error: |fatal: )?", "", done.stderr, flags=re.MULTILINE).strip()
-        why = why.replace("\n", "; ") or said or f"exit code {done.returncode}"
-        raise PipelineError(f"sbatch refuses {script}: {why}")
-    return found[1]
-
-
-def _tell(checks: Iterable[Check]) -> None:
-    for check in checks:
-        if check.verdict is not Verdict.PASS:
-            told = f"{check.verdict.name.lower()}: {check.name}: {check.detail}. Try: {check.remedy}"
-            say(make_console(stderr=True), told, "bold")
-
-
-def _tell_job(job: str, output: str = "") -> None:
-    console = make_console()
-    say(console, f"submitted job {job}", "bold")
-    if output:
-        say(console, f"what it prints: {output.replace('%j', job).replace('%A', job)}")
-    say(console, "where it stands:", copy=f"squeue --job {job}")
 
 
 # -- the command of a job ----------------------------------------------------------------------------------------

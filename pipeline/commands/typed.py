@@ -84,7 +84,7 @@ LATER = {
     "store": ("store", "Check the store of finished outputs, measure it, clean it up."),
     "gpus": ("gpus", "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them."),
     "sweep": ("sweep", "Search settings with many trials, and look at them."),
-    "slurm": ("slurm", "Batch scripts for Slurm: write one, check one, submit one."),
+    "slurm": ("slurm", "Batch scripts for Slurm: write one, check one."),
 }
 """Command, or the word before a family of them -> its module, and what it is for."""
 

@@ -1,4 +1,4 @@
-"""Jobs of Slurm: batch scripts written, checked and submitted.
+"""Jobs of Slurm: batch scripts written and checked.
 
 script.py     options of sbatch; what a job is to have, checked -> the text of a batch script
 lint.py       a script, or the job of this process -> what would hang, idle or be lost in it

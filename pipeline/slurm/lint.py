@@ -123,12 +123,11 @@ def _seen(job: SlurmJob) -> str:
 # -- a script ----------------------------------------------------------------------------------------------------
 
 
-def check_script(path: Path, given: Mapping[str, str] | None = None) -> list[Check]:
+def check_script(path: Path) -> list[Check]:
     """Check a batch script.
 
     Args:
         path: The script.
-        given: Options of the command line of sbatch, which win over those of the script.
 
     Returns:
         What is wrong with it, or one check that passed.
@@ -143,20 +142,19 @@ def check_script(path: Path, given: Mapping[str, str] | None = None) -> list[Che
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     if MARK.lower() not in text.lower().replace("# ", "#"):
         raise ConfigError(f"{path} has no #SBATCH line. Give the file that you would give to sbatch.")
-    return check_text(text, given)
+    return check_text(text)
 
 
 _ELSEWHERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2[ \t]*$", re.DOTALL | re.MULTILINE)
 """A text that the script writes into another file: ``cat <<EOF > FILE``."""
 
 
-def check_text(text: str, given: Mapping[str, str] | None = None) -> list[Check]:
+def check_text(text: str) -> list[Check]:
     """Check the text of a batch script; see `check_script`."""
     text = _ELSEWHERE.sub(lambda found: "\n" * found[0].count("\n"), text)
     lines = text.replace("\r\n", "\n").split("\n")
     options: dict[str, str] = {}
     faults = [*_read_header(lines, options)]
-    options |= given or {}
     commands = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace("\\\n", " ")
     job = _job_of(commands, options)
     return [*faults, *_faults_of_commands(commands, job), *faults_of_job(job)] or [passed("Slurm", _seen(job))]

@@ -122,7 +122,7 @@ def test_the_script_for_slurm_passes_the_doctor(tmp_path: Path) -> None:
     assert found
     script = tmp_path / "compare.sbatch"
     script.write_text(re.sub(r"^    ", "", found[0], flags=re.MULTILINE))
-    said = [*check_script(script, None)]
+    said = [*check_script(script)]
     assert said
     assert [each for each in said if each.verdict is not Verdict.PASS] == []
 

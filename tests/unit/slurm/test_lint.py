@@ -95,12 +95,11 @@ def test_any_text_is_looked_through_to_its_end(parts: list[str]) -> None:
     assert check_text("".join(parts))
 
 
-def test_options_of_the_command_line_count_and_what_is_no_batch_script_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_batch_script_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "right").write_text(RIGHT)
     assert names(check_script(tmp_path / "right")) == []
-    assert names(check_script(tmp_path / "right", {"ntasks-per-node": "8"})) == ["several copies"]
     for name in ("missing", "pipe", "text"):
         with pytest.raises(ConfigError, match=name):
             check_script(tmp_path / name)
