@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -328,31 +327,17 @@ def judge(store: Store, outcome: Outcome) -> Check:
         reason = f"no fingerprint: {outcome.reason(FINGERPRINT.id)}"
         return failed(_ARITHMETIC, reason, "the reason says what to repair")
     found = json.loads((store.path(FINGERPRINT.key) / "fingerprint.json").read_bytes())["fingerprint"]
-    return compare(found, {name: version(name).partition("+")[0] for name in MADE_WITH}, platform.machine())
+    return compare(found, {name: version(name).partition("+")[0] for name in MADE_WITH})
 
 
-def compare(found: str, versions: Mapping[str, str], machine: str) -> Check:
-    """Judge a fingerprint.
-
-    Args:
-        found: Of this machine.
-        versions: Of the packages in `MADE_WITH`.
-        machine: As `platform.machine` names it.
-    """
+def compare(found: str, versions: Mapping[str, str]) -> Check:
+    """Judge a fingerprint of this machine, made with these versions of the packages in `MADE_WITH`."""
     if found == DOCUMENTED:
         return passed(_ARITHMETIC, f"fingerprint {found}, the same as documented")
-    others = [
-        f"{name} {versions[name]} (there {used})" for name, used in MADE_WITH.items() if versions[name] != used
-    ]
-    if others:
-        why, remedy = f"other versions: {', '.join(others)}", "install with `-c constraints.txt` for the same"
-    elif not arithmetic.covers(machine):
-        why, remedy = f"{machine} is no x86-64 processor", "compare with runs on such machines only"
-    else:
-        why = f"for a reason that is not known, on {arithmetic.processor()}"
-        remedy = "compare with runs on such processors only, and please report it"
+    used = ", ".join(f"{name} {versions[name]} (there {made})" for name, made in MADE_WITH.items())
     detail = f"fingerprint {found} differs from {DOCUMENTED}: results here are not byte for byte those of the docs"
-    return warned(_ARITHMETIC, f"{detail} ({why})", remedy)
+    remedy = "install with `-c constraints.txt`; if it still differs on x86-64 with AVX2, please report it"
+    return warned(_ARITHMETIC, f"{detail} ({used}, on {arithmetic.processor()})", remedy)
 
 
 def check_generation(workers: int | None = None) -> Iterator[Check]:

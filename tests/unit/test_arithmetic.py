@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from pipeline import arithmetic
 from pipeline.commands.check import DOCUMENTED, MADE_WITH, compare
 from pipeline.config.load import load_config
@@ -100,18 +98,7 @@ def test_the_documented_fingerprint_is_the_one_that_is_compared() -> None:
     assert all(f"{name} {used}" in page for name, used in MADE_WITH.items())
 
 
-@pytest.mark.parametrize(
-    ("found", "torch", "machine", "words"),
-    [
-        (DOCUMENTED, MADE_WITH["torch"], "x86_64", "the same as documented"),
-        ("0", "9.9.9", "x86_64", "torch 9.9.9"),
-        ("0", MADE_WITH["torch"], "aarch64", "no x86-64 processor"),
-        ("0", MADE_WITH["torch"], "x86_64", "not known"),
-    ],
-)
-def test_a_fingerprint_that_differs_is_a_warning_with_its_cause(
-    found: str, torch: str, machine: str, words: str
-) -> None:
-    check = compare(found, {**MADE_WITH, "torch": torch}, machine)
-    assert words in check.detail
-    assert check.verdict is (Verdict.PASS if found == DOCUMENTED else Verdict.WARN)
+def test_a_fingerprint_that_differs_is_a_warning() -> None:
+    assert compare(DOCUMENTED, MADE_WITH).verdict is Verdict.PASS
+    other = compare("0", {**MADE_WITH, "torch": "9.9.9"})
+    assert (other.verdict, "torch 9.9.9" in other.detail) == (Verdict.WARN, True)
