@@ -1,7 +1,7 @@
 """How well more devices are used: the default plan on one and two workers, a recorded plan on eight devices.
 
     python benchmarks/scaling.py                     all parts
-    python benchmarks/scaling.py replay --speed 4    the recorded plan: sleeping jobs
+    python benchmarks/scaling.py replay --speed 4    the recorded plan: sleeping jobs, with and without the barrier
     python benchmarks/scaling.py gangs               the recorded plan on paper, trainings on 1 to 8 devices
     python benchmarks/scaling.py workers experiment.seeds=[0]       run_parallel.py, keys as on its command line
     python benchmarks/scaling.py record RUN_FOLDER data/plan.json   make a recording of a finished run
@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import positive
-from pipeline.config.schema import ExecutionConfig
+from pipeline.config.schema import Barrier, ExecutionConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.run_jobs import make_pool
@@ -55,7 +55,7 @@ WIDTH = 120
 
 
 def replay(path: Path, devices: int, speed: float) -> Table:
-    """Carry out a recorded plan with sleeping jobs."""
+    """Carry out a recorded plan with sleeping jobs, without and with the barrier."""
     recorded = json.loads(path.read_text())
     plan = recorded_plan(recorded, speed)
     seconds = {job.id: float(job.payload["seconds"]) for job in plan.jobs.values()}
@@ -65,15 +65,18 @@ def replay(path: Path, devices: int, speed: float) -> Table:
         title=f"{len(plan.jobs)} recorded jobs on {devices} imagined devices, {speed:g} times as fast; "
         f"lower bound {bound_s:.2f} s (critical path {path_s:.2f} s, work / devices {work_s / devices:.2f} s)"
     )
+    table.add_column("barrier")
     for name in ("makespan", "/ lower bound", "lost: load", "dependency", "tail"):
         table.add_column(name, justify="right")
-    made = _carry_out(plan, devices).makespan
-    assert made is not None
-    table.add_row(
-        f"{made.actual_s:.2f} s",
-        f"{made.actual_s / bound_s:.3f}",
-        *(f"{lost:.2f} s" for lost in (made.load_s, made.dependency_s, made.tail_s)),
-    )
+    for barrier in Barrier:
+        made = _carry_out(plan, devices, barrier).makespan
+        assert made is not None
+        table.add_row(
+            barrier.value,
+            f"{made.actual_s:.2f} s",
+            f"{made.actual_s / bound_s:.3f}",
+            *(f"{lost:.2f} s" for lost in (made.load_s, made.dependency_s, made.tail_s)),
+        )
     return table
 
 
@@ -94,10 +97,10 @@ def recorded_plan(recorded: dict[str, Any], speed: float) -> Plan:
     return Plan(jobs, [tuple(edge) for edge in recorded["edges"]])
 
 
-def _carry_out(plan: Plan, devices: int) -> Outcome:
+def _carry_out(plan: Plan, devices: int, barrier: Barrier) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="pipeline-bench-") as name:
         folder = Path(name)
-        settings = ExecutionConfig()
+        settings = ExecutionConfig(barrier=barrier)
         journal = Journal(folder / "journal.jsonl")
         try:
             return run_plan(

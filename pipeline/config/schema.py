@@ -540,6 +540,13 @@ class Backend(Enum):
     ray = "ray"  # actors on a Ray cluster; the extra `ray`
 
 
+class Barrier(Enum):
+    """What a job waits for."""
+
+    none = "none"  # only its own inputs
+    round = "round"  # every job of every earlier round as well
+
+
 class Keep(Enum):
     """Of which rounds trained weights stay on the disk; others are removed once nothing is left to read them."""
 
@@ -765,6 +772,7 @@ class ExecutionConfig:
     memory, and then put as many on a GPU as fit. One whose memory is known never starts where it would not fit."""
     shard_size: int = number(1000, at_least=1, at_most=1_000_000_000)
     """Prompts per generation or evaluation job."""
+    barrier: Barrier = hint(Barrier.none)
     priority: str | None = hint(None)
     """Function of your own that gives a number for each job, as `my_module.estimate_job_priority`. Of jobs that
     could start, those with larger ones do first, and of equal ones those on the longest remaining path. Null

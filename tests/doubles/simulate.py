@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 
+from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout
 from pipeline.engine.scheduler.outcome import Attempt
 from pipeline.engine.scheduler.policy import Reserve, next_actions
@@ -16,6 +17,7 @@ def simulate(
     plan: Plan,
     workers: int,
     seconds: Mapping[str, float] | None = None,
+    barrier: Barrier = Barrier.none,
     watch: Callable[[RunState, float], None] = lambda state, now_s: None,
     layout: Layout | None = None,
     peaks_mb: Mapping[str, int] | None = None,
@@ -28,13 +30,14 @@ def simulate(
         plan: The plan.
         workers: How many.
         seconds: True durations; the planned ones if None.
+        barrier: As in the real engine.
         watch: Looks at the state whenever everything has started that may.
         layout: The devices; `workers` of them with one worker each if None.
         peaks_mb: True peaks of device memory by job, which are measured when it finishes; half of it stays held.
         rows_early: As in the real engine.
     """
     workers = layout.workers if layout else workers
-    state = RunState(plan, (), workers, models_in_memory=2, layout=layout, rows_early=rows_early)
+    state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2, layout=layout, rows_early=rows_early)
     for index in range(workers):
         state.worker_ready(index, "cpu")
     now, attempts = 0.0, []

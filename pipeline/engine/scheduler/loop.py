@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from pipeline.config.schema import Backend, ExecutionConfig, Keep
+from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
 from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
@@ -462,7 +462,7 @@ def run_plan(
         pool: Not started yet.
         journal: Gets every change of state.
         run_dir: Folder of the run: logs of the jobs, links to their outputs.
-        settings: Retries, models a worker keeps.
+        settings: Barrier, retries, models a worker keeps.
         verified: What was found good while planning; None where nothing was looked at.
         layout: On which devices the workers of the pool are; one on each if None.
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
@@ -493,11 +493,13 @@ def run_plan(
         plan,
         stored,
         layout.workers,
+        barrier=settings.barrier,
         models_in_memory=settings.models_in_memory,
         device_failures=settings.retry.device_failures,
         layout=layout,
         needs=Needs(layout, peaks),
-        rows_early=settings.keep is Keep.all and settings.priority is None,
+        # A barrier has the rows of a round before the next one.
+        rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
     )
     run = Run(
         state=state,

@@ -8,6 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.scheduler.ready import EXCLUSIVE, Kind, Needs, ReadyQueue, kind_of, paths_for_rows
 from pipeline.engine.workers.messages import FailureKind
@@ -258,6 +259,7 @@ class RunState:
         stored: Collection[str],
         num_workers: int,
         *,
+        barrier: Barrier = Barrier.none,
         models_in_memory: int = 1,
         device_failures: int = 3,
         layout: Layout | None = None,
@@ -270,6 +272,7 @@ class RunState:
             plan: The plan.
             stored: Ids of the jobs that need not run.
             num_workers: Size of the pool.
+            barrier: Whether a round waits for all earlier ones.
             models_in_memory: How many models a worker keeps.
             device_failures: Different jobs in a row that make a device the suspect.
             layout: Where the workers are; one on each device if None.
@@ -298,6 +301,9 @@ class RunState:
         self.unsettled = len(self.jobs)
         self.running = 0
         self._models_in_memory = models_in_memory
+        self._is_strict = barrier is Barrier.round
+        # Jobs of each round that are not settled, and those that wait for their round alone.
+        self._left, self._held = Counter(job.round for job in plan.jobs.values()), list[str]()
         self._enter(stored)
 
     def _enter(self, stored: set[str]) -> None:
@@ -570,6 +576,7 @@ class RunState:
                 self._set(below, JobStatus.blocked)
                 blocked.append(below.job.id)
                 frontier += self.plan.readers(below.job.id)
+        self._release(())
         return blocked
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -607,13 +614,21 @@ class RunState:
 
     def _set(self, state: JobState, status: JobStatus) -> None:
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
-        self.unsettled -= (status in SETTLED) - (state.status in SETTLED)
+        change = (status in SETTLED) - (state.status in SETTLED)
+        self.unsettled -= change
+        self._left[state.job.round] -= change
         state.status = status
 
     def _release(self, job_ids: Iterable[str]) -> None:
-        """Make jobs ready whose inputs are there."""
-        for state in map(self.jobs.__getitem__, job_ids):
-            if state.status is JobStatus.pending:
+        """Make jobs ready whose inputs are there, and hold those back whose round has not begun."""
+        first = (
+            min((number for number, left in self._left.items() if left), default=0) if self._is_strict else None
+        )
+        asked, self._held = [*self._held, *job_ids], []
+        for state in map(self.jobs.__getitem__, asked):
+            if first is not None and state.job.round > first:
+                self._held.append(state.job.id)
+            elif state.status is JobStatus.pending and not state.waits_for:
                 self._set(state, JobStatus.ready)
                 if self.blame.failed_on(state.job.id) or state.must_be_exclusive:
                     self.retries[state.job.id] = None

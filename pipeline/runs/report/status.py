@@ -397,8 +397,11 @@ def _waits(run: LoadedRun, job: JobView, engine: bool | None) -> Lines:
         yield f"It waits for {len(missing)} of the {jobs(len(inputs))} that it reads:"
         yield from _first([f"  {name} ({views[name].status})" for name in missing], "")
     elif not said:
-        running = count(len(run.view.having("running")), "job")
-        yield f"What it reads is there. It waits for a free worker; {running} run now."
+        waits = f"a free worker; {count(len(run.view.having('running')), 'job')} run now"
+        earlier = [one for one in views.values() if one.round < job.round and not one.settled]
+        if earlier and (run.config.get("execution") or {}).get("barrier") == "round":
+            waits = f"{jobs(len(earlier))} of earlier rounds (execution.barrier=round)"
+        yield f"What it reads is there. It waits for {waits}."
 
 
 def _attempts(run: LoadedRun, job: JobView, engine: bool | None, now: float) -> Lines:

@@ -48,7 +48,7 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("execution.num_gpus=1", "'distributed.num_gpus'"),
         ("algos.PITA.lora.rank=4", ".lora.rank'"),
         ("rounds=1", "'rounds_of_training'"),
-        ("execution.keep=lost", "all or last or best or results. Did you mean last?"),
+        ("execution.barrier=rond", "none or round. Did you mean round?"),
         ("tracking.report_to=[wandb,tensorbord]", "Did you mean [tensorboard]?"),
         ("algos=[PITTA,QSarp]", "Unknown as well: QSarp."),
         ("rounds_of_training=2.5", "a whole number, at least 1 and at most 1,000,000 (by default 2)"),

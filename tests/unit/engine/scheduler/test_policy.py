@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.outcome import account
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
@@ -75,6 +76,15 @@ def test_the_last_bits_of_a_sum_do_not_tell_equal_jobs_apart() -> None:
     state.start("c", 0)
     state.finished(0)
     assert next_actions(state) == [Start("b", 0)]
+
+
+def test_no_round_overtakes_another_behind_the_barrier() -> None:
+    jobs = [job(f"{number}/{index}", 1 + index, number=number) for number in range(3) for index in range(4)]
+    attempts = simulate(Plan(jobs, []), 3, barrier=Barrier.round)
+    for number in (1, 2):
+        earlier = [one.ended_s for one in attempts if one.job_id.startswith(f"{number - 1}/")]
+        later = [one.sent_s for one in attempts if one.job_id.startswith(f"{number}/")]
+        assert max(earlier) <= min(later)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])

@@ -1,5 +1,6 @@
 """How events change the state of a run."""
 
+from pipeline.config.schema import Barrier
 from pipeline.engine.scheduler.state import RunState
 from pipeline.plan.graph import Job, Plan
 
@@ -14,8 +15,8 @@ def chain_plan() -> Plan:
     return Plan(jobs, [("a", "b"), ("b", "d"), ("c", "d")])
 
 
-def state_of(plan: Plan, *stored: str, workers: int = 2) -> RunState:
-    state = RunState(plan, stored, workers, models_in_memory=2)
+def state_of(plan: Plan, *stored: str, workers: int = 2, barrier: Barrier = Barrier.none) -> RunState:
+    state = RunState(plan, stored, workers, barrier=barrier, models_in_memory=2)
     for index in range(workers):
         state.worker_ready(index, "cpu")
     return state
@@ -74,3 +75,16 @@ def test_a_worker_remembers_the_models_used_last() -> None:
     state.worker_lost(0)
     state.worker_ready(0, "cpu")
     assert state.workers[0].holds == []
+
+
+def test_the_barrier_opens_a_round_when_the_one_before_is_settled() -> None:
+    state = state_of(chain_plan(), barrier=Barrier.round)
+    assert status(state) == {"a": "ready", "b": "pending", "c": "pending", "d": "pending", "e": "pending"}
+    complete(state, "a")
+    assert {name for name, where in status(state).items() if where == "ready"} == {"b", "c"}
+    state.start("b", 0)
+    state.raised(0)
+    state.fail("b", "why")
+    assert status(state)["e"] == "pending"
+    complete(state, "c")
+    assert status(state)["e"] == "ready"

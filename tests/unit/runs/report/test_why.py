@@ -119,10 +119,15 @@ def test_where_a_job_stands(tmp_path: Path, happens: Callable[[WrittenRun], None
         assert sentence in text
 
 
-def test_a_job_whose_inputs_are_there_waits_for_a_worker(tmp_path: Path) -> None:
+def test_a_job_whose_inputs_are_there_waits_for_a_worker_or_for_the_round(tmp_path: Path) -> None:
     run = ready(tmp_path, stored=[FIRST, SECOND])
     run.begin(LAST)
     assert "What it reads is there. It waits for a free worker; 1 job run" in explained(run, TRAIN)
+    run = ready(tmp_path / "other", stored=[TRAIN])
+    run.folder.config.write_text("execution:\n  barrier: round\n")
+    assert "It waits for 2 jobs of earlier rounds (execution.barrier=round)." in explained(
+        run, f"{CHAIN}/r2/generate/000"
+    )
 
 
 def again(tmp_path: Path, **plan: object) -> WrittenRun:
