@@ -12,9 +12,9 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
 FILE = DATASET
 FORMAT = 1
 SCHEMA = pa.schema(
@@ -178,38 +179,45 @@ def _read(dataset: FilesDataset, check: Check | None = None) -> tuple[dict[str, 
     for split in SPLITS:
         if split in sources:
             records = itertools.islice(sources[split](), dataset.source.limit)
-            batches = list(_batches(dataset, records, form, ids, check))
+            stored = _parts(_stored(dataset, records, form, ids, check), _characters, _BATCH_SIZE)
+            batches = [pa.RecordBatch.from_pylist(part, SCHEMA) for part in stored]
             tables[split] = pa.Table.from_batches(batches, SCHEMA)
     check_source(dataset, form, tables["train"].num_rows)
     return tables, form
 
 
-def _batches(
+def _stored(
     dataset: FilesDataset, records: Iterator[Record], form: Form, ids: Iterator[int], check: Check | None
-) -> Iterator[pa.RecordBatch]:
-    stored: list[dict[str, Any]] = []
-    size = 0
+) -> Iterator[dict[str, Any]]:
     for made in made_rows(dataset, records, form, ids):
         if made is None:
             continue
-        stored.append(made.stored)
         # As they are stored, since that is what rewards are given.
         if check is not None and (problem := check(json.loads(made.stored["columns"]), made.place)):
             raise DataError(f"{made.place}: {problem}.")
-        size += sum(len(text) for text in made.stored.values() if isinstance(text, str))
-        if len(stored) == _BATCH or size > _BATCH_SIZE:
-            yield pa.RecordBatch.from_pylist(stored, SCHEMA)
-            stored, size = [], 0
-    yield pa.RecordBatch.from_pylist(stored, SCHEMA)
+        yield made.stored
+
+
+def _characters(stored: Mapping[str, Any]) -> int:
+    return sum(len(text) for text in stored.values() if isinstance(text, str))
+
+
+def _parts(items: Iterable[Item], length: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Items in parts of `_BATCH`, or fewer where they have more than so many characters; the last may be empty."""
+    part: list[Item] = []
+    size = 0
+    for item in items:
+        part.append(item)
+        size += length(item)
+        if len(part) == _BATCH or size > most:
+            yield part
+            part, size = [], 0
+    yield part
 
 
 def _identities(table: pa.Table, conversational: bool) -> list[bytes]:
-    return [identity(json.loads(text) if conversational else text) for text in _prompts(table)]
-
-
-def _prompts(table: pa.Table) -> Iterator[str]:
-    for batch in table.select(["prompt"]).to_batches():
-        yield from batch.column(0).to_pylist()
+    texts = (text for batch in table.select(["prompt"]).to_batches() for text in batch.column(0).to_pylist())
+    return [identity(json.loads(text) if conversational else text) for text in texts]
 
 
 def _taken(tables: Mapping[str, pa.Table], dealt: SplitRows, split: str) -> pa.Table:
@@ -357,7 +365,9 @@ def tokenized(
     """
     out.mkdir(parents=True, exist_ok=True)
     ids = np.concatenate([dataset.ids(split) for split in splits]).astype(np.int64)
-    batches = list(_tokenized_batches(dataset, tokenizer, ids))
+    rows = ((row_id, dataset.row(row_id)) for row_id in ids.tolist())
+    parts = _parts(rows, lambda row: len(plain_text(row[1].prompt)), _TOKENIZED_BATCH_SIZE)
+    batches = [_encoded(tokenizer, part) for part in parts]
     write_parquet(out / PROMPTS, pa.Table.from_batches(batches, TOKENS))
     lengths = [len(prompt) for batch in batches for prompt in batch.column(1)]
     unknown = unknown_pieces(tokenizer, (prompt.as_py() for batch in batches for prompt in batch.column(1)))
@@ -415,29 +425,9 @@ class TokenizedPrompts(Mapping[int, list[int]]):
         return len(self._ids)
 
 
-def _tokenized_batches(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, ids: NDArray[np.int64]
-) -> Iterator[pa.RecordBatch]:
-    places: list[int] = []
-    prompts: list[Text] = []
-    arguments: list[dict[str, Any]] = []
-    size = 0
-    for row_id in ids.tolist():
-        row = dataset.row(row_id)
-        prompt = row.prompt
-        arguments.append({} if isinstance(prompt, str) else template_arguments(row.columns))
-        places.append(row_id)
-        prompts.append(prompt)
-        size += len(plain_text(prompt))
-        if len(places) == _BATCH or size > _TOKENIZED_BATCH_SIZE:
-            yield _encoded(tokenizer, places, prompts, arguments)
-            places, prompts, arguments, size = [], [], [], 0
-    yield _encoded(tokenizer, places, prompts, arguments)
-
-
-def _encoded(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], prompts: list[Text], arguments: list[dict[str, Any]]
-) -> pa.RecordBatch:
-    encoded = encode_prompts(tokenizer, prompts, arguments)
-    arrays = [pa.array(ids, pa.int64()), pa.array(encoded, TOKENS.field(1).type)]
+def _encoded(tokenizer: PreTrainedTokenizerBase, part: Sequence[tuple[int, Row]]) -> pa.RecordBatch:
+    rows = [row for _, row in part]
+    arguments = [{} if isinstance(row.prompt, str) else template_arguments(row.columns) for row in rows]
+    encoded = encode_prompts(tokenizer, [row.prompt for row in rows], arguments)
+    arrays = [pa.array([row_id for row_id, _ in part], pa.int64()), pa.array(encoded, TOKENS.field(1).type)]
     return pa.RecordBatch.from_arrays(arrays, schema=TOKENS)

@@ -310,50 +310,32 @@ def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed:
     warnings: list[str] = []
     splits: dict[str, NDArray[np.int64]] = {}
     taken: set[bytes] = set()
-    for name in ("test", "validation"):
-        if name in prompts:
-            order = _without(name, prompts[name], taken, seed, warnings)
-            splits[name] = order[: sizes[name]]
-            taken.update(prompts[name])
-            if len(order) < sizes[name]:
-                warnings.append(
-                    f"{name} has {_rows(len(order))}, fewer than the {sizes[name]} asked for: all are used"
-                )
-    train = _without("train", prompts["train"], taken, seed, warnings)
-    if not len(train):
-        raise _nothing_left()
-    cut = [name for name in ("test", "validation") if name not in prompts]
-    if cut:
-        train = _cut(prompts["train"], train, {name: sizes[name] for name in cut}, splits, warnings)
-    if not len(train):
-        raise _nothing_left()
-    return SplitRows({"train": train, **splits}, frozenset(cut), tuple(warnings))
-
-
-def _nothing_left() -> DataError:
-    return DataError("no row is left to train on: every prompt of train is in test or validation as well")
-
-
-def _without(
-    name: str, prompts: Sequence[bytes], taken: set[bytes], seed: int, warnings: list[str]
-) -> NDArray[np.int64]:
-    order = permutation(seed, _PURPOSE[name], len(prompts))
-    kept = np.array([place for place in order.tolist() if prompts[place] not in taken], np.int64)
-    if len(kept) < len(order):
-        warnings.append(
-            f"{_rows(len(order) - len(kept))} of {name} left out: prompts that are held out for evaluation"
-        )
-    return kept
+    for name in ("test", "validation", "train"):
+        if name not in prompts:
+            continue
+        there = prompts[name]
+        order = permutation(seed, _PURPOSE[name], len(there))
+        kept = np.array([place for place in order.tolist() if there[place] not in taken], np.int64)
+        if len(kept) < len(order):
+            warnings.append(
+                f"{_rows(len(order) - len(kept))} of {name} left out: prompts that are held out for evaluation"
+            )
+        splits[name] = kept[: sizes.get(name)]
+        taken.update(there)
+        if len(kept) < sizes.get(name, 0):
+            warnings.append(f"{name} has {_rows(len(kept))}, fewer than the {sizes[name]} asked for: all are used")
+    cut = {name: size for name, size in sizes.items() if name not in prompts}
+    if cut and len(splits["train"]):
+        splits |= _cut(prompts["train"], splits["train"], cut, warnings)
+    if not len(splits["train"]):
+        raise DataError("no row is left to train on: every prompt of train is in test or validation as well")
+    return SplitRows({"train": splits["train"], **splits}, frozenset(cut), tuple(warnings))
 
 
 def _cut(
-    prompts: Sequence[bytes],
-    train: NDArray[np.int64],
-    sizes: Mapping[str, int],
-    splits: dict[str, NDArray[np.int64]],
-    warnings: list[str],
-) -> NDArray[np.int64]:
-    """Cut splits off the front of `train` and return what remains."""
+    prompts: Sequence[bytes], train: NDArray[np.int64], sizes: Mapping[str, int], warnings: list[str]
+) -> dict[str, NDArray[np.int64]]:
+    """Cut splits off the front of `train`; they, and what remains."""
     first: dict[bytes, int] = {}
     for place in train.tolist():
         first.setdefault(prompts[place], place)
@@ -364,8 +346,8 @@ def _cut(
             f"only {len(different)} different prompt{'s' * (len(different) != 1)}{besides}: too few to cut "
             f"{' and '.join(sizes)} from train. There must be {len(sizes) + 1} at least"
         )
-    asked, room = sum(sizes.values()), max(len(different) // 2, len(sizes))
-    start, held_out = 0, set[bytes]()
+    asked, room, start = sum(sizes.values()), max(len(different) // 2, len(sizes)), 0
+    splits: dict[str, NDArray[np.int64]] = {}
     for name, size in sizes.items():
         given = size if asked <= room else max(1, size * room // asked)
         if given < size:
@@ -374,13 +356,12 @@ def _cut(
                 "different prompts stay in train"
             )
         splits[name] = np.array(different[start : start + given], np.int64)
-        held_out.update(prompts[place] for place in different[start : start + given])
         start += given
+    held_out = {prompts[place] for place in different[:start]}
     rest = np.array([place for place in train.tolist() if prompts[place] not in held_out], np.int64)
-    repeated = len(train) - len(rest) - start
-    if repeated:
+    if repeated := len(train) - len(rest) - start:
         warnings.append(f"{_rows(repeated)} left out: repeated prompts that were cut from train for evaluation")
-    return rest
+    return {**splits, "train": rest}
 
 
 def _rows(count: int) -> str:
