@@ -1,4 +1,4 @@
-"""Several rewards together: weights, isolation, failures, and what is kept."""
+"""Several rewards together: settings, weights, isolation, failures, and what is kept."""
 
 import asyncio
 import inspect
@@ -11,15 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.config.checks import check_config
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards.registry import load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
-from pipeline.learning.rewards.traits import RewardFailures, RewardTraits, reward
+from pipeline.learning.rewards.traits import (
+    RewardFailures,
+    RewardTraits,
+    WrongScores,
+    read_scores,
+    reward,
+)
 from pipeline.outputs.formats import read_faults
+from pipeline.plan.build import build_plan
 from tests.doubles import own_rewards
 from tests.doubles import rewards as doubles
+from tests.doubles.composing import quick_config
 
 OBEDIENT = f"{doubles.__name__}.obedient"
 COUNTED = f"{doubles.__name__}.counted"
@@ -116,7 +125,7 @@ NEAR = "examples.near_miss.near_miss"  # takes further columns by a name that it
         ({"vader": 1.0}, {"vadr": {}}, "unknown reward in grading.options 'vadr'"),
         ({"model": 1.0}, {}, "grading.options.model.path is missing"),
         ({"model": 1.0}, {"model": {"path": "x", "lable": 1}}, "Did you mean 'label'"),
-        ({"model": 1.0}, {"model": {"path": "x", "output": "odds"}}, "must be one of logit, probability"),
+        ({"model": 1.0}, {"model": {"path": "x", "output": "odds"}}, "output=.odds.: must be .logit. or"),
         ({"model": 1.0}, {"model": {"path": "x", "batch_size": 0}}, "must be at least 1"),
     ],
 )
@@ -242,3 +251,43 @@ def test_a_reward_that_hangs_is_found_out_by_single_prompts() -> None:
         of_sizes("stops", [2] * 100, ["hang"] * 200, 256, timeout_s=0.2)
     found = of_sizes("stops", [2] * 4, ["hang", *"abcdefg"], 6, timeout_s=0.2)
     assert list(found.faults) == ["timeout"] * 6 + [None] * 2
+
+
+@pytest.mark.parametrize("given", [len, None, "verifies"])
+def test_a_reward_without_its_traits_says_what_to_write(given: object) -> None:
+    with pytest.raises(TypeError, match=r"write @reward\(RewardTraits\(verifies=True\)\)"):
+        reward(given)  # type: ignore[arg-type]
+
+
+@reward(RewardTraits(verifies=True, isolated=False, answer=lambda text: text.split()[1]))  # type: ignore[union-attr]
+def second_word(completions: list[str], **_: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_an_answer_that_fails_is_told_with_the_reward_and_its_line() -> None:
+    with pytest.raises(JobError, match=r"second_word' failed: IndexError"):
+        score(dataset({mine("second_word"): 1.0}, isolated=False), ["four"])
+
+
+@pytest.mark.parametrize("given", [{1.0}, {"a": 1.0}, "1", b"1", ["1.0"], [1.0, 2.0], None, 1.0], ids=repr)
+def test_what_is_no_list_of_numbers_is_no_scores(given: object) -> None:
+    with pytest.raises(WrongScores):
+        read_scores(given, 1)
+
+
+def test_a_module_alone_is_no_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_judge.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"own_judge\.FUNCTION"):
+        check_config(quick_config(["experiment.name=t", "datasets.addition.reward=own_judge"]))
+
+
+def test_how_fast_rewards_are_called_is_part_of_no_key() -> None:
+    def keys(*overrides: str) -> list[str]:
+        plan = build_plan(quick_config(["experiment.name=t", *overrides]))
+        return [job.key for job in plan.jobs.values()]
+
+    fast = ["processes=7", "start_timeout_s=1"]
+    assert keys(*(f"datasets.addition.grading.{setting}" for setting in fast)) == keys()
+    for setting in ("timeout_s=1", "memory_gib=1", "isolated=false", "options={exact_match:{}}"):
+        assert keys(f"datasets.addition.grading.{setting}") != keys()
