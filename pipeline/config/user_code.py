@@ -18,7 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from glob import iglob
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import islice
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
@@ -273,7 +275,7 @@ def _near(name: str, known: Iterable[str]) -> str:
 # and whatever else it does when it is imported: assignments to parts of objects, calls, loops, branches. So
 # does what its texts name: files, variables of the environment and modules, whichever function then reads
 # them. Where the name of a module is computed, all modules count that lie beside the code or in a folder that
-# its texts name. What else is found while the code runs cannot be seen, as computed names of files.
+# its texts name. What else is found while the code runs cannot be seen, as names of files that are computed whole.
 
 
 Find = Callable[[str, Sequence[str]], Path | None]
@@ -302,8 +304,15 @@ _WRITES = re.compile(
 """Of a module that writes files it cannot be told which of them are its data."""
 _SAVED = {"config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json", "dataset_dict.json"}
 """In folders of models, tokenizers and datasets, which libraries read as a whole."""
+_LISTS = {"iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
+"""By which it may read whatever is in a folder that a text names."""
+_MOST_LISTED = 10_000
+"""Files there, or that a pattern means."""
+_PATTERN = re.compile(r"[^*]*\w/.*|.*\.\w+")
+"""With a folder or an ending."""
 _LONGEST_NAME = 1000
 """Characters of a path."""
+_OF_MACHINE = ("/proc", "/sys", "/dev")
 _SIGN = re.compile(r"%[sd]|\{\w*\}|\$")
 """In a text, where something else is put."""
 _OUTSIDE = re.compile(
@@ -360,12 +369,27 @@ class _Module:
         return sorted(found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found})  # noqa: PTH111
 
     @property
+    def patterns(self) -> list[str]:
+        """Texts that mean several files: with ``*``, which stands too for what is put into a text."""
+        formed = [node.values for node in self.nodes if isinstance(node, ast.JoinedStr)]
+        texts = [
+            "".join(str(getattr(part, "value", "*")) if isinstance(part, ast.Constant) else "*" for part in each)
+            for each in formed
+        ]
+        return sorted({each for each in (*texts, *self.texts) if "*" in each and _PATTERN.fullmatch(each)})
+
+    @property
     def folders(self) -> list[Path]:
         """Its own, the one around it and the current one, and those in them that texts name."""
-        near, texts = dict.fromkeys([self.file.parent, self.file.absolute().parent.parent, Path()]), self.texts
+        near, texts = dict.fromkeys(self.around), self.texts
         for _ in range(2):
             near |= {Path(at, name): None for at in near for name in texts if os.path.isdir(Path(at, name))}  # noqa: PTH112
         return list(near)
+
+    @property
+    def around(self) -> list[Path]:
+        """Its folder, the one around it and the current one."""
+        return [self.file.parent, self.file.absolute().parent.parent, Path()]
 
     @property
     def beside(self) -> Iterator[str]:
@@ -398,7 +422,8 @@ class _Module:
 
     def text(self, *, said: bool) -> str:
         """The code that is taken, with or without what it says of itself."""
-        return f"{self.name}\n" + "\n".join(_text(self.statements[at], said=said) for at in sorted(self.taken))
+        texts = (_text(self.statements[at], said=said) for at in sorted(self.taken))
+        return "\n".join([self.name, *filter(None, texts)])
 
 
 def reached_hash(module: str, name: str, find: Find) -> str | None:
@@ -418,19 +443,37 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
         return None
     modules = sorted(walk.modules.values(), key=lambda each: each.name)
     texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
-    read = {line for each, text in zip(modules, texts, strict=True) for line in _files(each, text)}
+    lists = bool(walk.words & _LISTS)
+    read = {line for each, text in zip(modules, texts, strict=True) for line in _files(each, text, lists=lists)}
     if walk.words & _VARIABLES:
         named = {text for each in modules for text in each.texts if text in os.environ}
         read |= {f"${name}={os.environ[name]}" for name in named if not _OUTSIDE.search(name)}
     return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
 
 
-def _files(module: _Module, text: str) -> Iterator[str]:
-    """The files that texts of a module name, and those of folders that libraries read as a whole."""
+def _files(module: _Module, text: str, *, lists: bool) -> Iterator[str]:
+    """The files that texts of a module name or mean, and those of folders that are read as a whole.
+
+    Args:
+        module: It.
+        text: Its code.
+        lists: Whether all of a folder may be read.
+    """
     if _WRITES.search(text):
         return
-    places = [(Path(folder, name), name) for folder in module.folders for name in module.texts]
-    for place, name in [each for each in places if not str(each[0]).startswith(("/proc/", "/sys/", "/dev/"))]:
+    folders = [each for each in module.folders if not str(each).startswith(_OF_MACHINE)]
+    several = [(folder, pattern) for folder in folders for pattern in module.patterns]
+    several += [(folder, "./**") for folder in folders if lists and folder not in module.around]
+    for folder, pattern in several:
+        deep = "/" in pattern.partition("*")[0]  # not through all of the current folder
+        names = iglob(pattern, root_dir=folder, recursive=deep)  # noqa: PTH207 - a pattern may be absolute
+        for name in sorted(islice(names, _MOST_LISTED)):
+            file = Path(folder, name)
+            if file.is_file() and not file.suffix.startswith(".py"):
+                with suppress(OSError):
+                    yield f"{module.name} {pattern} {name} {file_sha256(file, follow=True)}"
+    places = [(Path(folder, name), name) for folder in folders for name in module.texts]
+    for place, name in [each for each in places if not str(each[0]).startswith(_OF_MACHINE)]:
         within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
         if found := [each for each in _SAVED if os.path.isfile(place / each)]:  # noqa: PTH113
             pattern = "*/*" if "dataset_dict.json" in found else "*"
@@ -531,7 +574,7 @@ class _Walk:
             names = _bound(statement)
             for bound in names or ():
                 module.binding.setdefault(bound, []).append(at)
-            if not names or isinstance(statement, ast.Import | ast.ImportFrom):
+            if (not names or isinstance(statement, ast.Import | ast.ImportFrom)) and not _is_main(statement):
                 module.always.append(at)
         return module
 
@@ -625,6 +668,11 @@ def _bound(statement: ast.stmt) -> set[str] | None:
         case ast.AnnAssign(target=ast.Name(id=name)):
             return {name}
     return None
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    """Whether a statement is for those who start the module as a program."""
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'"
 
 
 def _text(statement: ast.stmt, *, said: bool) -> str:

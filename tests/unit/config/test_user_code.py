@@ -423,6 +423,14 @@ def test_modules_that_import_each_other_end(tmp_path: Path) -> None:
     assert hashed(tmp_path, "f", "one") is not None
 
 
+def test_what_describes_a_module_or_is_run_as_a_program_changes_nothing(tmp_path: Path) -> None:
+    files_in(tmp_path, {"mine": "def reward(of):\n    return of\n"})
+    before = hashed(tmp_path)
+    text = "'Judges.'\n\n\ndef reward(of):\n    return of\n\n\nif __name__ == '__main__':\n    print(reward(1))\n"
+    files_in(tmp_path, {"mine": text})
+    assert hashed(tmp_path) == before
+
+
 def test_what_is_not_the_users_own_has_none(tmp_path: Path) -> None:
     assert hashed(tmp_path, "floor", "math") is None
 
@@ -465,8 +473,14 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
         (f"def reward(of):\n    return open(b'{'d' * 80}/words.txt')\n", f"{'d' * 80}/words.txt"),
         ("def reward(of):\n    return Judge.from_pretrained('judge')\n", "judge/model.safetensors"),
         ("import subprocess\n\ndef reward(of):\n    subprocess.run(['node', 'score.js'])\n", "score.js"),
+        ("import glob\n\ndef reward(of):\n    return glob.glob('data/*.txt')\n", "data/words.txt"),
+        ("import os\n\ndef reward(of):\n    return os.listdir('data/en')\n", "data/en/words.txt"),
+        ("def reward(of, lang='en'):\n    return open(f'data/{lang}.txt')\n", "data/en.txt"),
     ],
-    ids=["by a library", "named elsewhere", "two folders", "put in", "long", "a model", "a program"],
+    ids=[
+        *("by a library", "named elsewhere", "two folders", "put in", "long", "a model", "a program"),
+        *("by a pattern", "of a folder", "by a value"),
+    ],
 )
 def test_files_count_whatever_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, file: str
