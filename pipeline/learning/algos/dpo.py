@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.errors import DataError
 from pipeline.learning.algos import base, toolbox
 from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
+from pipeline.learning.algos.post_training import PostTrainingAlgorithms, values_of
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import Tally
@@ -98,10 +94,7 @@ class DPOConfig(PairConfig):
         """Also smoothing that a loss does not take."""
         yield from super().problems(key, config)
         if self.loss_type is DPOLoss.exo_pair and self.label_smoothing == 0:
-            yield (
-                f"{key}.label_smoothing={self.label_smoothing}: the loss exo_pair needs it between 0 and 1, for "
-                "example 0.001"
-            )
+            yield f"{key}.label_smoothing=0: must be above 0 with loss_type=exo_pair, for example 0.001"
         if self.loss_type is not DPOLoss.exo_pair and self.label_smoothing >= _COIN:
             yield f"{key}.label_smoothing={self.label_smoothing}: must be at least 0 and below {_COIN}"
 
@@ -157,31 +150,13 @@ class DPO(PostTrainingAlgorithms):
     ) -> toolbox.TrainingSet:
         """Compare the policy with its anchor on every pair."""
         algo, pairs = ctx.settings(DPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
-        held = self._anchor_scores(ctx, algo.reference, pairs)
+        held = self.of_anchor(ctx, algo.reference, pairs, _whole_logprobs)
         return toolbox.preferences.dpo_set(model, pairs, held, algo, ctx.device)
 
-    def _anchor_scores(self, ctx: JobContext, reference: Anchor, data: toolbox.Sequences) -> NDArray[np.float64]:
-        """Log-probability of every completion under the anchor, which is let go of before training."""
-        anchor = self.anchor_model(ctx, reference)
-        toolbox.scoring.note_scored(data, anchor)
-        with toolbox.scoring.without_padding(anchor, ctx.config.training.padding_free):
-            return completion_scores(ctx, anchor, data)
 
-
-def completion_scores(
-    ctx: JobContext, model: toolbox.PreTrainedModel, data: toolbox.Sequences, work: str = "score"
-) -> NDArray[np.float64]:
-    """Log-probability of every completion under a model, shape [N]; all ranks call it together."""
-    with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
-        return toolbox.scoring.score_sequences(
-            data,
-            lambda batch: toolbox.scoring.completion_logprobs(model, batch).double().sum(-1),
-            micro_batch_size=ctx.config.training.micro_batch_size,
-            device=ctx.device,
-            ranks=ctx.ranks,
-            sizes=toolbox.BatchSizes(ctx.hints, ctx.device, model),
-            work=work,
-        )
+def _whole_logprobs(model: toolbox.PreTrainedModel, batch: toolbox.Batch) -> toolbox.Tensor:
+    """Log-probability of every completion under a model, shape [B]."""
+    return toolbox.scoring.completion_logprobs(model, batch).double().sum(-1)
 
 
 def existing_sequences(
@@ -363,8 +338,8 @@ class KTO(DPO):
             algo,
             ctx.device,
             context=toolbox.load.context_length(model),
-            of_anchor=partial(self._anchor_scores, ctx, algo.reference),
-            of_policy=partial(completion_scores, ctx, model, work="score while training"),
+            of_anchor=lambda data: self.of_anchor(ctx, algo.reference, data, _whole_logprobs),
+            of_policy=lambda data: values_of(ctx, model, data, _whole_logprobs, work="score while training"),
         )
 
 

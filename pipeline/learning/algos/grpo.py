@@ -60,11 +60,7 @@ class GRPOConfig(OnlineConfig):
         """Also batches that would split a group, and bounds that contradict each other."""
         yield from super().problems(key, config)
         if self.loss_type is GRPOLoss.cispo and (self.epsilon_high is None or self.epsilon_high < 1):
-            given = "null" if self.epsilon_high is None else self.epsilon_high
-            yield (
-                f"{key}.epsilon_high={given}: with loss_type=cispo it bounds the ratio itself, so it must be at "
-                "least 1. Use 5.0"
-            )
+            yield f"{key}.epsilon_high: must be at least 1 with {key}.loss_type=cispo, for example 5.0"
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high and self.loss_type is not GRPOLoss.cispo:
             yield f"{key}.delta={self.delta}: must be above 1 + {key}.epsilon_high, {1 + high:g}, or null"
@@ -73,10 +69,8 @@ class GRPOConfig(OnlineConfig):
             sizes = {f"{key}.batch_size": self.batch_size, **sizes}
         for name, size in sizes.items():
             if self.num_generations >= 2 and size % self.num_generations:
-                yield (
-                    f"{name}={size}: would split a group, as it is no multiple of {key}.num_generations="
-                    f"{self.num_generations}. Use {max(1, size // self.num_generations) * self.num_generations}"
-                )
+                group = f"{key}.num_generations={self.num_generations}"
+                yield f"{name}={size}: must be a multiple of {group}, as no group is split"
 
     def idle(self, setting: str) -> str:
         """Also bounds that a loss does not have."""
@@ -163,21 +157,13 @@ class GRPO(PostTrainingAlgorithms):
 
     def anchor_logprobs(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
-        model = self.anchor_model(ctx, ctx.settings(GRPOConfig).reference)
-        temperature = ctx.config.generation.temperature
-        toolbox.scoring.note_scored(samples.sequences, model)
-        alone = toolbox.scoring.without_padding(model, ctx.config.training.padding_free)
-        with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks), alone:
-            found = toolbox.scoring.score_sequences(
-                samples.sequences,
-                lambda batch: toolbox.scoring.completion_logprobs(model, batch, temperature),
-                micro_batch_size=ctx.config.training.micro_batch_size,
-                device=ctx.device,
-                ranks=ctx.ranks,
-                sizes=toolbox.BatchSizes(ctx.hints, ctx.device, model),
-                width=samples.sequences.ids.shape[1],
-            )
-        return toolbox.grpo.padded(toolbox.grpo.supervised_columns(found, samples.sequences))
+        data, temperature = samples.sequences, ctx.config.generation.temperature
+
+        def of(model: toolbox.PreTrainedModel, batch: toolbox.Batch) -> toolbox.Tensor:
+            return toolbox.scoring.completion_logprobs(model, batch, temperature)
+
+        found = self.of_anchor(ctx, ctx.settings(GRPOConfig).reference, data, of, data.ids.shape[1])
+        return toolbox.grpo.padded(toolbox.grpo.supervised_columns(found, data))
 
 
 # -- rloo --------------------------------------------------------------------------------------------------------

@@ -137,32 +137,22 @@ class OnlineConfig(PolicyAlgoConfig):
         yield from super().problems(key, config)
         if not self.draws_to_train:
             return
-        if self.batch_size % self.num_generations:
-            whole = max(1, self.batch_size // self.num_generations) * self.num_generations
-            yield (
-                f"{key}.batch_size={self.batch_size}: with sampling=online must be a multiple of "
-                f"{key}.num_generations={self.num_generations}. Use {whole}"
-            )
-        if self.horizon is not None and self.horizon < config.rounds_of_training:
-            yield (
-                f"{key}.horizon={self.horizon}: must be at least rounds_of_training={config.rounds_of_training}"
-                ", or null for a rate that stays"
-            )
-        if self.horizon is not None and not config.training.schedule.has_end:
-            yield (
-                f"{key}.horizon={self.horizon}: training.schedule={config.training.schedule.name} does not end. "
-                f"Leave {key}.horizon out, or choose another schedule, such as cosine"
-            )
+        size, group, horizon, schedule = (
+            self.batch_size,
+            self.num_generations,
+            self.horizon,
+            config.training.schedule,
+        )
+        if size % group:
+            yield f"{key}.batch_size={size}: must be a multiple of {key}.num_generations={group} (sampling=online)"
+        if horizon is not None and horizon < (rounds := config.rounds_of_training):
+            yield f"{key}.horizon={horizon}: must be null or at least rounds_of_training={rounds}"
+        if horizon is not None and not schedule.has_end:
+            yield f"{key}.horizon={horizon}: must be null, or training.schedule one that ends, not {schedule.name}"
         if devices_per_training(config) > 1 and spread(config)["strategy"] != Strategy.ddp.name:
-            yield (
-                f"{key}.sampling=online: what draws must be whole on each device. Write training.strategy=ddp, "
-                f"training.gpus_per_job=1, or {key}.sampling=round"
-            )
+            yield f"{key}.sampling=online: needs training.strategy=ddp, as what draws must be whole on each device"
         if self.start and self.lora.rank and not stores_adapters(self, config.algos):
-            yield (
-                f"{key}.sampling=online with adapters: {key}.start={self.start} must have adapters too. Set "
-                f"algos.{self.start}.lora.rank, {key}.lora.rank=0, or {key}.sampling=round"
-            )
+            yield f"{key}.lora.rank: needs algos.{self.start}.lora.rank too, where it draws online from that"
 
     def idle(self, setting: str) -> str:
         """Also what is of drawing in the other way."""
@@ -200,10 +190,7 @@ def _of_start(key: str, settings: PolicyAlgoConfig, algos: Mapping[str, AlgoConf
         return
     others = [name for name, each in algos.items() if isinstance(each, PolicyAlgoConfig) and name != own]
     if start not in algos:
-        yield (
-            f"{key}.start={start}: the run has no such method.{known_names(start, others)} Methods "
-            f"of a run are chosen as algos=[SFT,{own}]"
-        )
+        yield f"{key}.start={start}: the run has no such method.{known_names(start, others)}"
     elif own in (start, *starts_of(settings, algos)):
         yield f"{key}.start={start}: {own} would begin with what comes out of itself. Leave out one `start`"
     elif start not in others:
@@ -213,7 +200,4 @@ def _of_start(key: str, settings: PolicyAlgoConfig, algos: Mapping[str, AlgoConf
 def too_few(key: str, num_generations: int) -> Iterator[str]:
     """Completions that are compared with each other must be there."""
     if num_generations < 2:
-        yield (
-            f"{key}.num_generations={num_generations}: must be at least 2, since the completions of a prompt are "
-            "compared with each other"
-        )
+        yield f"{key}.num_generations={num_generations}: must be at least 2, to be compared with each other"

@@ -10,10 +10,14 @@ metrics     numbers with intervals
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeline.config.schema import AlgoConfig
 from pipeline.files import json_text
@@ -26,6 +30,8 @@ TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model
 """What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
 `model` where the reference is."""
 
+Of = Callable[..., "toolbox.Tensor"]
+"""From a model and a batch to one row for each of its sequences."""
 _DRAWING = ("generate", "current_policy")
 ONLINE_S = 12.0
 """What drawing adds to the time of a training that does it; as `Stage.seconds`."""
@@ -151,12 +157,45 @@ class PostTrainingAlgorithms(Algorithm):
             self._anchors[anchor] = toolbox.opening.frozen_policy(ctx, algo, previous=previous)
         return self._anchors[anchor]
 
+    def of_anchor(
+        self, ctx: JobContext, anchor: Anchor, data: toolbox.Sequences, of: Of, width: int | None = None
+    ) -> NDArray[np.float64]:
+        """What the anchor makes of sequences; see `values_of`."""
+        model = self.anchor_model(ctx, anchor)
+        toolbox.scoring.note_scored(data, model)
+        with toolbox.scoring.without_padding(model, ctx.config.training.padding_free):
+            return values_of(ctx, model, data, of, width=width)
+
     def __init__(self) -> None:
         self._anchors: dict[Anchor, toolbox.PreTrainedModel] = {}
 
     def _fitting(self, ctx: JobContext) -> toolbox.Fitting:
         algo = ctx.settings(PolicyAlgoConfig)
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
+
+
+def values_of(
+    ctx: JobContext, model: toolbox.PreTrainedModel, data: toolbox.Sequences, of: Of, **how: Any
+) -> NDArray[np.float64]:
+    """What a model makes of sequences, by a function of it and a batch; all ranks call this together.
+
+    Args:
+        ctx: Of the training.
+        model: On its device, or spread over those of all ranks.
+        data: The sequences.
+        of: As `score` of `score_sequences`, of which the rest are arguments.
+        how: See there.
+    """
+    with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+        return toolbox.scoring.score_sequences(
+            data,
+            partial(of, model),
+            micro_batch_size=ctx.config.training.micro_batch_size,
+            device=ctx.device,
+            ranks=ctx.ranks,
+            sizes=toolbox.BatchSizes(ctx.hints, ctx.device, model),
+            **how,
+        )
 
 
 def groups_drawn(size: int, logprobs: Mapping[str, bool] | None = None) -> Mapping[str, Any]:

@@ -62,20 +62,17 @@ class QSharpConfig(ValueAlgoConfig):
         if self.atoms == 1:
             if self.others is Others.offset_zero and self.value_min:
                 yield (
-                    f"{key}.atoms=1 with {key}.value_min={self.value_min:g} and {key}.others=offset_zero: a "
-                    "single probability tells how far an offset is above that of the lowest reward, and not its "
-                    f"level; {key}.atoms=2 tells both"
+                    f"{key}.atoms=1: must be 2 or more with {key}.others=offset_zero and {key}.value_min="
+                    f"{self.value_min:g}, of which a single probability does not know the level"
                 )
             return
         width = self.value_max - self.value_min
         errors = {eta: grid_error(self.atoms, width / self.eta, width / eta) for eta in etas}
-        wrong = {eta: error for eta, error in errors.items() if error > MOST_GRID_ERROR}
+        wrong = [f"{eta:g} ({error:.2f} nats)" for eta, error in errors.items() if error > MOST_GRID_ERROR]
         if wrong:
-            told = ", ".join(f"eta={eta:g} ({error:.2f} nats)" for eta, error in wrong.items())
             yield (
-                f"evaluation.etas: with {key}.atoms={self.atoms} rewards between two atoms are exact at {key}.eta="
-                f"{self.eta:g}, for which the value model is trained, and off by more than {MOST_GRID_ERROR} nats "
-                f"at {told}. Leave these out, or raise {key}.atoms"
+                f"evaluation.etas: {', '.join(wrong)} must be nearer to {key}.eta={self.eta:g}, or {key}.atoms="
+                f"{self.atoms} more: between two atoms rewards are off by above {MOST_GRID_ERROR} nats there"
             )
 
 
@@ -140,33 +137,19 @@ class QSharp(ValueGuidedAlgorithms):
         low, high = algo.value_min, algo.value_max
         odd = rewards[(rewards < low) | (rewards > high)]
         if len(odd):
-            key = f"algos.{ctx.algo}"
             raise JobError(
-                f"a reward of {odd[0]:g} is outside of {key}.value_min={low:g} and "
-                f"{key}.value_max={high:g}. Set them to what the reward can give; with more than two rewards "
-                f"{key}.atoms=11 learns their distribution."
+                f"a reward of {odd[0]:g} is outside of algos.{ctx.algo}.value_min={low:g} and value_max={high:g}. "
+                "Set these to what the reward can give"
             )
         labels = (rewards - low) / (high - low)
         within = rewards[np.minimum(labels, 1 - labels) > _ROUNDING]
         if len(within) and algo.atoms == 1 and self.soft:
-            raise JobError(graded_advice(f"algos.{ctx.algo}", algo, f"{within[0]:g}"))
+            key = f"algos.{ctx.algo}.atoms"
+            raise JobError(
+                f"a reward of {within[0]:g} lies between the lowest and the highest, and {key}=1 is a single "
+                f"probability of the highest, which knows no E[exp(R / eta)]. Set {key}={ATOMS}, or more"
+            )
         return labels
-
-
-def graded_advice(key: str, algo: QSharpConfig, seen: str) -> str:
-    """What to set where a reward has more than two values.
-
-    Args:
-        key: Of the settings of the algorithm.
-        algo: The settings.
-        seen: A value between the lowest and the highest.
-    """
-    return (
-        f"a reward of {seen} lies between {key}.value_min={algo.value_min:g} and "
-        f"{key}.value_max={algo.value_max:g}, and {key}.atoms=1 is a single probability of the highest. It knows "
-        "the mean of such rewards alone, not E[exp(R / eta)], by which it guides. "
-        f"Set {key}.atoms={ATOMS}, or more where eta is small"
-    )
 
 
 def atom_rewards(algo: QSharpConfig) -> list[float]:
@@ -244,9 +227,7 @@ class QSharpHFConfig(QSharpConfig):
         """Also a single probability for a learnt reward."""
         yield from super().problems(key, config)
         if self.atoms == 1:
-            yield (
-                f"{key}.atoms=1: a learnt reward has any value, which a single probability cannot express; use 11"
-            )
+            yield f"{key}.atoms=1: must be 2 or more, as a learnt reward has any value, for example 11"
 
 
 class QSharpHF(LearnsReward, QSharp):

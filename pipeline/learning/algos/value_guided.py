@@ -66,10 +66,7 @@ class ValueAlgoConfig(AlgoConfig):
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """A head that the attention does not work with."""
         if config.system.attn_impl is Attention.flash_attention_2 and self.head is HeadType.v:
-            yield (
-                f"{key}.head=v with system.attn_impl=flash_attention_2: the candidates of a step are told apart "
-                f"by a mask that FlashAttention-2 does not take. Use system.attn_impl=sdpa, or {key}.head=q"
-            )
+            yield f"{key}.head=v: needs system.attn_impl=sdpa, since flash_attention_2 takes no masks"
 
 
 class ValueGuidedAlgorithms(Algorithm):
@@ -169,16 +166,7 @@ class ValueGuidedAlgorithms(Algorithm):
             head_learning_rate=algo.head_learning_rate,
         )
         losses = toolbox.value.fit_value(model, data, fitting, rate=self.rate(algo))
-        calibration = toolbox.value.calibrate(
-            model,
-            collected.some(apart),
-            rate=self.rate(algo),
-            micro_batch_size=ctx.config.training.micro_batch_size,
-            device=ctx.device,
-            dtype=ctx.config.system.dtype,
-            ranks=ctx.ranks,
-            hints=ctx.hints,
-        )
+        calibration = toolbox.value.calibrate(model, collected.some(apart), fitting, rate=self.rate(algo))
         toolbox.save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return

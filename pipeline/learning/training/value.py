@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.config.schema import DType
 from pipeline.learning.choices import SMALLEST_STEP, HeadType
 from pipeline.learning.generation.sampling import sample_keys, uniforms
 from pipeline.learning.models.batch_size import BatchSizes
@@ -218,48 +217,33 @@ def held_out(prompts: NDArray[np.int64], seed: int, share: float) -> NDArray[np.
     return np.zeros_like(chosen) if chosen.all() or (prompts == UNKNOWN).any() else chosen
 
 
-def calibrate(
-    model: ValueModel,
-    data: Sequences,
-    *,
-    micro_batch_size: int,
-    device: str,
-    rate: float = 0.0,
-    dtype: DType = DType.float32,
-    ranks: Ranks = ALONE,
-    hints: Path | None = None,
-) -> Calibration | None:
+def calibrate(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: float = 0.0) -> Calibration | None:
     """Hold a value model's predictions against labels; None where there are no sequences.
 
     Args:
         model: On its device.
         data: Sequences of held-out prompts.
-        micro_batch_size: Sequences at once.
-        device: ``cpu`` or ``cuda``.
+        fitting: How it was trained. All ranks must call this together.
         rate: By which labels were split between atoms in training, see `atom_weights`: predictions are then of the
             mean of the split, which lies above the label.
-        dtype: To compute in; see `computing_in`.
-        ranks: Who shares the work; all must call this together.
-        hints: Folder of batch sizes that fitted; None remembers nothing.
     """
     if not len(data):
         return None
 
     def predictions(batch: Batch) -> Tensor:
-        with computing_in(dtype, device, ranks):
+        with computing_in(fitting.dtype, fitting.device, fitting.ranks):
             return expected_labels(token_values(model, batch.ids), model.config.atoms)
 
     model.eval()
     spend("scoring", model_cost(model).forward(whole_texts(data.lengths)))
-    width = data.ids.shape[1]
     found = score_sequences(
         data,
         predictions,
-        micro_batch_size=micro_batch_size,
-        device=device,
-        width=width,
-        ranks=ranks,
-        sizes=BatchSizes(hints, device, model),
+        micro_batch_size=fitting.training.micro_batch_size,
+        device=fitting.device,
+        width=data.ids.shape[1],
+        ranks=fitting.ranks,
+        sizes=BatchSizes(fitting.hints, fitting.device, model),
         work="calibrate",
     )
     mask = data.mask()

@@ -243,7 +243,7 @@ def grpo(device: str, **how: Any) -> list[float]:
 def value(device: str, head: HeadType = HeadType.v, atoms: int = 1, **how: Any) -> list[float]:
     model = valued("qwen3", head, atoms, **SMALL).to(device)
     losses = fit_value(model, DATA, fitting(device, **how))
-    judged = calibrate(model, DATA, micro_batch_size=4, device=device, dtype=DType.bfloat16)
+    judged = calibrate(model, DATA, fitting(device))
     return [*losses, judged.brier]
 
 

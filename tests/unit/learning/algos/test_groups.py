@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,23 +13,31 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.schema import GenerationConfig
+from pipeline.config.schema import AlgoConfig, DatasetConfig, DType, GenerationConfig, StageConfig
 from pipeline.errors import DataError
 from pipeline.learning.algos import groups as algos_groups
 from pipeline.learning.algos import groups as groups_module
+from pipeline.learning.algos import opening
 from pipeline.learning.algos.dpo import existing_sequences, labelled_sequences
 from pipeline.learning.algos.groups import Drawn, Groups, Rollouts, score_groups
+from pipeline.learning.algos.opening import reference_model, score
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import Row, load_dataset
 from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.policy import TextPolicy, by_majority, by_score
 from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
+from pipeline.learning.models.cache import ModelCache
+from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceRule, PreferenceSource
 from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.rewards.traits import RewardTraits, reward
+from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.learning.training.sequences import Sequences
+from pipeline.outputs.formats import read_faults
+from tests.doubles.contexts import context
 from tests.doubles.groups import groups_of
 from tests.doubles.models import cache_in, tiny_policy
 
@@ -258,3 +267,88 @@ def test_both_completions_of_a_pair_are_scored_beside_the_others_of_their_prompt
     assert (
         labelled.starts == [len(one) + cut for one, cut in zip(found.prompts, rolled.cut().repeat(2), strict=True)]
     ).all()
+
+
+# -- test opening ------------------------------------------------------------------------------------------------
+# What stages that work with text share: scoring leaves in the output what rewards failed at.
+
+
+@reward(RewardTraits(isolated=False))
+def as_numbers(completions: Sequence[str], **_: Any) -> list[float]:
+    return [float(text) for text in completions]
+
+
+def test_scoring_leaves_in_the_output_what_a_reward_failed_at(tmp_path: Path) -> None:
+    dataset = DatasetConfig(kind="x", reward=f"{__name__}.as_numbers")
+    ctx = replace(
+        context(AlgoConfig(), tmp_path),
+        config=StageConfig(dataset=dataset),
+        models=ModelCache(1),
+        loading=nullcontext,
+    )
+    rows = [Row(number, "p") for number in range(2)]
+    score(ctx, rows, ["1", "2"], [[0], [0]], 8)
+    assert not (tmp_path / "faults.json").exists()
+    score(ctx, rows, ["1", "inf"], [[0], [0]], 8)
+    assert (faults := read_faults(tmp_path / "faults.json")).failed == 1
+    assert (faults.completions, faults.first) == (4, f"reward '{__name__}.as_numbers': the reward is infinite")
+
+
+@pytest.mark.parametrize("by_tensors", [True, False])
+def test_of_ranks_that_do_a_job_together_the_first_asks_rewards(tmp_path: Path, by_tensors: bool) -> None:
+    """They may cost money, or say something else the second time."""
+    asked: list[object] = []
+
+    class Told(Ranks):
+        def made_by_first(self, make: Any) -> Any:
+            asked.append(make)
+            return make()
+
+    ctx = replace(
+        context(AlgoConfig(), tmp_path),
+        config=StageConfig(dataset=DatasetConfig(kind="x", reward=f"{__name__}.as_numbers")),
+        models=ModelCache(1),
+        loading=nullcontext,
+        joined=Told(1, 2, spread=Spread(by_tensors=by_tensors)),
+    )
+    assert score(ctx, [Row(0, "p")], ["1"], [[0]], 8).values.tolist() == [1.0]
+    assert len(asked) == 1
+
+
+def test_a_reference_that_is_read_in_few_bits_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int | None] = []
+    monkeypatch.setattr(opening, "reference_source", lambda _: "folder")
+    monkeypatch.setattr(opening, "load_policy", lambda *_, bits, **__: read.append(bits))
+    monkeypatch.setattr(opening, "load_tokenizer", lambda *_, **__: None)
+    cache = ModelCache(9)
+    for quantization in ("4bit", None, "8bit", "4bit"):
+        config = StageConfig(model=HFModelConfig(kind="hf", path="x", quantization=quantization))
+        made = context(AlgoConfig(), tmp_path)
+        reference_model(replace(made, config=config, models=cache, loading=nullcontext))
+    assert read == [4, None, 8]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rank", "bits", "by"),
+    [
+        (DType.float32, 0, None, "those that drew"),
+        (DType.float16, 0, None, "others"),
+        (DType.float16, 8, None, "those that drew"),
+        (DType.float16, 8, 4, "others"),
+    ],
+)
+def test_a_model_is_loaded_again_only_where_training_is_more_precise(
+    dtype: DType, rank: int, bits: int | None, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def logprobs(prompts: object, tokens: object, exact: str | None = None) -> list[str]:
+        return [exact or "those that drew"]
+
+    monkeypatch.setattr(algos_groups, "loaded", lambda *_, **__: "others")
+    config = SimpleNamespace(system=SimpleNamespace(dtype=dtype), model=SimpleNamespace(in_bits=bits))
+    ctx: Any = SimpleNamespace(config=config, device="cpu")
+    algo: Any = SimpleNamespace(lora=SimpleNamespace(rank=rank), wants_logprobs=True, draws_to_train=False)
+    policy: Any = SimpleNamespace(logprobs=logprobs)
+    drawn: Any = SimpleNamespace(prompts=[], tokens=[])
+    assert algos_groups.exact_logprobs(ctx, algo, policy, drawn) == [by]

@@ -216,7 +216,7 @@ def test_adapters_go_on_as_the_weights_that_they_are(tmp_path: Path) -> None:
     [
         (("algos=[GRPO]", "algos.GRPO.batch_size=6"), "must be a multiple"),
         (("algos=[GRPO]", "algos.GRPO.horizon=1"), "horizon"),
-        (("algos=[GRPO]", "algos.GRPO.horizon=2", "training.schedule=constant"), "does not end"),
+        (("algos=[GRPO]", "algos.GRPO.horizon=2", "training.schedule=constant"), "one that ends, not constant"),
         (("algos=[GRPO]", "training.gpus_per_job=2"), "training.strategy=ddp"),
         (("algos=[DPO]", "algos.DPO.sampling=online", "algos.DPO.pairs=existing"), "existing"),
     ],

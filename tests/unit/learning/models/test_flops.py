@@ -175,7 +175,7 @@ def test_groups(model: PreTrainedModel) -> None:
 def test_values(model: PreTrainedModel, head: HeadType) -> None:
     value = value_model(model, head)
     check(lambda: fit_value(value, sequences(), fitting()), "training")
-    check(lambda: calibrate(value, sequences(), micro_batch_size=4, device="cpu"), "scoring")
+    check(lambda: calibrate(value, sequences(), fitting()), "scoring")
 
 
 def test_learnt_rewards(model: PreTrainedModel) -> None:

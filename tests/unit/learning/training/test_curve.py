@@ -31,8 +31,8 @@ from pipeline.outputs.formats import CURVES, read_curve
 from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_grpo import samples
+from tests.unit.learning.training.test_loop import sequences, value_model
 from tests.unit.learning.training.test_preferences import anchored, pairs
-from tests.unit.learning.training.test_training import sequences, value_model
 
 
 def drawn(folder: Path, **given: Any) -> list[float]:

@@ -26,7 +26,7 @@ from pipeline.learning.training.value import fit_value
 from tests.doubles.fitting import fitting
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.generation.conftest import language_model
-from tests.unit.learning.training.test_training import sequences as value_sequences
+from tests.unit.learning.training.test_loop import sequences as value_sequences
 
 
 def sequences(count: int = 12) -> Sequences:

@@ -33,7 +33,7 @@ from pipeline.learning.training.scoring import completion_logprobs, score_sequen
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
 from tests.doubles.fitting import fitting
 from tests.doubles.models import PLAINLY, tiny_policy
-from tests.unit.learning.training.test_out_of_memory import Limited
+from tests.unit.learning.training.test_loop import Limited
 
 
 def pairs(count: int = 12) -> Sequences:

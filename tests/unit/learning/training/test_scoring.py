@@ -1,5 +1,7 @@
 """Without padding the same is computed by the models for which it may be left out; others are left as they are."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -8,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from pipeline.errors import JobStopped
+from pipeline.errors import JobError, JobStopped
 from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import HeadType
@@ -24,11 +27,13 @@ from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import (
     completion_logprobs,
+    is_cut,
+    is_plain,
     is_unpadded,
     logprobs_and_entropies,
     without_padding,
 )
-from pipeline.learning.training.sequences import Sequences, batch_of
+from pipeline.learning.training.sequences import FILE, Sequences, batch_of
 from pipeline.learning.training.value import fit_reward_model, fit_value
 from tests.doubles.families import tiny_model
 from tests.doubles.fitting import fitting as small_fitting
@@ -168,3 +173,125 @@ def test_a_training_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) ->
     resumed, same = trained("SFT", fitting(**settings, checkpoint=Checkpoints(tmp_path, {}, every_minutes=0)))
     assert same == losses
     assert all(torch.equal(one, other) for one, other in zip(calm.parameters(), resumed.parameters(), strict=True))
+
+
+# -- test logits -------------------------------------------------------------------------------------------------
+# Log-probabilities without all logits at once are those with all of them.
+
+
+FAMILY = "mixtral"
+
+
+def gradients_after(model: torch.nn.Module, logprobs: Tensor) -> dict[str, Tensor]:
+    model.zero_grad(set_to_none=True)
+    logprobs.sum().backward()
+    return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+def test_parts_are_what_the_whole_is(adapters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log-probabilities, entropies over the whole vocabulary, and gradients of both."""
+    model = tiny_model(FAMILY).requires_grad_(True)
+    if adapters:
+        model = with_adapters(model, LoraSettings(rank=2, target_modules=["q_proj"]), seed=0)
+    rows = [list(range(2, 12)), list(range(20, 14, -1)), [5] * 9]
+    batch = batch_of(Sequences.of(rows, [4, 2, 6], [0.0] * 3), torch.arange(3).numpy(), "cpu")
+    assert is_plain(model, batch.ids)
+    whole = torch.stack(logprobs_and_entropies(model, batch, 0.7))
+    assert torch.equal(whole[0], completion_logprobs(model, batch, 0.7))
+    expected = torch.distributions.Categorical(logits=model(batch.ids).logits[:, :-1] / 0.7).entropy()
+    torch.testing.assert_close(whole[1][:, 1:], expected * batch.mask[:, 1:], atol=1e-6, rtol=1e-6)
+    monkeypatch.setattr(scoring, "is_cut", lambda *_: True)
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 1)
+    parts = torch.stack(logprobs_and_entropies(model, batch, 0.7))
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
+    ours, theirs = gradients_after(model, parts), gradients_after(model, whole)
+    assert ours.keys() == theirs.keys()
+    for name, one in ours.items():
+        torch.testing.assert_close(one, theirs[name], atol=1e-5, rtol=1e-4)
+
+
+def test_logits_that_are_capped_are_left_to_the_model() -> None:
+    model = tiny_model("gemma2")
+    assert model.config.final_logit_softcapping
+    assert not is_plain(model, torch.arange(2, 8)[None])
+
+
+def test_only_gpus_cut_and_only_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(FAMILY)
+
+    class OnGpu(Tensor):
+        is_cuda = True  # type: ignore[assignment]
+
+    ids = torch.arange(2, 8)[None].as_subclass(OnGpu)
+    assert not is_cut(model, ids)
+    monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 100)
+    assert is_cut(model, ids)
+    assert not is_cut(model, torch.arange(2, 8)[None])
+
+
+# -- test sequences ----------------------------------------------------------------------------------------------
+# Files of labelled sequences and of samples that are not as they must be: one message says what is wrong.
+
+
+GOOD = {
+    "ids": np.array([[1, 2, 3], [4, 5, 0]], np.int32),
+    "lengths": np.array([3, 2], np.int32),
+    "starts": np.array([1, 1], np.int32),
+    "labels": np.array([1, 0], np.float32),
+}
+
+
+def test_positions_in_between_may_be_left_out(tmp_path: Path) -> None:
+    marks = [[False, True, False, True], [False, True]]
+    data = Sequences.supervised_at([[1, 2, 3, 4], [5, 6]], marks, [1.0, 0.0])
+    data.save(tmp_path)
+    (tmp_path / "plain").mkdir()
+    Sequences.supervised_at([[7, 8, 9, 1, 2]], [[False, False, True, True, True]], [1.0]).save(tmp_path / "plain")
+    found = Sequences.load([tmp_path, tmp_path / "plain"])
+    expected = [[False, True, False, True, False], [False, True, False, False, False], [False] * 2 + [True] * 3]
+    assert found.mask().tolist() == expected
+    assert found.supervised.tolist() == [2, 1, 3]
+    assert batch_of(found, np.array([2, 0]), "cpu").mask.tolist() == [expected[2], expected[0]]
+    assert found.some(np.array([1])).mask().tolist() == [expected[1]]
+    assert Sequences.load([tmp_path / "plain"]).left_out is None
+
+
+@pytest.mark.parametrize("padding_free", [False, True])
+def test_what_is_left_out_counts_in_no_log_probability(padding_free: bool) -> None:
+    model = tiny_model("llama")
+    ids = [[3, 4, 5, 6, 7, 8], [9, 10, 11, 12]]
+    whole = Sequences.of(ids, [2, 1], [1.0, 0.0])
+    marks = [[False, False, True, False, False, True], [False, True, True, True]]
+    batches = [
+        batch_of(each, np.arange(2), "cpu") for each in (whole, Sequences.supervised_at(ids, marks, [1.0, 0.0]))
+    ]
+    with torch.no_grad(), without_padding(model, padding_free):
+        every, some = (completion_logprobs(model, batch) for batch in batches)
+    assert every[0, 3:5].abs().min() > 0
+    torch.testing.assert_close(some, torch.where(batches[1].mask, every, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"labels": None}, "it lacks the array `labels`; it has ids, lengths, starts"),
+        ({"ids": np.zeros(2, np.int32)}, r"expected `ids` of shape [N,T] and whole numbers, got [2] of int32"),
+        ({"ids": np.zeros((2, 3), np.float32)}, r"got [2, 3] of float32"),
+        (
+            {"labels": np.zeros(3, np.float32)},
+            r"expected `labels` of shape [N] with N=2 and floating numbers, got [3]",
+        ),
+        ({"starts": np.array([4, 0], np.int32)}, "expected 0 <= `starts` <= `lengths` <= T"),
+        ({"lengths": np.array([9, 1], np.int32)}, "expected 0 <= `starts` <= `lengths` <= T"),
+        ({"ids": -GOOD["ids"]}, "found a negative number"),
+    ],
+)
+def test_other_arrays_are_refused_in_one_message(
+    tmp_path: Path, changed: dict[str, np.ndarray], said: str
+) -> None:
+    save_file({name: array for name, array in {**GOOD, **changed}.items() if array is not None}, tmp_path / FILE)
+    with pytest.raises(JobError) as caught:
+        Sequences.load([tmp_path])
+    assert str(caught.value).startswith(f"{FILE} in the output of (unknown job) ({tmp_path}) cannot be used: ")
+    assert said in str(caught.value)

@@ -1,5 +1,7 @@
 """Held-out calibration of value models: its figures are the textbook's, and its prompts are never trained on."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 import numpy as np
@@ -7,16 +9,23 @@ import pytest
 import torch
 from scipy.stats import mannwhitneyu
 
+from pipeline.learning.choices import HeadType
+from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training.sequences import Sequences, batch_of, prompt_folds
 from pipeline.learning.training.value import (
     area_under_curve,
     atom_weights,
     calibrate,
     calibration_of,
     expected_labels,
+    fit_reward_model,
     fitted_labels,
     held_out,
+    sequence_scores,
 )
-from tests.unit.learning.training.test_training import sequences, value_model
+from tests.doubles.fitting import fitting
+from tests.doubles.models import tiny_policy
+from tests.unit.learning.training.test_loop import sequences, value_model
 
 DRAWS = np.random.default_rng(0)
 
@@ -66,12 +75,12 @@ def test_prompts_are_held_out_whole_and_in_every_round_alike() -> None:
 
 def test_a_value_model_is_held_against_every_supervised_token() -> None:
     data = replace(sequences(), prompts=np.arange(24) // 2)
-    found = calibrate(value_model(), data, micro_batch_size=5, device="cpu")
+    found = calibrate(value_model(), data, fitting(5))
     assert found is not None
     assert (found.prompts, found.tokens) == (12, int((data.lengths - data.starts).sum()))
     assert found.auc == 0.5  # its head is zero
     assert found.brier == pytest.approx(0.25)
-    assert calibrate(value_model(), data.some(np.zeros(24, bool)), micro_batch_size=5, device="cpu") is None
+    assert calibrate(value_model(), data.some(np.zeros(24, bool)), fitting(5)) is None
 
 
 @pytest.mark.parametrize(("atoms", "rate"), [(2, 10.0), (11, 50.0), (11, 20.0), (3, 0.0)])
@@ -81,3 +90,51 @@ def test_a_model_that_has_fitted_split_labels_without_fault_is_well_calibrated(a
     logits = atom_weights(torch.from_numpy(labels), atoms, rate).clamp(min=1e-30).log()[None]
     predicted = expected_labels(logits, atoms)[0].double().numpy()
     assert predicted == pytest.approx(fitted_labels(labels, atoms, rate), abs=1e-6)
+
+
+# -- test reward model -------------------------------------------------------------------------------------------
+# Reward models: fitted to preferences, standardised, read at the last token.
+
+
+def pairs(count: int = 40) -> Sequences:
+    """What is preferred ends with an even token; completions have several lengths."""
+    generator = np.random.default_rng(0)
+    ids = []
+    for _ in range(count):
+        for side in (0, 1):
+            middle = generator.integers(0, 10, generator.integers(1, 4)).tolist()
+            ids.append([1, 2, *middle, int(generator.integers(0, 5)) * 2 + side])
+    return Sequences.of(ids, [2] * len(ids), [1.0, 0.0] * count)
+
+
+def fitted(micro_batch_size: int = 16, epochs: int = 30) -> tuple[ValueModel, list[float]]:
+    model = value_model_from(tiny_policy(), HeadType.v)
+    return model, fit_reward_model(model, pairs(), fitting(micro_batch_size, batch_size=16, epochs=epochs))
+
+
+def test_micro_batches_add_up_to_the_batch() -> None:
+    assert fitted(micro_batch_size=6, epochs=2)[1] == pytest.approx(fitted(epochs=2)[1], abs=1e-4)
+
+
+def test_the_score_is_the_value_at_the_last_token() -> None:
+    model, _ = fitted(epochs=1)
+    data = pairs(3)
+    batch = batch_of(data, np.arange(6), "cpu")
+    with torch.no_grad():
+        found = sequence_scores(model, batch)
+        for row in range(6):
+            ids = torch.from_numpy(data.ids[row, : data.lengths[row]].astype(np.int64))[None]
+            assert float(found[row]) == pytest.approx(float(model(ids)[0, -1]), abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_prompts_are_dealt_whole_and_evenly(count: int) -> None:
+    rows = [7, 3, 3, 90, 11, 11, 4, 7]
+    completions = [*rows, 5, 5, 8]
+    of_pairs, of_completions = prompt_folds(np.array(rows), np.array(completions), count)
+    folds: dict[int, set[int]] = {}
+    for row, fold in [*zip(rows, of_pairs, strict=True), *zip(completions, of_completions, strict=True)]:
+        folds.setdefault(int(row), set()).add(int(fold))
+    assert all(len(found) == 1 for found in folds.values())
+    sizes = [sum(found == {fold} for row, found in folds.items() if row in rows) for fold in range(count)]
+    assert max(sizes) - min(sizes) <= 1, "of what is fitted to"
