@@ -200,14 +200,6 @@ def load_slowly(work: Work) -> None:
 no_function = "not callable"
 
 
-def interrupt_and_end(work: Work) -> None:
-    """Interrupt this very process so many times; then save, where that was asked for, or finish."""
-    for _ in range(work.payload["times"]):
-        os.kill(os.getpid(), signal.SIGINT)
-    if work.payload["saves"]:
-        raise JobStopped("saved")
-
-
 def raise_keyboard_interrupt(work: Work) -> None:
     raise KeyboardInterrupt
 
@@ -296,12 +288,6 @@ def stop_with_checkpoint(work: Work) -> None:
     (work.out / "started_from").write_text(str(start))
 
 
-def hang_up_on_engine(work: Work) -> None:
-    """As a terminal does that is closed; for a job in the engine's own process."""
-    os.kill(os.getpid(), signal.SIGHUP)
-    write(work)
-
-
 def finish_soon(work: Work) -> None:
     """Take a moment longer than the request to stop."""
     Path(work.payload["flag"]).write_text("started")
@@ -353,25 +339,9 @@ def stand_still_once(work: Work) -> None:
     write(work)
 
 
-def die_many_times(work: Work) -> None:
-    if work.attempt <= int(work.payload["times"]):
-        kill_self(work)
-
-
 def write_slowly(work: Work) -> None:
     time.sleep(0.3)
     write(work)
-
-
-def write_number(work: Work) -> None:
-    """Write a number that follows from the job's own and those of its inputs."""
-    read = [int((folder / "number.txt").read_text()) for folders in work.inputs.values() for folder in folders]
-    (work.out / "number.txt").write_text(str((work.payload["number"] + 31 * sum(read)) % 1_000_003))
-
-
-def die_many_times_and_write(work: Work) -> None:
-    die_many_times(work)
-    write_number(work)
 
 
 # -- jobs of several devices: every rank runs the same body ------------------------------------------

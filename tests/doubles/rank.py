@@ -1,8 +1,8 @@
 """A program to launch: says what each rank sees once all ranks have met, and then does as it is told.
 
-python tests/doubles/rank.py FOLDER [add [leave] | kill RANK | hang]
+python tests/doubles/rank.py FOLDER [meet [leave] | kill RANK | hang]
 
-With `add` and `kill` ranks meet over gloo and add up their numbers; else by files, which is quicker.
+With `kill` ranks meet over gloo and add up their numbers; else by files, which is quicker.
 FOLDER/rank-N.json is what rank N saw.
 """
 
@@ -15,6 +15,8 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+
+from machine import listening  # beside this program
 
 SEEN = (
     "RANK",
@@ -33,33 +35,30 @@ def main() -> None:
     report = {"pid": os.getpid(), "left": [], **{name: os.environ.get(name) for name in SEEN}}
     if what == "hang" or details[0] == "leave":
         report["left"] = [subprocess.Popen(["sleep", "300"], start_new_session=True).pid]
-    if what in ("add", "kill"):
-        add(folder, report, dies=int(details[0]) if what == "kill" else None)
+    if what == "kill":
+        add(folder, report, dies=int(details[0]))
         return
-    write(folder, report)
+    write(folder, {**report, "listening": listening(os.getpid(), os.getppid())})
     while not all((folder / f"rank-{rank}.json").exists() for rank in range(WORLD_SIZE)):
         time.sleep(0.02)
     if what == "hang":
         time.sleep(300)
 
 
-def add(folder: Path, report: dict[str, object], dies: int | None) -> None:
+def add(folder: Path, report: dict[str, object], dies: int) -> None:
     gc.disable()  # what is imported is no garbage, and looking for some takes a quarter of the time
     import torch
     import torch.distributed as dist
-    from machine import listening  # beside this program
 
     gc.freeze()  # nor does Python go through all of it as it ends
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     total = torch.tensor([float(RANK)])
     dist.all_reduce(total)
-    write(folder, {**report, "sum": total.item(), "listening": listening(os.getpid(), os.getppid())})
+    write(folder, {**report, "sum": total.item()})
     dist.barrier()
     if dies == RANK:
         os.kill(os.getpid(), signal.SIGKILL)
-    if dies is not None:
-        dist.all_reduce(total)  # waits for one that is missing
-    dist.destroy_process_group()
+    dist.all_reduce(total)  # waits for one that is missing
 
 
 def write(folder: Path, report: dict[str, object]) -> None:

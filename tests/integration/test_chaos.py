@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
 from pathlib import Path
@@ -13,12 +12,8 @@ import psutil
 import pytest
 
 from benchmarks.chaos import FILES, NAME, TOLERANT, shoot_at
-from pipeline.config.schema import RetryConfig
 from pipeline.engine.journal import read_journal
-from pipeline.engine.scheduler.state import JobStatus
 from pipeline.files import file_sha256
-from pipeline.plan.graph import Job
-from tests.doubles.engine import Engine, job
 from tests.doubles.small_runs import (
     SMALL,
     calm_run,
@@ -103,33 +98,3 @@ def open_gate(gate: Path, experiment: Path) -> None:
 
 def jobs_of(journal: list[dict[str, object]], event: str) -> set[object]:
     return {entry["job"] for entry in journal if entry["event"] == event}
-
-
-def layered_plan(lethal: float) -> list[Job]:
-    """48 jobs in layers, each reading some of the layer above; a share of them kills its worker once or twice."""
-    draw = random.Random(5)
-    jobs: list[Job] = []
-    for layer in range(6):
-        above = [one.id for one in jobs if one.round == layer - 1]
-        for index in range(8):
-            needs = draw.sample(above, 3) if above else []
-            hit, deaths = draw.random() < lethal, draw.choice([1, 2])
-            times = deaths if hit else 0
-            body = "die_many_times_and_write" if lethal else "write_number"
-            payload = {"number": 8 * layer + index, "times": times}
-            jobs.append(job(f"l{layer}/{index:02d}", body, needs, payload=payload, round=layer))
-    return jobs
-
-
-def test_many_jobs_with_random_deaths_end_in_the_same_bytes(engine: Engine) -> None:
-    calm = Engine(engine.root / "calm")
-    calm.run(*layered_plan(0.0))
-    retry = RetryConfig(worker_lost=10, device_failures=1000)
-    outcome = engine.run(*layered_plan(0.2), retry=retry)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert len(engine.events("AttemptFailed")) > 8
-    assert values(engine) == values(calm)
-
-
-def values(engine: Engine) -> dict[str, bytes]:
-    return {one.id: (engine.store.path(one.key) / "number.txt").read_bytes() for one in layered_plan(0.0)}

@@ -52,11 +52,10 @@ class Driver:
             self.freed_at = self.freed_at or time.time()
 
 
-@pytest.mark.parametrize("container", [False, True], ids=["processes are told", "in a container"])
 def test_the_next_worker_is_ready_once_the_memory_is_free(
-    engine: Engine, taken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: bool
+    engine: Engine, taken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = {**fake_nvml.MACHINES["one"], "taken": str(taken), "container": container}
+    machine = {**fake_nvml.MACHINES["one"], "taken": str(taken), "container": True}
     fake_nvml.use(monkeypatch, tmp_path, machine)
     driver = Driver(taken)
     dies_once = job("a", "take_gpu_memory", payload={"taken": str(taken), "deaths": 1})
@@ -99,20 +98,6 @@ def test_a_device_whose_memory_stays_taken_is_given_up_and_the_others_go_on(
     ran = [event["worker"] for event in later if event["event"] == "JobStarted"]
     assert len(ran) >= 3
     assert failed["worker"] not in ran
-
-
-def test_the_last_device_is_kept_with_what_is_free_of_it(
-    engine: Engine, taken: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(backends, "FREE_TIMEOUT_S", 0.5)
-    with caplog.at_level(logging.WARNING, "pipeline"):
-        outcome = engine.run(
-            job("a", "take_gpu_memory", payload={"taken": str(taken), "deaths": 1}), devices=gpus(1)
-        )
-    assert outcome.jobs["a"] is JobStatus.done
-    assert not engine.events("DeviceQuarantined")
-    (warned,) = [record.message for record in caplog.records if "is the last one" in record.message]
-    assert "goes on with what is free of GPU 0: 20480 MB are still taken" in warned
 
 
 @pytest.mark.parametrize("end", ["finished", "a rank died"])

@@ -165,48 +165,6 @@ def test_an_interrupted_run_stops_its_workers(
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
-@pytest.mark.parametrize(
-    ("times", "saves", "status"),
-    [(1, False, "done"), (1, True, "ready"), (2, False, "ready")],
-    ids=["finished", "saved", "broken off"],
-)
-def test_of_an_inline_job_that_has_ended_nobody_is_told_that_it_runs_or_that_none_did(
-    engine: Engine, times: int, saves: bool, status: str
-) -> None:
-    told: list[str] = []
-    payload = {"times": times, "saves": saves}
-    outcome = engine.run(
-        job("first", "interrupt_and_end", payload=payload),
-        job("below", needs=["first"]),
-        backend=Backend.inline,
-        stop_grace_s=60,
-        on_stop=told.append,
-    )
-    assert told == ["stopping on Ctrl-C: no job is running"]
-    assert outcome.interrupted == "SIGINT"
-    assert statuses(outcome)["first"] == status
-    assert engine.events("AttemptFailed") == []
-
-
-def test_under_nohup_the_terminal_may_close(engine: Engine) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what `nohup` does before it starts a program
-    try:
-        outcome = engine.run(job("first", "hang_up_on_engine"), job("second"), backend=Backend.inline)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert outcome.interrupted is None
-
-
-def test_a_second_signal_skips_the_gentle_steps(engine: Engine, tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
-    stop_when(flag, signal.SIGINT, times=2)
-    payload = {"flag": str(flag)}
-    outcome = engine.run(job("stubborn", "ignore_requests_to_stop", payload=payload), workers=1, stop_grace_s=600)
-    assert outcome.interrupted == "SIGINT"
-
-
 def stop_when(flag: Path, number: signal.Signals = signal.SIGINT, times: int = 1) -> None:
     """Send this process a signal once a job has made the file."""
 

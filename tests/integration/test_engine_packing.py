@@ -12,7 +12,6 @@ from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.run_jobs import read_peaks, update_peaks
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.errors import PlanError
 from pipeline.plan.graph import Job
 from tests.doubles import fake_nvml
 from tests.doubles.engine import Engine, job
@@ -92,17 +91,6 @@ def test_the_first_job_of_a_kind_is_measured_alone(engine: Engine, gpus: Gpus, t
     outcome = engine.run(*again, devices=devices, jobs_per_device="auto", peaks=read_peaks(engine.store.root))
     assert set(outcome.jobs.values()) == {JobStatus.done}
     assert [event for event, _ in order(engine, "JobStarted", "JobFinished")][:4] == ["JobStarted"] * 4
-
-
-def test_a_need_that_no_card_meets_is_refused_in_one_line(engine: Engine, gpus: Gpus) -> None:
-    with pytest.raises(PlanError) as caught:
-        engine.run(takes("large", said=100 * GIB), takes("small", said=1), devices=gpus(80, 24))
-    assert "large needs 100.0 GiB" in str(caught.value)
-    assert "GPU 0 (NVIDIA H200) has 80.0 GiB free" in str(caught.value)
-    assert engine.journal == []
-    wide = job("wide", devices=2, memory_mb=40 * GIB)
-    with pytest.raises(PlanError, match=r"wide needs 40\.0 GiB of device memory on each of 2"):
-        engine.run(wide, devices=gpus(80, 24))
 
 
 def test_memory_that_runs_out_beside_others_costs_no_attempt(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.config.schema import Backend, RetryConfig
+from pipeline.config.schema import Backend
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import StoreError
@@ -218,29 +218,6 @@ def test_a_notice_that_reaches_every_process_is_no_loss(
     assert [attempt.outcome for attempt in outcome.attempts] == ["stopped"]
     assert Path(f"{flag}.saved").exists(), "it was broken off"
     assert {event["exit_code"] for event in engine.events("WorkerExited")} == {0}
-
-
-def test_the_clock_on_the_wall_may_jump(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, jumps = time.time, iter(range(1_000_000))
-    monkeypatch.setattr(time, "time", lambda: real() + (-1) ** next(jumps) * 10_000_000)
-    outcome = engine.run(
-        *(job(f"j/{index}", "sleep", payload={"seconds": 0.05}) for index in range(3)),
-        workers=1,
-        heartbeat_timeout_s=200,
-        progress_timeout_s=200,
-        job_timeout_s=200,
-    )
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-
-
-@pytest.mark.exhaustive
-def test_a_thousand_lost_workers_leave_nothing(engine: Engine) -> None:
-    """Some twenty are lost in `test_fault_table`; as here descriptors, children and outputs are compared."""
-    retry = RetryConfig(worker_lost=1000, device_failures=10**6)
-    jobs = [job(f"d/{index}", "die_many_times", payload={"times": 10}) for index in range(100)]
-    outcome = engine.run(*jobs, workers=4, retry=retry)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    assert len(engine.events("AttemptFailed")) == 1000
 
 
 def signal_when(flag: Path, number: signal.Signals) -> None:

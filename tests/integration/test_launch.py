@@ -90,7 +90,7 @@ def free_port() -> int:
 
 def test_ranks_meet_in_a_clean_environment_and_what_they_leave_behind_is_ended(launches: Launches) -> None:
     leaked = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_PORT": "1", "SLURM_NTASKS": "8", "TORCHELASTIC_RUN_ID": "x"}
-    code, said = finish(launches.start("add", "leave", **leaked))
+    code, said = finish(launches.start("meet", "leave", **leaked))
     assert code == 0, said
     reports = launches.met(2)
     assert [len(one["left"]) for one in reports] == [1, 1]  # the fixture sees to it that they are gone

@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +16,8 @@ from typer.testing import CliRunner
 from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.select import holders
-from pipeline.engine.journal import read_journal
 from tests.doubles import fake_nvml
-from tests.doubles.small_runs import SMALL, calm_run, with_reference
+from tests.doubles.small_runs import SMALL
 
 ROOT = Path(__file__).parents[2]
 
@@ -128,19 +125,6 @@ def test_who_came_first_goes_first_though_he_wants_more(start: Start) -> None:
     assert len(small.hear()["holds"]) == 1
 
 
-def test_one_that_is_killed_in_the_queue_holds_up_nobody(start: Start) -> None:
-    holder = start("holder", 4)
-    holder.go()
-    holder.hear()
-    large = start("large", 8, "wait")
-    large.go()
-    large.hear()
-    large.kill()
-    small = start("small", 4)
-    small.go()
-    assert len(small.hear()["holds"]) == 4
-
-
 def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path: Path) -> None:
     """The child is started as workers are, and forked as libraries do, and both live on."""
     code = (
@@ -176,85 +160,18 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
         engine.stdout.close()
 
 
-def settings(folder: Path, name: str) -> list[str]:
-    """Of a whole run on one GPU."""
-    return [
-        *(f"experiment.name={name}", f"output_dir={folder / 'outputs'}", "distributed.num_gpus=1"),
-        *(one for one in SMALL if not one.startswith("algos.")),
-        *("rounds_of_training=1", "execution.start_timeout_s=300"),
-    ]
-
-
-class Run:
-    """A whole run on the described machine, without torch, whose workers start only when it is let."""
-
-    def __init__(self, folder: Path, name: str, *overrides: str) -> None:
-        self.name, self.folder = name, folder
-        self.gate = folder / f"{name}.gate"
-        self.journal = folder / "outputs" / name / "latest" / "journal.jsonl"
-        self.printed = (folder / f"{name}.txt").open("w+")
-        program = [sys.executable, "tests/doubles/fake_gpus.py", str(self.gate)]
-        command = [*program, *settings(folder, name), *overrides]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, stdout=self.printed, stderr=self.printed, cwd=ROOT, env=environment
-        )
-
-    def text(self) -> str:
-        return Path(self.printed.name).read_text()
-
-    def devices(self) -> set[str]:
-        """The GPUs that it says it runs on, once it does."""
-        line = self.until(r"to run on (GPU .*?)\. Log:")
-        return {name.strip() for name in line.split(",")}
-
-    def until(self, pattern: str) -> str:
-        while not (found := re.search(pattern, self.text())):
-            assert self.process.poll() is None, self.text()
-            threading.Event().wait(0.05)
-        return found[1]
-
-    def used(self) -> set[str]:
-        """UUIDs of the GPUs on which its workers were, by its journal."""
-        return {event["device"] for event in read_journal(self.journal) if event["event"] == "WorkerStarted"}
-
-    def end(self) -> int:
-        self.gate.touch()
-        return self.process.wait()
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], list[str]]:
-    """What makes a run one without torch; of the module, so that it is made on the machine as it is."""
-    calm_run(tmp_path_factory)
-    return lambda output_dir: with_reference(tmp_path_factory, output_dir)
-
-
-def test_whole_runs_never_share_a_gpu(
-    stored: Callable[[Path], list[str]], start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_run_is_refused_a_gpu_that_another_holds_before_anything_starts(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One run has the only GPU, and two more want it. `start` sees that nothing stays leased."""
-    fake_nvml.use(monkeypatch, tmp_path, "one")  # every worker takes seconds to start
-    light = stored(tmp_path / "outputs")
-    runs = [Run(tmp_path, "first", *light)]
-    try:
-        first = runs[0].devices()
-        done = CliRunner().invoke(app, ["run", *settings(tmp_path, "refused"), *light])
-        assert done.exit_code == 2
-        (line,) = done.stderr.strip().splitlines()
-        assert "1 of these 1 are leased: 'first' (pid " in line
-        assert "wait for them with execution.wait_for_devices=true" in line
-
-        runs.append(Run(tmp_path, "waiting", *light, "execution.wait_for_devices=true"))
-        assert "1 of these 1 are leased" in runs[1].until(r"(.*are leased.*)")
-        assert not runs[1].journal.exists()
-        runs[0].process.kill()  # its leases die with it
-        assert runs[1].devices() == first
-        assert {holder.experiment for holder in holders(find_gpus()).values()} == {"waiting"}
-        assert runs[1].end() == 0, runs[1].text()
-        assert len(runs[1].used()) == 1
-    finally:
-        for run in runs:
-            run.process.kill()
-            run.end()
-            run.printed.close()
+    """That it runs on those which it holds, and gives them back, `test_device_memory` and others see."""
+    fake_nvml.use(monkeypatch, tmp_path, "one")
+    first = start("first", 1)
+    first.go()
+    assert first.hear()["holds"] == [0]
+    asked = [*SMALL, "experiment.name=refused", f"output_dir={tmp_path / 'outputs'}", "distributed.num_gpus=1"]
+    done = CliRunner().invoke(app, ["run", *asked])
+    assert done.exit_code == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "1 of these 1 are leased: 'first' (pid " in line
+    assert "wait for them with execution.wait_for_devices=true" in line
+    assert not (tmp_path / "outputs" / "refused").exists()
