@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -348,30 +347,19 @@ class Reaper:
         try:
             self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
-            self._give_up()
+            self._process.kill()  # a process that is stopped takes no other signal
+            self._process.wait()
         if self._process.returncode:
             clean(self._watched)
 
     def _tell(self, verb: str, kind: str, what: int | str, since: int | None = None) -> None:
         message = [verb, kind, what, since]
         _note(self._watched, message)
-        # Someone may have killed the reaper; the other layers still stand, so the run goes on.
+        assert self._process.stdin is not None
+        # Someone may have killed the reaper; the other layers still stand, so the run goes on. Of one that is
+        # stopped the pipe is full at last, and takes nothing more: so short a message goes whole or not at all.
         with suppress(BrokenPipeError):
-            self._write(json.dumps(message).encode() + b"\n")
-
-    def _write(self, data: bytes) -> None:
-        pipe, poll = self._process.stdin, select.poll()
-        assert pipe is not None
-        poll.register(pipe, select.POLLOUT)
-        while data:
-            # The pipe is full only where nobody has read it for a thousand messages.
-            if not poll.poll(_PATIENCE_S * 1000):
-                self._give_up()
-            data = data[pipe.write(data) or 0 :]
-
-    def _give_up(self) -> None:
-        self._process.kill()  # a process that is stopped takes no other signal
-        self._process.wait()
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
 
 def _note(watched: Watched, message: list[Any]) -> None:

@@ -40,19 +40,19 @@ def failed(
         state.retry(job_id)
         return
     job.failures[failure.kind] += 1
-    decision = judge(failure, job.failures, run.settings.retry)
-    _record_failure(run, job_id, index, failure, retry=decision.retry, wait_s=decision.wait_s)
+    given_up, wait_s = judge(failure, job.failures[failure.kind], run.settings.retry)
+    _record_failure(run, job_id, index, failure, retry=not given_up, wait_s=wait_s)
     if suspect is not None:
         state.blame.failed(job_id, state.layout.device_of(suspect), failure.kind)
-    if not decision.retry:
-        give_up(run, job_id, failure.kind, decision.reason)
+    if given_up:
+        give_up(run, job_id, failure.kind, given_up)
     else:
-        wait = f" in {decision.wait_s:g} s" if decision.wait_s else ""
+        wait = f" in {wait_s:g} s" if wait_s else ""
         run.say(f"{job_id}: attempt {job.attempts} failed, trying again{wait}: {failure.message}")
         if failure.damaged_key and on_disk is not None:
             _make_again(run, failure.damaged_key, on_disk)
-        if decision.wait_s:
-            run.delayed[job_id] = run.now_s + decision.wait_s
+        if wait_s:
+            run.delayed[job_id] = run.now_s + wait_s
             state.wait(job_id)
         else:
             state.retry(job_id)

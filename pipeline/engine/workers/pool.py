@@ -130,19 +130,6 @@ class Slot:
     dismissed: bool = False
     """Whether the worker is being ended on purpose, so that nothing it still says matters."""
 
-    def start(self, deadline: float | None) -> None:
-        """Start the worker, which is to be ready by then if that is limited.
-
-        Raises:
-            WorkerError: Its process cannot be started.
-        """
-        try:
-            self.worker.start()
-        except OSError as error:
-            raise WorkerError(f"cannot start worker {self.worker.index}: {error}") from error
-        self.start_deadline = deadline
-        self.alive, self.used, self.dismissed = True, False, False
-
 
 MAX_FAILED_STARTS = 3
 """Workers that may end in a place before they begin a job, until the place is given up."""
@@ -233,20 +220,17 @@ class Pool:
     def restart(self, index: int) -> None:
         """Replace a worker that has no job, because what is in its process can no longer be relied on."""
         self._slots[index].used = True  # its end is no failed start
-        self._dismiss(self._slots[index])
+        self.dismiss(index)
 
     def dismiss(self, index: int) -> None:
         """End a worker that says what cannot be true; another takes its place, as if it had died."""
-        self._dismiss(self._slots[index])
-
-    def _dismiss(self, slot: Slot) -> None:
-        slot.dismissed = True
-        slot.worker.kill()
+        self._slots[index].dismissed = True
+        self._slots[index].worker.kill()
 
     def close(self, index: int) -> None:
         """Give up a place: its worker ends, and no other follows it."""
         self._slots[index].closed = True
-        self._dismiss(self._slots[index])
+        self.dismiss(index)
 
     def reopen(self, index: int) -> None:
         """Undo `close`."""
@@ -356,10 +340,12 @@ class Pool:
         self._begin(slot)
 
     def _begin(self, slot: Slot) -> None:
-        slot.start(self._start_deadline())
-
-    def _start_deadline(self) -> float | None:
-        return None if self._start_timeout_s is None else self._clock() + self._start_timeout_s
+        try:
+            slot.worker.start()
+        except OSError as error:
+            raise WorkerError(f"cannot start worker {slot.worker.index}: {error}") from error
+        slot.start_deadline = self._start_timeout_s and self._clock() + self._start_timeout_s
+        slot.alive, slot.used, slot.dismissed = True, False, False
 
     def _check_deadlines(self) -> None:
         now = self._clock()
