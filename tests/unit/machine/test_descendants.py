@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -64,28 +63,6 @@ def test_a_number_that_has_gone_to_another_process_is_left_alone(tag: str) -> No
     assert other.poll() is None
     other.kill()
     other.wait()
-
-
-def test_one_that_was_found_is_waited_for_though_no_look_finds_it_any_more(
-    tag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is being killed has no environment before it is over, and holds files and devices in between."""
-    kill, killed = descendants._kill, list[Process]()
-
-    def kill_late(process: Process) -> None:
-        killed.append(process)
-        if len(killed) > 2:
-            kill(process)
-
-    monkeypatch.setattr(descendants, "_kill", kill_late)
-    child = sleeper(descendants.with_tag(os.environ, tag))
-    looks = chain([descendants.tagged([tag])], repeat(set[Process]()))
-    try:
-        assert descendants.end(lambda: next(looks)) == set()
-        assert child.poll() == -signal.SIGKILL
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_a_tag_is_seen_on_a_process_that_is_only_starting(tag: str) -> None:

@@ -2,16 +2,13 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipeline.machine import descendants
 from pipeline.machine import descendants as reaper_module
 from pipeline.machine.descendants import Reaper
 
@@ -41,36 +38,6 @@ def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) ->
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is not told when a process began")
-def test_a_group_whose_number_has_gone_to_another_is_left_alone() -> None:
-    """As that of a worker that died with its engine may have, until a reaper gets the processor."""
-    other = subprocess.Popen(["sleep", "3600"], process_group=0)
-    try:
-        began = descendants.began(other.pid)
-        assert began is not None
-        reaper_module.clean({("group", other.pid): began - 1})
-        other.terminate()
-        assert other.wait(600) == -signal.SIGTERM
-    finally:
-        other.kill()
-        other.wait()
-
-
-def test_it_is_out_of_reach_of_the_terminal_and_ends_with_the_engine() -> None:
-    reaper = Reaper()
-    assert os.getsid(reaper.pid) != os.getsid(0)
-    reaper.watch_path(Path("/no/such/folder"))
-    os.kill(reaper.pid, signal.SIGTERM)  # ignored, or not yet set up: then it ends, which is noticed below
-    reaper.close()
-    assert not psutil.pid_exists(reaper.pid)
-
-
-def ignores(pid: int, number: signal.Signals) -> bool:
-    told = Path(f"/proc/{pid}/status").read_text()
-    (mask,) = re.findall(r"SigIgn:\s*(\w+)", told)
-    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])

@@ -45,19 +45,14 @@ def metrics(*rows: dict[str, Any]) -> str:
             metrics(ROW, {**ROW, "metric": "b", "value": "1"}),
             "expected `float | null`, got `str` - at `$.rows[1].val",
         ),
-        (metrics({**ROW, "n": None}), "expected `int`, got `null` - at `$.rows[0].n`"),
         (metrics({**ROW, "n": -3}), "where there is -3"),
         (metrics({**ROW, "value": float("nan")}), "NaN is no number"),
         (metrics({**ROW, "value": 1e300}), "<= 1e+100"),
-        (metrics(ROW).replace("0.5", "1e999"), "too large for a number"),
         (metrics({**ROW, "metric": "m" * 201}), "length <= 200"),
         (metrics({**ROW, "metric": "a\x1b[2J"}), "a name that can be printed"),
-        (metrics({**ROW, "metric": " a"}), "without blanks around it"),
         (metrics(ROW, ROW), "got two for 'mine'"),
         (metrics({**ROW, "ci_low": 1.0, "ci_high": 0.0}), "expected `ci_low` <= `ci_high`, got 1.0 and 0.0"),
-        ("{'rows': []}", "this is no JSON"),
         ("[]", "expected `object`, got `array`"),
-        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_other_metrics_fail_the_job_that_wrote_them(tmp_path: Path, text: str, said: str) -> None:
@@ -137,26 +132,6 @@ def collected(tmp_path: Path, jobs: list[Job], store: Store) -> tuple[list[str],
     write_samples(run, store, jobs, lambda job, said: told.append(f"{job.algo} {said}"))
     assert read_results(run.results_json).rows == rows
     return [row.algo for row in rows], told, run
-
-
-def test_a_wrong_file_in_the_store_costs_its_own_rows_alone(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    jobs = [
-        stored(store, 0, {"metrics.json": metrics(ROW), "samples.jsonl": '{"prompt": "p", "algo": "X"}\n'}),
-        stored(store, 1, {"metrics.json": metrics({"metric": "mine", "value": 1}), "samples.jsonl": "[1]"}),
-        stored(store, 2, {"metrics.json": metrics({**ROW, "value": float("nan")})}),
-        stored(store, 3, {"metrics.json": metrics({**ROW, "metric": "b"}), "samples.jsonl": '{"a": "\\udcff"}'}),
-        stored(store, 4, {}),
-    ]
-    algos, told, run = collected(tmp_path, jobs, store)
-    assert algos == ["A0", "A3"]
-    assert [line.split(": ")[0] for line in told] == [
-        "A1 its stored metrics.json cannot be read",
-        "A2 its stored metrics.json cannot be read",
-        "A1 its stored samples.jsonl cannot be read",
-    ]
-    lines = [json.loads(line) for line in run.samples.read_text(encoding="utf-8").splitlines()]
-    assert [line["algo"] for line in lines] == ["A0", "A3"]
 
 
 @pytest.mark.properties

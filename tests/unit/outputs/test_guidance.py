@@ -26,15 +26,12 @@ USED: dict[str, Any] = {"kind": "value", "drawing": {}, "prompting": {}, "refere
     "wrong",
     [
         {"eta": 0},
-        {"eta": "strong"},
-        {"top_k": 0},
         {"min_p": 1},
         {"others": "kept\n"},
         {"reference": "../../etc"},
         {"offset": {"rule": "os.system"}},
         {"offset": {"rule": "bernoulli", "rewards": [0, 0.5, 1]}},
         {"offset": {"rule": "atoms", "rewards": [1, 0]}},
-        {"offset": {"rule": "atoms", "rewards": [1]}},
     ],
     ids=str,
 )

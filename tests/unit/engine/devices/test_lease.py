@@ -1,6 +1,5 @@
 """Leases within one process, and what a program can find in their folder."""
 
-import json
 import os
 from pathlib import Path
 
@@ -31,26 +30,6 @@ def test_a_set_is_held_and_given_back() -> None:
     lease.release()
     lease.release()
     assert held() == []
-
-
-def test_all_or_none() -> None:
-    with LeaseSet.acquire([GPUS[2]], experiment="other"):
-        with pytest.raises(DeviceError) as raised:
-            LeaseSet.acquire(GPUS)
-        assert held() == ["GPU-2"]
-    said = str(raised.value)
-    assert "4 of GPU 0, 1, 2, 3 wanted, but 1 of these 4 are leased: 'other' (pid" in said
-    assert "execution.wait_for_devices=true" in said
-    assert "\n" not in said
-
-
-def test_the_folder_is_private_and_files_say_who(leases: Path) -> None:
-    with LeaseSet.acquire(GPUS[:1], experiment="x"):
-        assert leases.stat().st_mode & 0o777 == 0o700
-        told = json.loads((leases / "GPU-0.lock").read_text())
-        assert (told["pid"], told["experiment"]) == (os.getpid(), "x")
-        assert set(told) == {"pid", "experiment", "since", "host"}
-    assert not (leases / "GPU-0.lock").exists()
 
 
 @pytest.mark.parametrize("what", ["open to all", "a link", "a file"])

@@ -68,13 +68,10 @@ CPU = ["cpu slot 0", "cpu slot 1", "cpu slot 2"]
         ({"num_gpus": 2}, None, gpus(6, 7)),
         ({"gpu_ids": [1, 0]}, None, gpus(0, 1)),
         ({"device": DeviceChoice.cpu}, None, CPU),
-        ({"device": DeviceChoice.cuda, "gpu_ids": [3]}, None, gpus(3)),
         ({}, "4,5,6,7", gpus(4, 5, 6, 7)),
         ({"gpu_ids": [0, 2]}, "4,5,6,7", gpus(4, 6)),
         ({"gpu_ids": [2, 0]}, "7,6,5", gpus(7, 5)),
-        ({"num_gpus": 2}, "1,2,3", gpus(2, 3)),
         ({}, "", CPU),
-        ({"device": DeviceChoice.cpu}, "not even a mask", CPU),
     ],
 )
 def test_devices_are_those_asked_for_within_what_the_environment_shows(
@@ -94,7 +91,6 @@ def test_devices_are_those_asked_for_within_what_the_environment_shows(
             r"num_gpus=9, but .* 8 usable GPUs: 0 to 7; .* Use num_gpus=8 or less",
         ),
         ({"num_gpus": 0}, None, None, "num_gpus=0 is no GPU"),
-        ({"gpu_ids": []}, None, None, r"gpu_ids=\[\] is no GPU"),
         ({"gpu_ids": [0, 8, 9]}, None, None, r"gpu_ids=\[0, 8, 9\]: there is no GPU 8, 9\. Ids are 0 to 7"),
         ({"gpu_ids": [1, 1]}, None, None, "names a GPU twice"),
         ({"gpu_ids": [0, 1], "num_gpus": 3}, None, None, "make them agree"),
@@ -144,10 +140,3 @@ def test_what_another_run_holds_is_passed_over_by_count_and_refused_by_id(machin
             lease_devices(DeviceChoice.auto, None, DistributedConfig(gpu_ids=[4, 3]))
         assert len(holders(first.devices)) == 4
     assert holders(first.devices) == {}
-
-
-def test_workers_get_gpus_in_their_order(machine: UseMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine("eight")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,2,4")
-    with lease_devices(DeviceChoice.auto, None) as lease:
-        assert [one.index for one in lease.devices] == [6, 2, 4]

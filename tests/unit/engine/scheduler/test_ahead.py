@@ -88,16 +88,6 @@ def test_a_job_that_fails_by_itself_is_followed_by_the_next() -> None:
     assert not any(name == "j01" for name in ahead(paper)), "what was tried before is watched by itself"
 
 
-def test_a_worker_that_dies_between_two_jobs_costs_neither_an_attempt() -> None:
-    paper = crowd()
-    paper.start()
-    paper.finish("j01", run_s=SHORT)
-    assert paper.ended(0) == ["WorkerExited"], "what has not begun is not told to have stopped"
-    assert paper.jobs()["j02"] == "ready"
-    assert not paper.run.state.jobs["j02"].failures
-    assert not ahead(paper)
-
-
 @pytest.mark.parametrize(
     ("run_s", "body", "fields"),
     [(2 * SHORT_S, "write", {}), (SHORT, "write", {"affinity": "model"}), (SHORT, "other", {})],

@@ -53,16 +53,3 @@ def test_the_parts_add_up_for_any_schedule(workers: int) -> None:
     parts(made)
     assert made is not None
     assert made.ratio >= 1
-
-
-def test_a_job_of_several_devices_takes_all_of_them() -> None:
-    jobs = [Job(id=name, key=name, entry="m:f", payload={}, devices=3) for name in "ab"]
-    attempts = [
-        Attempt(job_id=name, attempt=1, worker=0, sent_s=at, ended_s=at + 2, load_s=0.5, devices=3)
-        for name, at in (("a", 0), ("b", 2))
-    ]
-    made = account(Plan(jobs, []), attempts, spans(0.0, 0.0, 0.0, 0.0), 4, 0.0)
-    assert made is not None
-    # No two of them fit beside each other.
-    assert (made.work_s, made.load_s, made.lower_bound_s) == (9.0, 3.0, 3.0)
-    assert (made.dependency_s, made.tail_s) == (2.0, 2.0)

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NoReturn, cast
 
 import pytest
@@ -16,7 +15,6 @@ from pipeline.engine.keeper import remove_weights
 from pipeline.engine.scheduler.loop import FORCE_S, Outside
 from pipeline.engine.scheduler.run import OnDisk, ProcessOrder, Record, ReleaseClaim
 from pipeline.engine.scheduler.state import RunState
-from pipeline.engine.store.shared import SharedStore, Traffic
 from pipeline.engine.store.store import REMOVED, Store, Verified
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
@@ -135,20 +133,6 @@ def test_a_key_is_claimed_until_it_is_released(outside: Outside) -> None:
     assert not outside.after(job("b")).stored
 
 
-def test_where_the_disk_cannot_be_asked_the_key_is_free_for_who_asks_again(
-    outside: Outside, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that kept it would take itself for another one, and wait for that without an end."""
-    commit(outside.store, "a")
-    (outside.store.path(key("a")) / "value").write_text("b")
-    state = RunState(plan_of(job("a")), [], 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(outside.store, "set_aside", lambda _: fail("no space left"))
-        with pytest.raises(StoreError):
-            outside.before(job("a"), state)
-    assert outside.before(job("a"), state) == OnDisk()
-
-
 def test_an_output_without_its_weights_will_do_where_nothing_that_is_left_reads_it(outside: Outside) -> None:
     plan = plan_of(job("a"), job("reader", needs=["a"]))
     commit(outside.store, "a")
@@ -178,21 +162,3 @@ def test_what_it_takes_to_make_an_output_anew_is_looked_for_as_far_as_it_is_gone
         problem="not stored", maker="b", missing=frozenset({"a", "x"})
     )
     assert outside.damage("f" * 64, state).maker == ""
-
-
-def test_the_journal_is_told_now_and_then_what_came_from_the_shared_store(
-    outside: Outside, events: list[Event]
-) -> None:
-    now = [0.0]
-    shared = SimpleNamespace(traffic=Traffic())
-    outside.shared, outside.clock = cast("SharedStore", shared), lambda: now[0]
-    outside.note_traffic(5)  # nothing has come
-    for fetched, now[0] in ((1, 1.0), (2, 3.0), (2, 7.0), (2, 20.0)):
-        shared.traffic = Traffic(fetched=fetched, fetched_bytes=10 * fetched)
-        outside.note_traffic(5)
-    outside.note_traffic()
-    outside.settle()
-    assert [(event["event"], event["fetched_bytes"]) for event in events] == [
-        ("SharedStore", 10),
-        ("SharedStore", 20),
-    ]

@@ -60,15 +60,6 @@ def on(state: RunState) -> dict[int, list[str]]:
 # -- several jobs on one device ---------------------------------------------------------
 
 
-def test_jobs_share_a_device_as_far_as_its_memory_goes() -> None:
-    state = ready(layout(100), *(job(name, 30) for name in "abcde"))
-    carry_out(state)
-    assert on(state) == {0: ["a", "b", "c"]}
-    state.finished(1)
-    carry_out(state)
-    assert on(state) == {0: ["a", "d", "c"]}
-
-
 def test_a_job_of_unknown_need_is_alone_until_its_kind_is_measured() -> None:
     state = ready(layout(100, 100), *(job(str(number), kind="k") for number in range(7)))
     carry_out(state)
@@ -170,15 +161,6 @@ def test_a_measurement_refuses_nothing() -> None:
     assert state.fitting_devices(job("x", kind="k")) == [1]
     wide = ready(layout(24, 16, 8, slots=1), job("a", kind="k", devices=2), peaks={"k": 20})
     assert wide.fitting_devices(wide.jobs["a"].job) == [0, 1]
-
-
-def test_members_of_a_gang_are_on_devices_that_fit_and_have_them_alone() -> None:
-    state = ready(
-        layout(24, 80, 80, slots=2), job("gang", 40, 9, devices=2), job("a", 1), job("b", 1), job("c", 1)
-    )
-    assert next_actions(state)[0] == Start("gang", 1, (2,))
-    carry_out(state)
-    assert on(state) == {0: ["a", "b"], 1: ["gang"], 2: ["gang"]}
 
 
 # -- whatever the jobs ------------------------------------------------------------------

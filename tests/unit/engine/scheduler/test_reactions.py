@@ -11,10 +11,8 @@ from pipeline.engine.scheduler.recovery import unusable
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim
 from pipeline.engine.workers.messages import (
     AttemptStopped,
-    FailureKind,
     JobFinished,
     JobProgress,
-    JobRaised,
     JobStarted,
     Report,
     WorkerReady,
@@ -131,15 +129,6 @@ def test_a_job_is_done_when_its_output_is_there() -> None:
 # -- requests to stop ------------------------------------------------------------------------------------------
 
 
-def test_when_the_run_ends_a_job_that_is_broken_off_has_failed_in_nothing() -> None:
-    paper = running(job("b", needs=["a"]))
-    paper.run.stopping = True
-    assert paper.ended(0, exit_code=-15) == ["WorkerExited", "JobStopped a"]
-    assert paper.jobs() == {"a": "ready", "b": "pending"}
-    assert [attempt.outcome for attempt in paper.run.ledger.attempts] == ["stopped"]
-    assert paper.phases() == ["gone", "idle"]
-
-
 def test_a_job_that_stops_unasked_is_tried_again_and_not_for_ever() -> None:
     paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1), workers=1)
     ends = []
@@ -171,16 +160,3 @@ def test_a_job_that_ends_workers_before_it_begins_is_not_tried_for_ever() -> Non
         paper.ready(0)
     assert decided == ["WorkerExited", "AttemptFailed a", "JobFailed a"]
     assert "ended once more before it had begun: signal 9 (SIGKILL)" in paper.run.state.jobs["a"].reason
-
-
-@pytest.mark.parametrize(
-    ("message", "told"),
-    [("bad\nmore", "E: bad"), ("of field 'x':\n    is no number\nmore", "E: of field 'x': is no number")],
-)
-def test_a_failure_is_told_in_the_line_that_says_what_is_wrong(message: str, told: str) -> None:
-    paper = running()
-    raised = JobRaised(
-        job_id="a", attempt=1, error_type="E", message=message, traceback="", run_s=1, kind=FailureKind.bug
-    )
-    paper.hear(0, raised, OnDisk(stored=False))
-    assert told == paper.record("JobFailed")["reason"]

@@ -71,15 +71,6 @@ def test_a_passing_fault_is_waited_out() -> None:
     assert paper.start() == ["send a to 0"]
 
 
-def test_where_outputs_cannot_be_written_the_run_halts_and_no_job_is_blamed() -> None:
-    paper = OnPaper(job("a"), job("b", needs=["a"]))
-    paper.start()
-    assert paper.fail("a", FailureKind.storage, message="disk full") == ["AttemptFailed a"]
-    assert paper.run.halted == "a: E: disk full"
-    assert paper.jobs() == {"a": "ready", "b": "pending"}
-    assert not paper.run.state.jobs["a"].failures
-
-
 @pytest.mark.parametrize("kind", [MEMORY, FailureKind.device], ids=lambda kind: kind.value)
 def test_what_may_have_broken_the_process_is_tried_in_a_fresh_one(kind: FailureKind) -> None:
     paper = OnPaper(job("a"), job("b", needs=["a"]), workers=1)
@@ -89,21 +80,6 @@ def test_what_may_have_broken_the_process_is_tried_in_a_fresh_one(kind: FailureK
     assert paper.ended(0) == ["WorkerExited"]  # which is no loss
     paper.ready(0)
     assert paper.start() == ["send a to 0"]
-
-
-def test_memory_that_runs_out_beside_others_costs_no_attempt() -> None:
-    jobs = (job("a", memory_kind="k"), job("b", memory_kind="k"))
-    paper = OnPaper(*jobs, layout=shared(100), peaks={"k": 10}, retry=RetryConfig(out_of_memory=1))
-    assert paper.start() == ["send a to 0", "send b to 1"]
-    assert paper.fail("a", MEMORY) == ["AttemptFailed a", "restart 0"]
-    assert "(it shared the device; the next attempt does not)" in paper.record("AttemptFailed")["reason"]
-    assert not paper.run.state.jobs["a"].failures
-    paper.ended(0)
-    paper.ready(0)
-    assert paper.start() == []  # as long as another job is on the device
-    paper.finish("b")
-    assert paper.start() == ["send a to 0"]
-    assert "JobFailed a" in paper.fail("a", MEMORY)  # now it is its own fault
 
 
 # -- damage ----------------------------------------------------------------------------------------------------
@@ -166,14 +142,6 @@ def test_a_device_is_taken_back_when_the_same_jobs_fail_elsewhere() -> None:
     assert paper.phases() == ["idle", "idle"]
 
 
-def test_a_job_that_succeeds_in_between_clears_its_device() -> None:
-    paper = OnPaper(*(job(name) for name in "abcd"), retry=PATIENT)
-    lose(paper, "a", "b", on=0)
-    paper.run.state.start("d", 0)
-    paper.finish("d")
-    assert "DeviceQuarantined" not in lose(paper, "c", on=0)
-
-
 def test_a_job_beside_those_that_fail_may_finish_and_proves_that_the_device_works() -> None:
     jobs = [job(name, memory_mb=10) for name in ("good", "a", "b")]
     paper = OnPaper(*jobs, layout=shared(100, 50), retry=RetryConfig(worker_lost=9, device_failures=2))
@@ -219,14 +187,3 @@ def test_a_lost_machine_costs_the_attempts_on_it_and_nobody_is_blamed() -> None:
     assert "b: trying again elsewhere: worker 1 was lost (its node was lost)" in paper.said()
     assert not paper.run.state.blame.failed_on("a")
     assert "quarantined" not in paper.phases()
-
-
-def test_a_job_outlasts_the_loss_of_many_machines_but_not_of_all_that_there_are() -> None:
-    paper = OnPaper(job("a"), workers=1, retry=RetryConfig(worker_lost=1))
-    for _ in range(11):
-        assert paper.jobs() == {"a": "ready"}
-        paper.start()
-        paper.begin("a")
-        paper.hear(0, WorkerExited(exit_code=None, how="its node was lost", elsewhere=True))
-        paper.ready(0)
-    assert paper.jobs() == {"a": "failed"}

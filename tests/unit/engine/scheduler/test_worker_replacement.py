@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.workers.messages import FailureKind, WorkerUnusable
 from pipeline.plan.graph import Job
@@ -56,17 +55,6 @@ def test_a_job_waits_for_the_end_of_those_whose_memory_it_needs() -> None:
     assert paper.ended(1) == ["WorkerExited", "send c to 0"]  # and not only when there is another process
 
 
-def test_a_worker_that_is_lost_while_its_device_is_lent_costs_nothing() -> None:
-    paper = OnPaper(gang(), gang("next", ("gang",)))
-    paper.start()
-    paper.begin("gang")
-    assert paper.ended(1) == ["WorkerExited"]
-    assert paper.phases() == ["running", "lent"]
-    paper.ready(1)
-    assert paper.finish("gang")[-1] == "JobFinished gang"
-    assert paper.phases() == ["idle", "idle"]
-
-
 def test_on_gpus_the_workers_are_replaced_after_ranks_had_their_devices() -> None:
     paper = OnPaper(gang(), job("after", needs=["gang"]), visible="GPU-")
     paper.start()
@@ -77,34 +65,12 @@ def test_on_gpus_the_workers_are_replaced_after_ranks_had_their_devices() -> Non
     assert paper.start() == ["send after to 0"]
 
 
-def test_when_the_leader_dies_no_device_is_blamed_and_the_others_are_replaced() -> None:
-    paper = OnPaper(gang(), retry=RetryConfig(worker_lost=9, device_failures=1), visible="GPU-")
-    paper.start()
-    paper.begin("gang")
-    assert paper.ended(0) == ["WorkerExited", "AttemptFailed gang", "restart 1"]
-    assert paper.run.state.blame.failed_on("gang") == frozenset()
-
-
 def test_the_device_of_the_rank_that_failed_is_the_suspect() -> None:
     paper = OnPaper(gang(), workers=4)
     paper.start()
     paper.fail("gang", FailureKind.device, rank=1)
     assert paper.run.state.blame.failed_on("gang") == {1}
     assert paper.start() == ["send gang to 2"]
-
-
-def test_a_device_that_is_given_up_while_a_gang_gathers_costs_the_gang_an_attempt() -> None:
-    paper = OnPaper(job("a"), gang(needs=("a",)), workers=3)
-    paper.run.state.start("a", 1)
-    paper.finish("a")
-    paper.run.state.workers[0].holds = ["m"]  # so that the gang would rather have the others
-    paper.start()
-    assert paper.run.state.jobs["gang"].workers == (1, 2)
-    decided = paper.hear(1, WorkerUnusable(reason="why"))
-    assert decided == ["DeviceQuarantined", "close 1", "AttemptFailed gang"]
-    assert not paper.run.gathering
-    assert paper.phases() == ["idle", "quarantined", "idle"]
-    assert paper.start() == ["send gang to 0"]
 
 
 def test_a_gang_for_which_too_few_devices_are_left_fails_at_once() -> None:

@@ -16,7 +16,6 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.gc import GarbageKind, RunReference, find_garbage, remove
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store
 from pipeline.errors import StoreError
-from pipeline.locks import LocksUnsupportedError
 from pipeline.outputs.manifest import MANIFEST, TOMBSTONE
 
 ROOT = Path(__file__).parents[4]
@@ -146,20 +145,6 @@ def test_nothing_goes_where_it_is_not_known_what_a_run_needs(
         removed(store, key, scratch)
     assert store.problem(key) is None
     other.close()
-
-
-def test_nothing_goes_where_there_are_no_locks(
-    store: Store, key: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(store, key)
-
-    def refuse(*_: object, **__: object) -> bool:
-        raise LocksUnsupportedError(38, "Function not implemented")
-
-    monkeypatch.setattr("pipeline.locks.lock", refuse)
-    with pytest.raises(StoreError, match="Function not implemented"):
-        removed(store, key, scratch)
-    assert store.problem(key) is None
 
 
 # -- interruptions ---------------------------------------------------------------------------------------------

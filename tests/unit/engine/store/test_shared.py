@@ -438,20 +438,6 @@ def test_what_one_machine_makes_another_has(objects: Objects, machine: NewMachin
     assert there.traffic == Traffic(fetched=1, fetched_bytes=size)
 
 
-def test_what_another_had_stored_first_is_not_counted_as_uploaded_and_told_where_it_differs(
-    shared: Objects, machine: NewMachine, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert uploaded(machine(), shared).traffic.uploaded == 1
-    assert uploaded(machine(), shared).traffic.uploaded == 0
-    assert caplog.text == ""
-    third = machine()
-    third.make(files={**FILES, "metrics.json": b"[]"})
-    session = third.opened(shared)
-    session.finished(KEY)
-    assert session.conclude() == ""
-    assert KEY in caplog.text
-
-
 def cut_off(shared: Objects, patch: pytest.MonkeyPatch) -> list[str]:
     """Have no request answered, until the patch is undone; what was asked."""
     asked: list[str] = []
