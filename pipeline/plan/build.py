@@ -362,7 +362,7 @@ class _Builder:
             return self._by_key[key]
         samples = self._drawn(chain, stage, made_of.samples, rows)
         size_s = self._guess(chain, number, stage, made_of, samples)
-        kind = duration_kind(chain.dataset, chain.model, chain.algo, stage.name, made_of.devices)
+        kind = duration_kind(chain.dataset, chain.model, chain.algo, stage.name, made_of.shared.devices)
         job = Job(
             id=_job_id(chain, number, stage, shard),
             key=key,
@@ -382,10 +382,10 @@ class _Builder:
             seconds=round(self.durations.expected_s(kind, size_s), 6),
             size_s=round(size_s, 6),
             affinity=_affinity(stage, inputs),
-            devices=made_of.devices,
-            memory_mb=made_of.memory_mb,
+            devices=made_of.shared.devices,
+            memory_mb=made_of.shared.memory_mb,
             # That a job fits is worth more than an estimate, so all settings count. Thousands have the same.
-            memory_kind=intern(f"{kind} {made_of.digest}"),
+            memory_kind=intern(f"{kind} {made_of.shared.digest}"),
             weights=stage.weights if stage.saves else (),
         )
         self.jobs[job.id] = job
@@ -400,13 +400,13 @@ class _Builder:
             return NOTING_S
         scale = self._scales[chain.dataset, chain.model]
         if chain.algo == REFERENCE and stage.scales:
-            return guess_reference(stage, scale, self.config.models[chain.model], made_of.devices)
+            return guess_reference(stage, scale, self.config.models[chain.model], made_of.shared.devices)
         algo = None if chain.algo in (REFERENCE, PREPARING) else chain.config
         aggregated = getattr(chain.config, "aggregate", True) and any(
             read.rounds == "so_far" for read in stage.reads
         )
         rounds = number - chain.rounds_from + 1 if aggregated else 1
-        return guess_seconds(stage, samples, scale, algo, rounds=rounds, devices=made_of.devices)
+        return guess_seconds(stage, samples, scale, algo, rounds=rounds, devices=made_of.shared.devices)
 
 
 def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:

@@ -19,7 +19,6 @@ from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.schema import (
     AlgoConfig,
     Config,
-    DataCollectionConfig,
     DatasetConfig,
     GenerationConfig,
     TextBackend,
@@ -268,6 +267,31 @@ def _without_places(dataset: Mapping[str, Any], files: Collection[str]) -> dict[
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What jobs of a stage have in common, of an algorithm on a dataset, a model and a reference.
+
+    Attributes:
+        known: Sections of the configuration as far as keys cover them.
+        given: The same as workers get them.
+        code: Hashes of the user's own code that it runs, under ``code``; empty where it runs none.
+        over: What determines the output in place of, or besides, what does so for all stages.
+        devices: That a job needs at once.
+        together: How these share it, for the worker.
+        memory_mb: What the user says of its memory.
+        digest: A short name for the settings on which its memory may depend, whichever its reference is.
+    """
+
+    known: dict[str, Any]
+    given: dict[str, Any]
+    code: dict[str, Any]
+    over: dict[str, Any]
+    devices: int
+    together: dict[str, Any]
+    memory_mb: int | None
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """Of one job.
 
@@ -275,17 +299,13 @@ class Contents:
         determined_by: What determines its output, besides its inputs.
         payload: What its worker is given.
         samples: Completions that it makes or judges; 0 where it is no shard.
-        devices: That it needs at once.
-        memory_mb: What the user says of its memory.
-        digest: A short name for the settings on which its memory may depend, whichever its reference is.
+        shared: What it has in common with others.
     """
 
     determined_by: dict[str, Any]
     payload: dict[str, Any]
     samples: int
-    devices: int
-    memory_mb: int | None
-    digest: str
+    shared: Shared
 
 
 class JobContents:
@@ -314,67 +334,121 @@ class JobContents:
         }
         self._rows = {name: section.without_rewards() for name, section in config.datasets.items()}
         self._own_generation = replace(config.generation, backend=TextBackend.own)
-        unscored = DataCollectionConfig().reward_batch_size
-        self._unscored = replace(config.data_collection, reward_batch_size=unscored)
+        self._how_it_runs = {  # what of a payload changes nothing of what comes out
+            "models_in_memory": config.execution.models_in_memory,
+            "checkpoint_every_steps": config.training.checkpoint_every_steps,
+            "checkpoint_every_minutes": config.training.checkpoint_every_minutes,
+        }
+        self._shared: dict[tuple[str, str, str, int | None, str], Shared] = {}
         self._digests: dict[tuple[str, str, str, str], str] = {}
-        self._configs: dict[tuple[str, str, str, int | None, str], tuple[dict[str, Any], dict[str, Any]]] = {}
-        self._codes: dict[tuple[str | None, str, bool], dict[str, str | None]] = {}
         self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def of(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> Contents:
         """Of the job that runs a stage of a round on some rows."""
-        what = self._what_it_is(chain, number, stage, rows)
-        known, given = self._config(chain, stage)
-        determined_by = {**what, "version": chain.kind.version, "config": known}
-        if self._drawn_with(chain, stage) is not None:
-            determined_by |= {"algo": None, "class_path": None, "version": None}
-        devices = self._devices(chain, stage)
-        together: dict[str, Any] = {}
-        if devices > 1:
-            by_tensors = stage.draws and not stage.scales
-            shared = {"strategy": schema.BY_TENSORS} if by_tensors else schema.spread(self.config)
-            together = {"devices": devices, "spread": shared}
-            determined_by |= together
-            together["master_port"] = self.config.distributed.master_port
-        if stage == PREPARE:
-            source = dict(self.sources.get(chain.dataset, {}))
-            source.pop(REWARD_FILES, None)
-            determined_by["source"] = source
-        samples = self._samples(chain, stage, rows)
-        return Contents(
-            determined_by=determined_by,
-            payload={**what, **together, "config": given, **self._how_it_runs(), "samples": samples},
-            samples=samples,
-            devices=devices,
-            memory_mb=self._memory_mb(chain, stage),
-            digest=self._digest(chain, stage, known, together),
-        )
-
-    def _drawn_with(self, chain: Chain, stage: Stage) -> Mapping[str, Any] | None:
-        """What settles a stage that draws for several methods alike; None for all others."""
-        return chain.kind.drawn_with(chain.config) if stage.name == GENERATE.name else None
-
-    def _what_it_is(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> dict[str, Any]:
-        """What of a job's payload its key covers, besides the sections of the configuration."""
-        payload: dict[str, Any] = {
+        address = (chain.algo, chain.dataset, chain.model, chain.reference, stage.name)
+        if address not in self._shared:  # thousands of shards have the same
+            self._shared[address] = self._made(chain, stage)
+        shared = self._shared[address]
+        what: dict[str, Any] = {
             "algo": chain.algo,
             "class_path": chain.config.class_path,
             "seed": chain.seed if stage.seeded else 0,
             "round": number,
             "stage": stage.name,
             "rows": list(rows),
+            **shared.code,
         }
-        if own := self._own_code(chain, stage):
-            payload["code"] = own
-        return payload
+        samples = self._samples(chain, stage, rows)
+        return Contents(
+            determined_by={**what, "version": chain.kind.version, "config": shared.known, **shared.over},
+            payload={**what, **shared.together, "config": shared.given, **self._how_it_runs, "samples": samples},
+            samples=samples,
+            shared=shared,
+        )
 
-    def _how_it_runs(self) -> dict[str, Any]:
-        """What of a job's payload changes nothing of what comes out."""
-        return {
-            "models_in_memory": self.config.execution.models_in_memory,
-            "checkpoint_every_steps": self.config.training.checkpoint_every_steps,
-            "checkpoint_every_minutes": self.config.training.checkpoint_every_minutes,
+    def _made(self, chain: Chain, stage: Stage) -> Shared:
+        dataset = (self.config.datasets if stage.judges else self._rows)[chain.dataset]
+        # What settles a stage that draws for several methods alike; None for all others.
+        drawn_with = chain.kind.drawn_with(chain.config) if stage.name == GENERATE.name else None
+        sections = self._sections(chain, stage, dataset)
+        known = self._known(chain, stage, sections)
+        kind, over, together = chain.kind, dict[str, Any](), dict[str, Any]()
+        if drawn_with is not None:
+            known["algo"], kind = dict(drawn_with), Algorithm
+            over = {"algo": None, "class_path": None, "version": None}
+        model, generation = self.config.models[chain.model], self._generation(chain, stage)
+        if versions := shipped_versions(kind, stage, dataset, model, generation, self._systems[chain.model]):
+            known["version"] = versions
+        if (devices := self._devices(chain, stage)) > 1:
+            by_tensors = stage.draws and not stage.scales
+            spread = {"strategy": schema.BY_TENSORS} if by_tensors else schema.spread(self.config)
+            together = {"devices": devices, "spread": spread}
+        source = self.sources.get(chain.dataset, {}) if stage == PREPARE else None
+        known_source = {} if source is None else {"source": {k: v for k, v in source.items() if k != REWARD_FILES}}
+        code = {} if drawn_with is not None else class_source(chain.config.class_path)
+        code |= dataset_source(dataset) if "dataset" in stage.config else {}
+        digest = result_key({"config": known, "spread": together.get("spread")})[:12]
+        return Shared(
+            known=known,
+            given={name: self._plain(section) for name, section in sections.items()},
+            code={"code": code} if code else {},
+            over={**over, **together, **known_source},
+            devices=devices,
+            together={**together, "master_port": self.config.distributed.master_port} if together else {},
+            memory_mb=self._memory_mb(chain, stage),
+            digest=self._digests.setdefault((chain.algo, chain.dataset, chain.model, stage.name), digest),
+        )
+
+    def _known(self, chain: Chain, stage: Stage, sections: Mapping[str, object]) -> dict[str, Any]:
+        """What of the sections that a stage declares its key covers."""
+        known = {name: determining(section) for name, section in sections.items()}
+        files = self.sources.get(chain.dataset, {}).get(REWARD_FILES)
+        if "dataset" in known and stage.judges and files:
+            known["dataset"] = {**_without_places(known["dataset"], files), REWARD_FILES: files}
+        if "model" in known:
+            # To the work that all chains share value models do not matter.
+            content = {
+                role: of
+                for role, of in self.models.get(chain.model, {}).items()
+                if chain.rounds_from or role != "value"
+            }
+            known["model"] |= {"content": content} if content else {}
+            if stage.draws and (bits := self.config.models[chain.model].in_bits):
+                known["model"]["bits"] = bits
+        generation = self._generation(chain, stage)
+        if "generation" in known and generation.backend is not TextBackend.own:
+            known["generation"]["backend"] = generation.backend.name
+        return known
+
+    def _sections(self, chain: Chain, stage: Stage, dataset: DatasetConfig) -> dict[str, object]:
+        own: dict[str, object] = {
+            "algo": chain.config,
+            "dataset": dataset,
+            "model": self.config.models[chain.model].with_reference(chain.reference),
+            "system": self._systems[chain.model],
+            "generation": self._generation(chain, stage),
         }
+        return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
+
+    def _generation(self, chain: Chain, stage: Stage) -> GenerationConfig:
+        """How a stage draws texts; the same object for all that draw alike."""
+        return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
+
+    def _plain(self, section: object) -> dict[str, Any]:
+        """A section as workers get it; kept with the section, so that no other has its number meanwhile."""
+        if id(section) not in self._plains:
+            self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
+        return self._plains[id(section)][1]
+
+    def _devices(self, chain: Chain, stage: Stage) -> int:
+        # The reference of a model that is not trained here only notes where that model is.
+        trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
+        most = 1
+        if stage.draws and not stage.scales:
+            most = self.config.generation.gpus_per_job
+        elif stage.scales and trains:
+            most = schema.devices_per_training(self.config)
+        return max(stage.devices, most)
 
     def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
         """What the user says of a job's memory."""
@@ -383,103 +457,6 @@ class JobContents:
         if "training" in stage.config:
             return self.config.training.memory_mb
         return self.config.generation.memory_mb if "generation" in stage.config else None
-
-    def _digest(self, chain: Chain, stage: Stage, known: Mapping[str, Any], together: Mapping[str, Any]) -> str:
-        """A short name for the settings on which the memory of a job may depend, whichever its reference is."""
-        address = (chain.algo, chain.dataset, chain.model, stage.name)
-        if address not in self._digests:
-            self._digests[address] = result_key({"config": known, "spread": together.get("spread")})[:12]
-        return self._digests[address]
-
-    def _devices(self, chain: Chain, stage: Stage) -> int:
-        # The reference of a model that is not trained here only notes where that model is.
-        trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
-        if stage.draws and not stage.scales:
-            return max(stage.devices, self.config.generation.gpus_per_job)
-        return (
-            max(stage.devices, schema.devices_per_training(self.config))
-            if stage.scales and trains
-            else stage.devices
-        )
-
-    def _config(self, chain: Chain, stage: Stage) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The sections that a stage declares: what of them its key covers, and as its worker gets them.
-
-        Made once for all jobs that share them, since thousands of shards do.
-        """
-        address = (chain.algo, chain.dataset, chain.model, chain.reference, stage.name)
-        if address not in self._configs:
-            sections = self._sections(chain, stage)
-            known = {name: determining(section) for name, section in sections.items()}
-            if (
-                "dataset" in known
-                and stage.judges
-                and (files := self.sources.get(chain.dataset, {}).get(REWARD_FILES))
-            ):
-                known["dataset"] = {**_without_places(known["dataset"], files), REWARD_FILES: files}
-            if "model" in known:
-                known["model"] |= self._identity(chain)
-                if stage.draws and (bits := self.config.models[chain.model].in_bits):
-                    known["model"]["bits"] = bits
-            shown = self._dataset(chain, stage), self.config.models[chain.model]
-            generation = self._generation(chain, stage)
-            if "generation" in known and generation.backend is not TextBackend.own:
-                known["generation"]["backend"] = generation.backend.name
-            system = self._systems[chain.model]
-            kind = chain.kind
-            if (drawn_with := self._drawn_with(chain, stage)) is not None:
-                known["algo"], kind = dict(drawn_with), Algorithm
-            if versions := shipped_versions(kind, stage, *shown, generation, system):
-                known["version"] = versions
-            self._configs[address] = (
-                known,
-                {name: self._plain(section) for name, section in sections.items()},
-            )
-        return self._configs[address]
-
-    def _plain(self, section: object) -> dict[str, Any]:
-        """A section as workers get it; kept with the section, so that no other has its number meanwhile."""
-        if id(section) not in self._plains:
-            self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
-        return self._plains[id(section)][1]
-
-    def _own_code(self, chain: Chain, stage: Stage) -> dict[str, str | None]:
-        """Hashes of the user's own code that a stage runs."""
-        sees = "dataset" in stage.config
-        shared = self._drawn_with(chain, stage) is not None
-        address = (None if shared else chain.config.class_path, chain.dataset if sees else "", stage.judges)
-        if address not in self._codes:
-            own = {} if shared else class_source(chain.config.class_path)
-            self._codes[address] = own | (dataset_source(self._dataset(chain, stage)) if sees else {})
-        return self._codes[address]
-
-    def _identity(self, chain: Chain) -> dict[str, Any]:
-        """What identifies the content of a model; to the work that all chains share value models do not matter."""
-        found = dict(self.models.get(chain.model, {}))
-        if not chain.rounds_from:
-            found.pop("value", None)
-        return {"content": found} if found else {}
-
-    def _dataset(self, chain: Chain, stage: Stage) -> DatasetConfig:
-        """The settings of a dataset as a stage gets them."""
-        return (self.config.datasets if stage.judges else self._rows)[chain.dataset]
-
-    def _sections(self, chain: Chain, stage: Stage) -> dict[str, object]:
-        own: dict[str, object] = {
-            "algo": chain.config,
-            "dataset": self._dataset(chain, stage),
-            "model": self.config.models[chain.model].with_reference(chain.reference),
-        }
-        if "system" in stage.config:
-            own["system"] = self._systems[chain.model]
-        own["generation"] = self._generation(chain, stage)
-        if not stage.judges:
-            own["data_collection"] = self._unscored
-        return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
-
-    def _generation(self, chain: Chain, stage: Stage) -> GenerationConfig:
-        """How a stage draws texts; the same object for all that draw alike."""
-        return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
 
     def _samples(self, chain: Chain, stage: Stage, rows: tuple[int, int]) -> int:
         if stage.shards is None:

@@ -104,8 +104,7 @@ def check_whole(given: str, folder: Path) -> None:
     if (folder / ADAPTERS).is_file():
         raise ConfigError(
             f"{given}: the folder holds {ADAPTERS}, so transformers would load the model that it names rather "
-            "than the weights beside it. Merge the adapters into that model (merge_and_unload() of peft) and save "
-            "it with save_pretrained; where they are merged already, remove that file."
+            "than the weights beside it. Merge them (merge_and_unload() of peft), or remove that file if they are."
         )
     try:
         files = weight_files(folder)
@@ -114,12 +113,11 @@ def check_whole(given: str, folder: Path) -> None:
     if not files:
         raise ConfigError(
             f"{given}: the folder has neither {WHOLE} nor {INDEX}, one of which is loaded; weights in pickles are "
-            "not. Get the model again, or save it with save_pretrained; of a GGUF file give the path of the file."
+            "not. Save it with save_pretrained; of a GGUF file give the path of the file."
         )
     if missing := [file.name for file in files if not file.is_file()]:
         raise ConfigError(
-            f"{given}: {missing[0]} is missing, one of {len(files)} files of weights that {INDEX} names "
-            f"({len(missing)} of them are missing). Get the model again."
+            f"{given}: {missing[0]} is missing, one of {len(files)} files of weights that {INDEX} names"
         )
     for file in files:
         if wrong := wrong_with(file):
@@ -186,7 +184,7 @@ def check_models(config: Config) -> None:
                     if wrong := wrong_with(Path(path) / kinds.WEIGHTS):
                         raise ConfigError(f"{given}: {kinds.WEIGHTS} {wrong}")
                     place = with_weights(*place)
-                    given += f", adapters of {place.path}"
+                    given += _of_adapters(place.path)
                 _check_place(f"models.{name}", key, given, place, model.trusts_code)
             except OSError as error:
                 raise _unreadable(given, error) from error
@@ -203,11 +201,13 @@ def _check_place(model: str, key: str, given: str, place: Base, trusted: bool) -
         _check_kind(model, key, given, config, trusted)
     else:
         return
-    if "quantization_config" in config and ", adapters of " in given:
-        raise ConfigError(
-            f"{given}: the weights of that model are in few bits, which nothing is merged into. Name the same "
-            f"model in full precision as base_model_name_or_path of {kinds.SETTINGS}"
-        )
+    if "quantization_config" in config and _of_adapters(place.path) in given:
+        raise ConfigError(f"{given}: its weights are in few bits, which nothing is merged into: name whole ones")
+
+
+def _of_adapters(base: str) -> str:
+    """What follows the folder of adapters in messages about the model that they belong to."""
+    return f", adapters of {base} (base_model_name_or_path of their {kinds.SETTINGS})"
 
 
 def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
@@ -231,14 +231,12 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
             if is_local(path) or in_cache(path, CONFIG, revision):
                 continue
             near = folder_called_nearly(path)
-            given += f", adapters of {path}" if adapted else ""
+            given += _of_adapters(path) if adapted else ""
             given += f": there is no folder {path} here{f', but {near}' if near else ''}"
             if offline():
                 raise ConfigError(
-                    f"{given}, and the cache of this machine has no such model of the hub, which may not be "
-                    "asked, as HF_HUB_OFFLINE is set. Give the folder of a model, or unset it. On a machine with "
-                    f"network `hf download {path} --local-dir DIR` makes such a folder, to be copied here"
-                    + (f", and named as base_model_name_or_path of {kinds.SETTINGS}" if adapted else "")
+                    f"{given}, nor such a model in the cache of the hub, which HF_HUB_OFFLINE forbids to ask. "
+                    f"Unset it, or give a folder: `hf download {path} --local-dir DIR` makes one elsewhere"
                 )
             if near:
                 warnings.append(f"{given}. It is taken for the id of a model on the hub")
@@ -374,11 +372,6 @@ def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str
 
 def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) -> None:
     if not path.exists():
-        if ", adapters of " in given:
-            raise ConfigError(
-                f"{given}: there is no such folder, nor one of that name beside the adapters. Write the "
-                f"folder or hub id of that model as base_model_name_or_path of their {kinds.SETTINGS}"
-            )
         raise ConfigError(
             f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
             "GGUF file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. docs/models.md has a "
@@ -445,12 +438,10 @@ def reason(error: OSError | ForeignDataError) -> str:
 
 
 def _check_gguf(given: str, path: Path) -> None:
-    if not is_gguf(path):
-        raise ConfigError(f"{given}: is a file, and no GGUF file. Give the folder that holds the model.")
     with open_plain(path, follow=True) as file:
         start = file.read(len(MAGIC))
-    if start != MAGIC:
-        raise ConfigError(f"{given}: begins with {start!r} instead of {MAGIC!r}, so it is no GGUF file.")
+    if start != MAGIC or not is_gguf(path):
+        raise ConfigError(f"{given}: is no GGUF file, as it begins with {start!r}. Give the folder of a model.")
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"{given}: GGUF files need a package: {install_command('gguf')}")
     if Version(release := version("transformers")) < Version(OLDEST_FOR_GGUF):
