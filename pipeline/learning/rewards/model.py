@@ -23,7 +23,7 @@ from transformers import (
 from pipeline.config.meaning import settings_of
 from pipeline.config.schema import number, one_of
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.datasets.chat import rendered
+from pipeline.learning.datasets.chat import ARGUMENTS, rendered, template_arguments
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
@@ -121,8 +121,28 @@ class RewardModel:
         self._max_length = self._find_max_length()
         self._sizes = BatchSizes(hints, device, model)
 
-    def __call__(self, prompts: Sequence[Text], completions: Sequence[Text], **_: Any) -> list[float | None]:
-        """Score completions of prompts; a text without any token has no score."""
+    def __call__(
+        self,
+        prompts: Sequence[Text],
+        completions: Sequence[Text],
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Sequence[Any] | None = None,
+        **_: Any,
+    ) -> list[float | None]:
+        """Score completions of prompts; a text without any token has no score.
+
+        Args:
+            prompts: Texts or conversations.
+            completions: Likewise.
+            tools: Of each conversation, for the chat template, as those that `RewardTrainer` trains with.
+            chat_template_kwargs: Further arguments of it, likewise.
+        """
+        none = [None] * len(prompts)
+        columns = zip(prompts, tools or none, chat_template_kwargs or none, strict=True)
+        given = [
+            {} if isinstance(prompt, str) else template_arguments({"tools": known, ARGUMENTS: more})
+            for prompt, known, more in columns
+        ]
         remedy = "Try a smaller max_length, or dtype=bfloat16, of the reward."
         longest = self._max_length or _LONGEST
         batch = self._sizes.begin("reward", self._settings.batch_size, length=longest, remedy=remedy)
@@ -130,7 +150,7 @@ class RewardModel:
 
         def some() -> list[float | None]:
             part = slice(len(scores), len(scores) + batch.size)
-            encoded = self._encode(prompts[part], completions[part])
+            encoded = self._encode(prompts[part], completions[part], given[part])
             empty = (encoded["attention_mask"].sum(1) == 0).tolist()
             found = [0.0] * len(empty) if all(empty) else self._scores(encoded).tolist()
             return [None if nothing else value for nothing, value in zip(empty, found, strict=True)]
@@ -161,7 +181,9 @@ class RewardModel:
             return chances[:, self._label] - chances[:, others].logsumexp(-1)
         return chances[:, self._label].exp()
 
-    def _encode(self, prompts: Sequence[Text], completions: Sequence[Text]) -> Mapping[str, Tensor]:
+    def _encode(
+        self, prompts: Sequence[Text], completions: Sequence[Text], given: Sequence[Mapping[str, Any]]
+    ) -> Mapping[str, Tensor]:
         answers = [text_of(completion) for completion in completions]
         if not self._settings.with_prompt:
             return self._tokenized(answers)
@@ -172,7 +194,7 @@ class RewardModel:
                 [*_conversation(prompt), {"role": "assistant", "content": answer}]
                 for prompt, answer in zip(prompts, answers, strict=True)
             ]
-            texts = [rendered(self._tokenizer, talk) for talk in talks]
+            texts = [rendered(self._tokenizer, talk, each) for talk, each in zip(talks, given, strict=True)]
             # The template has written the special tokens already.
             return self._tokenized(texts, add_special_tokens=False)
         return self._tokenized([text_of(prompt) + answer for prompt, answer in zip(prompts, answers, strict=True)])

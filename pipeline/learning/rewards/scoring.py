@@ -23,7 +23,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isawaitable
 from itertools import groupby
 from pathlib import Path
@@ -38,6 +38,7 @@ from pipeline.config.user_code import import_object
 from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit, told
 from pipeline.foreign import parse_json
 from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.chat import ARGUMENTS
 from pipeline.learning.rewards.calling import Item, arguments, batches, bind, items_of, needed_columns, scores_of
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
 from pipeline.learning.rewards.traits import WrongScores, is_async
@@ -483,8 +484,10 @@ class Scorer:
         needed = needed_columns(reward.function, reward.arguments)
         items = items_of(rows, completions, completion_ids, needed, reward.messages)
         isolated = reward.traits.isolated and self._grading.isolated
-        if reward.path == REWARD_MODEL:  # looks at no columns, and batches its texts by itself
+        if reward.path == REWARD_MODEL:  # looks at what templates are given alone, and batches its texts by itself
             places = [list(range(len(items)))]
+            names = ("tools", ARGUMENTS)
+            items = [replace(item, columns={name: item.columns.get(name) for name in names}) for item in items]
         elif isolated and reward.traits.pointwise:
             places = [[at] for at in range(len(items))]
         else:

@@ -9,9 +9,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2ForSequenceClassification, PreTrainedTokenizerFast
 
+from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
+from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import DATE
 from pipeline.learning.rewards.model import ModelSettings, RewardModel
+from pipeline.learning.rewards.scoring import Scorer
 
 WORDS = ["<end>", "<unk>", "user", "assistant", "good", "bad", "so", "it", "is"]
 
@@ -91,6 +94,24 @@ def test_a_template_that_asks_for_the_date_is_told_the_same_on_every_day(tmp_pat
     assert scores(folder, ["it is"], ["so"]) == pytest.approx(
         [logits(folder, "it is so good")[0].item()], abs=1e-5
     )
+
+
+def test_the_template_has_the_tools_and_arguments_of_each_row(tmp_path: Path) -> None:
+    known = "{% if tools %}good {% endif %}{% if bad %}bad {% endif %}"
+    folder = make(
+        tmp_path, 1, template=f"{known}{{% for turn in messages %}}{{{{ turn.content }}}} {{% endfor %}}"
+    )
+    asked = [{"role": "user", "content": "it is"}]
+    rows = [
+        Row(0, asked, {"note": 1}),
+        Row(1, asked, {"tools": [{"type": "function"}]}),
+        Row(2, asked, {"chat_template_kwargs": {"bad": True}}),
+    ]
+    grading = GradingConfig(options={"model": {"path": str(folder)}})
+    with Scorer(DatasetConfig(kind="jsonl", reward="model", grading=grading)) as scorer:
+        found = scorer.score(rows, ["so"] * 3, [[1]] * 3).values
+    texts = ("it is so", "good it is so", "bad it is so")
+    assert found == pytest.approx([logits(folder, text)[0].item() for text in texts], abs=1e-5)
 
 
 def test_a_text_without_any_token_has_no_score(scalar: Path) -> None:
