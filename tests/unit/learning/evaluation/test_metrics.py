@@ -6,14 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations, product
-from math import comb
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
@@ -33,7 +30,6 @@ from pipeline.learning.evaluation.metrics import (
     read_log_right,
     read_samples,
     reward_kl_front,
-    winning_shares,
     write_log_right,
     write_samples,
 )
@@ -189,15 +185,6 @@ def test_maj_at_k_is_the_mean_over_all_subsets(answers: list[str | None]) -> Non
     assert found == pytest.approx(expected, abs=1e-12)
 
 
-def test_shares_of_all_answers_sum_to_one_where_somebody_votes() -> None:
-    sizes = (20, 11, 11, 7, 3, 1, 1)
-    shares = winning_shares(sizes, silent=10)
-    total = np.sum([shares[size] for size in sizes], axis=0)
-    n = sum(sizes) + 10
-    silent = np.array([comb(10, k) / comb(n, k) for k in range(n + 1)])
-    assert total == pytest.approx(1 - silent, abs=1e-9)
-
-
 Floats = NDArray[np.float64]
 ETAS = [0.03, 0.1, 1.0, 30.0]
 
@@ -233,20 +220,6 @@ def test_it_is_the_tilted_reference_completion_by_completion(eta: float, right: 
     found = optimum(np.log([chances @ rewards]), eta)
     assert [float(each[0]) for each in (found.reward, found.kl, found.regularized)] == pytest.approx(
         enumerated, rel=1e-9, abs=1e-12
-    )
-
-
-@pytest.mark.properties
-@given(st.integers(0, 2**32 - 1), st.sampled_from(ETAS), st.integers(1, 63))
-def test_no_policy_does_better(seed: int, eta: float, right: int) -> None:
-    every, chances = reference(seed)
-    generator = np.random.default_rng([seed, 1])
-    rewards = (generator.permutation(len(every)) < right).astype(np.float64)
-    best = optimum(np.log([chances @ rewards]), eta).regularized[0]
-    weights = chances * np.exp(generator.normal(0, generator.uniform(0.1, 5), len(every)) + rewards / eta)
-    policies = [generator.dirichlet(np.full(len(every), 0.1)), chances, weights / weights.sum()]
-    assert all(
-        value(policy, chances, rewards, eta)[2] <= best + 1e-9 for policy in policies if policy.sum() > 0.99
     )
 
 

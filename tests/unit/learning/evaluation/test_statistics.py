@@ -160,14 +160,6 @@ def test_where_every_prompt_is_right_so_many_answers_as_prompts_are_taken_for_gr
     assert high == pytest.approx(1 - 0.025 ** (1 / 20))
 
 
-def test_intervals_stay_between_0_and_1_and_hold_the_value() -> None:
-    values = (np.random.default_rng(0).random((200, 1, 3, 30)) < 0.97).astype(float)
-    spread = crossed_spread(values)
-    low, high = share_interval(spread, 0.95)
-    assert ((low >= 0) & (low <= spread.value) & (spread.value <= high) & (high <= 1)).all()
-    assert (low < high).all()
-
-
 def differing(wins: int, losses: int, prompts: int) -> Floats:
     """Differences of two policies that are right or wrong."""
     return np.array([1.0] * wins + [-1.0] * losses + [0.0] * (prompts - wins - losses))
@@ -231,12 +223,6 @@ def test_only_prompts_of_which_both_have_something_to_say_are_compared() -> None
     assert (found.differences.tolist(), found.reach) == ([[1.0, 0.0]], 1.0)
     nothing = paired_by_prompt(first, Ratios(second.numerators, np.zeros((1, 3))))
     assert (nothing.differences.shape, nothing.reach) == ((1, 0), 0.0)
-
-
-def test_holm_by_hand() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.001, 0.999))

@@ -228,32 +228,6 @@ def test_guided_decoding_equals_decoding_without_a_cache(
     assert ours.tokens != run(model, prompts, **options).tokens
 
 
-@pytest.mark.parametrize(
-    ("model", "head", "name"),
-    [
-        (FAMILIES[(kind + tilt) % 2], head, name)
-        for kind, head in enumerate([HeadType.v, HeadType.q])
-        for tilt, name in enumerate(TILTS)
-    ],
-    indirect=["model"],
-)
-def test_kl_is_the_sum_over_whole_rows(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType, name: str
-) -> None:
-    value, prompts = make_value(model, head), some_prompts(2)
-    decoded = run(model, prompts, budgets=[4, 4], guidance=Guidance(value, TILTS[name]))
-    processor = GuidedLogitsProcessor(value, TILTS[name])
-    for prompt, tokens, kl in zip(prompts, decoded.tokens, decoded.kl, strict=True):
-        total = 0.0
-        for step in range(len(tokens)):
-            text = torch.tensor([prompt + tokens[:step]])
-            logits = model(text).logits[:, -1]
-            guided, reference = processor(text, logits).double(), policy_logprobs(logits).double()
-            total += float(torch.where(guided.isinf(), 0.0, guided.exp() * (guided - reference)).sum())
-            assert guided.exp().sum().item() == pytest.approx(1, abs=1e-5)
-        assert kl == pytest.approx(total, abs=1e-4)
-
-
 @pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
 def test_what_is_drawn_does_not_depend_on_batches_order_or_shards(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType | None

@@ -334,22 +334,6 @@ def test_slots_stay_full_while_someone_waits(samples: int) -> None:
     assert max(seen.steps) == 8
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_what_is_computed_for_nothing_is_left_out_of_everything(head: HeadType | None) -> None:
-    """Rows that have ended while nobody looked."""
-    model = language_model("llama")
-    value, case = head and opinionated(model, head), Case(3)
-    case.settings = replace(case.settings, eos_id=5, batch_size=4)
-    found = []
-    for every in (1, 4):
-        with metered() as meter:
-            decoded = case.drawn(model, value, pace=SlotPace(look_every=every))
-        found.append((decoded, dict(meter.flops)))
-    (one, spent), (other, spent_too) = found
-    assert (one.tokens, spent) == (other.tokens, spent_too)
-    assert one.kl == pytest.approx(other.kl, abs=1e-4)
-
-
 def test_what_is_finished_is_kept_and_counted_before_a_failure() -> None:
     model, given = language_model("gpt2"), mixed(samples=2)
     settings, keys = DecodeSettings(batch_size=8), given["keys"]

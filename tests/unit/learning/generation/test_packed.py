@@ -30,7 +30,7 @@ from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.row_cache import PackedStep, Packing, RowCache, grouped_attention
 from pipeline.learning.generation.row_models import BranchRows, CandidateRows, Way, guide_of, reading_of
 from pipeline.learning.models.kinds import WITHOUT_SDPA
-from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.models.value import ValueModel
 from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 from tests.unit.learning.generation.conftest import VOCABULARY as FEW
 from tests.unit.learning.generation.conftest import language_model
@@ -135,18 +135,6 @@ def test_a_score_with_itself_is_as_exact_as_those_with_the_prefix(
         layer.show()
     found = step.attend(0, query, key, torch.ones_like(key), scaling=2.0**-4)[..., 0].float()
     assert float((found - 0.5).abs().max()) < (0.004 if merged else 0.02)  # where scores lie in memory, rounded
-
-
-@torch.inference_mode()
-def test_values_with_atoms() -> None:
-    """A distribution over rewards has one more dimension."""
-    value = value_model_from(language_model("llama", seed=1), HeadType.v, atoms=3).eval()
-    value.head.weight.copy_(torch.randn(value.head.weight.shape, generator=torch.Generator().manual_seed(3)))
-    run = Run(value)
-    for valid in (VALID, VALID.flip(0)):
-        ours, alone = run.step(valid)
-        assert ours.shape == (int(valid.sum()), 3)
-        assert torch.allclose(ours, alone, atol=2e-4)
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig
-from pipeline.errors import DataError, OutOfMemory
+from pipeline.errors import DataError
 from pipeline.learning.algos import opening
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import load_dataset
@@ -107,33 +107,6 @@ def test_what_was_finished_is_not_done_again() -> None:
     assert [done for done, _ in told_too] == [done for done, _ in told] == list(range(2, 21, 2))
     # Two prompts at a time, the last two each alone, of four forward passes each, and the one that failed.
     assert calls == 4 * 6 + 1
-
-
-def test_the_next_job_starts_with_what_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = language_model("gpt2")
-    limit = Limited(model, rows=5)
-    first, _ = complete(model, 16, hints=tmp_path)
-    assert capsys.readouterr().out.splitlines() == [
-        "out of memory at batch 16: using 8",
-        "out of memory at batch 8: using 4",
-    ]
-    limit.seen.clear()
-    second, _ = complete(model, 16, hints=tmp_path)
-    assert_equal(second, first)
-    assert max(limit.seen) == 4
-    assert capsys.readouterr().out == ""
-    # With a value model beside it less may fit, which is not known yet.
-    limit.handle.remove()
-    wide = Limited(model, rows=99)
-    complete(model, 16, hints=tmp_path, guided=True)
-    assert max(wide.seen) == 16
-
-
-def test_what_was_tried_is_said_where_not_even_one_row_fits() -> None:
-    model = language_model("gpt2")
-    Limited(model, rows=0)
-    with pytest.raises(OutOfMemory, match=r"single sequence at once \(batch sizes tried: 12, 6, 3, 1\)\. Try a"):
-        complete(model, 12, samples=3)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "gptj"])

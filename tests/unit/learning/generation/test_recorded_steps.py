@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from pipeline.errors import JobError
-from pipeline.learning.choices import HeadType, Others
+from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation import steps as recorded_steps
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
@@ -80,23 +79,6 @@ def test_what_is_drawn(kind: str, head: HeadType | None, seeds: tuple[int, ...])
         case.pace = SlotPace(look_every=[1, 3, 4, 8][seed])
         check(case, model, value)
     assert graphs.Graph.replays > 5 * len(seeds)
-
-
-# What becomes of them without graphs, `test_decode` has for each rule and head.
-@pytest.mark.parametrize(
-    ("head", "others"),
-    [
-        pytest.param(head, others, marks=() if (at + turn) % 2 == 0 else pytest.mark.exhaustive)
-        for at, others in enumerate(Others)
-        for turn, head in enumerate((HeadType.v, HeadType.q))
-    ],
-)
-def test_what_becomes_of_other_tokens(head: HeadType, others: Others) -> None:
-    model = language_model("llama")
-    case = Case(5)
-    case.tilt = Tilt(preference_offset(0.7), top_k=6, min_p=0.05, others=others)
-    check(case, model, opinionated(model, head))
-    assert graphs.Graph.replays > 0
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -226,10 +208,3 @@ def test_what_cannot_be_recorded_is_decoded_without(
     assert graphs.Graph.replays == 0
     assert len(told(caplog)) == 1
     assert words[why] in told(caplog)[0]
-
-
-def test_a_broken_model_is_told_of() -> None:
-    model, case = language_model("llama"), Case(2)
-    model.lm_head.weight.data = model.lm_head.weight.data * float("nan")
-    with pytest.raises(JobError, match="computes is no number"):
-        recorded(case, model)

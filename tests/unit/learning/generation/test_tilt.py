@@ -352,19 +352,6 @@ def test_offsets_are_expectations_of_the_distribution() -> None:
         assert float(soft) >= float(plain) - 1e-5  # Jensen
 
 
-def test_a_label_between_atoms_is_split_so_that_its_mean_is_kept() -> None:
-    """The likeliest distribution for one label has that label as its mean."""
-    logits = torch.zeros(1, 1, 5, requires_grad=True)
-    optimizer = torch.optim.SGD([logits], lr=3.0)
-    for _ in range(500):
-        optimizer.zero_grad()
-        token_atoms(logits, torch.ones(1, 1, dtype=torch.bool), torch.tensor([0.6])).backward()
-        optimizer.step()
-    mass = logits.softmax(-1).detach()[0, 0]
-    assert float((mass * torch.linspace(0, 1, 5)).sum()) == pytest.approx(0.6, abs=1e-3)
-    assert mass[2:4].sum() > 0.99
-
-
 @pytest.mark.parametrize(
     ("count", "eta"), [(11, 0.05), (2, 0.05), (11, 1.0), (101, 0.001), (3, 0.02), (5, math.inf)]
 )
