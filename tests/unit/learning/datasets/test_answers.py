@@ -272,14 +272,3 @@ def test_a_token_before_the_end_of_a_turn_is_part_of_the_answer() -> None:
     )
     (found,) = encode_answers(model, said(ASKED), [answer("7", "Sure?", "Yes")])
     assert learnt(model, found) == ["7<|im_start|><|im_end|>", "Yes<|im_start|><|im_end|>"]
-
-
-def test_answers_that_call_tools_are_supervised_up_to_their_end() -> None:
-    model = tokenizer("tools are special")
-    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": 3}}]}
-    turns = [call, {"role": "tool", "content": "seven"}, *answer("7")]
-    (found,) = encode_answers(model, said(ASKED), [turns], arguments={"tools": TOOLS})
-    learnt = model.decode([token for token, marked in zip(found.ids, found.supervised, strict=True) if marked])
-    assert learnt.startswith("<tool_call>{")
-    assert "seven" not in learnt
-    assert learnt.endswith("7<|im_end|>")

@@ -92,6 +92,16 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
         ("a.parquet", b"", r"a.parquet: not a whole Parquet file"),
         ("a.arrow", b"cut", r"a.arrow: not a whole Arrow file"),
         ("a.txt", b"\xff", r"a.txt: not UTF-8 text"),
+        # Files that stand for rows, and say what to do.
+        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),
+        ("a.csv", b"/annex/objects/SHA256E-s10--ab.csv\n", "git annex get"),
+        ("a.json", b"\n<!DOCTYPE html><html><body>404</body></html>", "web page"),
+        ("a.csv", b"PK\x03\x04\x14\x00", "Excel"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
+        ("a.csv", "prompt,solution\nü,1\n".encode("latin-1"), "iconv"),
+        ("a.csv", "prompt,solution\na,1\n".encode("utf-16"), "iconv"),
+        ("a.json", json.dumps(ROWS).encode("utf-16"), "in UTF-8"),
+        ("a.jsonl", "\n".join(map(json.dumps, ROWS)).encode("utf-16"), "in UTF-8"),
     ],
 )
 def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -226,25 +236,3 @@ def test_a_file_is_read_by_what_it_holds(name: str, content: bytes, tmp_path: Pa
 def test_parquet_is_read_whatever_it_is_called(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(_TWO), tmp_path / "a.json")
     assert [record.data for record in read_records(tmp_path / "a.json")] == _TWO
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "said"),
-    [
-        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),
-        ("a.csv", b"/annex/objects/SHA256E-s10--ab.csv\n", "git annex get"),
-        ("a.json", b"\n<!DOCTYPE html><html><body>404</body></html>", "web page"),
-        ("a.csv", b"PK\x03\x04\x14\x00", "Excel"),
-        ("a.jsonl", b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
-        ("a.csv", "prompt,solution\nü,1\n".encode("latin-1"), "iconv"),
-        ("a.csv", "prompt,solution\na,1\n".encode("utf-16"), "iconv"),
-        ("a.json", json.dumps(_TWO).encode("utf-16"), "in UTF-8"),
-        ("a.jsonl", "\n".join(map(json.dumps, _TWO)).encode("utf-16"), "in UTF-8"),
-    ],
-)
-def test_a_file_that_stands_for_rows_is_refused_with_what_to_do(
-    name: str, content: bytes, said: str, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=said):
-        list(read_records(tmp_path / name))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from trl import rewards as trl_rewards
 
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.tables import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.calling import GIVEN, bind, mismatch
+from pipeline.learning.rewards.calling import bind, mismatch
 from pipeline.learning.rewards.registry import load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from tests.doubles import own_rewards
@@ -78,49 +75,6 @@ def test_what_a_signature_needs(
         assert said in found.said
 
 
-_NAMES = st.sampled_from(["solution", "level", "x", "answer", *GIVEN])
-_KINDS = st.sampled_from(
-    [
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.KEYWORD_ONLY,
-    ]
-)
-
-
-@st.composite
-def signatures(draw: st.DrawFn) -> inspect.Signature:
-    """Any parameters, in an order that Python allows."""
-    names = draw(st.lists(_NAMES, unique=True, max_size=9))
-    made = [
-        inspect.Parameter(name, draw(_KINDS), default=draw(st.sampled_from([inspect.Parameter.empty, None])))
-        for name in names
-    ]
-    made.sort(key=lambda each: (each.kind, each.kind != each.KEYWORD_ONLY and each.default is not each.empty))
-    defaults = {each.default is each.empty for each in made if each.kind != each.KEYWORD_ONLY}
-    if len(defaults) == 2:  # one without a default may not follow one with it, whatever their kinds
-        made = [each.replace(default=None) if each.kind == each.POSITIONAL_OR_KEYWORD else each for each in made]
-    if draw(st.booleans()):
-        made.append(inspect.Parameter("rest", inspect.Parameter.VAR_KEYWORD))
-    return inspect.Signature(made)
-
-
-@pytest.mark.properties
-@given(signatures(), st.lists(st.sampled_from(["solution", "level", "answer"]), unique=True))
-def test_the_binder_agrees_with_python(signature: inspect.Signature, columns: list[str]) -> None:
-    made: dict[str, Callable[..., None]] = {}
-    exec(f"def function{signature}: pass", made)
-    found = mismatch(made["function"], columns)
-    try:
-        made["function"](**dict.fromkeys([*GIVEN, *columns]))
-    except TypeError:
-        assert found is not None
-        named = [*found.missing, *found.said.replace(",", " ").split()]
-        assert set(named) & {*signature.parameters, *GIVEN, *columns}
-    else:
-        assert found is None
-
-
 # -- test trl rewards --------------------------------------------------------------------------------------------
 # TRL's own rewards work unchanged, by name and by path, and say what they verify.
 
@@ -141,7 +95,6 @@ EXPECTED = {
     "get_repetition_penalty_reward": [0, -0.5, -2 / 3, -0.75],
     "get_cosine_scaled_reward": [0.98776412, -0.95225425, -0.89694631, 0.82725425],
 }
-VERIFY = {"accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward"}
 
 
 def own(name: str) -> str:
@@ -190,15 +143,6 @@ def test_a_format_or_a_length_never_makes_a_completion_correct() -> None:
 
 
 # -- rewards of the user's own ---------------------------------------------------------------------------------
-
-
-def test_a_reward_of_which_nothing_is_said_judges_nothing_and_votes_for_nothing() -> None:
-    found = score(dataset({own("shares"): 1.0}, isolated=False), ["aa", "ab"])
-    assert found.values.tolist() == [1, 0.5]
-    assert list(found.correct) == list(found.answers) == [None, None]
-    told = score(dataset({own("shares"): 1.0}, isolated=False, correct_by=own("shares")), ["aa", "ab"])
-    assert list(told.correct) == [True, False]
-    assert list(told.answers) == [None, None], "the text is no answer"
 
 
 def test_a_function_that_makes_a_reward_takes_its_settings_once() -> None:
