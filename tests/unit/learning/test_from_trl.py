@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipeline import from_trl
-from pipeline.config.load import load_config
 from pipeline.config.schema import Config, DType, Optimizer, Schedule
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.dpo import DPOConfig, PairSource
@@ -16,6 +15,7 @@ from pipeline.learning.algos.policy_config import Sampling
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.from_trl import FromTRL
+from tests.doubles.composing import quick_config
 
 
 def of_trl(kind: str, home: str = "trl", **given: Any) -> Any:
@@ -25,7 +25,7 @@ def of_trl(kind: str, home: str = "trl", **given: Any) -> Any:
 
 
 def composed(found: FromTRL, algo: str) -> tuple[Config, Any]:
-    config = load_config(["experiment.name=t", *found.overrides])
+    config = quick_config(["experiment.name=t", *found.overrides])
     return config, config.algos[algo]
 
 
@@ -74,7 +74,7 @@ def test_what_is_computed_by_default_is_what_trl_computes() -> None:
         if one.startswith("algos.") and one.split("=")[0] not in tuned
     ]
     assert len(of_trl) > 8
-    ours, theirs = (load_config(["experiment.name=t", "algos=[GRPO]", *given]) for given in ([], of_trl))
+    ours, theirs = (quick_config(["experiment.name=t", "algos=[GRPO]", *given]) for given in ([], of_trl))
     assert ours.algos["GRPO"] == theirs.algos["GRPO"]
 
 

@@ -16,10 +16,9 @@ import torch
 from pipeline.config.schema import AlgoConfig, DatasetConfig, DType, GenerationConfig, StageConfig
 from pipeline.errors import DataError
 from pipeline.learning.algos import groups as algos_groups
-from pipeline.learning.algos import groups as groups_module
 from pipeline.learning.algos import opening
 from pipeline.learning.algos.dpo import existing_sequences, labelled_sequences
-from pipeline.learning.algos.groups import Drawn, Groups, Rollouts, score_groups
+from pipeline.learning.algos.groups import Groups, Rollouts
 from pipeline.learning.algos.opening import reference_model, score
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import Row, load_dataset
@@ -31,7 +30,7 @@ from pipeline.learning.models.cache import ModelCache
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
-from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceRule, PreferenceSource
+from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceSource
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.rewards.traits import RewardTraits, reward
 from pipeline.learning.training.distributed import Ranks, Spread
@@ -210,8 +209,10 @@ def read_prompts(policy: TextPolicy) -> list[tuple[int, ...]]:
     return read
 
 
-@pytest.mark.parametrize("streams", [(None, "second"), ("first", "second"), (None,), ("first",)])
-@pytest.mark.parametrize("cut", [0, 1, "drawn"])
+@pytest.mark.parametrize(
+    ("streams", "cut"),
+    [((None, "second"), 0), ((None, "second"), "drawn"), (("first", "second"), 1), (("first",), 0)],
+)
 def test_what_is_the_same_so_far_is_read_once(
     rolled: Rollouts, streams: tuple[str | None, ...], cut: int | str
 ) -> None:
@@ -235,38 +236,6 @@ def test_what_is_the_same_so_far_is_read_once(
     assert rolled._ctx.told[-1] == (1 + len(streams)) / 3
     if cut == 0:
         assert len(read) == 4
-
-
-def test_both_completions_of_a_pair_are_scored_beside_the_others_of_their_prompt(
-    rolled: Rollouts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """And as they were drawn: what the stage that scores reads is what the other has written."""
-    asked: list[list[int]] = []
-
-    def score(_ctx: object, rows: Any, texts: Sequence[str], completions: Any, size: int) -> Scored:
-        asked.append([row.id for row in rows])
-        assert size == 5
-        assert texts == policy().text(completions, rows)
-        values = np.array([float(sum(tokens)) for tokens in completions])
-        none: list[None] = [None] * len(values)
-        return Scored(values, {}, none, none, none)
-
-    monkeypatch.setattr(groups_module, "score", score)
-    rolled._ctx.config.data_collection.reward_batch_size = 5
-    drawn = rolled.pairs(policy())
-    drawn.save(tmp_path)
-    found = score_groups(rolled._ctx, DATASET, Drawn.load(tmp_path))
-    assert (found.prompts, found.tokens, found.texts) == (drawn.prompts, drawn.tokens, drawn.texts)
-    assert asked == [[row.id for row in rolled.rows for _ in range(2)]]
-    assert found.keys.tolist() == rolled.keys("preference").reshape(-1).tolist()
-    rule = PreferenceRule(source=PreferenceSource.reward)
-    sides = found.scored.values.reshape(-1, 2).tolist()
-    for (first, second), decided in zip(sides, found.decided(rule), strict=True):
-        assert decided == (-1 if first == second else first > second)
-    labelled = found.sequences(range(len(found.tokens)), [0.0] * len(found.tokens))
-    assert (
-        labelled.starts == [len(one) + cut for one, cut in zip(found.prompts, rolled.cut().repeat(2), strict=True)]
-    ).all()
 
 
 # -- test opening ------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from examples.pass_at_k import PassAtK, PassAtKConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig, REINFORCEpp, REINFORCEppConfig
 from pipeline.learning.algos.policy_config import Sampling
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Samples, checked_advantages, grpo_set, padded
 from tests.doubles.contexts import context
@@ -29,23 +28,6 @@ def samples(rewards: list[float]) -> Samples:
     count = len(rewards)
     logprobs = [np.full(2, -0.5, np.float32)] * count
     return Samples.of([[1]] * count, [[2, 3]] * count, np.array(rewards), logprobs)
-
-
-def test_what_a_method_keeps_by_default_is_whole_groups_with_rewards_and_log_probabilities(tmp_path: Path) -> None:
-    """Completions without a reward too: they belong to their group."""
-    rewards, taken = np.array([1.0, NONE, 0.5, 0.0]), [[-0.1, -0.2], [-0.3], [-0.4], [-0.5, -0.6]]
-    scored = Scored(rewards, {}, [None] * 4, [None] * 4, [None] * 4)
-    tokens = [[5, 6], [7], [8], [9, 6]]
-    logprobs = [np.array(each, "f4") for each in taken]
-    prompts = [[1], [1], [2, 3], [2, 3]]
-    groups = groups_of(2, prompts, tokens, scored, ids=np.arange(8, 10), logprobs=logprobs)
-    PostTrainingAlgorithms().keep(context(GRPOConfig(), tmp_path), groups)
-    found = Samples.load([tmp_path])
-    assert found.sequences.prompts.tolist() == [8, 8, 9, 9]
-    assert found.sequences.starts.tolist() == [1, 1, 2, 2]
-    assert found.sequences.lengths.tolist() == [3, 2, 3, 4]
-    np.testing.assert_array_equal(found.rewards, np.float32(rewards))
-    np.testing.assert_array_equal(found.logprobs, np.float32([[-0.1, -0.2], [-0.3, 0], [-0.4, 0], [-0.5, -0.6]]))
 
 
 @pytest.mark.parametrize("sampling", list(Sampling))

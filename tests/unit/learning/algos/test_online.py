@@ -189,7 +189,7 @@ def test_pairs_and_labels_of_the_present_policy_are_drawn_online_too(tmp_path: P
 
 
 def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_path: Path) -> None:
-    hf = ("algos=[GRPO-HF]", "algos.GRPO-HF.batch_size=16")
+    hf = ("algos=[GRPO-HF]", "algos.GRPO-HF.batch_size=16", "algos.GRPO-HF.lora.rank=2")
     chains = Chains(tmp_path, *hf, *SMALL)
     for number in (1, 2):
         (reward,), (folder,) = (chains.folders("GRPO-HF", number, stage) for stage in ("reward", "train"))
@@ -202,13 +202,8 @@ def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_p
         scores = np.array([row.extra["reward"] for row in read_curve(folder)])
         assert np.abs(scores).max() < 3
         assert np.abs(scores % 0.25).min() > 0  # no share of completions that are right
-
-
-def test_adapters_go_on_as_the_weights_that_they_are(tmp_path: Path) -> None:
-    chains = Chains(tmp_path, *GRPO, "algos.GRPO.lora.rank=2")
-    (folder,) = chains.folders("GRPO", 2, "train")
-    assert json.loads((folder / ADAPTERS).read_text())["rounds"] == [2]
-    assert chains.metrics("GRPO", 2)["pass@1"] >= 0
+        # Adapters go on as the weights that they are.
+        assert json.loads((folder / ADAPTERS).read_text())["rounds"] == [number]
 
 
 @pytest.mark.parametrize(

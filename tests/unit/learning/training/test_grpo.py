@@ -48,12 +48,8 @@ def trl_loss(
     objective: GRPOConfig,
     entropies: Tensor | None = None,
 ) -> Tensor:
-    """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation.
-
-    Where the ratio is a product, `RLOOTrainer`.
-    """
+    """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation."""
     from trl.trainer.grpo_trainer import GRPOTrainer  # which other tests need not load
-    from trl.trainer.rloo_trainer import RLOOTrainer
 
     trainer: Any = SimpleNamespace(
         model=SimpleNamespace(training=True),
@@ -98,10 +94,8 @@ def trl_loss(
         "old_per_token_logps": old,
         "ref_per_token_logps": anchor,
         "num_items_in_batch": mask.sum(),
-        "old_logps": (old * mask).sum(1),
     }
-    kind = RLOOTrainer if objective.importance_sampling_level is ImportanceSampling.product else GRPOTrainer
-    loss: Tensor = kind._compute_loss(trainer, None, inputs)
+    loss: Tensor = GRPOTrainer._compute_loss(trainer, None, inputs)
     return loss
 
 
@@ -210,27 +204,6 @@ def test_gspo_as_a_user_writes_it_is_what_the_setting_gives(tmp_path: Path) -> N
     assert loss == same
     assert torch.allclose(model.lm_head.weight.grad, other.lm_head.weight.grad, atol=1e-6)
     assert of_method(GRPO(), tmp_path)[0] != pytest.approx(loss, abs=1e-3)
-
-
-def test_the_loss_of_rloo_is_that_of_trl() -> None:
-    objective = replace(OBJECTIVE, importance_sampling_level=ImportanceSampling.product, beta=0.0)
-    generator = torch.Generator().manual_seed(4)
-    for _ in range(20):
-        lengths = torch.randint(0, 10, (8,), generator=generator)
-        mask = torch.arange(9)[None] < lengths[:, None]
-        start = -torch.rand(8, 9, generator=generator)
-        old = start + 0.2 * torch.randn(8, 9, generator=generator)
-        advantages = torch.randn(8, generator=generator)
-        ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
-        tokens = TokenBatch(mask=mask, logprobs=ours, old=old, anchor=None, advantages=advantages[:, None])
-        mine, _ = loss_and_clipped(tokens, objective)
-        expected = trl_loss(theirs, old, None, advantages, mask, objective)
-        # Advantages of completions without tokens, which change no gradient, are in TRL's.
-        constant = advantages[lengths == 0].sum() / 8
-        assert mine.item() == pytest.approx((expected + constant).item(), abs=1e-6)
-        mine.backward()
-        expected.backward()
-        assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
 
 
 @pytest.mark.parametrize("normalizes", [False, True])

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import DType
 from pipeline.learning.algos.dpo import DPOConfig
-from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation.decode import DecodeSettings
 from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
-from pipeline.learning.training.loop import TrainingSet, computing_in, fit_sft
+from pipeline.learning.training.loop import TrainingSet, computing_in
 from pipeline.learning.training.loop import fit as policy_fit
-from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
@@ -121,35 +117,6 @@ def test_dropout_is_switched_off() -> None:
     without_dropout(model)
     ids = torch.tensor([[1, 2, 3, 4]])
     assert torch.equal(model(ids).logits, model(ids).logits)
-
-
-def weights(model: GPT2LMHeadModel) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_adapters_are_trained_and_merged_into_a_model_like_any_other(tmp_path: Path, checkpointing: bool) -> None:
-    model, data = tiny_policy(), sequences()
-    before, settings = weights(model), LoraSettings(rank=2, alpha=4)
-    adapted = with_adapters(model.requires_grad_(True), settings, seed=0)
-    trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
-    assert trained
-    assert all("lora_" in name for name in trained)
-    losses = fit_sft(adapted, data, fitting(4, batch_size=4, epochs=6, gradient_checkpointing=checkpointing))
-    assert losses[-1] < losses[0]
-    batch = batch_of(data, np.arange(len(data)), "cpu")
-    with torch.no_grad():
-        expected = completion_logprobs(adapted, batch)
-    merged(adapted).save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(loaded) is GPT2LMHeadModel
-    after = weights(loaded)
-    assert set(after) == set(before)
-    changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert changed
-    assert not any("wte" in name or "ln" in name for name in changed)
-    with torch.no_grad():
-        assert torch.allclose(completion_logprobs(loaded, batch), expected, atol=1e-4)
 
 
 # -- test gradient checkpointing ---------------------------------------------------------------------------------

@@ -112,10 +112,6 @@ def fitted(micro_batch_size: int = 16, epochs: int = 30) -> tuple[ValueModel, li
     return model, fit_reward_model(model, pairs(), fitting(micro_batch_size, batch_size=16, epochs=epochs))
 
 
-def test_micro_batches_add_up_to_the_batch() -> None:
-    assert fitted(micro_batch_size=6, epochs=2)[1] == pytest.approx(fitted(epochs=2)[1], abs=1e-4)
-
-
 def test_the_score_is_the_value_at_the_last_token() -> None:
     model, _ = fitted(epochs=1)
     data = pairs(3)
