@@ -7,6 +7,8 @@ import numpy as np
 from pipeline.learning.algos.groups import Groups
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.training.grpo import Samples, padded
+from pipeline.learning.training.sequences import Sequences
 
 
 def groups_of(
@@ -23,3 +25,10 @@ def groups_of(
         "keys": sample_keys(0, "test", np.arange(count), 1)[:, 0],
     }
     return Groups(size=size, prompts=prompts, tokens=tokens, scored=scored, **(given | others))
+
+
+def samples_of(prompts: Any, completions: Any, rewards: Any, logprobs: Any = None) -> Samples:
+    """Prompts and completions as token ids, with rewards; log-probabilities are 0 where they are not given."""
+    ids = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+    taken = [np.zeros(len(one), np.float32) for one in completions] if logprobs is None else logprobs
+    return Samples(Sequences.of(ids, [*map(len, prompts)], list(rewards)), padded(taken))

@@ -53,27 +53,6 @@ class Samples:
         return len(self.sequences)
 
     @staticmethod
-    def of(
-        prompts: Sequence[Sequence[int]],
-        completions: Sequence[Sequence[int]],
-        rewards: NDArray[np.float64],
-        logprobs: Sequence[NDArray[np.float32]],
-        rows: Sequence[int] | None = None,
-    ) -> Samples:
-        """Join prompts and completions.
-
-        Args:
-            prompts: Token ids, one for each completion.
-            completions: Token ids.
-            rewards: Shape [N].
-            logprobs: As long as its completion each.
-            rows: Id of the row of each prompt, where somebody asks.
-        """
-        ids = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
-        starts = [len(prompt) for prompt in prompts]
-        return Samples(Sequences.of(ids, starts, rewards.tolist(), rows), padded(logprobs))
-
-    @staticmethod
     def without_logprobs(sequences: Sequences) -> Samples:
         """Completions of the policy as it is, whose log-probabilities training computes anyway."""
         return Samples(sequences, np.zeros((len(sequences), 0), np.float32))

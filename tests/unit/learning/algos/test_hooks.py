@@ -16,7 +16,7 @@ from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Samples, checked_advantages, grpo_set, padded
 from tests.doubles.contexts import context
 from tests.doubles.fitting import of_grpo
-from tests.doubles.groups import groups_of
+from tests.doubles.groups import groups_of, samples_of
 from tests.doubles.models import tiny_policy
 from tests.doubles.own_methods import RewardWeighted
 
@@ -27,7 +27,7 @@ def samples(rewards: list[float]) -> Samples:
     """Completions of two tokens each, with these rewards."""
     count = len(rewards)
     logprobs = [np.full(2, -0.5, np.float32)] * count
-    return Samples.of([[1]] * count, [[2, 3]] * count, np.array(rewards), logprobs)
+    return samples_of([[1]] * count, [[2, 3]] * count, np.array(rewards), logprobs)
 
 
 @pytest.mark.parametrize("sampling", list(Sampling))
@@ -57,7 +57,7 @@ def test_advantages_of_reinforce_pp_are_those_of_the_paper(
     lengths, rewards = [1, 3, 2, 4, 2, 3, 1, 2], random.normal(size=8)
     rewards[2] = NONE
     logprobs, anchor = ([random.normal(size=length).astype("f4") for length in lengths] for _ in range(2))
-    given = Samples.of([[1]] * 8, [[2] * length for length in lengths], rewards, logprobs)
+    given = samples_of([[1]] * 8, [[2] * length for length in lengths], rewards, logprobs)
     given = given.silenced(np.arange(8) == 5)
     monkeypatch.setattr(REINFORCEpp, "anchor_logprobs", lambda *_: padded(anchor))
     ctx = context(REINFORCEppConfig(num_generations=4, baseline=baseline, beta=beta))

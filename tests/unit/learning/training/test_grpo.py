@@ -34,6 +34,7 @@ from pipeline.learning.training.scoring import completion_logprobs, read_off
 from pipeline.learning.training.sequences import batch_of
 from tests.doubles.contexts import context
 from tests.doubles.fitting import of_grpo
+from tests.doubles.groups import samples_of
 from tests.doubles.models import tiny_policy
 
 OBJECTIVE = of_grpo(beta=0.04, epsilon_high=0.3)
@@ -259,8 +260,8 @@ def samples(model: GPT2LMHeadModel, count: int = 24) -> Samples:
     prompts = [generator.integers(0, 10, 3 + row // 4 % 3).tolist() for row in range(count)]
     completions = [generator.integers(0, 10, generator.integers(1, 6)).tolist() for _ in range(count)]
     rewards = np.array([float(tokens[0] % 2) for tokens in completions])
-    bare = Samples.of(prompts, completions, rewards, [np.zeros(len(tokens), np.float32) for tokens in completions])
+    bare = samples_of(prompts, completions, rewards)
     batch = batch_of(bare.sequences, np.arange(count), "cpu")
     with torch.no_grad():
         table = completion_logprobs(model, batch).double().numpy()
-    return Samples.of(prompts, completions, rewards, supervised_columns(table, bare.sequences))
+    return samples_of(prompts, completions, rewards, supervised_columns(table, bare.sequences))

@@ -39,6 +39,7 @@ from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER, read_curve
 from tests.doubles.fitting import fitting
+from tests.doubles.groups import samples_of
 from tests.doubles.models import PLAINLY, tiny_policy
 
 numbers = st.integers(1, 12)
@@ -255,7 +256,7 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
         ]
         completions, masked = trl.completions[number], ~given["completion_mask"].any(1).numpy()
         shares.append(masked.mean())
-        bare = Samples.of(prompts, completions, rewards, [np.zeros(len(one), np.float32) for one in completions])
+        bare = samples_of(prompts, completions, rewards)
 
         def scores(of: Any) -> np.ndarray:
             with torch.no_grad():
