@@ -30,7 +30,7 @@ from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan import compatibility
 from pipeline.plan.build import build_plan, check_size
-from pipeline.plan.contents import PREPARING, import_warnings
+from pipeline.plan.contents import PREPARING
 from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import disk_need, peak_flops
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
@@ -183,7 +183,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
         plan=plan,
         store=store,
         devices=devices,
-        warnings=(*import_warnings(), *(one for one in notes if one is not None), *idle),
+        warnings=(*(one for one in notes if one is not None), *idle),
         given=tuple(given),
         are_here=are_here,
         rows=rows,

@@ -174,13 +174,6 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
     if isinstance(section, Settings):
         yield from _told_by(key, section, config)
     for below, entry in held(section, key):
-        falls = config.training.schedule is Schedule.polynomial and below.endswith("learning_rate")
-        end = schema.POLYNOMIAL_END
-        if falls and key.startswith("algos.") and isinstance(entry, float) and entry <= end:
-            yield (
-                f"{below}={entry:g}: training.schedule=polynomial falls to {end:g} and must begin above that. Use "
-                "linear, which falls to 0"
-            )
         yield from _of_section(below, entry, config)
 
 

@@ -619,10 +619,6 @@ class Optimizer(Enum):
     muon = "muon"  # of torch, for the matrices of hidden layers; AdamW for everything else
 
 
-POLYNOMIAL_END = 1e-7
-"""Rate that `Schedule.polynomial` ends at: transformers' default."""
-
-
 class Schedule(Enum):
     """What the learning rate follows over all steps; all but the first are transformers' (`get_scheduler`)."""
 

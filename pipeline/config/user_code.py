@@ -30,7 +30,6 @@ from pipeline.files import file_sha256
 
 _OURS = "pipeline"
 _Answer = TypeVar("_Answer")
-_brought_torch: list[str] = []
 
 
 def import_object(path: str) -> Any:
@@ -154,11 +153,6 @@ def check_unchanged(planned: Mapping[str, str | None]) -> None:
             )
 
 
-def brought_torch() -> tuple[str, ...]:
-    """Modules that were imported by `import_object` in this process and were the first to import torch."""
-    return tuple(_brought_torch)
-
-
 def ask(owner: str, question: Callable[[], _Answer]) -> _Answer:
     """What code answers that may be the user's own, and so may fail in any way.
 
@@ -228,17 +222,13 @@ def _import_module(module: str, path: str) -> Any:
     _look_in_current_folder()
     if module not in sys.modules:
         importlib.invalidate_caches()
-    had_torch = "torch" in sys.modules
     try:
-        found = importlib.import_module(module)
+        return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module may do anything while it is imported
         name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
         said = f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}"
         missing = name and f"{module}.".startswith(f"{name}.")
         raise ConfigError(_no_such_module(path, name) if missing else said) from error
-    if not had_torch and "torch" in sys.modules:
-        _brought_torch.append(module)
-    return found
 
 
 def _no_such_module(path: str, missing: str) -> str:

@@ -24,7 +24,7 @@ from pipeline.config.schema import (
     TextBackend,
 )
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES
-from pipeline.config.user_code import brought_torch, import_object, source_hash
+from pipeline.config.user_code import import_object, source_hash
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import GENERATE, START_TRAIN, Algorithm, Stage
 from pipeline.learning.algos.policy_config import start_of, starts_of
@@ -245,16 +245,6 @@ def dataset_source(dataset: DatasetConfig) -> dict[str, str | None]:
         name for name in reward_names(dataset) if name not in REWARD_NAMES and not name.startswith(_SHIPPED)
     ]
     return class_source(dataset.class_path) | {path: source_hash(path) for path in rewards}
-
-
-def import_warnings() -> tuple[str, ...]:
-    """What to tell a user whose modules import torch, which makes every start slow."""
-    return tuple(
-        f"{module} imports torch, or something that does, while the run is being planned. It works, but every "
-        "start takes seconds longer, a dry run too: move such imports into the methods that need them, as "
-        "pipeline/learning/algos/qsharp.py does."
-        for module in brought_torch()
-    )
 
 
 def _without_places(dataset: Mapping[str, Any], files: Collection[str]) -> dict[str, Any]:
