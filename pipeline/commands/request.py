@@ -18,12 +18,12 @@ from rich.filesize import decimal
 from pipeline.config.checks import check_config, check_together, idle_settings
 from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device
-from pipeline.engine.devices.select import Layout, choose_devices, declared_gpus, make_layout
+from pipeline.engine.devices.select import Layout, choose_devices, make_layout
 from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_jobs import read_durations
 from pipeline.engine.store.shared import SharedStore, check_address
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
-from pipeline.errors import ConfigError, DeviceError, StoreError, has_package, install_command
+from pipeline.errors import ConfigError, StoreError, has_package, install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.registry import CHECK, PREPARE
 from pipeline.machine import memory
@@ -32,7 +32,7 @@ from pipeline.plan import compatibility
 from pipeline.plan.build import build_plan, check_size
 from pipeline.plan.contents import PREPARING
 from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
-from pipeline.plan.estimates import disk_need, peak_flops
+from pipeline.plan.estimates import disk_need
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
 from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
 from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers
@@ -62,8 +62,6 @@ class Request:
     """Told the run's folder once it is there."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Dataset -> rows of each split, as far as they are known."""
-    are_here: bool = True
-    """Whether the devices are there, rather than declared for a dry run."""
     shared: SharedStore | None = None
     """The store that other machines share, while it is in use."""
 
@@ -82,11 +80,11 @@ class Request:
     @property
     def layout(self) -> Layout:
         """Its workers, and which device each is on."""
-        return make_layout(self.devices, self.execution, None if self.are_here else {})
+        return make_layout(self.devices, self.execution)
 
     def durations(self) -> Durations:
-        """What earlier runs measured; nothing where the devices are others than theirs."""
-        return read_durations(self.store.root) if self.are_here else Durations()
+        """What earlier runs measured."""
+        return read_durations(self.store.root)
 
     def unread(self, missing: Collection[str]) -> list[str]:
         """Names of the datasets whose rows are still to be read, of the ids of jobs that must run."""
@@ -149,7 +147,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     check_tokenizers(config)
     check_pairs(config)
     check_chat_templates(config)
-    devices, are_here = _devices(config)
+    devices = _devices(config)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
     compatibility.check_compatible(config, gpu=gpu)
@@ -162,7 +160,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
     plan = build_plan(
         config,
-        read_durations(store.root) if are_here else None,
+        read_durations(store.root),
         sources,
         models,
         weights=weights,
@@ -175,7 +173,6 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
         compatibility.said_of_attention(plain),
         compatibility.slow_precision(config, gpu),
         compatibility.nucleus_beside_logprobs(config),
-        None if are_here else _said_of_declared(config, devices, weights),
         said_of_best(config),
     )
     return Request(
@@ -185,7 +182,6 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
         devices=devices,
         warnings=(*(one for one in notes if one is not None), *idle),
         given=tuple(given),
-        are_here=are_here,
         rows=rows,
     )
 
@@ -195,38 +191,13 @@ def on_cluster(config: Config) -> bool:
     return config.system.use_parallel_execution and config.execution.backend is Backend.ray
 
 
-def _devices(config: Config) -> tuple[list[Device], bool]:
-    """The devices of a run, and whether they are there: a dry run may be for GPUs that are declared."""
+def _devices(config: Config) -> list[Device]:
     execution = config.execution
     if on_cluster(config):
         from pipeline.engine.workers.on_ray import cluster_devices  # most runs have no use for it
 
-        found = cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
-        return found, True
-    try:
-        return choose_devices(config.device, execution.workers, config.distributed), True
-    except DeviceError as error:
-        if not config.dry_run:
-            raise
-        if declared := declared_gpus(config.device, execution.workers, config.distributed):
-            return declared, False
-        raise DeviceError(
-            f"{error} A dry run plans for GPUs that are not here where distributed.num_gpus says how many and "
-            "profile=a100_80gb, or another of GPUs, which"
-        ) from None
-
-
-def _said_of_declared(config: Config, devices: Sequence[Device], weights: Mapping[str, int]) -> str:
-    gpu, number = devices[0], len(devices)
-    unknown = [
-        f"models.{name}" for name, model in config.models.items() if not (weights[name] or model.is_trained)
-    ]
-    return (
-        f"{number} {gpu.name} with {config.distributed.gpu_memory_gib:g} GiB each "
-        f"{'is' if number == 1 else 'are'} not here: the plan is for them as declared. Nothing was "
-        f"measured; times rest on the sizes of models and on {peak_flops(gpu.name) / 1e12:.0f} TFLOP/s, the peak"
-        + (f"; the size of {' and '.join(unknown)} is not known, so they are far too short" if unknown else "")
-    )
+        return cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
+    return choose_devices(config.device, execution.workers, config.distributed)
 
 
 def _check_ray(config: Config) -> None:

@@ -821,10 +821,6 @@ class DistributedConfig:
     """Exactly these: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs where that is not set."""
     gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False, keyed=ENABLED)
     """The same as `gpu_ids`, by its other name: `distributed.gpu_list=0,1,2,3`."""
-    gpu_memory_gib: float | None = number(None, above=0, at_most=100_000, hint=", or null", affects_result=False)
-    """Memory of each GPU that a dry run for `num_gpus` that are not here reckons with; profiles of GPUs set it."""
-    gpu_name: str | None = hint(None)
-    """Which GPU a dry run reckons hours for where it is not here, such as `A100`; profiles of GPUs set it."""
     enabled: bool = False
     """Let one training use all GPUs that `num_gpus` or `gpu_ids` asks for. False gives every training as many as
     `training.gpus_per_job` says, one by default, and runs several side by side."""

@@ -548,29 +548,6 @@ def choose_devices(
     return _candidates(choice, workers, distributed).best()
 
 
-def declared_gpus(
-    choice: DeviceChoice, workers: int | None, distributed: DistributedConfig
-) -> list[Device] | None:
-    """GPUs as the configuration declares them, whatever this machine has; None where it does not.
-
-    Args:
-        choice: Which kind.
-        workers: How many, or None for every GPU.
-        distributed: How many GPUs there are to be, of how much memory.
-    """
-    asked = distributed.num_gpus or (1 if choice is DeviceChoice.cuda else 0)
-    memory_gib = distributed.gpu_memory_gib
-    if choice is DeviceChoice.cpu or not asked or memory_gib is None or distributed.ids is not None:
-        return None
-    if (workers or 1) > asked:
-        return None
-    name, total = distributed.gpu_name or "GPU", int(memory_gib * 2**30)
-    return [
-        Device(kind="cuda", index=index, uuid=None, name=name, memory_total_bytes=total)
-        for index in range(workers or asked)
-    ]
-
-
 def lease_devices(
     choice: DeviceChoice,
     workers: int | None,
