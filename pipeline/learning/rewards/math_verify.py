@@ -41,7 +41,7 @@ _WHOLE = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|\\\[(
 _LAST_MARK = re.compile(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z")
 """With an answer on the last line, be it no number."""
 _LEAD = re.compile(
-    r"(?:[\s=:~]|\\(?:approx|sim(?:eq)?)(?![a-z]))*"
+    r"(?:[=-]>|[\s=:~\u2192\u21d2\u2234]|\\(?:approx|sim(?:eq)?|therefore|Rightarrow|implies)(?![a-z]))*"
     r"(?:([^\W\d_]{2,})[\s,:.]+(?=[-+$\\(\[{.\d]|[A-Za-z]\s*=))?[\s=:]*"
 )
 """A word before an answer, as in ``so 5``."""
@@ -147,7 +147,7 @@ _ROUNDED = 1e-12
 _FEW_WORDS = 5
 """Words of a solution that may be an answer of words alone."""
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
-_WORD = re.compile(r"[^\W\d_]{2,}|\bI(?= [a-z]{2})")
+_WORD = re.compile(r"[^\W\d_]{2,}|\bI(?= [a-z]{2})|(?<=[A-Za-z]['\u2019])[a-z](?![a-z])")
 _PLAIN_WORDS = {"or", "and", "sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp"}
 _PLAIN = re.compile(r"[\d\s.,%*/+()^-]+")
 _SPACED = re.compile(r"(?<![\d.,])-?[1-9]\d{0,2}(?:(?:[ \u00a0\u202f~]|\\[,;:! ])\d{3})+(?![\d])")
@@ -376,7 +376,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=11))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=12))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 

@@ -265,7 +265,7 @@ def test_nothing_is_compared_with_what_is_neither_text_nor_number(verifier: Any,
         # What prose says at its end, be it not called an answer: as a whole, not its first or last number.
         (
             "2",
-            ["It is 2.", "It is 2 cm^2.", "Thus, x = 2.", "I get 2"],
+            ["It is 2.", "It is 2 cm^2.", "Thus, x = 2.", "I get 2", "It's 2.", "=> 2", "\u2234 2"],
             ["It is 2\u221a3.", "It is 2 + i.", "It is 2x."],
         ),
         ("-3", ["It is negative 3.", "minus 3", "It is - 3."], ["It is 3.", "5 minus 3 is 2"]),
