@@ -18,18 +18,7 @@ from numpy.typing import NDArray
 from pipeline.config.schema import EvaluationConfig
 from pipeline.config.values import short
 from pipeline.files import json_text
-from pipeline.learning.evaluation.statistics import (
-    Estimate,
-    Paired,
-    Ratios,
-    crossed_spread,
-    effective_size,
-    exact_interval,
-    paired_by_prompt,
-    paired_intervals,
-    per_prompt,
-    ratio_estimates,
-)
+from pipeline.learning.evaluation import statistics
 from pipeline.outputs.formats import LARGEST, PROMPTS, SAMPLES, Sample, read_input, read_lines
 from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts, write_prompts
 
@@ -160,7 +149,7 @@ def is_share(metric: str) -> bool:
     return _SHARES.fullmatch(metric) is not None
 
 
-def reach_of(metric: str, paired: Paired) -> float:
+def reach_of(metric: str, paired: statistics.Paired) -> float:
     """The largest difference that a prompt could show: that of shares is known, whatever is seen."""
     return max(1.0, paired.reach) if is_share(metric) else paired.reach
 
@@ -306,14 +295,16 @@ def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[floa
 
 def _estimates(measures: PromptMeasures, settings: EvaluationConfig) -> list[dict[str, Any]]:
     used = [name for name, (_, below) in measures.sums.items() if below.sum() > 0]
-    found: dict[str, Estimate] = {}
+    found: dict[str, statistics.Estimate] = {}
     if used:
         above, below = (np.array([measures.sums[name][side] for name in used]).T for side in (0, 1))
         found = dict(
             zip(
                 used,
-                ratio_estimates(
-                    Ratios(above, below), samples=settings.bootstrap_samples, confidence=settings.confidence
+                statistics.ratio_estimates(
+                    statistics.Ratios(above, below),
+                    samples=settings.bootstrap_samples,
+                    confidence=settings.confidence,
                 ),
                 strict=True,
             )
@@ -340,8 +331,11 @@ def _exact_bounds(name: str, above: Floats, below: Floats, confidence: float) ->
         return None
     size: Floats | float = 1.0  # of a single prompt, whose answers may be as alike as one
     if prompts > 1:
-        size = effective_size(crossed_spread(per_prompt(Ratios(above, below))[None, None]), confidence)
-    low, high = exact_interval(np.array(value), np.asarray(size), confidence)
+        size = statistics.effective_size(
+            statistics.crossed_spread(statistics.per_prompt(statistics.Ratios(above, below))[None, None]),
+            confidence,
+        )
+    low, high = statistics.exact_interval(np.array(value), np.asarray(size), confidence)
     return float(low), float(high)
 
 
@@ -362,17 +356,20 @@ def _comparison(
     """Paired differences on the prompts that both have, of the measures that both have."""
     _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
 
-    def part(measures: PromptMeasures, places: NDArray[np.intp], metric: str) -> Ratios:
+    def part(measures: PromptMeasures, places: NDArray[np.intp], metric: str) -> statistics.Ratios:
         above, below = measures.sums[metric]
-        return Ratios(above[None, places], below[None, places])
+        return statistics.Ratios(above[None, places], below[None, places])
 
     # Divergence is from the reference already: there is nothing to compare in it.
     shared = [metric for metric in one.sums if metric in other.sums and not metric.startswith("kl_")]
-    pairs = {metric: paired_by_prompt(part(one, ours, metric), part(other, theirs, metric)) for metric in shared}
+    pairs = {
+        metric: statistics.paired_by_prompt(part(one, ours, metric), part(other, theirs, metric))
+        for metric in shared
+    }
     known = {metric: one for metric, one in pairs.items() if one.differences.size and np.isfinite(one.reach)}
     differences = [one.differences[0] for one in known.values()]
     reaches = [reach_of(metric, one) for metric, one in known.items()]
-    ends = paired_intervals(differences, reaches, settings.confidence)
+    ends = statistics.paired_intervals(differences, reaches, settings.confidence)
     return [
         _row(f"{metric}/vs_{name}", float(values.mean()), low, high, len(values))
         for metric, values, (low, high) in zip(known, differences, ends, strict=True)

@@ -26,16 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation import sampling
-from pipeline.learning.generation.row_cache import (
-    CannotPack,
-    Entering,
-    PackedStep,
-    Packing,
-    RowCache,
-    attended_in,
-    packed,
-)
+from pipeline.learning.generation import row_cache, sampling
 from pipeline.learning.models.value import ValueModel, cache_argument, inputs_of
 
 # -- ways --------------------------------------------------------------------------------------------------------
@@ -185,15 +176,15 @@ class RowModel:
         self.model = model
         self.device, self._pad_id = str(model.device), pad_id
         # Asked once: transformers looks for the type among the weights each time.
-        self._dtype = attended_in(model.dtype, model.device)
-        self.cache = RowCache(slots, width + 1, self.device)
+        self._dtype = row_cache.attended_in(model.dtype, model.device)
+        self.cache = row_cache.RowCache(slots, width + 1, self.device)
         self._staged: Cache
         self._outputs: Tensor
 
     def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
         """Read prompts, padded on the right, where causal attention hides the padding by itself."""
         batch = padded(prompts, self._pad_id, self.device, "right")
-        self._staged = Entering(self.cache) if at_once else DynamicCache()
+        self._staged = row_cache.Entering(self.cache) if at_once else DynamicCache()
         with _last_alone(self.model, None if len(set(map(len, prompts))) == 1 else batch.lengths):
             # A mask of ones: without any, transformers looks for padding by itself and warns of it.
             self._outputs = self._forward(batch.ids, torch.ones_like(batch.ids), batch.positions, self._staged)
@@ -554,7 +545,7 @@ def _packs(model: ValueModel) -> bool:
     guide.enter(one[0], np.ones(1, np.int64))
     try:
         guide.values(one, torch.ones_like(one, dtype=torch.bool))
-    except CannotPack:
+    except row_cache.CannotPack:
         return False
     return True
 
@@ -573,7 +564,7 @@ class CandidateRows:
     def __init__(self, rows: RowModel) -> None:
         assert isinstance(rows.model, ValueModel)
         self._model, self.rows = rows.model, rows
-        self._packing: Packing
+        self._packing: row_cache.Packing
         # Which attention ignores; without any, some models look for padding by themselves, and wait for it.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=self._model.device)
         self.asked: Tensor | None = None
@@ -603,13 +594,13 @@ class CandidateRows:
             candidates = torch.cat([torch.stack(self._deferred, 1), candidates], 1)
             count = None if count is None else count + pending * len(valid)
             valid = F.pad(valid, (pending, 0), value=True)
-        self._packing = packing = Packing(valid, count)
+        self._packing = packing = row_cache.Packing(valid, count)
         positions = cache.lengths.index_select(0, packing.rows)
         hidden = cache.hidden_prefix(self._model.dtype) if not pending else None
         if pending:
             positions = positions + packing.flat.remainder(valid.shape[1]).clamp_max_(pending)
             hidden = cache.hidden_from_columns(self._model.dtype, pending, valid.shape[1])
-        with packed(self._model.backbone, PackedStep(packing, cache, hidden, pending)):
+        with row_cache.packed(self._model.backbone, row_cache.PackedStep(packing, cache, hidden, pending)):
             values: Tensor = self._model(
                 packing.pack(candidates),
                 attention_mask=None if sampling.may_ask(candidates) else self._mask,
@@ -661,14 +652,14 @@ class BranchRows:
     def __init__(self, rows: BatchModel) -> None:
         self._rows = rows
         self._candidates: Reader | None = None
-        self._packing: Packing
+        self._packing: row_cache.Packing
         self.needs_equal_lengths = rows.needs_equal_lengths
         self.asked: Tensor | None = None
         self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
 
     def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
         """Read each candidate that is asked for as the next token of its row."""
-        self._packing = packing = Packing(valid, count)
+        self._packing = packing = row_cache.Packing(valid, count)
         self.asked = valid.sum(-1)
         at_once = max(self.FEW, self.BRANCHES * len(candidates))
         asked = zip(packing.rows.split(at_once), packing.pack(candidates)[0].split(at_once), strict=True)

@@ -20,15 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.learning.choices import Others
-from pipeline.learning.generation import sampling
-from pipeline.learning.generation.row_models import (
-    CandidateRows,
-    Guide,
-    ModelRows,
-    Outputs,
-    RowModel,
-    VocabularyRows,
-)
+from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.models.batch_size import split_over
 
 # -- guided step -------------------------------------------------------------------------------------------------
@@ -37,7 +29,7 @@ from pipeline.learning.models.batch_size import split_over
 
 
 def guided_step(
-    guide: Guide, tilt: sampling.Tilt, logprobs: Tensor, draws: Tensor | None
+    guide: row_models.Guide, tilt: sampling.Tilt, logprobs: Tensor, draws: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Take one guided step.
 
@@ -83,7 +75,7 @@ def guided_step(
 
 
 def _asked(
-    guide: Guide, candidates: sampling.Candidates, draw: sampling.Draw | None
+    guide: row_models.Guide, candidates: sampling.Candidates, draw: sampling.Draw | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """What the guide is asked for: the candidates, and tokens that are none and are taken nevertheless.
 
@@ -111,7 +103,7 @@ def _asked(
 
 
 def _forced_step(
-    guide: Guide, tilt: sampling.Tilt, candidates: sampling.Candidates, draw: sampling.Draw | None
+    guide: row_models.Guide, tilt: sampling.Tilt, candidates: sampling.Candidates, draw: sampling.Draw | None
 ) -> tuple[Tensor, Tensor]:
     """A step of which no row has a second candidate: the value of a single one changes nothing."""
     tokens, guided = candidates.ids[:, 0], candidates.logprobs
@@ -155,7 +147,7 @@ class Taking:
 
     temperature: float
     top_p: float
-    guide: Guide | None
+    guide: row_models.Guide | None
     tilt: sampling.Tilt | None
     some_likeliest: bool
     vocabulary: int | None = None
@@ -294,11 +286,11 @@ def is_asked(device: str) -> bool:
     return device.startswith("cuda")
 
 
-def why_not(policy: ModelRows, taking: Taking) -> str:
+def why_not(policy: row_models.ModelRows, taking: Taking) -> str:
     """Why steps of these cannot be recorded, in a few words; "" where they may be."""
     followed = [policy, *_rows_of(taking.guide)]
     for whose, rows in zip(("the policy", "the value model"), followed, strict=False):
-        if not isinstance(rows, RowModel):
+        if not isinstance(rows, row_models.RowModel):
             return f"rows of {whose} begin together, in a cache that grows"
         weights = [*rows.model.parameters()]
         if split_over(rows.model) is not None or any(hasattr(weight, "full_tensor") for weight in weights):
@@ -306,16 +298,16 @@ def why_not(policy: ModelRows, taking: Taking) -> str:
         if len({weight.device for weight in weights}) > 1:
             return f"{whose} is on several devices"
     alone = taking.tilt is not None and taking.tilt.top_k == 1 and taking.tilt.others is not Others.offset_zero
-    if alone and isinstance(taking.guide, CandidateRows):
+    if alone and isinstance(taking.guide, row_models.CandidateRows):
         return "a single candidate (top_k=1) is never valued"
     return ""
 
 
-def _rows_of(guide: Guide | None) -> list[Any]:
+def _rows_of(guide: row_models.Guide | None) -> list[Any]:
     """The rows of a guide."""
     if guide is None:
         return []
-    return [guide.rows if isinstance(guide, CandidateRows | VocabularyRows) else guide]
+    return [guide.rows if isinstance(guide, row_models.CandidateRows | row_models.VocabularyRows) else guide]
 
 
 @cache
@@ -327,7 +319,9 @@ def tell(why: str) -> None:
 class RecordedSteps:
     """The steps of all slots."""
 
-    def __init__(self, policy: RowModel, outputs: Outputs, taking: Taking, streams: int, most: int) -> None:
+    def __init__(
+        self, policy: row_models.RowModel, outputs: row_models.Outputs, taking: Taking, streams: int, most: int
+    ) -> None:
         """Prepare, before any row is in.
 
         Args:
@@ -338,7 +332,7 @@ class RecordedSteps:
             most: Steps from one look to the next at most.
         """
         self._policy, self._outputs, self._taking = policy, outputs, taking
-        followed: list[RowModel] = [policy, *_rows_of(taking.guide)]
+        followed: list[row_models.RowModel] = [policy, *_rows_of(taking.guide)]
         self._models, self._caches = [rows.model for rows in followed], [rows.cache for rows in followed]
         self._failed = any(model in _FAILED for model in self._models)
         slots, device = policy.cache.slots, policy.device
@@ -355,7 +349,7 @@ class RecordedSteps:
         self._tokens, self._lost = numbers(dtype=torch.long), numbers(dtype=torch.bool)
         kl = taking.guide is not None or taking.top_p < 1.0
         self._kl = numbers(dtype=torch.float64) if kl else None
-        self._asked = numbers(dtype=torch.long) if isinstance(taking.guide, CandidateRows) else None
+        self._asked = numbers(dtype=torch.long) if isinstance(taking.guide, row_models.CandidateRows) else None
 
     def run(self, count: int, draws: NDArray[np.float64] | None) -> list[NDArray[Any] | None]:
         """Take so many steps, and look at them; draws of shape [streams, k, n].
@@ -378,9 +372,9 @@ class RecordedSteps:
         parts = (self._tokens, self._lost, self._kl, self._asked)
         return [None if part is None else part[:count, :rows].cpu().numpy() for part in parts]
 
-    def _held(self) -> list[Outputs]:
+    def _held(self) -> list[row_models.Outputs]:
         guide = self._taking.guide
-        return [self._outputs, guide.outputs] if isinstance(guide, VocabularyRows) else [self._outputs]
+        return [self._outputs, guide.outputs] if isinstance(guide, row_models.VocabularyRows) else [self._outputs]
 
     def _step(self, slots: int) -> None:
         if (replay := self._replays.get(slots)) is not None:

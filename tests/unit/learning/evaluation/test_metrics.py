@@ -15,24 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.learning.evaluation.metrics import (
-    REGRET,
-    FrontPoint,
-    J,
-    beside,
-    chosen_point,
-    evaluation_rows,
-    majority_at_k,
-    measure,
-    optimum,
-    optimum_columns,
-    pass_at_k,
-    read_log_right,
-    read_samples,
-    reward_kl_front,
-    write_log_right,
-    write_samples,
-)
+from pipeline.learning.evaluation import metrics
 from pipeline.outputs.check import check_output
 from pipeline.outputs.formats import PROMPTS, SAMPLES, Sample
 
@@ -46,7 +29,7 @@ def sample(row: int, index: int, correct: bool | None = True, **fields: Any) -> 
 
 
 def rows_of(*args: Any) -> dict[str, dict[str, Any]]:
-    rows = evaluation_rows(*args)
+    rows = metrics.evaluation_rows(*args)
     assert len({row["metric"] for row in rows}) == len(rows)
     return {row["metric"]: row for row in rows}
 
@@ -85,9 +68,11 @@ def test_differences_to_other_policies() -> None:
 
 
 def test_a_policy_that_has_diverged_still_has_its_other_numbers(tmp_path: Path) -> None:
-    write_samples(tmp_path / SAMPLES, [sample(row, 0, kl=float("nan") if row else 0.5) for row in range(4)])
+    metrics.write_samples(
+        tmp_path / SAMPLES, [sample(row, 0, kl=float("nan") if row else 0.5) for row in range(4)]
+    )
     check_output(tmp_path)
-    found = rows_of(read_samples([tmp_path]), SETTINGS)
+    found = rows_of(metrics.read_samples([tmp_path]), SETTINGS)
     assert found["kl_per_sequence"]["value"] is None
     assert found["pass@1"]["value"] == 1
 
@@ -137,7 +122,7 @@ def test_pass_at_k_is_the_mean_over_all_subsets(n: int) -> None:
         outcomes = [True] * c + [False] * (n - c)
         for k in range(1, n + 1):
             expected = np.mean([any(subset) for subset in combinations(outcomes, k)])
-            (found,) = pass_at_k(np.array([n]), np.array([c]), k)
+            (found,) = metrics.pass_at_k(np.array([n]), np.array([c]), k)
             assert found == pytest.approx(expected, abs=1e-12)
 
 
@@ -172,7 +157,7 @@ def credit_of(answer: str, answers: Sequence[str | None], correct: Sequence[bool
 def test_maj_at_k_is_the_mean_over_all_subsets(answers: list[str | None]) -> None:
     correct = [answer in ("a", "d") for answer in answers]
     ks = range(1, len(answers) + 1)
-    found = majority_at_k([answers], [correct], list(ks))[0]
+    found = metrics.majority_at_k([answers], [correct], list(ks))[0]
     expected = [
         np.mean(
             [
@@ -217,7 +202,7 @@ def test_it_is_the_tilted_reference_completion_by_completion(eta: float, right: 
     rewards = (np.random.default_rng(right).permutation(len(every)) < right).astype(np.float64)
     tilted = chances * np.exp(rewards / eta)
     enumerated = value(tilted / tilted.sum(), chances, rewards, eta)
-    found = optimum(np.log([chances @ rewards]), eta)
+    found = metrics.optimum(np.log([chances @ rewards]), eta)
     assert [float(each[0]) for each in (found.reward, found.kl, found.regularized)] == pytest.approx(
         enumerated, rel=1e-9, abs=1e-12
     )
@@ -239,26 +224,28 @@ KNOWN = {1: math.log(0.5), 2: -math.inf}
 
 
 def test_j_and_regret_of_each_prompt() -> None:
-    found = measure(EVALUATED, 0.1, KNOWN).sums
-    above, below = found[J]
+    found = metrics.measure(EVALUATED, 0.1, KNOWN).sums
+    above, below = found[metrics.J]
     assert above.tolist() == pytest.approx([1 - 0.1 * 1.2, 1 - 0.1 * 2.0, 2 - 0.1 * 8.0])
     assert below.tolist() == [2, 1, 2]  # a completion without a reward has no say
-    best = optimum(np.log([0.5]), 0.1).regularized[0]
-    above, below = found[REGRET]
+    best = metrics.optimum(np.log([0.5]), 0.1).regularized[0]
+    above, below = found[metrics.REGRET]
     assert above.tolist() == pytest.approx([2 * best - (1 - 0.1 * 1.2), 0 - (1 - 0.1 * 2.0), 0])
     assert below.tolist() == [2, 1, 0]  # nothing is known of the best at the third prompt
 
 
 def test_the_optimum_stands_beside_the_measures_of_the_reference() -> None:
-    both = beside(measure(EVALUATED, 0.1, KNOWN), "optimum", optimum_columns(KNOWN, 0.1, [1.0, math.inf]))
-    rows = evaluation_rows(EVALUATED, EvaluationConfig(bootstrap_samples=50), measured=both)
+    both = metrics.beside(
+        metrics.measure(EVALUATED, 0.1, KNOWN), "optimum", metrics.optimum_columns(KNOWN, 0.1, [1.0, math.inf])
+    )
+    rows = metrics.evaluation_rows(EVALUATED, EvaluationConfig(bootstrap_samples=50), measured=both)
     found = {row["metric"]: row for row in rows}
-    best = {eta: optimum(np.array([math.log(0.5), -math.inf]), eta) for eta in (0.1, 1.0)}
+    best = {eta: metrics.optimum(np.array([math.log(0.5), -math.inf]), eta) for eta in (0.1, 1.0)}
     assert found["optimum/pass@1"]["value"] == pytest.approx(best[0.1].reward.mean())
     assert found["optimum/kl_per_sequence/eta=1"]["value"] == pytest.approx(best[1.0].kl.mean())
-    assert found[f"optimum/{J}/eta=1"]["value"] == pytest.approx(best[1.0].regularized.mean())
+    assert found[f"optimum/{metrics.J}/eta=1"]["value"] == pytest.approx(best[1.0].regularized.mean())
     assert found["optimum/pass@1/eta=inf"]["value"] == pytest.approx(0.25)
-    assert f"optimum/{J}/eta=inf" not in found
+    assert f"optimum/{metrics.J}/eta=inf" not in found
     assert found["optimum/regret"]["value"] == 0
     assert found["optimum/pass@1"]["n"] == 2  # the third prompt's is not known
     assert 0 <= found["optimum/pass@1"]["ci_low"] <= found["optimum/pass@1"]["ci_high"] <= 1
@@ -271,10 +258,10 @@ def test_shards_leave_it_and_all_of_them_must(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in "abc"]
     for folder, known in zip(folders, ({5: -0.5, 2: -math.inf}, {7: -1.5}, {}), strict=True):
         folder.mkdir()
-        write_log_right(folder, known)
-    assert read_log_right(folders) == {2: -math.inf, 5: -0.5, 7: -1.5}
+        metrics.write_log_right(folder, known)
+    assert metrics.read_log_right(folders) == {2: -math.inf, 5: -0.5, 7: -1.5}
     (folders[1] / PROMPTS).unlink()
-    assert read_log_right(folders) == {}
+    assert metrics.read_log_right(folders) == {}
 
 
 # -- test front --------------------------------------------------------------------------------------------------
@@ -282,21 +269,28 @@ def test_shards_leave_it_and_all_of_them_must(tmp_path: Path) -> None:
 
 
 def test_rounding_decides_nothing() -> None:
-    points = [FrontPoint(-1.7e-8, 0.4, "a"), FrontPoint(0.0, 0.4, "b"), FrontPoint(4e-9, 0.4, "c")]
-    assert {point.label for point in reward_kl_front(points)} == {"a", "b", "c"}
+    points = [
+        metrics.FrontPoint(-1.7e-8, 0.4, "a"),
+        metrics.FrontPoint(0.0, 0.4, "b"),
+        metrics.FrontPoint(4e-9, 0.4, "c"),
+    ]
+    assert {point.label for point in metrics.reward_kl_front(points)} == {"a", "b", "c"}
 
 
 def test_against_the_definition() -> None:
     generator = np.random.default_rng(0)
-    points = [FrontPoint(float(a), float(b), str(i)) for i, (a, b) in enumerate(generator.integers(0, 9, (60, 2)))]
-    nothing = FrontPoint(float("nan"), 9.0, "failed")
+    points = [
+        metrics.FrontPoint(float(a), float(b), str(i))
+        for i, (a, b) in enumerate(generator.integers(0, 9, (60, 2)))
+    ]
+    nothing = metrics.FrontPoint(float("nan"), 9.0, "failed")
     expected = {
         p
         for p in points
         if not any(q.kl <= p.kl and q.reward >= p.reward and (q.kl, q.reward) != (p.kl, p.reward) for q in points)
     }
-    assert set(reward_kl_front([nothing, *points])) == expected
-    assert reward_kl_front([]) == []
+    assert set(metrics.reward_kl_front([nothing, *points])) == expected
+    assert metrics.reward_kl_front([]) == []
 
 
 @pytest.mark.parametrize(
@@ -305,17 +299,19 @@ def test_against_the_definition() -> None:
 )
 def test_the_highest_reward_within_the_limit_is_taken(kl_limit: float | None, label: str) -> None:
     points = [
-        FrontPoint(0.0, 0.4, "none"),
-        FrontPoint(1.0, 0.7, "middle"),
-        FrontPoint(1.5, 0.7, "as good and further away"),
-        FrontPoint(3.0, 0.9, "best"),
-        FrontPoint(float("nan"), 1.0, "diverged"),
+        metrics.FrontPoint(0.0, 0.4, "none"),
+        metrics.FrontPoint(1.0, 0.7, "middle"),
+        metrics.FrontPoint(1.5, 0.7, "as good and further away"),
+        metrics.FrontPoint(3.0, 0.9, "best"),
+        metrics.FrontPoint(float("nan"), 1.0, "diverged"),
     ]
-    found = chosen_point(points, kl_limit)
+    found = metrics.chosen_point(points, kl_limit)
     assert found is not None
     assert found.label == label
 
 
 def test_where_all_are_beyond_the_limit_the_nearest_is_taken() -> None:
-    assert chosen_point([FrontPoint(2.0, 0.9, "b"), FrontPoint(1.0, 0.1, "a")], 0.5) == FrontPoint(1.0, 0.1, "a")
-    assert chosen_point([], 1.0) is None
+    assert metrics.chosen_point(
+        [metrics.FrontPoint(2.0, 0.9, "b"), metrics.FrontPoint(1.0, 0.1, "a")], 0.5
+    ) == metrics.FrontPoint(1.0, 0.1, "a")
+    assert metrics.chosen_point([], 1.0) is None

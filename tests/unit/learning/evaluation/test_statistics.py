@@ -11,29 +11,12 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import binomtest, multinomial, norm
 
-from pipeline.learning.evaluation.statistics import (
-    Estimate,
-    Floats,
-    Ratios,
-    Spread,
-    crossed_spread,
-    exact_interval,
-    holm,
-    mcnemar,
-    paired_by_prompt,
-    per_prompt,
-    ratio_estimates,
-    score_intervals,
-    score_limits,
-    share_interval,
-    smallest_detectable,
-    swap_tests,
-)
+from pipeline.learning.evaluation import statistics
 
 
-def estimate(above: NDArray[np.float64], below: NDArray[np.float64], **settings: float) -> Estimate:
+def estimate(above: NDArray[np.float64], below: NDArray[np.float64], **settings: float) -> statistics.Estimate:
     """Of one measure."""
-    (found,) = ratio_estimates(Ratios(above[:, None], below[:, None]), **settings)  # type: ignore[arg-type]
+    (found,) = statistics.ratio_estimates(statistics.Ratios(above[:, None], below[:, None]), **settings)  # type: ignore[arg-type]
     return found
 
 
@@ -42,7 +25,7 @@ def test_p_values_are_uniform_where_there_is_no_difference() -> None:
     easy = generator.random((60, 1))
     first = generator.normal(easy, 0.3, (60, 400))
     second = generator.normal(easy, 0.3, (60, 400))
-    p = swap_tests(first - second, samples=400)
+    p = statistics.swap_tests(first - second, samples=400)
     for level in (0.05, 0.2, 0.5):
         assert abs((p <= level).mean() - level) < 3 * np.sqrt(level * (1 - level) / 400)
 
@@ -51,7 +34,7 @@ def test_the_p_value_is_that_of_all_swaps() -> None:
     """Few prompts: all 2^6 swaps can be enumerated."""
     gaps = np.array([0.5, 0.25, 0.25, 0.0, -0.25, 0.75])
     exact = np.mean([abs(np.dot(signs, gaps)) >= abs(gaps.sum()) for signs in product((-1, 1), repeat=6)])
-    assert swap_tests(gaps[:, None], samples=20_000)[0] == pytest.approx(exact, abs=0.01)
+    assert statistics.swap_tests(gaps[:, None], samples=20_000)[0] == pytest.approx(exact, abs=0.01)
 
 
 def test_percentiles_of_the_bootstrap_cover_the_truth_about_as_often_as_they_say() -> None:
@@ -66,7 +49,7 @@ def test_percentiles_of_the_bootstrap_cover_the_truth_about_as_often_as_they_say
 
 def drawn(
     shape: tuple[int, int, int, int], seed: int = 0, *, r: float = 0, s: float = 0, p: float = 0, rs: float = 0
-) -> Floats:
+) -> statistics.Floats:
     """Cells with effects of these standard deviations, shape [N, R, S, P]; each cell has noise of 1 besides."""
     n, references, seeds, prompts = shape
     normal = np.random.default_rng(seed).standard_normal
@@ -85,7 +68,7 @@ def drawn(
     ids=["three seeds", "eight seeds", "three references", "five references"],
 )
 def test_the_variance_is_that_of_the_mean(shape: tuple[int, int, int, int], sizes: dict[str, float]) -> None:
-    spread = crossed_spread(drawn(shape, **sizes))
+    spread = statistics.crossed_spread(drawn(shape, **sizes))
     assert spread.variance.mean() == pytest.approx(spread.value.var(), rel=0.08)
 
 
@@ -95,7 +78,7 @@ def test_with_references_it_is_the_sum_over_references_and_seeds_without_what_bo
     references, seeds = cells.mean(1), cells.mean(0)
     interaction = cells - references[:, None] - seeds + cells.mean()
     expected = references.var(ddof=1) / 4 + seeds.var(ddof=1) / 5 - (interaction**2).sum() / (3 * 4) / (4 * 5)
-    assert crossed_spread(values).policies[0] == pytest.approx(expected)
+    assert statistics.crossed_spread(values).policies[0] == pytest.approx(expected)
     apart = [
         np.cov(values[0, r, s], values[0, q, t])[0, 1]
         for r in range(4)
@@ -104,16 +87,16 @@ def test_with_references_it_is_the_sum_over_references_and_seeds_without_what_bo
         for t in range(5)
         if r != q and s != t
     ]
-    assert crossed_spread(values).prompts[0] == pytest.approx(np.mean(apart) / 30)
+    assert statistics.crossed_spread(values).prompts[0] == pytest.approx(np.mean(apart) / 30)
 
 
 def test_the_critical_value_is_students_where_one_part_is_all() -> None:
     one, none = np.ones(1), np.zeros(1)
-    seeds_alone = Spread(none, one, 2 * one, none, 499)
-    prompts_alone = Spread(none, none, 2 * one, one, 499)
+    seeds_alone = statistics.Spread(none, one, 2 * one, none, 499)
+    prompts_alone = statistics.Spread(none, none, 2 * one, one, 499)
     assert seeds_alone.half_width(0.95)[0] == pytest.approx(4.302653, abs=1e-6)
     assert prompts_alone.half_width(0.95)[0] == pytest.approx(1.964729, abs=1e-6)
-    both = Spread(none, one, 2 * one, 3 * one, 499)
+    both = statistics.Spread(none, one, 2 * one, 3 * one, 499)
     assert both.critical(0.05)[0] == pytest.approx(0.25 * 4.302653 + 0.75 * 1.964729, abs=1e-6)
 
 
@@ -123,44 +106,44 @@ def test_an_interval_at_the_level_of_the_p_value_ends_at_0(
     error: float, share: float, freedom: int, level: float
 ) -> None:
     parts = np.array([share]) * error**2, np.array([1 - share]) * error**2
-    empty = Spread(np.zeros(1), parts[0], np.array([float(freedom)]), parts[1], 200)
-    found = Spread(empty.half_width(1 - level), parts[0], empty.policies_df, parts[1], 200)
+    empty = statistics.Spread(np.zeros(1), parts[0], np.array([float(freedom)]), parts[1], 200)
+    found = statistics.Spread(empty.half_width(1 - level), parts[0], empty.policies_df, parts[1], 200)
     if level > 1e-4:  # 1 - level is inexact for small ones
         assert found.p_value()[0] == pytest.approx(level, rel=1e-6)
 
 
 def test_a_prompt_with_a_larger_denominator_says_more() -> None:
     numerators, denominators = np.array([1.0, 8.0, 3.0]), np.array([2.0, 10.0, 3.0])
-    values = per_prompt(Ratios(numerators, denominators))
+    values = statistics.per_prompt(statistics.Ratios(numerators, denominators))
     assert values.mean() == pytest.approx(12 / 15)
     assert values == pytest.approx(0.8 + (numerators - 0.8 * denominators) / 5)
-    assert per_prompt(Ratios(numerators, np.full(3, 4.0))) == pytest.approx(numerators / 4)
-    assert np.isnan(per_prompt(Ratios(np.zeros(3), np.zeros(3)))).all()
+    assert statistics.per_prompt(statistics.Ratios(numerators, np.full(3, 4.0))) == pytest.approx(numerators / 4)
+    assert np.isnan(statistics.per_prompt(statistics.Ratios(np.zeros(3), np.zeros(3)))).all()
 
 
 @pytest.mark.parametrize("sizes", [{"p": 1.0}, {"s": 0.3, "p": 1.0}, {"s": 1.0}], ids=["prompts", "both", "seeds"])
 def test_intervals_cover_the_truth_about_as_often_as_they_say(sizes: dict[str, float]) -> None:
-    spread = crossed_spread(drawn((2000, 1, 4, 40), 5, **sizes))
+    spread = statistics.crossed_spread(drawn((2000, 1, 4, 40), 5, **sizes))
     assert 0.925 <= (np.abs(spread.value) <= spread.half_width(0.95)).mean() <= 0.98
 
 
 @pytest.mark.parametrize(("right", "size"), [(0, 10), (10, 10), (3, 10), (499, 500)])
 def test_the_exact_interval_is_that_of_the_binomial_test(right: int, size: int) -> None:
-    low, high = exact_interval(np.array([right / size]), np.array([float(size)]), 0.9)
+    low, high = statistics.exact_interval(np.array([right / size]), np.array([float(size)]), 0.9)
     expected = binomtest(right, size).proportion_ci(0.9, "exact")
     assert (low[0], high[0]) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_where_every_prompt_is_right_so_many_answers_as_prompts_are_taken_for_granted() -> None:
-    low, high = share_interval(crossed_spread(np.ones((3, 5, 500))), 0.95)
+    low, high = statistics.share_interval(statistics.crossed_spread(np.ones((3, 5, 500))), 0.95)
     assert low == pytest.approx(0.025 ** (1 / 500))
     assert high == 1
-    low, high = share_interval(crossed_spread(np.zeros((1, 1, 20))), 0.95)
+    low, high = statistics.share_interval(statistics.crossed_spread(np.zeros((1, 1, 20))), 0.95)
     assert low == 0
     assert high == pytest.approx(1 - 0.025 ** (1 / 20))
 
 
-def differing(wins: int, losses: int, prompts: int) -> Floats:
+def differing(wins: int, losses: int, prompts: int) -> statistics.Floats:
     """Differences of two policies that are right or wrong."""
     return np.array([1.0] * wins + [-1.0] * losses + [0.0] * (prompts - wins - losses))
 
@@ -185,7 +168,7 @@ def tango(wins: int, losses: int, prompts: int, confidence: float) -> tuple[floa
 def test_of_right_and_wrong_answers_it_is_the_score_interval_of_tango(
     wins: int, losses: int, prompts: int, confidence: float
 ) -> None:
-    (found,) = score_intervals([differing(wins, losses, prompts)], [1.0], confidence)
+    (found,) = statistics.score_intervals([differing(wins, losses, prompts)], [1.0], confidence)
     assert found == pytest.approx(tango(wins, losses, prompts, confidence), abs=1e-9)
 
 
@@ -202,7 +185,7 @@ def test_intervals_hold_where_few_prompts_differ(expected: int, favouring: float
     wins, losses, weights = (each[weights > 1e-9] for each in (wins, losses, weights))
     times = np.stack([losses, prompts - wins - losses, wins], 1).astype(float)
     values = np.broadcast_to(np.array([-1.0, 0, 1]), times.shape)
-    low, high = score_limits(values, times, np.ones(len(times)), 0.95)
+    low, high = statistics.score_limits(values, times, np.ones(len(times)), 0.95)
     truth = chances[0] - chances[1]
     assert 0.925 <= weights[(low <= truth) & (truth <= high)].sum() <= 0.985
 
@@ -212,16 +195,16 @@ def test_intervals_of_graded_rewards_hold_about_as_often_as_they_say() -> None:
     draw = np.random.default_rng(5)
     easy = draw.uniform(0.1, 0.8, (2000, 80))
     differences = (draw.binomial(4, easy + 0.1) - draw.binomial(4, easy)) / 4
-    ends = np.array(score_intervals(list(differences), [0.0] * 2000, 0.9))
+    ends = np.array(statistics.score_intervals(list(differences), [0.0] * 2000, 0.9))
     assert ((ends[:, 0] <= 0.1) & (ends[:, 1] >= 0.1)).mean() == pytest.approx(0.9, abs=0.02)
 
 
 def test_only_prompts_of_which_both_have_something_to_say_are_compared() -> None:
-    first = Ratios(np.array([[1.0, 1.0, 9.0]]), np.ones((1, 3)))
-    second = Ratios(np.array([[0.0, 1.0, 0.0]]), np.array([[1.0, 1.0, 0.0]]))
-    found = paired_by_prompt(first, second)
+    first = statistics.Ratios(np.array([[1.0, 1.0, 9.0]]), np.ones((1, 3)))
+    second = statistics.Ratios(np.array([[0.0, 1.0, 0.0]]), np.array([[1.0, 1.0, 0.0]]))
+    found = statistics.paired_by_prompt(first, second)
     assert (found.differences.tolist(), found.reach) == ([[1.0, 0.0]], 1.0)
-    nothing = paired_by_prompt(first, Ratios(second.numerators, np.zeros((1, 3))))
+    nothing = statistics.paired_by_prompt(first, statistics.Ratios(second.numerators, np.zeros((1, 3))))
     assert (nothing.differences.shape, nothing.reach) == ((1, 0), 0.0)
 
 
@@ -233,21 +216,21 @@ def test_holm_rejects_what_stepping_down_rejects(p_values: list[float], level: f
         if (len(p_values) - passed) * p > level:
             break
         rejected += 1
-    assert sum(p <= level for p in holm(p_values)) == rejected
-    assert all(one >= other for one, other in zip(holm(p_values), p_values, strict=True))
+    assert sum(p <= level for p in statistics.holm(p_values)) == rejected
+    assert all(one >= other for one, other in zip(statistics.holm(p_values), p_values, strict=True))
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (6, 1), (5, 5), (40, 20)])
 def test_mcnemar_is_the_sign_test_of_prompts_that_differ(wins: int, losses: int) -> None:
     differences = np.array([1.0] * wins + [-1.0] * losses + [0.0, 0.0])
     expected = binomtest(wins, wins + losses).pvalue if wins + losses else 1.0
-    assert mcnemar(differences) == pytest.approx(expected)
+    assert statistics.mcnemar(differences) == pytest.approx(expected)
 
 
 def test_the_smallest_difference_is_found_with_its_power() -> None:
-    spread = Spread(np.zeros(1), np.zeros(1), np.ones(1), np.full(1, 0.02**2), 499)
-    found = smallest_detectable(spread, 1, 0.95)[0]
+    spread = statistics.Spread(np.zeros(1), np.zeros(1), np.ones(1), np.full(1, 0.02**2), 499)
+    found = statistics.smallest_detectable(spread, 1, 0.95)[0]
     assert found == pytest.approx(2.8 * 0.02, rel=0.01)
     drawn = found + 0.02 * np.random.default_rng(0).standard_normal(20_000)
     assert (np.abs(drawn) > spread.half_width(0.95)).mean() == pytest.approx(0.8, abs=0.01)
-    assert smallest_detectable(spread, 9, 0.95)[0] > found
+    assert statistics.smallest_detectable(spread, 9, 0.95)[0] > found

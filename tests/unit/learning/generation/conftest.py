@@ -5,23 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTJConfig,
-    GPTJForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+import transformers as hf
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import vllm_engine
@@ -31,7 +15,7 @@ from tests.doubles import vllm_stand_in
 VOCABULARY = 17
 
 
-def language_model(kind: str, seed: int = 0) -> PreTrainedModel:
+def language_model(kind: str, seed: int = 0) -> hf.PreTrainedModel:
     """A random model of a family.
 
     gpt2 has learnt positions and llama rotary ones; llama and qwen2 share keys among heads; neox rotates a part of
@@ -62,11 +46,11 @@ _SIZES = {
     **_IDS,
 }
 _CAPPED = {"layer_types": ["full_attention"] * 2, "attn_logit_softcapping": 2.0, "attn_implementation": "eager"}
-_MAKE: dict[str, Callable[[], PreTrainedModel]] = {
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT)),
-    "gptj": lambda: GPTJForCausalLM(GPTJConfig(rotary_dim=4, **_GPT)),
-    "gpt_neo": lambda: GPTNeoForCausalLM(
-        GPTNeoConfig(
+_MAKE: dict[str, Callable[[], hf.PreTrainedModel]] = {
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(**_GPT)),
+    "gptj": lambda: hf.GPTJForCausalLM(hf.GPTJConfig(rotary_dim=4, **_GPT)),
+    "gpt_neo": lambda: hf.GPTNeoForCausalLM(
+        hf.GPTNeoConfig(
             hidden_size=32,
             num_layers=2,
             num_heads=4,
@@ -75,14 +59,16 @@ _MAKE: dict[str, Callable[[], PreTrainedModel]] = {
             **_IDS,
         )
     ),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(num_key_value_heads=2, **_SIZES)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(num_key_value_heads=1, **_SIZES)),
-    "neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(max_position_embeddings=64, **_SIZES)),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(num_key_value_heads=2, head_dim=8, **_CAPPED, **_SIZES)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(num_key_value_heads=2, **_SIZES)),
+    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(num_key_value_heads=1, **_SIZES)),
+    "neox": lambda: hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(max_position_embeddings=64, **_SIZES)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(num_key_value_heads=2, head_dim=8, **_CAPPED, **_SIZES)
+    ),
 }
 
 
-def opinionated(model: PreTrainedModel, head: HeadType) -> ValueModel:
+def opinionated(model: hf.PreTrainedModel, head: HeadType) -> ValueModel:
     """A value model whose head is not zero."""
     kind = {"gpt_neox": "neox"}.get(model.config.model_type, model.config.model_type)
     value = value_model_from(language_model(kind, seed=1), head)
@@ -92,13 +78,13 @@ def opinionated(model: PreTrainedModel, head: HeadType) -> ValueModel:
 
 
 @pytest.fixture(params=["gpt2", "llama"])
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+def model(request: pytest.FixtureRequest) -> hf.PreTrainedModel:
     """One model of each family."""
     return language_model(request.param)
 
 
 @pytest.fixture
-def make_value() -> Callable[[PreTrainedModel, HeadType], ValueModel]:
+def make_value() -> Callable[[hf.PreTrainedModel, HeadType], ValueModel]:
     """Makes value models for a language model."""
     return opinionated
 

@@ -5,18 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    PreTrainedModel,
-)
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.algos.dpo import DPOConfig
@@ -42,17 +32,17 @@ VOCABULARY = 19
 _IDS = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0, "attn_implementation": "eager"}
 
 
-def _tiny() -> PreTrainedModel:
+def _tiny() -> hf.PreTrainedModel:
     """The shape of the embedded reference."""
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_inner=128, n_positions=64, **_IDS)
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=VOCABULARY, n_embd=64, n_layer=2, n_head=4, n_inner=128, n_positions=64, **_IDS)
     )
 
 
-def _llama() -> PreTrainedModel:
+def _llama() -> hf.PreTrainedModel:
     """With shared keys, heads wider than the model, and a large vocabulary."""
-    return LlamaForCausalLM(
-        LlamaConfig(
+    return hf.LlamaForCausalLM(
+        hf.LlamaConfig(
             vocab_size=700,
             hidden_size=48,
             intermediate_size=112,
@@ -65,7 +55,7 @@ def _llama() -> PreTrainedModel:
     )
 
 
-def value_model(model: PreTrainedModel, head: HeadType) -> ValueModel:
+def value_model(model: hf.PreTrainedModel, head: HeadType) -> ValueModel:
     value = value_model_from(model, head)
     value.backbone.set_attn_implementation("eager")
     return value
@@ -75,7 +65,7 @@ MODELS = {"tiny": _tiny, "llama": _llama}
 
 
 @pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+def model(request: pytest.FixtureRequest) -> hf.PreTrainedModel:
     torch.manual_seed(0)
     return MODELS[request.param]().eval()
 
@@ -104,7 +94,7 @@ def fitting() -> Fitting:
     return Fitting(batch_size=4, epochs=1, learning_rate=1e-3, training=training, seed=0, device="cpu")
 
 
-def drawn(model: PreTrainedModel, guidance: Guidance | None = None, samples: int = 2, steps: int = 5) -> object:
+def drawn(model: hf.PreTrainedModel, guidance: Guidance | None = None, samples: int = 2, steps: int = 5) -> object:
     prompts = [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1]]
     return decode(
         model,
@@ -117,7 +107,7 @@ def drawn(model: PreTrainedModel, guidance: Guidance | None = None, samples: int
     )
 
 
-def test_generation(model: PreTrainedModel) -> None:
+def test_generation(model: hf.PreTrainedModel) -> None:
     check(lambda: drawn(model), "decoding")
 
 
@@ -132,7 +122,7 @@ def test_generation(model: PreTrainedModel) -> None:
     ],
     indirect=["model"],
 )
-def test_guided_generation(model: PreTrainedModel, head: HeadType, others: Others) -> None:
+def test_guided_generation(model: hf.PreTrainedModel, head: HeadType, others: Others) -> None:
     guide = value_model(model, head).eval()
     tilt = Tilt(bernoulli_offset(0.1), top_k=5, min_p=0.0, others=others)
     check(lambda: drawn(model, Guidance(guide, tilt)), "decoding", "guidance")
@@ -150,21 +140,21 @@ def test_candidates_that_are_not_asked_for_cost_nothing() -> None:
     assert spent[1]["guidance"] < spent[0]["guidance"] / 2
 
 
-def test_log_probabilities(model: PreTrainedModel) -> None:
+def test_log_probabilities(model: hf.PreTrainedModel) -> None:
     prompts, completions = [[1, 2, 3]] * 4, [[4, 5, 6, 7, 8, 9]] * 4
     check(lambda: completion_scores(model, prompts, completions, DecodeSettings(batch_size=4)), "scoring")
 
 
-def test_imitation(model: PreTrainedModel) -> None:
+def test_imitation(model: hf.PreTrainedModel) -> None:
     check(lambda: fit_sft(model, sequences(), fitting()), "training")
 
 
-def test_preferences(model: PreTrainedModel) -> None:
+def test_preferences(model: hf.PreTrainedModel) -> None:
     made = dpo_set(model, sequences(), np.zeros(8), DPOConfig(), "cpu")
     check(lambda: fit(model, made, fitting()), "training")
 
 
-def test_groups(model: PreTrainedModel) -> None:
+def test_groups(model: hf.PreTrainedModel) -> None:
     data = sequences()
     samples = Samples(data, np.zeros((8, 15), np.float32))
     made = grpo_set(model, samples, np.ones(8, np.float32), None, of_grpo(), "cpu", longest=15)
@@ -172,13 +162,13 @@ def test_groups(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize("head", list(HeadType), ids=lambda head: head.name)
-def test_values(model: PreTrainedModel, head: HeadType) -> None:
+def test_values(model: hf.PreTrainedModel, head: HeadType) -> None:
     value = value_model(model, head)
     check(lambda: fit_value(value, sequences(), fitting()), "training")
     check(lambda: calibrate(value, sequences(), fitting()), "scoring")
 
 
-def test_learnt_rewards(model: PreTrainedModel) -> None:
+def test_learnt_rewards(model: hf.PreTrainedModel) -> None:
     value = value_model(model, HeadType.v)
     check(lambda: fit_reward_model(value, sequences(), fitting()), "training")
     check(lambda: reward_scores(value, sequences(), micro_batch_size=4, device="cpu"), "rewards")
@@ -186,7 +176,7 @@ def test_learnt_rewards(model: PreTrainedModel) -> None:
 
 def test_adapters_spare_the_gradients_of_frozen_weights() -> None:
     shape = {"vocab_size": 300, "n_embd": 48, "n_layer": 6, "n_head": 4, "n_positions": 64}
-    model = GPT2LMHeadModel(GPT2Config(**shape, **_IDS))
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(**shape, **_IDS))
     whole = model_cost(model).training(Pass(100, 1000, 50))
     adapted = with_adapters(model, LoraSettings(rank=4), seed=0)
     assert model_cost(adapted).training(Pass(100, 1000, 50)) < 0.8 * whole
@@ -197,7 +187,7 @@ def test_experts_count_as_far_as_a_token_is_given_to_them() -> None:
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 50}
     experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "experts_implementation": "eager"}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    model = MixtralForCausalLM(MixtralConfig(**shape, **heads, **experts, **_IDS)).eval()
+    model = hf.MixtralForCausalLM(hf.MixtralConfig(**shape, **heads, **experts, **_IDS)).eval()
     check(lambda: drawn(model), "decoding")
 
 
@@ -217,8 +207,8 @@ def test_latent_attention_states_and_text_for_a_model_that_sees(family: str) -> 
 
 def test_encoders() -> None:
     shape = {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4}
-    model = BertForSequenceClassification(
-        BertConfig(**shape, intermediate_size=192, attn_implementation="eager")
+    model = hf.BertForSequenceClassification(
+        hf.BertConfig(**shape, intermediate_size=192, attn_implementation="eager")
     ).eval()
     ids = torch.zeros(3, 20, dtype=torch.long)
 

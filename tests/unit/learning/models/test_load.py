@@ -30,20 +30,10 @@ from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import decode
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.models import load
 from pipeline.learning.models.batch_size import split_options
 from pipeline.learning.models.flops import model_cost
 from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.learning.models.load import (
-    config_context,
-    context_length,
-    convert,
-    end_ids,
-    length_beside_others,
-    load_policy,
-    load_tokenizer,
-    load_value,
-    save_tokenizer,
-)
 from pipeline.learning.models.source import (
     POINTER,
     reference_folder,
@@ -67,7 +57,7 @@ SYSTEM = SystemConfig()
 def test_weights_may_stay_in_their_file_in_the_type_that_they_have_there(tmp_path: Path, family: str) -> None:
     """Gemma's embeddings are multiplied by a number that is computed, which bfloat16 would round."""
     tiny_model(family).to(torch.bfloat16).save_pretrained(tmp_path)
-    stored, exact = (load_policy(tmp_path, SYSTEM, "cpu", as_stored=flag) for flag in (True, False))
+    stored, exact = (load.load_policy(tmp_path, SYSTEM, "cpu", as_stored=flag) for flag in (True, False))
     assert {weight.dtype for weight in stored.parameters()} == {torch.bfloat16}
     ours, theirs = ({**dict(one.named_parameters()), **dict(one.named_buffers())} for one in (stored, exact))
     assert ours.keys() == theirs.keys()
@@ -85,7 +75,7 @@ def test_no_weight_is_rounded_for_what_a_configuration_or_another_weight_says(
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
-    stored = dict(load_policy(tmp_path, SYSTEM, "cpu", as_stored=True).named_parameters())
+    stored = dict(load.load_policy(tmp_path, SYSTEM, "cpu", as_stored=True).named_parameters())
     for name, weight in model.named_parameters():
         assert stored[name].dtype == torch.float32
         assert torch.equal(stored[name], weight.float()), name
@@ -96,11 +86,11 @@ def test_saved_tokenizers_are_the_same_bytes_whatever_the_environment(
 ) -> None:
     """What a cluster sets, and where the folder lay, changes no byte of an output."""
     given, found = tmp_path / "given", []
-    save_tokenizer(make_tokenizer(load_dataset(AdditionConfig(kind="addition"))), given)
+    load.save_tokenizer(make_tokenizer(load_dataset(AdditionConfig(kind="addition"))), given)
     for offline in (False, True):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
         place, out = tmp_path / f"copy {offline}", tmp_path / f"out {offline}"
-        save_tokenizer(load_tokenizer(shutil.copytree(given, place)), out)
+        load.save_tokenizer(load.load_tokenizer(shutil.copytree(given, place)), out)
         found.append({file.name: file.read_bytes() for file in out.iterdir()})
     assert found[0] == found[1]
     assert b"local_files_only" not in found[0]["tokenizer_config.json"]
@@ -114,7 +104,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("plain")
-    convert(gguf_file, out)
+    load.convert(gguf_file, out)
     return out
 
 
@@ -128,7 +118,7 @@ def test_a_gguf_file_becomes_a_plain_folder(gguf_file: Path, folder: Path) -> No
 
 
 def test_its_tokenizer_and_chat_template_come_along(folder: Path) -> None:
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load.load_tokenizer(folder)
     assert tokenizer("abc a")["input_ids"] == [TOKENS.index(token) for token in ("ab", "c", "Ġ", "a")]
     [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "ab"}]])
     assert ids == [TOKENS.index(token) for token in ("<|im_start|>", "ab", "<|im_end|>")]
@@ -138,7 +128,7 @@ def test_a_damaged_gguf_file_is_told(gguf_file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(gguf_file.read_bytes()[:700])
     with pytest.raises(JobError, match=r"cannot read .*cut\.gguf as a model"):
-        convert(cut, tmp_path / "out")
+        load.convert(cut, tmp_path / "out")
     with pytest.raises(ConfigError, match=r"cut\.gguf: cannot be read as a GGUF file"):
         has_chat_template(str(cut))
 
@@ -185,7 +175,7 @@ def test_a_gguf_reference_is_its_own_output(gguf_file: Path, tmp_path: Path) -> 
     config = HFModelConfig(kind="hf", path=str(gguf_file))
     write_reference(config, tmp_path)
     assert reference_folder(tmp_path, config) == str(tmp_path)
-    assert load_policy(tmp_path, SYSTEM, "cpu").num_parameters() > 0
+    assert load.load_policy(tmp_path, SYSTEM, "cpu").num_parameters() > 0
 
 
 def test_the_backbone_of_value_models_may_be_another(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
@@ -194,22 +184,22 @@ def test_the_backbone_of_value_models_may_be_another(gguf_file: Path, folder: Pa
     assert value_context(HFModelConfig(kind="hf", path="x")) is None
     assert value_context(HFModelConfig(kind="hf", path="x", value_path=str(folder))) == 64
     made = value_folder(HFModelConfig(kind="hf", path="x", value_path=str(gguf_file)), tmp_path / "made")
-    assert load_policy(str(made), SYSTEM, "cpu").config.hidden_size == 32
+    assert load.load_policy(str(made), SYSTEM, "cpu").config.hidden_size == 32
 
 
 def test_attention_gives_way_to_what_the_model_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model("bloom")
     model.save_pretrained(tmp_path / "policy")
     value_model_from(model, HeadType.v).save_pretrained(tmp_path / "value")
-    assert load_policy(tmp_path / "policy", SYSTEM, "cpu").config._attn_implementation == "eager"
-    assert load_value(tmp_path / "value", SYSTEM, "cpu").backbone.config._attn_implementation == "eager"
+    assert load.load_policy(tmp_path / "policy", SYSTEM, "cpu").config._attn_implementation == "eager"
+    assert load.load_value(tmp_path / "value", SYSTEM, "cpu").backbone.config._attn_implementation == "eager"
     assert caplog.messages == ["transformers has bloom without sdpa attention; using eager"] * 2
 
 
 def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
     T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
     with pytest.raises(JobError, match="t5 is an encoder with a decoder"):
-        load_policy(tmp_path, SYSTEM, "cpu")
+        load.load_policy(tmp_path, SYSTEM, "cpu")
 
 
 def test_a_model_of_which_weights_are_in_no_file_is_refused(tmp_path: Path) -> None:
@@ -223,26 +213,26 @@ def test_a_model_of_which_weights_are_in_no_file_is_refused(tmp_path: Path) -> N
         {"format": "pt"},
     )
     with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
-        load_policy(tmp_path / "model", SYSTEM, "cpu")
+        load.load_policy(tmp_path / "model", SYSTEM, "cpu")
     cut = {name: tensor[:-1] if name == lost else tensor for name, tensor in held.items()}
     save_file(cut, tmp_path / "model" / "model.safetensors", {"format": "pt"})
     with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
-        load_policy(tmp_path / "model", SYSTEM, "cpu")
+        load.load_policy(tmp_path / "model", SYSTEM, "cpu")
     model.config.num_hidden_layers += 1
     model.config.save_pretrained(tmp_path / "model")
     with pytest.raises(JobError, match=r"its files lack \d\d of the tensors"):
-        load_policy(tmp_path / "model", SYSTEM, "cpu")
+        load.load_policy(tmp_path / "model", SYSTEM, "cpu")
 
 
 def test_the_backbone_of_a_value_model_needs_no_output_layer(tmp_path: Path) -> None:
     model = tiny_model("llama")
     assert not model.config.tie_word_embeddings
     model.model.save_pretrained(tmp_path)
-    backbone = load_policy(tmp_path, SYSTEM, "cpu", for_values=True)
+    backbone = load.load_policy(tmp_path, SYSTEM, "cpu", for_values=True)
     assert torch.equal(backbone.model.norm.weight, model.model.norm.weight)
     value_model_from(backbone, HeadType.v)
     with pytest.raises(JobError, match="without the head that gives probabilities"):
-        load_policy(tmp_path, SYSTEM, "cpu")
+        load.load_policy(tmp_path, SYSTEM, "cpu")
 
 
 def test_a_model_that_the_hub_does_not_give_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,17 +262,17 @@ def test_of_a_model_that_is_of_no_use_the_configuration_alone_is_fetched(
 
 
 def test_every_end_of_text_counts(folder: Path) -> None:
-    model, tokenizer = load_policy(folder, SYSTEM, "cpu"), load_tokenizer(folder)
-    assert end_ids(model.generation_config, tokenizer) == (2,)
+    model, tokenizer = load.load_policy(folder, SYSTEM, "cpu"), load.load_tokenizer(folder)
+    assert load.end_ids(model.generation_config, tokenizer) == (2,)
     model.generation_config = GenerationConfig(eos_token_id=[2, 0])
-    assert end_ids(model.generation_config, tokenizer) == (2, 0)
+    assert load.end_ids(model.generation_config, tokenizer) == (2, 0)
     tokenizer.eos_token = tokenizer.chat_template = None
     model.generation_config = GenerationConfig(eos_token_id=0)
-    assert end_ids(model.generation_config, tokenizer) == (0,)
+    assert load.end_ids(model.generation_config, tokenizer) == (0,)
 
 
 def policy(folder: Path, **generation: object) -> TextPolicy:
-    model, tokenizer = load_policy(folder, SYSTEM, "cpu"), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = load.load_policy(folder, SYSTEM, "cpu"), AutoTokenizer.from_pretrained(folder)
     model.generation_config = GenerationConfig(eos_token_id=[2, 5, 6, 7])
     dataset = load_dataset(FilesConfig(kind="jsonl", path="unread.jsonl"))
     return TextPolicy(model, tokenizer, schema.GenerationConfig(**generation), dataset, "cpu")
@@ -304,7 +294,7 @@ def test_a_completion_stops_at_any_of_them(folder: Path) -> None:
 def test_a_prompt_that_does_not_fit_is_refused_or_cut(folder: Path) -> None:
     long = [1] + [3 + position % 8 for position in range(60)]
     strict = policy(folder, max_new_tokens=14)
-    assert context_length(load_policy(folder, SYSTEM, "cpu")) == 64
+    assert load.context_length(load.load_policy(folder, SYSTEM, "cpu")) == 64
     assert strict.fitted([long[:50]]) == [long[:50]]
     with pytest.raises(DataError, match=r"a prompt of 51 tokens .* has room for 50 .*long_prompts=truncate"):
         strict.fitted([[1], long[:51]])
@@ -345,8 +335,8 @@ _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 64,
 def test_a_context_ends_where_texts_would_follow_from_longer_ones_beside_them(
     config: PreTrainedConfig, context: int
 ) -> None:
-    assert config_context(config) == context
-    assert length_beside_others(config) in (None, context)
+    assert load.config_context(config) == context
+    assert load.length_beside_others(config) in (None, context)
 
 
 def test_a_build_of_torch_that_would_split_a_model_over_other_devices_says_so(
@@ -370,7 +360,7 @@ def test_a_model_in_few_bits_is_smaller_and_near(tmp_path: Path, bits: int, shar
     pytest.importorskip("bitsandbytes")
     whole = wide.policy()
     whole.save_pretrained(tmp_path)
-    small = load_policy(tmp_path, SystemConfig(), "cpu", bits=bits)
+    small = load.load_policy(tmp_path, SystemConfig(), "cpu", bits=bits)
     sizes = [sum(one.numel() * one.element_size() for one in model.parameters()) for model in (small, whole)]
     assert sizes[0] < share * sizes[1]
     ids = torch.tensor([wide.PROMPTS[1]])

@@ -10,17 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    AutoTokenizer,
-    BertConfig,
-    BertLMHeadModel,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPT2Model,
-    OPTConfig,
-    OPTForCausalLM,
-)
+import transformers as hf
 
 from examples.sorting import Sorting, SortingConfig
 from pipeline.config.schema import SystemConfig
@@ -40,18 +30,18 @@ DATASET = load_dataset(AdditionConfig(kind="addition"))
 SMALL = TinyModelConfig(kind="tiny", steps=5, batch_size=8)
 
 
-def reference() -> GPT2LMHeadModel:
-    config = GPT2Config(
+def reference() -> hf.GPT2LMHeadModel:
+    config = hf.GPT2Config(
         vocab_size=13, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return GPT2LMHeadModel(config).eval()
+        return hf.GPT2LMHeadModel(config).eval()
 
 
 def test_a_language_model_that_lacks_weights_of_its_kind_makes_no_value_model() -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = BertLMHeadModel(BertConfig(is_decoder=True, vocab_size=13, **sizes))
+    model = hf.BertLMHeadModel(hf.BertConfig(is_decoder=True, vocab_size=13, **sizes))
     with pytest.raises(JobError, match=r"cannot start from the BertModel .* other weights \(pooler"):
         value_model_from(model, HeadType.v)
 
@@ -59,7 +49,9 @@ def test_a_language_model_that_lacks_weights_of_its_kind_makes_no_value_model() 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
 def test_a_backbone_may_give_another_width_than_its_layers_have(head: HeadType) -> None:
     sizes = {"hidden_size": 16, "ffn_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = OPTForCausalLM(OPTConfig(word_embed_proj_dim=8, vocab_size=13, max_position_embeddings=32, **sizes))
+    model = hf.OPTForCausalLM(
+        hf.OPTConfig(word_embed_proj_dim=8, vocab_size=13, max_position_embeddings=32, **sizes)
+    )
     values = value_model_from(model, head)(torch.tensor([[10, 3, 2]]))
     assert values.shape == ((1, 3) if head is HeadType.v else (1, 3, 13))
 
@@ -91,8 +83,8 @@ def test_the_cache_is_given_by_the_name_that_a_model_has_for_it(name: str) -> No
 def test_any_program_loads_the_backbone_of_a_value_model(tmp_path: Path) -> None:
     model = value_model_from(reference(), HeadType.q).eval()
     model.save_pretrained(tmp_path)
-    backbone = AutoModel.from_pretrained(tmp_path)
-    assert type(backbone) is GPT2Model  # nothing of this project is registered with transformers
+    backbone = hf.AutoModel.from_pretrained(tmp_path)
+    assert type(backbone) is hf.GPT2Model  # nothing of this project is registered with transformers
     ids = torch.tensor([[10, 3, 2, 1, 11]])
     assert torch.equal(backbone(ids).last_hidden_state, model.backbone(ids).last_hidden_state)
 
@@ -143,7 +135,7 @@ def test_what_the_present_job_works_with_is_not_dropped() -> None:
 def test_the_tokenizer_has_the_vocabulary_of_the_dataset(tmp_path: Path) -> None:
     made = make_tokenizer(DATASET)
     made.save_pretrained(tmp_path)
-    for tokenizer in (made, AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
+    for tokenizer in (made, hf.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
         row = DATASET.row(123456)
         assert tokenizer(row.prompt)["input_ids"] == [10, 3, 2, 1, 11, 6, 5, 4, 12]
         assert tokenizer.decode([9, 7, 5, 0], skip_special_tokens=True) == row.columns["solution"]
