@@ -68,12 +68,12 @@ if TYPE_CHECKING:
     from pipeline.learning.rewards.preference import decide as decide
     from pipeline.learning.rewards.preference import existing_pairs as existing_pairs
     from pipeline.learning.training.checkpoint import Checkpoints as Checkpoints
-    from pipeline.learning.training.curve import add_to_curve as add_to_curve
     from pipeline.learning.training.distributed import save_model as save_model
     from pipeline.learning.training.grpo import Samples as Samples
     from pipeline.learning.training.grpo import TokenBatch as TokenBatch
     from pipeline.learning.training.loop import Fitting as Fitting
     from pipeline.learning.training.loop import TrainingSet as TrainingSet
+    from pipeline.learning.training.loop import add_to_curve as add_to_curve
     from pipeline.learning.training.loop import fit as fit
     from pipeline.learning.training.loop import fit_sft as fit_sft
     from pipeline.learning.training.loop import train as train

@@ -36,10 +36,9 @@ from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
 from pipeline.learning.training.grpo import Samples, group_advantages, grpo_set
-from pipeline.learning.training.loop import Fitting, fit, sft_set
+from pipeline.learning.training.loop import Curve, Fitting, fit, sft_set
 from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.preferences import dpo_set, kto_set
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences

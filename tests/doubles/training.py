@@ -26,7 +26,7 @@ from pipeline.learning.models.tiny import train_reference
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import checkpoint
 from pipeline.learning.training.checkpoint import Checkpoints, State
-from pipeline.learning.training.curve import Curve
+from pipeline.learning.training.loop import Curve
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_value
 from tests.doubles.fitting import fitting

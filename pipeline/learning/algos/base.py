@@ -23,8 +23,8 @@ from pipeline.outputs.formats import GENERATION, Calibration, Tally, read_genera
 if TYPE_CHECKING:
     from pipeline.learning.models.cache import ModelCache
     from pipeline.learning.training.checkpoint import Checkpoints
-    from pipeline.learning.training.curve import Curve
     from pipeline.learning.training.distributed import Ranks
+    from pipeline.learning.training.loop import Curve
 
 _Settings = TypeVar("_Settings", bound=AlgoConfig)
 
@@ -260,12 +260,12 @@ class JobContext:
         )
 
     def curve(self, training: str) -> Curve:
-        """Where the curve of a training goes that this job does; see `learning.training.curve`.
+        """Where the curve of a training goes that this job does; see `Drawing` of `learning.training.loop`.
 
         Args:
             training: Names it among the trainings of the stage; a plain word.
         """
-        from pipeline.learning.training.curve import Curve
+        from pipeline.learning.training.loop import Curve
 
         return Curve(training=training, folder=self.out, show=self.show)
 

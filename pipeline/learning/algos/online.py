@@ -39,8 +39,7 @@ from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, metered, model_cost, spend
 from pipeline.learning.rewards.traits import RewardFailures
 from pipeline.learning.training import loop
-from pipeline.learning.training.curve import add_to_curve, is_drawn
-from pipeline.learning.training.loop import Fitting, TrainingSet
+from pipeline.learning.training.loop import Fitting, TrainingSet, add_to_curve, is_drawn
 from pipeline.learning.training.scoring import passes_of, without_padding
 from pipeline.outputs.formats import Tally
 

@@ -23,9 +23,8 @@ from pipeline.learning.datasets.base import Dataset
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.loop import Fitting, train
+from pipeline.learning.training.loop import Curve, Fitting, train
 
 _INITIAL = 0.8
 """Standard deviation of initial weights times the root of the width. GPT-2's own 0.02 is 0.55 at its width of 768

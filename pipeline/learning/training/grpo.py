@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
-from pipeline.learning.training.curve import add_to_curve, is_drawn
-from pipeline.learning.training.loop import TrainingSet
+from pipeline.learning.training.loop import TrainingSet, add_to_curve, is_drawn
 from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
 from pipeline.learning.training.sequences import Batch, Sequences, read_arrays
 from pipeline.outputs.formats import read_input

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.learning.choices import DPOLoss
-from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
-from pipeline.learning.training.loop import TrainingSet
+from pipeline.learning.training.loop import TrainingSet, add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.scoring import completion_logprobs, note_scored
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 

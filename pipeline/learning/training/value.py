@@ -18,9 +18,16 @@ from pipeline.learning.generation.sampling import sample_keys, uniforms
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_texts
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.curve import add_to_curve, is_drawn, of_pairs
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.loop import Fitting, TrainingSet, computing_in, fit
+from pipeline.learning.training.loop import (
+    Fitting,
+    TrainingSet,
+    add_to_curve,
+    computing_in,
+    fit,
+    is_drawn,
+    of_pairs,
+)
 from pipeline.learning.training.scoring import in_rows, inputs_of, is_unpadded, places_of_tokens, score_sequences
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 from pipeline.outputs.formats import Calibration

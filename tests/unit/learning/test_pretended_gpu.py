@@ -19,9 +19,8 @@ from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidanc
 from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, sample_keys
 from pipeline.learning.models.value import ValueConfig, ValueModel
-from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.grpo import Samples, grpo_set
-from pipeline.learning.training.loop import Fitting, fit, fit_sft
+from pipeline.learning.training.loop import Curve, Fitting, fit, fit_sft
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.sequences import Sequences

@@ -15,9 +15,17 @@ from pipeline.errors import JobStopped
 from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.curve import Curve, add_to_curve, is_drawn
 from pipeline.learning.training.grpo import group_advantages, grpo_set
-from pipeline.learning.training.loop import TrainingSet, fit, grouped_order, rate_at, train
+from pipeline.learning.training.loop import (
+    Curve,
+    TrainingSet,
+    add_to_curve,
+    fit,
+    grouped_order,
+    is_drawn,
+    rate_at,
+    train,
+)
 from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
@@ -158,6 +166,3 @@ def test_grpo_tells_divergence_clipping_and_rewards(tmp_path: Path) -> None:
     }
     assert 0 < (last["clip_share"] or 0) < 1
     assert (last["kl"] or 0) > 0
-
-
-# -- the log ---------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from pipeline.learning.algos.grpo import GRPOConfig
 from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.curve import Curve
 from pipeline.learning.training.grpo import (
     Samples,
     group_advantages,
@@ -34,7 +33,7 @@ from pipeline.learning.training.grpo import (
     padded,
     supervised_columns,
 )
-from pipeline.learning.training.loop import Fitting, rate_at, train
+from pipeline.learning.training.loop import Curve, Fitting, rate_at, train
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER, read_curve
