@@ -19,6 +19,7 @@ from pipeline.config.plain import schema_path, to_plain
 from pipeline.config.schema import (
     AlgoConfig,
     Config,
+    DataCollectionConfig,
     DatasetConfig,
     GenerationConfig,
     TextBackend,
@@ -324,6 +325,8 @@ class JobContents:
         }
         self._rows = {name: section.without_rewards() for name, section in config.datasets.items()}
         self._own_generation = replace(config.generation, backend=TextBackend.own)
+        unscored = DataCollectionConfig().reward_batch_size
+        self._unscored = replace(config.data_collection, reward_batch_size=unscored)
         self._how_it_runs = {  # what of a payload changes nothing of what comes out
             "models_in_memory": config.execution.models_in_memory,
             "checkpoint_every_steps": config.training.checkpoint_every_steps,
@@ -417,6 +420,7 @@ class JobContents:
             "model": self.config.models[chain.model].with_reference(chain.reference),
             "system": self._systems[chain.model],
             "generation": self._generation(chain, stage),
+            "data_collection": self.config.data_collection if stage.judges else self._unscored,
         }
         return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
 
