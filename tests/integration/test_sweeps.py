@@ -129,9 +129,9 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     hold.touch()
     agents = 0
     agent = sweeps.start("run", "g.yaml")
-    for number in range(6):
+    for number in range(4):
         kill(chosen.choice(at_work(agent)))
-        if number in (1, 3):
+        if number == 1:
             kill(agent.pid)
             agent.communicate()
             agents += 1
@@ -139,7 +139,7 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     hold.unlink()
     said, _ = agent.communicate(timeout=600)
     assert agent.returncode == 0, said
-    assert agents == 2
+    assert agents == 1
     assert sweeps.ends("g", "done") == Counter(range(9))
     check_no_overlap(sweeps.attempts("g"))
     done = [event for event in sweeps.events() if event[0] == "end"]
@@ -150,12 +150,12 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
 def test_no_more_trials_run_at_once_than_there_are_agents(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml.use(monkeypatch, sweeps.folder, "eight")
     log = """echo '{"values": {"loss": 1}}' >> "$PIPELINE_TRIAL"; sleep 0.2"""
-    block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 6}
+    block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 4}
     sweeps.file("few", command=["sh", "-c", log], **block)
     said = sweeps.run("run", "few.yaml", "--agents", "2", "--gpu-list", "0,1,2,3,4")
     spans = [(one["start"]["started"], one["end"]["ended"]) for one in sweeps.attempts("few")]
     events = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
-    assert (max(accumulate(step for _, step in events)), len(spans)) == (2, 6), said
+    assert (max(accumulate(step for _, step in events)), len(spans)) == (2, 4), said
 
 
 FAILS_LAST = """

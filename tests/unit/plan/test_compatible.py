@@ -114,8 +114,6 @@ def test_keys_name_the_backend_of_what_it_draws() -> None:
     [
         (["system.dtype=bfloat16"], False, True),
         (["system.dtype=bfloat16", "system.portable=false"], False, False),
-        (["system.dtype=bfloat16"], True, False),
-        ([], False, False),
         (["experiment=sentiment"], False, False),
     ],
 )

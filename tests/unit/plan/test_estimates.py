@@ -142,13 +142,6 @@ GENERATE = Stage("generate", shards="train", config=("generation", "data_collect
 METRICS = Stage("metrics", loads_models=False, seconds=0.5)
 
 
-def test_the_embedded_model_takes_what_its_stages_say() -> None:
-    assert guess_seconds(GENERATE, 2000, Scale()) == pytest.approx(1.0)
-    assert guess_seconds(STAGES[DPO, "train"], 0, Scale(), DPOConfig()) == pytest.approx(22.0)
-    assert guess_seconds(STAGES[DPO, "train"], 0, Scale(), DPOConfig(), rounds=2) == pytest.approx(44.0)
-    assert guess_seconds(STAGES[DPO, "train"], 0, Scale(prompts=20), DPOConfig()) == pytest.approx(0.044)
-
-
 @pytest.mark.parametrize(
     ("kind", "settings", "measured"),
     [

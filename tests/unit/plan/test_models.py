@@ -129,12 +129,10 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 269060
     ("content", "said"),
     [
         (WHOLE[:-1], f"model.safetensors is cut off or damaged: it has {len(WHOLE) - 1} bytes"),
-        (WHOLE[:50], "is cut off or damaged: it has 50 bytes"),
         (b"", "is cut off or damaged: it has 0 bytes"),
-        (WHOLE + b"\0", "is cut off or damaged"),
         (LFS, r"model.safetensors only names a file of Git LFS. Fetch that with `git lfs pull`"),
     ],
-    ids=["one byte less", "in its header", "empty", "longer", "Git LFS"],
+    ids=["one byte less", "empty", "Git LFS"],
 )
 def test_weights_that_are_not_whole_are_refused(tmp_path: Path, content: bytes, said: str) -> None:
     folder = folder_of(tmp_path / "model")

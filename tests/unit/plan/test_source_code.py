@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from pipeline.plan.graph import Plan, result_key
 from pipeline.plan.models import read_sources
 from pipeline.plan.recorded import RecordedPlan, causes, parse_plan, plan_text, recorded
 from tests.doubles.composing import quick_config
-from tests.doubles.runs import CHAIN, chain_plan
 
 ALGO = """
 from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, TEXT, Read, Stage, Algorithm
@@ -224,20 +223,3 @@ def test_rows_that_follow_from_the_shard_size_are_told_once_for_a_stage() -> Non
     found = told(planned(), planned("execution.shard_size=10"), f"{S0}/PITA/r1/train")
     assert (f"{S0}/PITA/r1/generate/000", ["its rows: 0 to 19 -> 0 to 9"]) in found
     assert sum("its rows" in change for _, changes in found for change in changes) == 2, "also of what scores"
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lambda: recorded(chain_plan(version=2).to_json()), ["the version of X's code: 1 -> 2"]),
-        (lambda: recorded({**chain_plan(version=1).to_json(), "key_format": 7}), []),
-        (
-            lambda: recorded({**chain_plan(version=2).to_json(), "key_format": 7}),
-            ["the format of stored files: 1 -> 7", "the version of X's code: 1 -> 2"],
-        ),
-    ],
-    ids=["version", "same key", "format"],
-)
-def test_code_that_changed_is_told(change: Callable[[], RecordedPlan], expected: list[str]) -> None:
-    found = told(recorded(chain_plan().to_json()), change(), f"{CHAIN}/r1/train")
-    assert [text for _, changes in found for text in changes] == expected

@@ -51,22 +51,6 @@ ALL = [
 ]
 
 
-def test_batches_are_told_as_they_come_and_the_chain_is_closed_when_it_is_over(tmp_path: Path) -> None:
-    run = TrackedRun(tmp_path)
-    tracker = Remembering(run)
-    feeding = feed(run, tracker, tmp_path / "told")
-    feeding.look()
-    assert tracker.did == []
-    run.make_round(1)
-    feeding.look()
-    assert tracker.did == ALL[:3]
-    feeding.look()
-    assert tracker.did == ALL[:3]
-    run.make_round(2)
-    feeding.look()
-    assert tracker.did == [*ALL, "close"]
-
-
 @pytest.mark.properties
 @given(lives=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=4))
 def test_however_often_it_dies_every_row_keeps_its_number(

@@ -91,28 +91,6 @@ def test_a_glance_reads_the_ends_of_a_finished_journal(
     )
 
 
-def test_what_is_uploaded_after_the_end_is_told_and_takes_no_time_of_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = written(tmp_path)
-    run.write("SharedStore", fetched=1, fetched_bytes=5, uploaded=0, uploaded_bytes=0, left=2)
-    run.end(done=6)
-    run.write("SharedStore", fetched=1, fetched_bytes=5, uploaded=1, uploaded_bytes=3, left=1)
-    run.now += 1000
-    run.write("SharedStore", fetched=1, fetched_bytes=5, uploaded=2, uploaded_bytes=7, left=0)
-    for glance in (True, False):
-        with monkeypatch.context() as patched:
-            if glance:
-                patched.setattr(LoadedRun, "_follow", None)
-            loaded = LoadedRun(run.folder, glance=glance)
-            assert loaded.view.finished
-        assert loaded.state == "done"
-        assert loaded.view.elapsed_s(run.now, engine_runs=False) < 1000
-        assert loaded.view.shared == {
-            "fetched": 1, "fetched_bytes": 5, "uploaded": 2, "uploaded_bytes": 7, "left": 0
-        }  # fmt: skip
-
-
 def test_a_glance_at_a_run_in_progress_counts_without_the_plan(tmp_path: Path) -> None:
     run = written(tmp_path, stored=SHARDS)
     run.write("JobReopened", job=SHARDS[0], reason="damaged")

@@ -74,9 +74,9 @@ def test_nothing_of_a_record_is_unpickled(paper: SweepOnPaper, monkeypatch: pyte
 
     for name in ("load", "loads", "Unpickler"):
         monkeypatch.setattr(pickle, name, refuse)
-    for number in range(120):  # where other backends of Optuna's write a snapshot
+    for number in range(105):  # where other backends of Optuna's write a snapshot
         paper.create(number, {"lr": number})
-    assert len(Record(paper.folder).trials) == 120
+    assert len(Record(paper.folder).trials) == 105
 
 
 def test_settings_come_back_as_they_were_infinite_ones_too(paper: SweepOnPaper) -> None:

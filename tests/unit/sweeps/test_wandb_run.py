@@ -100,7 +100,7 @@ def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: P
         path.write_bytes(whole[:cut])
         read = [row["loss"] for row in WandbRun(path).rows()]
         assert read == list(range(len(read)))
-    for _ in range(200):
+    for _ in range(60):
         altered = bytearray(whole)
         for _ in range(chosen.randrange(1, 20)):
             altered[chosen.randrange(len(altered))] = chosen.randrange(256)

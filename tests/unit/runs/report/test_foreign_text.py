@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeline.commands import check, looking, start, why
+from pipeline.commands import check, looking, start
 from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
@@ -72,7 +72,7 @@ def print_everything(text: str, folder: Path) -> None:
     looking.status(None, output_dir=folder)
     looking.status("x", output_dir=folder)
     looking.status("x", as_json=True, output_dir=folder)
-    why.why("x", JOB, output_dir=folder)
+    looking.why("x", JOB, output_dir=folder)
     assert start.refuse(ConfigError(text)) == 2
     assert check.print_checks([passed(text, text), failed(text, text, text)], text) == 1
     print_tables(text, console)

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,21 +65,3 @@ def test_charts_come_with_their_licence_and_without_a_way_out() -> None:
     assert "showSendToCloud: false" in ours
     assert 'plotlyServerURL: ""' in ours
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https?:", ours)
-
-
-def test_a_page_that_cannot_be_written_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "report.html"
-    html.write_page(path, page("first"))
-    before = path.read_bytes()
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
-        with pytest.raises(OSError, match="No space left"):
-            html.write_page(path, page("second"))
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]

@@ -167,20 +167,6 @@ def drawn(spans: list[Span], most: int) -> list[page.Bar]:
     return page.bars(spans, 100, 7100, most)
 
 
-def test_thousands_of_attempts_are_folded_and_what_was_idle_stays_empty() -> None:
-    crowd = [span(100 + at, 100.9 + at) for at in range(2000)]
-    crowd += [
-        span(5100 + at, 5100.9 + at, stage="evaluate", outcome="failed" if at == 500 else "done")
-        for at in range(2000)
-    ]
-    found = drawn(crowd, 50)
-    assert len(found) <= 50
-    assert (sum(bar.jobs for bar in found), sum(bar.busy for bar in found)) == (4000, pytest.approx(3600))
-    assert not [bar for bar in found if bar.start < 2001 < bar.end]
-    assert {bar.stage for bar in found} == {"generate", "evaluate"}
-    assert [(bar.first, bar.jobs) for bar in found if bar.outcome == "failed"] == [("j5600", 1)]
-
-
 @pytest.mark.properties
 @given(
     st.lists(
