@@ -210,8 +210,6 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
         method = getattr(kind, name, None)
         if not callable(method):
             yield f"it lists the stage {name} but has no such method; write def {name}(self, ctx: JobContext)"
-        elif inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):
-            yield f"the method {name} is async or yields, so calling it would do nothing; make it a plain method"
         elif not _takes_one(kind, name):
             yield f"the method {name} must take the JobContext and nothing else: def {name}(self, ctx)"
     # Marked by abc.abstractmethod, with or without abc.ABC.

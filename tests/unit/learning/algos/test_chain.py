@@ -22,7 +22,7 @@ from pipeline.learning.training.value import held_out
 from pipeline.outputs.prompts import read_prompts
 from pipeline.plan.build import build_plan
 from pipeline.plan.estimates import disk_need
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import Job
 from tests.doubles.composing import quick_config
 from tests.doubles.judges import digits_right
 
@@ -258,14 +258,3 @@ def test_the_other_head_runs_through_and_each_round_may_begin_anew(tmp_path: Pat
     (folder,) = found.folders("QSharp", 2, "train")
     assert json.loads((folder / "value_head.json").read_bytes())["head"] == "v"
     assert json.loads((folder / "training.json").read_bytes())["sequences"] == 60  # one round's, not two
-
-
-def test_a_stage_reads_only_what_its_key_covers(chains: Chains) -> None:
-    """Each stage of the plan was given the sections it declares, and none of them failed for want of another."""
-    plan: Plan = chains.plan
-    for job in plan.jobs.values():
-        assert set(job.payload["config"]) <= {
-            "system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"
-        }  # fmt: skip
-    trains = [job for job in plan.jobs.values() if job.stage == "train" and job.algo != "reference"]
-    assert all("evaluation" not in job.payload["config"] for job in trains)

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.checks import check_config
-from pipeline.errors import ConfigError
 from pipeline.learning.algos import online
 from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.online import drawn_anew
@@ -23,7 +21,6 @@ from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training import checkpoint
 from pipeline.outputs.formats import read_curve
 from pipeline.outputs.guidance import ADAPTERS
-from tests.doubles.composing import quick_config
 from tests.doubles.forked import forked
 from tests.doubles.groups import groups_of
 from tests.doubles.judges import ASKED
@@ -204,18 +201,3 @@ def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_p
         assert np.abs(scores % 0.25).min() > 0  # no share of completions that are right
         # Adapters go on as the weights that they are.
         assert json.loads((folder / ADAPTERS).read_text())["rounds"] == [number]
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (("algos=[GRPO]", "algos.GRPO.batch_size=6"), "must be a multiple"),
-        (("algos=[GRPO]", "algos.GRPO.horizon=1"), "horizon"),
-        (("algos=[GRPO]", "algos.GRPO.horizon=2", "training.schedule=constant"), "one that ends, not constant"),
-        (("algos=[GRPO]", "training.gpus_per_job=2"), "training.strategy=ddp"),
-        (("algos=[DPO]", "algos.DPO.sampling=online", "algos.DPO.pairs=existing"), "existing"),
-    ],
-)
-def test_what_cannot_be_drawn_online_is_refused_before_anything_starts(asked: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_config(quick_config(["experiment.name=t", *asked]))

@@ -162,28 +162,27 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["alone", "with an older one"])
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_checkpoint_with_anything_odd_is_passed_over(
-    tmp_path: Path, how: str, older: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage, said = DAMAGE[how]
     Checkpoints(tmp_path, {"of": "this"}).save(5, STATE)
     (tmp_path / "step-00000005").rename(tmp_path / "kept")
     Checkpoints(tmp_path, {"of": "this"}).save(6, STATE)
-    if older:
-        (tmp_path / "kept").rename(tmp_path / "step-00000005")
+    (tmp_path / "kept").rename(tmp_path / "step-00000005")
     damage(tmp_path / "step-00000006")
     checkpoints = Checkpoints(tmp_path, {"of": "this"})
     found = checkpoints.latest()
-    assert (found and found.step) == (5 if older else None)
+    assert found is not None
+    assert found.step == 5
     printed = capsys.readouterr().out
     assert "warning: the checkpoint of step 6 is passed over" in printed
     assert said in printed
     # Arriving at the same step again replaces what is damaged.
     checkpoints.save(6, STATE)
     assert Checkpoints(tmp_path, {"of": "this"}).latest() is not None
-    assert [name for name in names(tmp_path) if name != "kept"] == ["step-00000006"]
+    assert names(tmp_path) == ["step-00000006"]
 
 
 def test_a_state_of_another_model_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
