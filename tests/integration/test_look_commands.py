@@ -15,17 +15,14 @@ from pipeline.__main__ import app
 from pipeline.runs.loaded import choose_run
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.shared import made_once
-from tests.doubles.small_runs import SMALL, run_here
+from tests.doubles.small_runs import SMALL, run_here, with_reference
 
-LITTLE = [
-    "rounds_of_training=1",
-    "models.tiny.steps=4",
-    "data_collection.prompts_per_round=6",
-    "execution.shard_size=2",
-    "evaluation.num_prompts=4",
+ADD = "addition/tiny/s0/Counted/r1/add"
+ASKED = [
+    *("algos=[]", "rounds_of_training=1"),
+    *(f"algos.{name}.class_path=tests.doubles.counted.Counted" for name in ("Counted", "Other")),
 ]
-"""As many jobs as are made of `SMALL`, with less to do."""
-TRAIN = "addition/tiny/s0/PITA/r1/train"
+TWICE = "algos.Counted.options.times=2"
 
 
 def look(output_dir: Path, *words: str, code: int = 0) -> Result:
@@ -37,23 +34,24 @@ def look(output_dir: Path, *words: str, code: int = 0) -> Result:
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs; a setting of PITA differs."""
+    """Two runs, of two methods without torch; a setting of one of them differs."""
 
     def make(folder: Path) -> None:
-        run_here(folder / "outputs", *LITTLE)
-        run_here(folder / "outputs", *LITTLE, "algos.PITA.eta=0.5")
+        with_reference(tmp_path_factory, folder / "outputs")
+        run_here(folder / "outputs", *ASKED, "algos.Counted.options.times=1")
+        run_here(folder / "outputs", *ASKED, TWICE)
 
     return made_once(tmp_path_factory, "twice", make) / "outputs"
 
 
 def test_status_of_all_and_of_one(twice: Path) -> None:
-    assert [look(twice, "status").output.split()[at] for at in (-6, -4, -3)] == ["t", "done", "24/24"]
+    assert [look(twice, "status").output.split()[at] for at in (-6, -4, -3)] == ["t", "done", "14/14"]
     text = look(twice, "status", "t").output
-    assert "24/24 jobs done (14 stored before)" in text
+    assert "14/14 jobs done (9 stored before)" in text
     first = min(path.name for path in (twice / "t").iterdir())
-    assert "24/24 jobs done\n" in look(twice, "status", "t", "--run", first).output
+    assert "14/14 jobs done (4 stored before)" in look(twice, "status", "t", "--run", first).output
     data = json.loads(look(twice, "status", "t", "--json").output)
-    assert (data["state"], data["done"], data["failed_jobs"]) == ("done", 24, [])
+    assert (data["state"], data["done"], data["failed_jobs"]) == ("done", 14, [])
     assert [row["name"] for row in json.loads(look(twice, "status", "--json").output)] == ["t"]
 
 
@@ -74,50 +72,50 @@ def test_names_that_do_not_exist_are_refused_with_those_that_do(twice: Path) -> 
     for words in (["status", "u"], ["logs", "u"], ["why", "u", "train"]):
         result = look(twice, *words, code=2)
         assert "Known: t" in result.output
-    assert TRAIN in look(twice, "logs", "t", "PITA/r1/trian", code=2).output
-    assert "fits 3 jobs" in look(twice, "logs", "t", "train", code=2).output
-    assert "no log of attempt 7" in look(twice, "logs", "t", TRAIN, "--attempt", "7", code=2).output
+    assert ADD in look(twice, "logs", "t", "Counted/r1/aad", code=2).output
+    assert "fits 3 jobs" in look(twice, "logs", "t", "Counted/r1/count", code=2).output
+    assert "no log of attempt 7" in look(twice, "logs", "t", ADD, "--attempt", "7", code=2).output
     assert "no folder" in look(twice / "nothing", "status", code=2).output
 
 
 def test_logs_of_the_engine_and_of_a_job(twice: Path) -> None:
     assert "worker 0: cpu slot 0" in look(twice, "logs", "t").output
     assert len(look(twice, "logs", "t", "-n", "1", "-f").stdout.splitlines()) == 1
-    assert look(twice, "logs", "t", TRAIN, "-f").stderr.endswith(f"{TRAIN}: done\n")
+    assert look(twice, "logs", "t", ADD, "-f").stderr.endswith(f"{ADD}: done\n")
 
 
 def test_the_log_of_a_stored_job_is_that_of_the_run_that_made_it(twice: Path) -> None:
     first = min(path.name for path in (twice / "t").iterdir())
-    log = twice / "t" / first / "jobs/addition/tiny/s0/QSharp/r1/train/log.txt"
+    log = twice / "t" / first / "jobs/addition/tiny/s0/Other/r1/add/log.txt"
     log.write_text("made here\n")
-    result = look(twice, "logs", "t", "QSharp/r1/train")
+    result = look(twice, "logs", "t", "Other/r1/add")
     assert result.stdout == "made here\n"
     assert f"this is its log from {first}" in result.stderr
 
 
 def test_why_a_job_ran_again(twice: Path) -> None:
-    text = look(twice, "why", "t", "PITA/r1/metrics").output
-    assert "algos.PITA.eta: 1.0 -> 0.5" in text
+    text = look(twice, "why", "t", "Counted/r1/metrics").output
+    assert "algos.Counted.options.times: 1 -> 2" in text
     assert text.count("->") < 6
     assert "The same command would not run it again" in text
-    assert "the same key" in look(twice, "why", "t", "QSharp/r1/metrics").output
+    assert "the same key" in look(twice, "why", "t", "Other/r1/metrics").output
 
 
 def test_why_a_job_would_run_with_other_settings(twice: Path) -> None:
-    same = [*SMALL, *LITTLE, "algos.PITA.eta=0.5"]
-    assert "would not run: its output is stored" in look(twice, "why", "t", TRAIN, *same).output
-    text = look(twice, "why", "t", TRAIN, *same, "models.tiny.steps=5").output
+    same = [*SMALL, *ASKED, TWICE]
+    assert "would not run: its output is stored" in look(twice, "why", "t", ADD, *same).output
+    text = look(twice, "why", "t", "Counted/r1/metrics", *same, "algos.Counted.options.times=3").output
     assert "would run" in text
-    assert "models.tiny.steps: 4 -> 5" in text
-    assert "Did you mean" in look(twice, "why", "t", TRAIN, "models.tiny.stepz=41", code=2).output
-    assert "KEY=VALUE" in look(twice, "why", "t", TRAIN, "rubbish", code=2).output
+    assert "algos.Counted.options.times: 2 -> 3" in text
+    assert "Did you mean" in look(twice, "why", "t", ADD, "models.tiny.stepz=41", code=2).output
+    assert "KEY=VALUE" in look(twice, "why", "t", ADD, "rubbish", code=2).output
 
 
 def test_why_after_the_store_was_emptied(twice: Path, tmp_path: Path) -> None:
     copy = tmp_path / "outputs"
     shutil.copytree(twice, copy, symlinks=True)
     shutil.rmtree(copy / ".store")
-    assert "The same command would run it again" in look(copy, "why", "t", TRAIN).output
+    assert "The same command would run it again" in look(copy, "why", "t", ADD).output
 
 
 def test_ctrl_c_ends_following_cleanly(tmp_path: Path) -> None:

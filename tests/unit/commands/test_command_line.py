@@ -1,6 +1,5 @@
 """A wrong command line is answered by one line: what was given, and where to read more. And completion."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 
-Said = Callable[..., str]
 COMMANDS = typer.main.get_command(app)
 
 

@@ -111,13 +111,3 @@ def test_who_asks_for_a_key_that_there_is_not_is_told_what_was_meant() -> None:
         told("training.gradclip")
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         told("eta", "PITA")
-
-
-def test_a_number_is_said_once_with_all_that_may_be_given() -> None:
-    said = told("algos.PITA.eta")
-    assert said.count("exp(value / eta)") == said.count("reference policy") == 1
-    assert "    must be    at least 1e-06 and at most 1,000,000, or inf\n" in said
-    assert "at most 9,223,372,036,854,775,807" in told("experiment.seeds")
-    assert "at most 64, or 'auto' to measure how many fit" in told("jobs_per_device")
-    assert "list of choices" in told("report_to")
-    assert "algos.GRPO.lora.rank=0" in told("lora")

@@ -1,6 +1,5 @@
 """Several runs by one command: exit codes, labels, Ctrl-C, and what trials are judged by."""
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from rich.console import Console
 
 from pipeline import cli
 from pipeline.commands import multirun
-from pipeline.commands.multirun import RunFailed, is_judged, primary_result
+from pipeline.commands.multirun import is_judged, primary_result
 from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.schema import Config
 from pipeline.errors import JobError
@@ -88,20 +87,6 @@ def test_all_that_is_wrong_with_settings_of_several_runs_is_told(
     assert not runs
 
 
-def test_all_that_is_wrong_is_told_of_a_configuration_of_ones_own_too(
-    runs: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    own_folder = tmp_path / "an odd, näme"
-    own_folder.mkdir()
-    (own_folder / "mine.yaml").write_text("defaults:\n  - config\n  - _self_\nexperiment: {name: x}\n")
-    own = ["--config-name", "mine", "--config-dir", str(own_folder)]
-    assert cli.main(["--multirun", *own, "rounds_of_training=-1", "algos.PITA.etta=1"]) == WRONG_REQUEST
-    said = capsys.readouterr().err
-    assert [part for part in ("'algos.PITA.etta'", "rounds_of_training=-1") if part not in said] == []
-    assert cli.main(own) == 0
-    assert len(runs) == 1
-
-
 def test_an_interruption_ends_all_runs(runs: list[Any], arguments: Arguments) -> None:
     assert cli.main(arguments("experiment.seeds=[143],[0]")) == 143
     assert len(runs) == 1
@@ -142,12 +127,6 @@ def test_exit_codes_come_back_from_other_processes(
     assert (
         "error: the run execution.priority=odd.one ended with exit code 2: cannot import 'odd.one'" in printed.err
     )
-
-
-def test_every_failure_that_arrives_is_noted() -> None:
-    multirun.failed_runs.clear()
-    pickle.loads(pickle.dumps(RunFailed(1, "a=1", "why")))
-    assert [(each.exit_code, each.run, each.reason) for each in multirun.failed_runs] == [(1, "a=1", "why")] * 2
 
 
 def test_a_sweeper_that_would_choose_by_results_is_refused(

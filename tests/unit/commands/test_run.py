@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import re
 import shutil
 import signal
@@ -22,10 +21,7 @@ from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.terminal.console import Terminal
-from pipeline.terminal.streams import LastingFile, LastingStream
 from tests.doubles.small_runs import run_here, with_reference
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -46,15 +42,6 @@ def test_a_fault_of_the_program_is_in_the_log_of_the_run(
     assert "please report it" in log
     assert "Traceback" in log
     assert r"RuntimeError: \x1b[2Jboom \udcff" in log
-
-
-def test_where_nobody_reads_a_request_is_carried_out_all_the_same(nothing_to_do: Config) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    stream = LastingStream(LastingFile(writing), "ascii")
-    assert run_experiment(nothing_to_do, Terminal(file=stream)) == 0
-    os.close(writing)
-    assert (Path(nothing_to_do.output_dir) / "x/latest/results.json").is_file()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2], ids=str)

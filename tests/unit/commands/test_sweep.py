@@ -1,18 +1,14 @@
 """What the commands say of sweeps, and what they say instead of a traceback."""
 
-import io
 import json
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.commands import sweep as sweep_command
-from pipeline.sweeps.storage import sweep_folder
 from tests.doubles.sweeps import SweepOnPaper, searched
 
 
@@ -128,37 +124,9 @@ def test_trials_are_exported_and_the_page_is_written_where_that_is_asked_for(
     assert not (tmp_path / "lr.xyz").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "file"),
-    [
-        (["export", "lr", "--to"], "lr/sweep/optuna.log"),
-        (["export", "lr", "--to"], "lr/sweep/report.html"),
-        (["report", "lr", "--out"], "lr/sweep/trials/0000/log.txt"),
-        (["report", "lr", "--out"], ".store/lr.html"),
-    ],
-)
-def test_nothing_is_written_over_what_a_sweep_has_recorded_nor_into_a_store(
-    outputs: Path, words: list[str], file: str
-) -> None:
-    (outputs / ".store").mkdir(exist_ok=True)
-    before = (outputs / file).read_bytes() if (outputs / file).exists() else None
-    assert "that is inside" in told(outputs, *words, str(outputs / file), code=2)
-    assert ((outputs / file).read_bytes() if (outputs / file).exists() else None) == before
-
-
 def test_the_log_of_a_trial_is_that_of_its_last_attempt(outputs: Path) -> None:
     assert told(outputs, "logs", "lr", "3") == "second\nlast\n"
     assert told(outputs, "logs", "lr", "3", "-n", "1", "--attempt", "1") == "first\n"
     assert "last\n" in told(outputs, "logs", "lr", "3", "-f")
     for words in (("lr", "99"), ("lr", "4"), ("lr", "3", "--attempt", "7"), ("begun",)):
         told(outputs, "logs", *words, code=2)
-
-
-def test_a_page_that_cannot_be_written_is_one_message(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise KeyError("loss")
-
-    monkeypatch.setattr("pipeline.sweeps.report.write_sweep_page", refuse)
-    out = io.StringIO()
-    sweep_command.conclude(sweep_folder(outputs, "begun"), Console(file=out, width=200))
-    assert out.getvalue().count("no report was written") == 1

@@ -5,8 +5,6 @@ import pytest
 from pipeline.config.checks import check_config
 from pipeline.config.tables import ALGORITHMS
 from pipeline.errors import ConfigError
-from pipeline.learning.memory.fit import GB
-from pipeline.machine.memory import usable_bytes
 from tests.doubles.composing import quick_config
 
 
@@ -14,10 +12,6 @@ def refuse(*overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         check_config(quick_config(["experiment.name=t", *overrides]))
     return str(caught.value)
-
-
-def test_the_default_request_is_accepted() -> None:
-    check_config(quick_config(["experiment.name=first_run"]))
 
 
 @pytest.mark.parametrize(
@@ -135,14 +129,3 @@ def test_profiles_fit_every_algorithm(profile: str) -> None:
     config = quick_config(["experiment.name=t", f"algos=[{','.join(ALGORITHMS)}]", f"profile={profile}"])
     check_config(config)
     assert {name for name, one in config.algos.items() if one.enabled} == {*ALGORITHMS}
-
-
-@pytest.mark.parametrize(("profile", "card_gb"), [("a100_40gb", 42), ("a100_80gb", 85), ("h200", 150)])
-def test_what_a_profile_decodes_at_once_fits_its_card(profile: str, card_gb: int) -> None:
-    """An 8B policy and a 1B guide, 2,048 tokens each: caches of eight heads of 128 in 32 layers, of 64 in 16."""
-    config = quick_config(["experiment.name=t", f"profile={profile}"])
-    of_token = 2 * 2 * 8 * (128 * 32 + 64 * 16)
-    caches = config.generation.batch_size * 2048 * of_token * 1.5  # kept once more while rows are chosen, at worst
-    logits = config.generation.batch_size * 128_256 * 4 * 6
-    assert 2 * 9.3 * GB + caches + logits < usable_bytes(card_gb * GB)
-    assert config.system.clear_cache_interval == 0

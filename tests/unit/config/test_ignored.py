@@ -1,13 +1,8 @@
 """Settings that were given and change nothing are named, and no others."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from pipeline.commands.run import run_experiment
 from pipeline.config.checks import idle_settings
-from pipeline.config.schema import Config
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
@@ -83,11 +78,3 @@ def test_a_setting_without_effect_is_named_with_the_reason(overrides: list[str],
 )
 def test_what_has_an_effect_is_not(overrides: list[str], gpu: bool) -> None:
     assert warned(*overrides, gpu=gpu) == []
-
-
-def test_a_run_prints_the_warnings(tmp_path: object) -> None:
-    given = [NAME, "dry_run=true", "device=cpu", f"output_dir={tmp_path}", "algos.DPO.beta=0.1"]
-    config: Config = quick_config(given)
-    console = Console(file=io.StringIO(), width=200)
-    assert run_experiment(config, console, given=given) == 0
-    assert "warning: algos.DPO.beta=0.1 has no effect" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -7,17 +7,12 @@ import pytest
 
 from pipeline import cli
 from pipeline.commands.multirun import FLAGS, as_overrides
-from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.checks import check_config
 from pipeline.config.explain import for_hydra, read_flags
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
-from pipeline.config.schema import Attention, Backend
 from pipeline.config.tables import conf_dir
 from pipeline.errors import ConfigError
-from pipeline.learning.algos.qsharp import QSharpConfig
-from pipeline.learning.algos.value_guided import PITAConfig
-from pipeline.learning.models.kinds import TinyModelConfig
 from tests.doubles.composing import quick_config
 
 NAME = "experiment.name=t"
@@ -31,15 +26,6 @@ def test_a_round_trip_through_plain_data_changes_nothing() -> None:
     config = quick_config([NAME, *every, "algos.DPO.lora.rank=4", "evaluation.etas=[0.1,inf]"])
     wire = json.loads(json.dumps(to_plain(config)))
     assert config_from_plain(wire) == config
-
-
-def test_defaults_are_typed() -> None:
-    config = load_config([NAME])
-    assert isinstance(config.algos["PITA"], PITAConfig)
-    assert isinstance(config.algos["QSharp"], QSharpConfig)
-    assert isinstance(config.models["tiny"], TinyModelConfig)
-    assert config.system.attn_impl is Attention.sdpa
-    assert config.execution.backend is Backend.local
 
 
 def test_a_request_leaves_nothing_to_the_next() -> None:
@@ -108,12 +94,6 @@ def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) ->
     assert load_config(["experiment.name=t", same]).rounds_of_training == 500
 
 
-def test_it_is_the_split_in_question_that_counts() -> None:
-    given = ["experiment.name=t", "datasets.addition.validation_size=40"]
-    assert quick_config(given).evaluation.num_prompts == 500
-    assert quick_config([*given, "evaluation.split=validation"]).evaluation.num_prompts == 40
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -164,11 +144,3 @@ def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.Captur
     assert "rounds_of_training: 7" in printed
     assert "num_prompts: 500" in printed
     assert "${" not in printed
-
-
-def test_the_command_says_it_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["experiment.name=x", "--seed", "3"]) == WRONG_REQUEST
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert "experiment.seeds" in err

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.checks import check_config, idle_settings
+from pipeline.config.checks import check_config
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import AlgoConfig, Config, Settings, number
-from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shipped, conf_dir, point_of
+from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shipped, conf_dir
 from pipeline.config.user_code import check_settings_class
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import Algorithm
@@ -44,9 +44,6 @@ class Hints(Settings):
         if self.count == 9:
             yield f"{key}.count=9: more than there are rounds ({config.rounds_of_training})"
 
-    def idle(self, setting: str) -> str:
-        return "" if self.count else f"without hints {setting} is nothing"
-
 
 @dataclass(kw_only=True)
 class RiddlesConfig(FilesConfig):
@@ -61,9 +58,6 @@ class RiddlesConfig(FilesConfig):
     def problems(self, key: str, config: Config) -> Iterator[str]:
         if self.easiest > self.hardest:
             yield f"{key}.easiest={self.easiest} must not be above {key}.hardest={self.hardest}"
-
-    def idle(self, setting: str) -> str:
-        return "there is one level" if setting == "easiest" and self.hardest == 1 else super().idle(setting)
 
 
 class Riddles(FilesDataset):
@@ -103,19 +97,6 @@ def test_what_is_wrong_with_own_settings_of_a_dataset_is_refused(overrides: list
         check_config(quick_config([NAME, *RIDDLES, *overrides]))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["datasets.hf.hardest=1", "datasets.hf.easiest=1"], ["datasets.hf.easiest=1", "there is one level"]),
-        (["datasets.hf.hints.count=0"], ["datasets.hf.hints.count=0", "without hints count is nothing"]),
-        (["datasets.hf.hints.count=2", "datasets.hf.easiest=1", "datasets.hf.many=[{}]"], []),
-    ],
-)
-def test_own_settings_say_which_have_no_effect(overrides: list[str], said: list[str]) -> None:
-    told = idle_settings(quick_config([NAME, *RIDDLES, *overrides]), overrides, gpu=False)
-    assert list(told) == [" has no effect in this run: ".join(said)] * bool(said)
 
 
 @dataclass(kw_only=True)
@@ -223,13 +204,6 @@ def test_an_algorithm_is_run_at_each_value() -> None:
     trained = {job.algo for job in build_plan(config).jobs.values() if job.stage == "train"}
     assert trained == {"reference", "DPO@beta=0.03", "DPO@beta=0.1", "PITA"}
     assert config_from_plain(to_plain(config)) == config
-
-
-def test_several_settings_make_points_of_all_combinations() -> None:
-    config = request_of("algos.PITA.front={eta: [0.3, inf], head: [q, v]}")
-    names = ["PITA@eta=0.3,head=q", "PITA@eta=0.3,head=v", "PITA@eta=inf,head=q", "PITA@eta=inf,head=v"]
-    assert sorted(enabled(config)) == ["DPO", *names]
-    assert point_of(names[0]) == ("PITA", "eta=0.3,head=q")
 
 
 def test_a_front_changes_no_other_key() -> None:

@@ -17,25 +17,6 @@ from pipeline.terminal import console as watching
 from pipeline.terminal.console import Terminal, make_console, say, watch
 
 
-def printed(*things: object, encoding: str = "utf-8", width: int = 40) -> str:
-    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    console = Terminal(file=out, width=width, markup=False, emoji=False, color_system=None)
-    for thing in things:
-        console.print(thing)
-    out.seek(0)
-    return out.read()
-
-
-def test_names_are_no_markup_no_emoji_and_no_commands() -> None:
-    table = Table("name", title="[bold]t\x1b[2J")
-    table.add_row(r"\[/red] :100: [blue]")
-    table.add_row(Text("\x1b]0;x\x07"))
-    text = printed(table)
-    assert "[bold]t\\x1b[2J" in text
-    assert r"\[/red] :100: [blue]" in text
-    assert "\x1b" not in text
-
-
 def said(text: str, width: int, *, terminal: bool = True, copy: str = "") -> list[str]:
     out = io.StringIO()
     say(Terminal(file=out, force_terminal=terminal, color_system=None, width=width), text, copy=copy)
