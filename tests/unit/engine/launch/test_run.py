@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.devices.select import LeaseSet
 from pipeline.engine.launch import (
     LaunchRequest,
@@ -79,25 +78,6 @@ def test_the_cpu_needs_no_lease(heard: list[str]) -> None:
         assert len(lease.devices) == 3
         assert rank_environment({}, lease.devices, 2, alone=True)["CUDA_VISIBLE_DEVICES"] == ""
         assert describe(lease.devices, Meeting(1, 0, "a", 7)) == "3 processes on the CPU, meeting at a:7"
-
-
-def test_nothing_of_another_launcher_is_inherited() -> None:
-    leaked = {
-        "RANK": "1",
-        "LOCAL_RANK": "1",
-        "WORLD_SIZE": "8",
-        "MASTER_ADDR": "x",
-        "MASTER_PORT": "1",
-        "TORCHELASTIC_RUN_ID": "x",
-        "SLURM_NTASKS": "8",
-        "SLURM_PROCID": "1",
-        "OMPI_COMM_WORLD_SIZE": "8",
-        "PMI_RANK": "1",
-    }
-    kept = {"SLURM_JOB_ID": "7", "OMP_NUM_THREADS": "3", "NCCL_DEBUG": "INFO"}
-    environment = rank_environment({**leaked, **kept}, cpu_slots(2), 64, alone=False)
-    assert not set(leaked) & set(environment)
-    assert kept.items() <= environment.items()
 
 
 def test_a_port_in_use_is_refused() -> None:

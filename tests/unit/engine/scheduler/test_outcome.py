@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.engine.scheduler.outcome import Attempt, Outcome, WorkerSpan
-from pipeline.plan.durations import WORKER_LOAD, Timed, estimated_load, estimated_makespan
+from pipeline.plan.durations import WORKER_LOAD, Timed
 from pipeline.plan.graph import Job, Plan
 
 
@@ -33,18 +33,6 @@ def test_loading_is_measured_by_worker_and_by_later_job() -> None:
     )
     assert outcome.load_seconds(plan) == {WORKER_LOAD: 11.0, "load: tiny": pytest.approx(0.3)}
     assert Outcome(jobs={}).load_seconds(plan) == {}
-
-
-def test_the_estimate_of_the_same_work_is_what_the_run_took() -> None:
-    jobs = [Job(id=str(at), key=str(at), entry="m:f", payload={}, model="tiny", seconds=1.0) for at in range(20)]
-    attempts = [attempt("0", 0, 2, 13, 10.0)] + [attempt(str(at), 0, 12 + at, 13 + at, 0.1) for at in range(1, 20)]
-    plan = Plan(jobs, [(str(at), str(at + 1)) for at in range(19)])
-    outcome = Outcome(jobs={}, workers=[WorkerSpan(worker=0, started_s=0, ready_s=2)], attempts=attempts)
-    everything = list(plan.jobs)
-    estimate = estimated_makespan(plan, everything, 1) + estimated_load(
-        plan, everything, 1, outcome.load_seconds(plan)
-    )
-    assert 32 / 1.5 < estimate < 32 * 1.5
 
 
 def test_jobs_are_remembered_by_kind_without_what_they_loaded() -> None:

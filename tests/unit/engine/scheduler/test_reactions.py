@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.scheduler.recovery import unusable
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim
 from pipeline.engine.workers.messages import (
     AttemptStopped,
@@ -54,14 +53,6 @@ def test_a_process_that_a_job_has_changed_is_replaced() -> None:
     assert paper.start() == []
     assert paper.ended(0) == ["WorkerExited"]
     assert not paper.said()
-
-
-def test_no_process_follows_one_that_is_lost_where_no_more_jobs_are_given() -> None:
-    paper = running(job("b", needs=["a"]))
-    unusable(paper.run, 0, "its memory is not free")
-    assert "close 0" not in paper.decided(), "its job may well finish"
-    assert paper.ended(0) == ["WorkerExited", "AttemptFailed a", "close 0"]
-    assert paper.start() == ["send a to 1"]
 
 
 # -- what hangs ------------------------------------------------------------------------------------------------
@@ -150,13 +141,3 @@ def test_a_job_that_its_worker_had_not_begun_goes_to_another_at_no_cost(exit_cod
     assert paper.ended(0, exit_code=exit_code) == ["WorkerExited"]
     assert paper.start() == ["send a to 1"]
     assert not paper.run.state.jobs["a"].failures
-
-
-def test_a_job_that_ends_workers_before_it_begins_is_not_tried_for_ever() -> None:
-    paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1), workers=1)
-    for _ in range(4):
-        paper.start()
-        decided = paper.ended(0)
-        paper.ready(0)
-    assert decided == ["WorkerExited", "AttemptFailed a", "JobFailed a"]
-    assert "ended once more before it had begun: signal 9 (SIGKILL)" in paper.run.state.jobs["a"].reason

@@ -38,25 +38,6 @@ def test_a_stored_job_may_lack_its_inputs() -> None:
     assert status(state)["b"] == "stored"
 
 
-def test_a_job_is_ready_when_its_last_input_is_there() -> None:
-    state = state_of(chain_plan())
-    complete(state, "c")
-    complete(state, "a")
-    assert status(state)["d"] == "pending"
-    complete(state, "b")
-    assert status(state)["d"] == "ready"
-
-
-def test_a_failure_blocks_what_depends_on_it_and_nothing_else() -> None:
-    state = state_of(chain_plan())
-    state.start("a", 0)
-    state.raised(0)
-    assert state.fail("a", "why") == ["b", "d"]
-    assert status(state) == {"a": "failed", "b": "blocked", "c": "ready", "d": "blocked", "e": "ready"}
-    assert state.jobs["d"].root_cause == "a"
-    assert state.unsettled == 2
-
-
 def test_a_stored_descendant_is_not_blocked() -> None:
     state = state_of(chain_plan(), "b")
     state.start("a", 0)

@@ -219,21 +219,6 @@ def test_a_folder_that_may_not_be_written_is_refused() -> None:
 NewMachine = Callable[[], Machine]
 
 
-def test_another_machine_has_the_same_bytes_and_the_same_manifest(objects: Objects, machine: NewMachine) -> None:
-    one, other = machine(), machine()
-    one.make()
-    one.store.costs.note(KEY, {"flops": 5.0})
-    assert not other.fetch(objects)
-    assert one.upload(objects) == (sum(map(len, FILES.values())), None)
-    assert objects.sizes("outputs").keys() == {f"{KEY}.json"}
-    assert other.fetch(objects)
-    assert other.holds() == FILES
-    manifests = [(each.store.path(KEY) / "manifest.json").read_bytes() for each in (one, other)]
-    assert manifests[0] == manifests[1]
-    assert other.store.costs.of(KEY) == {"flops": 5.0}
-    assert list((other.verified.folder / "fetched").iterdir()) == []  # nothing is left of the way
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 def test_of_two_uploads_the_first_counts_and_the_other_leaves_nothing(
     at_once: bool, objects: Objects, machine: NewMachine, monkeypatch: pytest.MonkeyPatch
@@ -497,7 +482,6 @@ def test_a_network_that_goes_and_comes_back_is_told_once(
 @pytest.mark.parametrize(
     ("kind", "first", "step"),
     [
-        ("dropped after", 2, 3),
         ("503", 3, 5),
         *(pytest.param(kind, 1, 1, marks=pytest.mark.exhaustive) for kind in FAULTS),
     ],

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -336,14 +335,3 @@ def test_damage_after_it_was_found_good_is_noticed(
     damage(path / name)
     assert verified.problem(key) is not None
     assert verified.problem(key) == verified.store.problem(key)
-
-
-def test_an_output_is_found_good_only_when_a_later_change_must_show(
-    verified: Verified, put: Put, key: str
-) -> None:
-    # The clock that stamps files may stand still for 10 ms; a change within them would leave the same time.
-    for number in range(5):
-        path = put(f"{number:02x}" * 20)
-        assert verified.problem(path.name) is None
-        newest = max(entry.lstat().st_ctime_ns for entry in [path, *path.rglob("*")])
-        assert time.time_ns() - newest > 10_000_000

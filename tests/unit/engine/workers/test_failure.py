@@ -166,10 +166,3 @@ def test_whatever_is_raised_can_be_told(error: BaseException, said: str) -> None
     assert said in message.message
     assert (message.kind, message.rank, message.damaged_key) == (FailureKind.bug, None, "")
     assert decode_report(encode(message)) == message
-
-
-def test_an_input_that_was_found_damaged_is_named() -> None:
-    error = RuntimeError("while loading")
-    error.__cause__ = DamagedOutput("read", "p")
-    message = raised(ORDER, error, 0.0)
-    assert (message.kind, message.damaged_key) == (FailureKind.damaged_input, "read")
