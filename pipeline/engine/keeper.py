@@ -222,7 +222,6 @@ class Keeper:
         stuck: Why no further weights are removed, or "".
         lacking: Chains of which the weights that are to stay were removed before, by a run with another `keep`;
             those stay that come next.
-        bare: Those of them of which no weights are left at all.
         before: Ids of the jobs whose weights were gone when the run began.
     """
 
@@ -239,7 +238,6 @@ class Keeper:
     freed: int = 0
     stuck: str = ""
     lacking: set[str] = field(default_factory=set)
-    bare: set[str] = field(default_factory=set)
     before: set[str] = field(default_factory=set)
     _chains: dict[str, list[Job]] = field(default_factory=dict)
     _scores: dict[tuple[str, int], float | None] = field(default_factory=dict)
@@ -252,10 +250,11 @@ class Keeper:
         trained = [job for job in self.plan.jobs.values() if job.weights]
         for job in trained:
             self._chains.setdefault(job.chain, []).append(job)
-        for job_id in self.there if self.keep is Keep.best else ():
+        for job_id in self.there:
             self._measured(self.plan.jobs[job_id])
         for chain in self._chains:
-            self.before |= self._decide(chain)
+            self._decide(chain)
+        self.before = {job.id for job in trained if self.is_gone(job.id)}
         self._needed = {job.key for job in trained}
 
     def take(self, event: Event) -> None:
@@ -266,10 +265,8 @@ class Keeper:
         if event["event"] in ("JobFinished", "JobFoundStored"):
             self.there.add(job.id)
             about = {job.id, *self.plan.inputs(job.id)}
-            if self.keep is Keep.best and measures(job):
-                self._measured(job)
-                about |= {one.id for one in self._chains.get(job.chain, ())}
-            elif job.chain in self.lacking and job.weights:  # which are made again after all
+            self._measured(job)
+            if job.chain in self._chains and (job.weights or measures(job)):
                 self._decide(job.chain)
                 about |= {one.id for one in self._chains[job.chain]}
             self._remove(about)
@@ -295,27 +292,20 @@ class Keeper:
         return sum(weights_size(self.store, job.key, job.weights) for job in jobs if job.key not in held)
 
     def _measured(self, job: Job) -> None:
-        if measures(job) and self.store.is_committed(job.key):
+        if self.keep is Keep.best and measures(job) and self.store.is_committed(job.key):
             self._scores[place_of(job)] = self.score_of(job)
-            self._decide(job.chain)
 
-    def _decide(self, chain: str) -> set[str]:
-        """Choose what stays of a chain; the ids of the jobs whose weights are gone already."""
-        jobs = self._chains.get(chain, [])
+    def _decide(self, chain: str) -> None:
+        """Choose what stays of a chain."""
+        jobs = self._chains[chain]
+        removed = {job.id for job in jobs if self.is_gone(job.id)}
         stay = kept(jobs, self.keep, self._scores)
         self.lacking.discard(chain)
-        self.bare.discard(chain)
-        if not stay.isdisjoint(removed := self._removed(jobs)):
+        if not stay.isdisjoint(removed):
             self.lacking.add(chain)
             stay = kept(jobs, self.keep, self._scores, removed)
-            self.bare |= set() if stay else {chain}
         self._stay -= {job.id for job in jobs}
         self._stay |= stay
-        return removed
-
-    def _removed(self, jobs: Iterable[Job]) -> set[str]:
-        """Those whose weights were removed, by this run or an earlier one, and are not to be made again."""
-        return {job.id for job in jobs if self.is_gone(job.id)}
 
     def is_gone(self, job_id: str) -> bool:
         """Whether weights were removed, and are not made again."""
