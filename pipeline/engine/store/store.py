@@ -348,14 +348,6 @@ class Store:
             if re.fullmatch("[0-9a-f]{2}", path.name) and stat.S_ISDIR(path.lstat().st_mode):
                 yield path
 
-    def _refuse_links(self) -> None:
-        try:
-            links = [path for path in self.root.iterdir() if len(path.name) == 2 and path.is_symlink()]
-        except OSError as error:
-            raise explained(f"could not read {self.root}", error) from error
-        if links:  # no lock of this store guards what lies there, and runs move and remove outputs
-            raise StoreError(f"{links[0]} is a link that leads out of the store. {remedy(errno.ELOOP)}")
-
     @staticmethod
     def _is_key(path: Path) -> bool:
         return bool(KEY.fullmatch(path.name)) and path.name[:2] == path.parent.name
@@ -496,7 +488,7 @@ class Store:
             output_dir: Where the run leaves its folder; remembered, so that its outputs count as needed later.
 
         Raises:
-            StoreError: The folder cannot be used, or a folder of keys in it is a link.
+            StoreError: The folder cannot be used.
         """
         descriptor = _open_lock(self.root)
         try:
@@ -504,7 +496,6 @@ class Store:
                 if descriptor is not None and not lock(descriptor, shared=True, wait=False):
                     log.warning("waiting for the clean-up of %s to end", self.root)
                     lock(descriptor, shared=True)
-            self._refuse_links()
             if output_dir is not None:
                 _remember_user(self.root, output_dir)
             yield

@@ -207,17 +207,6 @@ def test_a_manifest_of_something_else_is_refused(
         store.manifest(key)
 
 
-def test_a_folder_of_keys_that_is_a_link_is_not_written_through(
-    store: Store, put: Put, key: str, tmp_path: Path
-) -> None:
-    put()
-    folder = store.path(key).parent
-    folder.symlink_to(folder.rename(tmp_path / "outside"))
-    with pytest.raises(StoreError, match=r"leads out of the store\. Move away"), store.in_use():
-        pass
-    assert store.stored_keys() == []
-
-
 # -- setting aside and committing ------------------------------------------------------------------------------
 
 
