@@ -145,22 +145,6 @@ def test_a_leader_that_hangs_is_killed_with_its_ranks(engine: Engine, tmp_path: 
     assert "in loop_without_progress" in (engine.run_dir / "jobs/gang/log.rank1.txt").read_text()
 
 
-def test_a_request_to_stop_reaches_every_rank(engine: Engine, tmp_path: Path) -> None:
-    flags = Path(folder(tmp_path))
-    gang = job("gang", "ranks_stop_when_asked", devices=2, payload={"flag": str(flags)})
-
-    def stop(_view: RunView) -> None:
-        if len(list(flags.iterdir())) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-            threading.Event().wait(0.05)
-
-    outcome = engine.run(gang, workers=2, watcher=stop, stop_grace_s=10.0)
-    assert outcome.interrupted == "SIGINT"
-    assert engine.events("JobStopped", "gang")
-    # That another attempt goes on from there the next test sees.
-    assert engine.store.checkpoints(gang.key).joinpath("stopped").exists()
-
-
 def test_a_notice_to_the_ranks_alone_stops_the_attempt_and_another_goes_on(engine: Engine, tmp_path: Path) -> None:
     notices = {number: Path(folder(tmp_path, number.name)) for number in (signal.SIGUSR2, signal.SIGTERM)}
 

@@ -118,16 +118,3 @@ def test_a_loss_of_power_costs_nothing_but_time(
     assert bool(kept) == (worth_s == 0), "what was worth it is there"
     if worth_s == 0:
         assert len(stored) == len(PLAN), "nothing is made again that was forced"
-
-
-def test_what_went_on_from_a_checkpoint_is_worth_all_that_went_into_it(
-    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "WORTH_FORCING_S", 1e9)
-    engine = Engine(tmp_path / "run")
-    engine.store.checkpoints(PLAN[0].key).mkdir(parents=True)
-    engine.run(*PLAN[:2], backend=Backend.inline, workers=1)
-    disk.after_loss(engine.root, tmp_path / "after", names=False)
-    left = Engine(tmp_path / "after").store
-    assert left.has(PLAN[0].key)
-    assert not left.has(PLAN[1].key)

@@ -82,15 +82,6 @@ def test_nothing_that_a_child_has_started_outlives_it(own_group: bool, adopts: b
         assert not living(seen["started"])
 
 
-def test_what_a_child_that_was_killed_has_started_ends_too() -> None:
-    with started() as (one, seen):
-        os.kill(seen["pid"], signal.SIGKILL)
-        one.process.wait()
-        assert living(seen["started"])
-        assert children.end([one]) == set()
-        assert not living(seen["started"])
-
-
 def test_children_are_asked_before_they_are_killed() -> None:
     with started() as (willing, _), started(settings={"deaf": True}) as (deaf, _):
         children.end([willing, deaf], grace_s=0.5)

@@ -118,13 +118,6 @@ def test_the_cpu_works_whatever_the_driver_does(machine: UseMachine) -> None:
         labels()
 
 
-def test_without_gpus_slots_are_taken(machine: UseMachine) -> None:
-    machine("no driver")
-    assert labels() == CPU
-    with pytest.raises(DeviceError, match="NVML found none"):
-        labels({"device": DeviceChoice.cuda})
-
-
 def test_what_another_run_holds_is_passed_over_by_count_and_refused_by_id(machine: UseMachine) -> None:
     machine("eight")
     four = DistributedConfig(num_gpus=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.config.schema import Backend, RetryConfig
+from pipeline.config.schema import Backend
 from pipeline.engine.scheduler import reactions
 from pipeline.engine.scheduler.reactions import SHORT_S
 from pipeline.engine.scheduler.run import OnDisk, ReleaseClaim
@@ -77,30 +77,6 @@ def test_what_a_process_does_not_begin_any_more_is_as_if_it_had_not_been_given_t
     assert not any(jobs[name].failures for name in handed), "nobody blames them"
     assert paper.run.state.running == 0
     assert paper.hear(0, JobStarted(job_id=handed[0], attempt=1)) == []
-
-
-def test_a_job_that_fails_by_itself_is_followed_by_the_next() -> None:
-    paper = crowd(retry=RetryConfig(wait_s=1.0))
-    paper.start()
-    paper.fail("j01", FailureKind.transient)
-    assert paper.begin("j02") == ["JobStarted j02"]
-    paper.wait(100.0)
-    assert not any(name == "j01" for name in ahead(paper)), "what was tried before is watched by itself"
-
-
-@pytest.mark.parametrize(
-    ("run_s", "body", "fields"),
-    [(2 * SHORT_S, "write", {}), (SHORT, "write", {"affinity": "model"}), (SHORT, "other", {})],
-    ids=["long", "of a model", "not known"],
-)
-def test_jobs_that_are_not_known_to_be_short_and_plain_wait_in_the_engine(
-    run_s: float, body: str, fields: dict[str, str]
-) -> None:
-    paper = OnPaper(job("a"), *(job(f"j{number}", body, **fields) for number in range(9)), workers=1)
-    paper.start()
-    paper.finish("a", run_s=run_s)
-    paper.start()
-    assert paper.start() == []
 
 
 def test_no_worker_has_ahead_what_others_could_begin_at_once() -> None:

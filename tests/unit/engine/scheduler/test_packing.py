@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 
@@ -96,19 +95,6 @@ def test_memory_that_idle_workers_hold_is_emptied_where_it_is_needed() -> None:
     assert next_actions(state) == [Start("c", 0)]
     state.workers[1].held_mb = 30
     assert next_actions(state) == [Start("c", 0, (), (1,))]
-
-
-def test_models_are_kept_on_a_shared_device_only_for_jobs_that_use_them() -> None:
-    jobs = [replace(job(name, 10, seconds=9 - at), affinity=model) for at, (name, model) in
-            enumerate(zip("abcd", ["m1", "m1", "m2", ""], strict=True))]  # fmt: skip
-    state = ready(layout(100, slots=2), *jobs)
-    kept = []
-    for one in jobs:
-        state.start(one.id, 0)
-        state.finished(0)
-        kept.append(state.jobs[one.id].keep_models)
-    assert kept == [False, True, False, False]
-    assert state.workers[0].holds == []
 
 
 def test_running_out_of_memory_beside_others_leads_to_an_attempt_alone() -> None:

@@ -70,14 +70,6 @@ def test_equal_jobs_go_to_the_worker_that_holds_their_model() -> None:
     assert next_actions(state) == [Start("c", 0), Start("d", 1)]
 
 
-def test_the_last_bits_of_a_sum_do_not_tell_equal_jobs_apart() -> None:
-    plan = Plan([job("a", 0.1 + 0.2, "m2"), job("b", 0.3, "m1"), job("c", 1, "m1")], [])
-    state = ready_state(plan, 1)
-    state.start("c", 0)
-    state.finished(0)
-    assert next_actions(state) == [Start("b", 0)]
-
-
 def test_no_round_overtakes_another_behind_the_barrier() -> None:
     jobs = [job(f"{number}/{index}", 1 + index, number=number) for number in range(3) for index in range(4)]
     attempts = simulate(Plan(jobs, []), 3, barrier=Barrier.round)

@@ -155,16 +155,6 @@ def test_a_job_beside_those_that_fail_may_finish_and_proves_that_the_device_work
     assert paper.phases() == ["idle", "idle", "starting", "idle"]
 
 
-def test_a_place_in_which_no_worker_starts_is_given_up_for_good() -> None:
-    from pipeline.engine.workers.messages import WorkerUnusable
-
-    paper = OnPaper(job("a"), job("b"))
-    assert paper.hear(0, WorkerUnusable(reason="why")) == ["DeviceQuarantined", "close 0"]
-    paper.start()
-    assert paper.finish("a") == ["JobFinished a"]
-    assert paper.phases()[0] == "quarantined"
-
-
 def test_a_device_whose_memory_did_not_come_back_is_given_up_unless_it_is_the_last() -> None:
     paper = OnPaper(job("a"))
     paper.run.state.worker_lost(0)

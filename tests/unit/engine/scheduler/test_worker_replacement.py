@@ -29,21 +29,6 @@ def test_processes_that_have_run_jobs_are_replaced_before_a_gang_is_sent() -> No
     assert paper.run.ledger.attempts[-1].sent_s == 5.0
 
 
-def test_a_process_that_dies_while_it_starts_costs_the_gang_that_waits_for_it_no_attempt() -> None:
-    paper = OnPaper(job("a"), gang(needs=("a",)))
-    paper.start()
-    paper.finish("a")
-    assert paper.start() == ["restart 0"]
-    paper.ended(0)
-    for _ in range(3):  # its new process, again and again
-        assert paper.ended(0) == ["WorkerExited"]
-        assert paper.start() == []
-    assert not paper.run.gathering
-    paper.ready(0)
-    assert paper.start() == ["send gang to 0"]
-    assert not paper.run.state.jobs["gang"].failures
-
-
 def test_a_job_waits_for_the_end_of_those_whose_memory_it_needs() -> None:
     jobs = [job("a", memory_mb=50), job("b", memory_mb=50), job("c", needs=["a", "b"], memory_mb=100)]
     paper = OnPaper(*jobs, layout=PAIR)

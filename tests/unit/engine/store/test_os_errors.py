@@ -1,7 +1,6 @@
 """Commits on disks that are full, limited or read-only: real ones, in processes of their own."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,39 +50,6 @@ print("passed")
 """
 
 
-FORBIDDEN = """
-if os.getuid() == 0:
-    os.setuid(65534)
-folder = begin()
-store.root.chmod(0o500)
-refused(lambda: store.commit(key, folder, {}), errno.EACCES, str(store.root), "Make the folder writable")
-store.root.chmod(0o700)
-assert not store.path(key).exists()
-shutil.rmtree(folder)
-path = store.commit(key, begin(), {})
-
-(path / "f1").chmod(0)
-assert store.problem(key) == "it cannot be read (Permission denied: f1)", store.problem(key)
-(path / "f1").chmod(0o600)
-path.chmod(0)
-assert "Permission denied" in store.problem(key), store.problem(key)
-path.parent.chmod(0)
-assert store.problem(key) == "it cannot be read (Permission denied)", store.problem(key)
-path.parent.chmod(0o500)
-path.chmod(0o700)
-(path / "f1").write_text("y")
-refused(lambda: store.set_aside(key), errno.EACCES, "Make the folder writable")
-path.parent.chmod(0o700)
-assert store.set_aside(key) is not None
-
-store.root.chmod(0o500)
-with store.in_use():  # it may be read from, though nothing can be locked
-    pass
-refused(lambda: store.begin(store.root / "new", key, 1), errno.EACCES, "could not make")
-print("passed")
-"""
-
-
 def run(root: Path, code: str, *wrapper: str) -> None:
     done = subprocess.run(
         [*wrapper, sys.executable, "-c", SETUP + code, str(root)],
@@ -102,17 +68,3 @@ def test_a_full_disk_leaves_nothing_half_stored_and_says_what_to_do(
 ) -> None:
     (tmp_path / "disk").mkdir()
     run(tmp_path / "disk" / "store", FULL, *small_disk(tmp_path / "disk"))
-
-
-def test_a_folder_that_may_not_be_written_or_read_is_said_to_be_so(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    root.mkdir()
-    if os.getuid() == 0:
-        # The test gives up its rights; the folders of pytest above are its own alone.
-        root = Path("/tmp") / f"store-of-nobody-{os.getpid()}"
-        root.mkdir()
-        os.chown(root, 65534, 65534)
-    try:
-        run(root, FORBIDDEN)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)

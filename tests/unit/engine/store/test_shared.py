@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.keeper import remove_weights
 from pipeline.engine.store.shared import (
     BadOutputError,
     Objects,
@@ -242,15 +241,6 @@ def test_of_two_uploads_the_first_counts_and_the_other_leaves_nothing(
     assert third.holds() == FILES
     found = [path for path in objects._system.find(objects._root) if "/files/" in path]
     assert {path.split("/")[-2] for path in found} == {entry(objects)["upload"]}
-
-
-def test_what_was_removed_here_to_save_room_comes_back_whole(shared: Objects, machine: NewMachine) -> None:
-    one = machine()
-    one.make()
-    one.upload(shared)
-    assert remove_weights(one.store, KEY, ["*.bin"], "test", one.store.scratch("run-1"))
-    assert one.fetch(shared)
-    assert one.holds() == FILES
 
 
 # -- what cannot be trusted --------------------------------------------------------------------------------------
