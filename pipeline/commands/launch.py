@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.commands.typed import examples
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.engine.launch import LaunchRequest
 
 _ID = re.compile("[0-9]{1,9}")  # `str.isdigit` takes what `int` does not
 
@@ -47,31 +51,34 @@ def launch(
     ] = 8,
 ) -> int:
     """Run a program on devices of its own."""
-    from pipeline.engine.launch import LaunchRequest, say_to_stderr
+    given = locals()
     from pipeline.engine.launch import launch as carry_out
+    from pipeline.engine.launch import say_to_stderr
+
+    return carry_out(requested(**given), say_to_stderr)
+
+
+def requested(
+    *, program: Sequence[str] | None, gpus: str | None, device: str | None, grace: int, **others: Any
+) -> LaunchRequest:
+    """What the options of the command ask for, by their names.
+
+    Raises:
+        ConfigError: One cannot be read, or they contradict each other.
+    """
+    from pipeline.engine.launch import LaunchRequest
 
     if device not in (None, "cuda", "auto", "cpu"):
         raise ConfigError(f"--device {device}: cpu, or leave it out for GPUs")
-    if (device == "cpu") != (nproc is not None):
+    if (device == "cpu") != (others["nproc"] is not None):
         raise ConfigError(
             "--device cpu and --nproc N go together: processes without GPUs, and how many. With GPUs there is one "
             "process on each: use --num-gpus N"
         )
-    if device == "cpu" and (gpus is not None or num_gpus is not None):
+    if device == "cpu" and (gpus is not None or others["num_gpus"] is not None):
         raise ConfigError("--device cpu uses no GPU: leave out --gpus and --num-gpus, or --device cpu")
-    request = LaunchRequest(
-        program=program or [],
-        gpus=None if gpus is None else parse_ids(gpus, "--gpus"),
-        num_gpus=num_gpus,
-        nproc=nproc,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-        wait=wait,
-        grace_s=grace,
-    )
-    return carry_out(request, say_to_stderr)
+    ids = None if gpus is None else parse_ids(gpus, "--gpus")
+    return LaunchRequest(program=program or [], gpus=ids, grace_s=grace, **others)
 
 
 def parse_ids(text: str, option: str) -> list[int]:

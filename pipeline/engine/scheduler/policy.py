@@ -13,9 +13,10 @@ Where a device has several workers, or devices differ in size, a job starts only
 beside the jobs that run there. Empty devices go first; among devices of different sizes the smallest that does, if
 a job is ready that needs a larger one.
 
-The first job that must wait when its turn comes, for several devices or for memory, is promised what it needs on
-the machine where it could start first (EASY backfill). Until it starts, others may start there only if by their
-estimates that does not delay it, because they end before it could start or because enough is left for it then.
+A job that must wait when its turn comes, for several devices or for memory, is promised what it needs on the
+machine where it could start first (EASY backfill); each machine is promised to one job at a time. Until it starts,
+others may start there only if by their estimates that does not delay it, because they end before it could start or
+because enough is left for it then.
 The promise is kept even if more urgent jobs turn up, so it starts, estimates being right, as soon as enough of the
 jobs have ended that ran there when it was made, or sooner elsewhere. With one worker on each device of a machine,
 fewer of them are idle at any time at which a job is ready than the widest job needs.
@@ -318,8 +319,8 @@ class _Draft:
         self.state = state
         self.room = Room(state, now_s)
         self.actions: list[Action] = []
-        self._promised, self._node, self._due_s = "", 0, 0.0
-        """The job that was promised a machine, which one, and until when it must be able to start there."""
+        self._promised: dict[int, tuple[str, float]] = {}
+        """Machine -> the job that was promised it, and until when it must be able to start there."""
         self._in_vain_s: dict[object, float] = {}
         """Needs of a job -> how long one takes that may start nowhere; 0 if there is no room, which gets less."""
 
@@ -336,15 +337,18 @@ class _Draft:
     def fill(self) -> None:
         """Decide about idle workers until none is left, or nothing more may start."""
         for job_id, node in self.state.reserved.items():
-            if not self._start(job_id):
-                self._promise(job_id, node)
+            self._promise(job_id, node)
+        for node, promise in list(self._promised.items()):
+            del self._promised[node]
+            if not self._start(promise[0]):  # there or elsewhere
+                self._promised[node] = promise
         in_vain = 0
         for *_, job_id in heapq.merge(self._again(), *starmap(self._of_kind, self.state.ready.alike.items())):
             if not self.room.idle or in_vain >= BACKFILL_DEPTH:
                 return
             if job_id not in self.state.reserved and not self._start(job_id):
                 in_vain += 1
-                if self._job(job_id).devices > 1 or not self.room.is_plain:
+                if self._may_promise(kind_of(self._job(job_id))):
                     self._promise(job_id)
 
     def _again(self) -> list[_Turn]:
@@ -354,10 +358,9 @@ class _Draft:
 
     def _of_kind(self, kind: Kind, alike: Buckets) -> Iterator[_Turn]:
         """New jobs that may run in the same places; equally urgent ones go by the models that are at hand."""
-        count, in_vain = 0, self._in_vain_s
-        like = self.state.needs.like(*kind)
+        count, like = 0, self.state.needs.like(*kind)
         for (priority, path_s), devices, bucket, takes_s in alike.buckets():
-            if like in in_vain and min(takes_s) >= in_vain[like]:
+            if min(takes_s) >= self._in_vain_s.get(like, math.inf) and not self._may_promise(kind):
                 continue
             waiting = {affinity: iter(names) for affinity, names in bucket.items()}
             while waiting:
@@ -365,7 +368,7 @@ class _Draft:
                 if (job_id := next(waiting[affinity], None)) is None:
                     del waiting[affinity]
                     continue
-                if like in in_vain and min(takes_s) >= in_vain[like]:
+                if min(takes_s) >= self._in_vain_s.get(like, math.inf) and not self._may_promise(kind):
                     break
                 count += 1
                 yield -priority, True, -path_s, -devices, count, job_id
@@ -376,17 +379,23 @@ class _Draft:
         # Else one that few workers hold: two models for two workers rather than both on each.
         return min(models, key=lambda name: (not self._at_hand[name], self._holders[name]))
 
+    def _may_promise(self, kind: Kind) -> bool:
+        """Whether a job of a kind that has to wait may be promised a machine."""
+        machines = len(self.state.layout.devices_by_node)
+        return (kind[0] > 1 or not self.room.is_plain) and len(self._promised) < machines
+
     def _promise(self, job_id: str, node: int | None = None) -> None:
-        """Promise a job a machine, if no other was promised one: that of before, or where it could start first."""
-        if self._promised or self._job(job_id).devices > self.state.most_devices(self._job(job_id)):
+        """Promise a job a machine that no other was promised: that of before, or where it could start first."""
+        left = self.state.layout.devices_by_node.keys() - self._promised.keys()
+        if not left or self._job(job_id).devices > self.state.most_devices(self._job(job_id)):
             return
-        due_s = math.inf if node is None else self.room.start_s(job_id, node)
+        due_s = self.room.start_s(job_id, node) if node is not None and node in left else math.inf
         if node is None or due_s == math.inf:
-            due_s, node = min((self.room.start_s(job_id, one), one) for one in self.state.layout.devices_by_node)
+            due_s, node = min((self.room.start_s(job_id, one), one) for one in left)
             if due_s == math.inf:
                 return
             self.actions.append(Reserve(job_id, node))
-        self._promised, self._node, self._due_s = job_id, node, due_s + _SAME_S
+        self._promised[node] = job_id, due_s + _SAME_S
 
     def _start(self, job_id: str) -> bool:
         """Start a job in the place that suits it best, if there is one that delays no promised job."""
@@ -414,13 +423,13 @@ class _Draft:
 
     def _nearness(self, seat: Seat) -> int:
         """2 for a place that was promised, 1 for one on the same machine beside it, 0 for all others."""
-        if not self._promised or self.state.layout.node_of(seat.device) != self._node:
-            return 0
-        return 2 if seat.device in self.room.allowed(self._promised) else 1
+        promised, _ = self._promised.get(self.state.layout.node_of(seat.device), ("", 0))
+        return 0 if not promised else 2 if seat.device in self.room.allowed(promised) else 1
 
     def _would_delay(self, job_id: str, option: Sequence[Seat]) -> bool:
-        there = [seat for seat in option if self._nearness(seat)]
-        return bool(there) and not self.room.could_start_by(self._due_s, self._promised, self._node, job_id, there)
+        node = self.state.layout.node_of(option[0].device)
+        promised, due_s = self._promised.get(node, ("", 0))
+        return promised != "" and not self.room.could_start_by(due_s, promised, node, job_id, option)
 
     def _take(self, job_id: str, seats: list[Seat]) -> None:
         for seat in seats:

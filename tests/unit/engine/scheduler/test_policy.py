@@ -259,7 +259,7 @@ def machines(number: int, each: int) -> Layout:
     return Layout(places=tuple(Place(label=str(at), node=at // each) for at in range(number * each)))
 
 
-def test_one_job_at_a_time_is_promised_a_machine() -> None:
+def test_each_machine_may_be_promised_to_a_job_of_its_own() -> None:
     jobs = [job("long", 9), job("short", 5), wide("first", 2, 4), wide("second", 2, 3), job("brief", 2)]
     state = RunState(Plan(jobs, []), (), 4, layout=machines(2, 2))
     for index in range(4):
@@ -267,8 +267,9 @@ def test_one_job_at_a_time_is_promised_a_machine() -> None:
     state.start("long", 0)
     state.start("short", 2)
     made = next_actions(state)
-    assert made == [Reserve("first", 1), Start("brief", 1)]
+    assert made == [Reserve("first", 1), Reserve("second", 0), Start("brief", 1)]
     state.reserve("first", 1)
+    state.reserve("second", 0)
     state.start("brief", 1)
     state.finished(2)
     assert next_actions(state, 5.0) == [Start("first", 2, (3,))]
