@@ -88,8 +88,8 @@ class Stage:
         shards: Split over the round's training prompts, over the evaluation prompts, or not at all.
         reads: Its inputs.
         config: Sections of the configuration that it may read. They are what its key covers.
-        judges: Whether it asks rewards. Without, its dataset has none, and its key covers none: what it leaves
-            stays where a reward changes.
+        judges: Whether it asks rewards. Without, its dataset has none, `data_collection.reward_batch_size` is the
+            default, and its key covers neither: what it leaves stays where a reward or that size changes.
         seeded: Whether the result depends on the seed of the chain.
         devices: Devices it needs at once.
         only_with: A list among the settings, as ``evaluation.etas``: without an entry in it the stage is left out,
