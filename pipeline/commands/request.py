@@ -31,7 +31,7 @@ from pipeline.outputs.formats import read_metrics
 from pipeline.plan import compatibility
 from pipeline.plan.build import build_plan, check_size
 from pipeline.plan.contents import PREPARING
-from pipeline.plan.durations import WORKER_LOAD, Durations, estimated_load, estimated_makespan, summarize
+from pipeline.plan.durations import WORKER_LOAD, estimated_load, estimated_makespan, summarize
 from pipeline.plan.estimates import disk_need
 from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
 from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
@@ -82,21 +82,15 @@ class Request:
         """Its workers, and which device each is on."""
         return make_layout(self.devices, self.execution)
 
-    def durations(self) -> Durations:
-        """What earlier runs measured."""
-        return read_durations(self.store.root)
-
-    def unread(self, missing: Collection[str]) -> list[str]:
-        """Names of the datasets whose rows are still to be read, of the ids of jobs that must run."""
-        return sorted({job.dataset for job in map(self.plan.jobs.__getitem__, missing) if _reads_rows(job)})
-
     def used_datasets(self, missing: Collection[str]) -> list[str]:
         """Names of the datasets that jobs are still to use; rows that are stored may not suit another model."""
         return sorted({self.plan.jobs[job_id].dataset for job_id in missing} - {""})
 
     def needed_models(self, missing: Collection[str]) -> list[str]:
         """Names of the models with which something is still to be done."""
-        return sorted({job.model for job in map(self.plan.jobs.__getitem__, missing) if not _reads_rows(job)})
+        jobs = map(self.plan.jobs.__getitem__, missing)
+        reads = (PREPARE.name, CHECK.name)  # which read rows alone
+        return sorted({job.model for job in jobs if job.algo != PREPARING or job.stage not in reads})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +113,6 @@ class Stored:
     def in_shared(self) -> str:
         """How many of what is stored is in the shared store alone, to follow their number; or ""."""
         return f" ({len(self.elsewhere):,} of them in the shared store, to be fetched)" if self.elsewhere else ""
-
-
-def _reads_rows(job: Job) -> bool:
-    return job.algo == PREPARING and job.stage in (PREPARE.name, CHECK.name)
 
 
 def prepare(config: Config, given: Sequence[str] = ()) -> Request:
@@ -427,7 +417,7 @@ def in_short(request: Request, stored: Stored) -> str:
     text += count(workers, "worker")
     if not missing:
         return text
-    timed = request.durations()
+    timed = read_durations(request.store.root)
     seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
     kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
