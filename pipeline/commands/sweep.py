@@ -32,20 +32,12 @@ from pipeline.runs.report.format import count as counted
 from pipeline.runs.report.logs import follow_attempts, print_log
 from pipeline.sweeps import agent as agents_of
 from pipeline.sweeps import report as reports
+from pipeline.sweeps import storage
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
 from pipeline.sweeps.online import OnlineAgents, created, devices_of_agents, wandb_config
 from pipeline.sweeps.plan import DevicesAsked, check_fits, plan_agents, split_words
-from pipeline.sweeps.storage import (
-    Record,
-    SweepFolder,
-    ask,
-    check_installed,
-    choose_sweep,
-    most_trials,
-    sweep_folder,
-    sweeps_in,
-)
+from pipeline.sweeps.storage import Record, SweepFolder, choose_sweep
 from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.console import watch as watch_it
 
@@ -114,7 +106,7 @@ def run(
     if wandb and dry_run:
         raise ConfigError("--dry-run with --wandb: W&B would choose the trials. Leave one of them out")
     if not wandb:
-        check_installed()
+        storage.check_installed()
     sweep = read_sweep(file, name=name, overrides=overrides)
     if wandb and sweep.is_own:
         raise ConfigError(f"{PROGRAM} is searched on this machine: leave out --wandb, or track its runs there")
@@ -126,7 +118,7 @@ def run(
                 f"{' '.join(strategy)}: a strategy says how many agents and devices: no --agents, --gpus-per-agent"
             )
         gpus = where.gpus()
-        plan = plan_agents(strategy, most_trials(sweep), gpus)
+        plan = plan_agents(strategy, storage.most_trials(sweep), gpus)
         for line in plan.lines("GPU" if gpus else "CPU slot"):
             say(console, line)
         if not dry_run and plan.strategy == "spread" and console.is_interactive and not typer.confirm("Begin?"):
@@ -139,7 +131,7 @@ def run(
     if note := check_fits(sweep, pool):
         say(console, note)
     if dry_run:
-        folder = sweep_folder(output_dir.absolute(), sweep.name)
+        folder = storage.sweep_folder(output_dir.absolute(), sweep.name)
         one = agents_of.Agent(sweep, folder, pool, partial(say, console), lambda _record: None)
         for line, copy in one.next_in_words(count):
             say(console, line, copy=copy)
@@ -236,7 +228,7 @@ def check_settings(sweep: Sweep) -> None:
     from pipeline.config.load import load_config
     from pipeline.learning.evaluation.metrics import metric_names
 
-    first = ask(sweep, [])
+    first = storage.ask(sweep, [])
     given = {name: value for name, value in (first.parameters if first else {}).items() if name != NUM_GPUS}
     try:
         check_config(
@@ -264,7 +256,7 @@ def _online(
         raise ConfigError(
             f"trials of this sweep need {counted(share, pool.kind)}, and there are {len(pool.devices)}"
         )
-    folder = sweep_folder(output_dir.absolute(), sweep.name).path
+    folder = storage.sweep_folder(output_dir.absolute(), sweep.name).path
     path, new = created(wandb_config(sweep, share), folder / "wandb.json")
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=path)
     work = OnlineAgents(sweep, path, pool, folder, partial(say, console), limit=most, grace_s=grace_s)
@@ -376,9 +368,9 @@ def status(
 
 def _rows(output_dir: Path, now: float) -> Iterator[dict[str, Any]]:
     """Sweeps in a row each; one that cannot be read has a row that says so."""
-    for name in sweeps_in(output_dir):
+    for name in storage.sweeps_in(output_dir):
         try:
-            yield reports.row_of(Record(sweep_folder(output_dir, name)), now)
+            yield reports.row_of(Record(storage.sweep_folder(output_dir, name)), now)
         except (PipelineError, OSError) as error:
             yield {"name": name, "problem": str(error)}
 
