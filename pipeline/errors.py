@@ -164,16 +164,6 @@ _PACKAGE = Path(__file__).parent
 _PACKAGES = {"site-packages", "dist-packages"}
 
 
-def place_of(error: BaseException) -> str:
-    """The line of the user's code that an error comes from, to begin a message with: ``file:12 (x = y): ``."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno} ({(error.text or '').strip()}): "
-    frames = _frames(error)
-    own = [frame for frame in frames if is_own(frame.filename)]
-    last = next(reversed(own or [frame for frame in frames if not _is_ours(frame.filename)]), None)
-    return f"{last.filename}:{last.lineno} ({last.line}): " if last else ""
-
-
 def own_place(error: BaseException) -> str:
     """The innermost line of the user's own code that an error went through, as ``my_file.py:12``; else "".
 
@@ -211,7 +201,7 @@ def defined_at(thing: Callable[..., Any]) -> str:
 
 def is_own(file: str) -> bool:
     """Whether a file is neither part of this package nor installed."""
-    return not file.startswith("<") and not _is_ours(file) and not is_installed(file)
+    return not file.startswith("<") and not Path(file).is_relative_to(_PACKAGE) and not is_installed(file)
 
 
 def is_installed(path: str) -> bool:
@@ -232,10 +222,6 @@ def _frames(error: BaseException) -> list[FrameSummary]:
 
     found = traceback.extract_tb(error.__traceback__)
     return [frame for frame in found if not frame.filename.startswith("<")]
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).is_relative_to(_PACKAGE)
 
 
 # -- install -----------------------------------------------------------------------------------------------------

@@ -11,8 +11,6 @@ from textwrap import fill
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from pipeline.config.explain import GROUPS, other_names, unknown_key
 from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
@@ -107,12 +105,7 @@ def print_help(console: Console, word: str, settings: Sequence[str]) -> None:
         ConfigError: There is nothing of that name; says what was meant.
     """
     for text, style in help_on(word, settings):
-        inside = text.lstrip(" ")
-        if console.is_terminal and inside:
-            left = len(text) - len(inside)
-            console.print(Padding(Text(inside, style=style), (0, 0, 0, left)), highlight=False)
-        else:
-            say(console, text, style or None)
+        say(console, text, style)
 
 
 def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
@@ -237,7 +230,6 @@ def _key(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
         ("default", "" if first.default else "none: a value must be given"),
         *(("choice", f"{choice}{f': {text}' if text else ''}") for choice, text in first.choices.items()),
         ("results", effect),
-        ("declared", first.declared),
     ]
     yield from ((f"    {name:<{_COLUMN}}{text}", "") for name, text in rows if text)
 

@@ -48,7 +48,6 @@ class Meaning:
         text: What it means, with its unit, in one paragraph; "" where nothing is written.
         affects_result: Whether other values lead to other results; what does not is in no key of a result.
         keyed: Of what does not by itself: where or by what they do all the same, or "".
-        declared: The class that declares it, as ``pipeline.config.schema:TrainingConfig``.
     """
 
     key: str
@@ -59,7 +58,6 @@ class Meaning:
     text: str = ""
     affects_result: bool = True
     keyed: str = ""
-    declared: str = ""
 
     @property
     def line(self) -> str:
@@ -157,7 +155,6 @@ def typed(value: Any) -> str:
 
 
 def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: Any) -> Meaning:
-    owner = _declaring(schema, item.name)
     enum = next(
         (kind for kind in (hint, *get_args(hint)) if inspect.isclass(kind) and issubclass(kind, Enum)), None
     )
@@ -173,7 +170,6 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
         text=_written(schema, item.name) or (about(enum) if enum else ""),
         affects_result=item.metadata.get("affects_result", True),
         keyed=item.metadata.get(KEYED, ""),
-        declared=f"{owner.__module__}:{owner.__qualname__}",
     )
 
 
@@ -223,11 +219,6 @@ def about(kind: type[Any]) -> str:
 
 
 # -- what is written in the source -----------------------------------------------------------------------------
-
-
-def _declaring(schema: type[Any], name: str) -> type[Any]:
-    """The class that says last what a field is."""
-    return next((kind for kind in schema.__mro__ if name in vars(kind).get("__annotations__", {})), schema)
 
 
 def _written(schema: type[Any], name: str) -> str:

@@ -25,7 +25,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.errors import ConfigError, JobError, PipelineError, is_installed, own_place, place_of, told
+from pipeline.errors import ConfigError, JobError, PipelineError, is_installed, own_place, told
 from pipeline.files import file_sha256
 
 _OURS = "pipeline"
@@ -226,7 +226,7 @@ def _import_module(module: str, path: str) -> Any:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module may do anything while it is imported
         name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-        said = f"cannot import '{path}': {place_of(error)}{type(error).__name__}: {error}"
+        said = f"cannot import '{path}': {told(error)}"
         missing = name and f"{module}.".startswith(f"{name}.")
         raise ConfigError(_no_such_module(path, name) if missing else said) from error
 

@@ -242,7 +242,7 @@ def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_
         (
             "import nothing_like_it\n",
             ["algos.X.class_path=my_package.broken.X"],
-            "broken.py:1 (import nothing_like",
+            "broken.py:1)",
         ),
         (
             "",

@@ -16,7 +16,6 @@ from pipeline.errors import (
     checkout,
     install_command,
     own_place,
-    place_of,
     told,
 )
 
@@ -57,7 +56,6 @@ def test_the_innermost_line_of_ones_own_code_is_named(function: object, line: st
     error = caught(function)
     assert own_place(error) == f"{HERE}:{line_of(line)}"
     assert told(error).endswith(f" ({HERE}:{line_of(line)})")
-    assert place_of(error).startswith(f"{HERE}:{line_of(line)} (")
 
 
 def test_what_was_raised_to_be_read_needs_no_place() -> None:

@@ -56,7 +56,6 @@ def test_what_is_declared_is_told() -> None:
         "above 0 and at most 2, or null for none",
     )
     assert not pull.affects_result
-    assert pull.declared == f"{__name__}:OwnConfig"
     colour = own["algos.Mine.colour"]
     assert (colour.type, colour.default, colour.text) == ("choice", "red", "What it is painted with.")
     assert colour.choices == {"red": "as a rose", "blue": ""}
