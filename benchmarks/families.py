@@ -173,7 +173,7 @@ def way_of(model: PreTrainedModel) -> str:
     """What a model is read with."""
     if reads_rows(model):
         return "slots"
-    return "no cache" if reading(model).way is Way.anew else "transformers' cache"
+    return "no cache" if reading(model) is Way.anew else "transformers' cache"
 
 
 @torch.inference_mode()

@@ -18,15 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.config import schema
 from pipeline.config.meaning import settings_of
-from pipeline.config.schema import (
-    LARGEST_SEED,
-    SMALLEST_DIVISOR,
-    DatasetConfig,
-    GenerationConfig,
-    LongPrompts,
-    number,
-)
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets.base import Dataset, Row
@@ -78,8 +71,7 @@ class GuidedLogitsProcessor(LogitsProcessor):
         self.begins_with_pad = begins_with_pad
         self.temperature = temperature
         self.top_p = top_p
-        found = reading(model)
-        self._takes_padding = found.way is not Way.anew and not found.has_state
+        self._takes_padding = reading(model) not in (Way.anew, Way.states)
 
     @torch.inference_mode()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -150,12 +142,12 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(kw_only=True)
-class _Asked(GenerationConfig):
+class _Asked(schema.GenerationConfig):
     """What a call asks for, the settings of generation among it."""
 
-    eta: float = number(math.inf, at_least=SMALLEST_DIVISOR, infinite=True)
-    n: int = number(1, at_least=1, at_most=LARGEST_SEED)
-    seed: int = number(0, at_least=0, at_most=LARGEST_SEED)
+    eta: float = schema.number(math.inf, at_least=schema.SMALLEST_DIVISOR, infinite=True)
+    n: int = schema.number(1, at_least=1, at_most=schema.LARGEST_SEED)
+    seed: int = schema.number(0, at_least=0, at_most=schema.LARGEST_SEED)
     greedy: bool = False
 
 
@@ -377,8 +369,10 @@ class Guided:
         if unknown := set(options) - Options.__annotations__.keys():
             raise ConfigError(unknown_name("option", min(unknown), Options.__annotations__))
         own = asdict(self.drawing)
-        usual = {name: own[name] for name in own.keys() & GenerationConfig.__annotations__.keys()}
-        usual["long_prompts"] = (LongPrompts.truncate if own["truncate_prompts"] else LongPrompts.refuse).name
+        usual = {name: own[name] for name in own.keys() & schema.GenerationConfig.__annotations__.keys()}
+        usual["long_prompts"] = (
+            schema.LongPrompts.truncate if own["truncate_prompts"] else schema.LongPrompts.refuse
+        ).name
         asked: _Asked = settings_of(_Asked, {**usual, "eta": self.eta, **options})
         if self._guide is None and not math.isinf(asked.eta):
             raise ConfigError(_NO_GUIDE.format("eta"))
@@ -400,7 +394,7 @@ class _Prompts(Dataset):
     """Prompts that a user gives, made into those of a model as the rows of the dataset were."""
 
     def __init__(self, prompts: Sequence[Prompt], prompting: Prompting) -> None:
-        super().__init__(DatasetConfig(kind="asked"))
+        super().__init__(schema.DatasetConfig(kind="asked"))
         self._prompts, self._prompting = prompts, prompting
 
     def row(self, row_id: int) -> Row:

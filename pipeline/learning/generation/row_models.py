@@ -31,43 +31,19 @@ from pipeline.learning.models.value import ValueModel, cache_argument, inputs_of
 
 # -- ways --------------------------------------------------------------------------------------------------------
 # In which way a model is read token by token, which its configuration alone tells.
-#
-#     slots   keys and values in fixed slots (`row_cache`), where every layer attends to all that precedes
-#     own     the cache that transformers makes for the model: sliding windows, chunks, states
-#     anew    no cache: the whole text is read again for each token, where what a model remembers is its own affair
 
 
 class Way(Enum):
     """How a model reads what its rows grow by."""
 
-    slots = "slots"
-    own = "own"
-    anew = "anew"
+    slots = "slots"  # keys and values in fixed slots (`row_cache`), where every layer attends to all that precedes
+    own = "own"  # the cache that transformers makes for the model: sliding windows, chunks, ALiBi
+    states = "states"  # the same, with layers that carry a state along, which padding before a text would change
+    anew = "anew"  # no cache: the whole text is read again for each token
 
 
-@dataclass(frozen=True)
-class Reading:
-    """The way of a model.
-
-    Attributes:
-        way: Which.
-        reason: Why no simpler one, in a few words; "" of the simplest.
-        has_state: Whether layers carry a state along, which padding before a text would change.
-    """
-
-    way: Way
-    reason: str = ""
-    has_state: bool = False
-
-
-NO_CACHE = {
-    "minimax": "its cache is of a class of its own",
-    "openai-gpt": "it has no cache",
-    "recurrent_gemma": "its state is kept inside of its layers",
-    "rwkv": "its state is of a form of its own",
-    "xlstm": "its state is of a form of its own",
-}
-"""Kinds of models whose memory of a text is not in a cache of transformers, and why."""
+NO_CACHE = ("minimax", "openai-gpt", "recurrent_gemma", "rwkv", "xlstm")
+"""Kinds of models whose memory of a text is in no cache of transformers."""
 
 ALIBI = ("bloom", "mpt")
 """Kinds of models that always weigh attention by distance; others say so by `alibi`."""
@@ -77,54 +53,42 @@ _STATES = {
     "LinearAttentionAndFullAttentionLayer",
     "LinearAttentionAndSlidingWindowAttentionLayer",
 }
-_LAYERS = {
-    "DynamicLayer",
-    "DynamicSlidingWindowLayer",
-    "DynamicIndexedLayer",
-    "DummyLayer",
-    *_STATES,
-}
+_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer", *_STATES}
 """Layers of transformers' caches whose rows can be chosen."""
 
 
-def reading_of(config: Any) -> Reading:
+def reading_of(config: Any) -> Way:
     """The way in which models of a configuration are read.
 
     Args:
         config: Of a language model, or of the backbone of a value model.
     """
     text = config.get_text_config(decoder=True)
-    if (why := NO_CACHE.get(text.model_type)) is not None:
-        return Reading(Way.anew, why)
+    kind = text.model_type
+    if kind in NO_CACHE:
+        return Way.anew
     try:
         layers = {type(layer).__name__ for layer in DynamicCache(config=text).layers}
     except (AttributeError, KeyError, TypeError, ValueError):
-        return Reading(Way.anew, "transformers' caches do not fit it")
-    if strange := sorted(layers - _LAYERS):
-        return Reading(Way.anew, f"its cache has layers of its own ({', '.join(strange)})")
+        return Way.anew
+    if layers - _LAYERS:
+        return Way.anew
     if layers & _STATES:
-        return Reading(Way.own, "layers with a state", has_state=True)
-    kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or (getattr(text, "sliding_window", None) and not hasattr(text, "layer_types")):
-        special = sorted(kinds - {"full_attention"}) or ["sliding_attention"]
-        return Reading(Way.own, f"layers with {', '.join(special)}")
-    if (
-        text.model_type == "gpt_neo"
-        and "local" in text.attention_layers
-        and text.window_size < text.max_position_embeddings  # else no text is longer than these layers look back
-    ):
-        return Reading(Way.own, "layers with a window that counts candidates of a step as positions")
-    if text.model_type == "xglm":
-        return Reading(Way.own, "its attention takes no mask that all rows share")
-    if text.model_type in ALIBI or getattr(text, "alibi", False):
-        return Reading(Way.own, "attention is weighed by distance (ALiBi)")
-    return Reading(Way.slots)
+        return Way.states
+    looks_back = set(getattr(text, "layer_types", None) or ["full_attention"]) != {"full_attention"}
+    looks_back |= bool(getattr(text, "sliding_window", None)) and not hasattr(text, "layer_types")
+    if kind == "gpt_neo" and "local" in text.attention_layers:
+        # Its window counts candidates of a step as positions.
+        looks_back |= text.window_size < text.max_position_embeddings
+    is_weighed = kind in ALIBI or getattr(text, "alibi", False)
+    takes_no_mask_for_all = kind == "xglm"
+    return Way.own if looks_back or is_weighed or takes_no_mask_for_all else Way.slots
 
 
-_READINGS: WeakKeyDictionary[PreTrainedModel, Reading] = WeakKeyDictionary()
+_READINGS: WeakKeyDictionary[PreTrainedModel, Way] = WeakKeyDictionary()
 
 
-def reading(model: PreTrainedModel) -> Reading:
+def reading(model: PreTrainedModel) -> Way:
     """The way in which a model is read, found once: to see its layers takes a cache."""
     if model not in _READINGS:
         _READINGS[model] = reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
@@ -144,7 +108,7 @@ def reads_rows(model: PreTrainedModel) -> bool:
     read_by: PreTrainedModel = model.backbone if isinstance(model, ValueModel) else model
     if not read_by._supports_attention_backend or read_by.config._attn_implementation not in MASKED:
         return False
-    return reading(model).way is Way.slots
+    return reading(model) is Way.slots
 
 
 ModelRows: TypeAlias = "RowModel | BatchModel"
@@ -273,7 +237,7 @@ class Reader:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self._model, self._how = model, reading(model)
+        self._model, self._way = model, reading(model)
         read_by: Any = model.backbone if isinstance(model, ValueModel) else model
         self._config, self._takes = read_by.config, inputs_of(type(read_by).forward)
         self._cache: Any = None
@@ -284,7 +248,7 @@ class Reader:
     def begin(self, batch: PromptBatch) -> Tensor:
         """Read the prompts, which have one length where the whole text is read for each token."""
         self._ids, self._mask, self._lengths = batch.ids, batch.mask, batch.lengths
-        if self._how.has_state and batch.mask is not None:
+        if self._way is Way.states and batch.mask is not None:
             return self._read_apart(batch)
         self._cache = self._empty()
         return self._read(batch.ids, batch.positions)
@@ -334,7 +298,7 @@ class Reader:
         return torch.cat(found)[back]
 
     def _empty(self) -> Any:
-        if self._how.way is Way.anew:
+        if self._way is Way.anew:
             return None
         return DynamicCache(config=self._config.get_text_config(decoder=True))
 
@@ -403,7 +367,7 @@ class BatchModel:
     def __init__(self, model: PreTrainedModel, pad_id: int) -> None:
         """Prepare; see `model_rows`."""
         self.model, self._pad_id = model, pad_id
-        self.needs_equal_lengths = reading(model).way is Way.anew
+        self.needs_equal_lengths = reading(model) is Way.anew
         self.reader: Reader
         self._staged: Reader
         self._outputs: Tensor

@@ -13,16 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pipeline.config.schema import (
-    BY_CONTENT,
-    LARGEST_RATE,
-    LARGEST_SEED,
-    Config,
-    ModelConfig,
-    hint,
-    number,
-    one_of,
-)
+from pipeline.config import schema
 from pipeline.config.values import brief
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, read_model_json
@@ -31,16 +22,16 @@ BITS = {"8bit": "a byte for each weight of linear layers", "4bit": "half of that
 
 
 @dataclass(kw_only=True)
-class HFModelConfig(ModelConfig):
+class HFModelConfig(schema.ModelConfig):
     """A causal language model of the Hugging Face ecosystem; docs/models.md has examples."""
 
-    revision: str | None = hint(None, keyed=BY_CONTENT)
+    revision: str | None = schema.hint(None, keyed=schema.BY_CONTENT)
     """Commit, tag or branch of `path` on the hub; null takes the newest."""
-    value_revision: str | None = hint(None, keyed=BY_CONTENT)
+    value_revision: str | None = schema.hint(None, keyed=schema.BY_CONTENT)
     """The same for `value_path`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for models whose code you have read."""
-    quantization: str | None = one_of(None, BITS, affects_result=False, keyed="where it is given")
+    quantization: str | None = schema.one_of(None, BITS, affects_result=False, keyed="where it is given")
     """Bits of a weight while the frozen reference draws and scores, by bitsandbytes (docs/models.md); null keeps
     weights in `system.dtype`. Part of the keys of what is drawn so, and of the model's name in results."""
 
@@ -59,42 +50,46 @@ class HFModelConfig(ModelConfig):
         """As the user says."""
         return {"reference": self.revision, "value": self.value_revision}
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:
+    def problems(self, key: str, config: schema.Config) -> Iterator[str]:
         """No place to read it from."""
         if not self.path:
             yield f"{key}.path is missing: a model of kind 'hf' needs a folder or hub id"
 
 
 @dataclass(kw_only=True)
-class TinyModelConfig(ModelConfig):
+class TinyModelConfig(schema.ModelConfig):
     """A GPT-2 of some 76,000 parameters, trained in the run on the dataset's demonstrations."""
 
     is_trained: ClassVar[bool] = True
 
-    seed: int | None = number(None, at_least=0, at_most=LARGEST_SEED)
+    seed: int | None = schema.number(None, at_least=0, at_most=schema.LARGEST_SEED)
     """Of initialisation and training, of one reference that all seeds of the experiment share; null is 0."""
-    seeds: list[int] | None = number(
-        None, at_least=0, at_most=LARGEST_SEED, affects_result=False, keyed="as each is a reference of its own"
+    seeds: list[int] | None = schema.number(
+        None,
+        at_least=0,
+        at_most=schema.LARGEST_SEED,
+        affects_result=False,
+        keyed="as each is a reference of its own",
     )
     """Several references instead of the one of `seed`, each with chains of its own for every seed of the
     experiment. A stage sees the `seed` of its own reference alone."""
-    n_embd: int = number(64, at_least=1, at_most=2048)
+    n_embd: int = schema.number(64, at_least=1, at_most=2048)
     """Width; the heads share it, so n_head must divide it."""
-    n_layer: int = number(2, at_least=1, at_most=48)
+    n_layer: int = schema.number(2, at_least=1, at_most=48)
     """Layers."""
-    n_head: int = number(4, at_least=1, at_most=128)
+    n_head: int = schema.number(4, at_least=1, at_most=128)
     """Heads of attention in each layer."""
-    n_inner: int = number(128, at_least=1, at_most=8192)
+    n_inner: int = schema.number(128, at_least=1, at_most=8192)
     """Width inside of each layer's MLP."""
-    n_positions: int = number(128, at_least=1, at_most=16_384)
+    n_positions: int = schema.number(128, at_least=1, at_most=16_384)
     """Tokens of a prompt and its completion at most."""
-    steps: int = number(1000, at_least=0, at_most=1_000_000_000)
+    steps: int = schema.number(1000, at_least=0, at_most=1_000_000_000)
     """Optimizer steps of its training; 0 leaves it random."""
-    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    batch_size: int = schema.number(128, at_least=1, at_most=1_000_000)
     """Demonstrations per optimizer step."""
-    learning_rate: float = number(3e-3, above=0, at_most=LARGEST_RATE)
+    learning_rate: float = schema.number(3e-3, above=0, at_most=schema.LARGEST_RATE)
     """Of AdamW, at its highest."""
-    warmup_steps: int = number(100, at_least=0, at_most=1_000_000_000)
+    warmup_steps: int = schema.number(100, at_least=0, at_most=1_000_000_000)
     """Steps over which the learning rate rises to its full value."""
 
     @property
@@ -116,7 +111,7 @@ class TinyModelConfig(ModelConfig):
         """The model with one reference alone."""
         return replace(self, seed=reference, seeds=None)
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:
+    def problems(self, key: str, config: schema.Config) -> Iterator[str]:
         """References that are named twice or not at all, and a width that heads cannot share."""
         if self.seeds is not None and self.seed is not None:
             yield (

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import DatasetConfig
 from pipeline.config.tables import DATASETS
 from pipeline.errors import ConfigError, DataError
@@ -26,6 +25,7 @@ from pipeline.learning.datasets.shipped import (
     StarGraphConfig,
     TLDRConfig,
 )
+from tests.doubles.composing import quick_config
 
 DATA = Path(__file__).parents[3] / "data"
 
@@ -79,7 +79,7 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, config: FilesConfig, 
 
 @pytest.mark.parametrize("kind", sorted(DATASETS))
 def test_every_kind_can_be_chosen_by_name(kind: str) -> None:
-    config = load_config(["experiment.name=t", f"dataset={kind}"]).datasets[kind]
+    config = quick_config(["experiment.name=t", f"dataset={kind}"]).datasets[kind]
     assert config.kind == kind
     if isinstance(config, FilesConfig) and config.path is None:
         with pytest.raises(ConfigError, match="path is missing"):
