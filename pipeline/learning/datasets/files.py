@@ -396,15 +396,11 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def _bounded(row: bytes, place: str) -> bytes:
     if len(row) > LONGEST_ROW:
-        raise _too_large(place)
+        raise DataError(
+            f"{place}: this row takes more than {LONGEST_ROW >> 20} MiB, which no row may. Leave it out, or the "
+            "column that makes it so large."
+        )
     return row
-
-
-def _too_large(place: str) -> DataError:
-    return DataError(
-        f"{place}: this row takes more than {LONGEST_ROW >> 20} MiB, which no row may. Leave it out, or the "
-        "column that makes it so large."
-    )
 
 
 # -- json --------------------------------------------------------------------------------------------------------
@@ -497,32 +493,22 @@ def _check_different(names: Sequence[str], place: str | Path) -> None:
 
 def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(LONGEST_ROW)  # by default 128 KiB, and texts may be longer
-    number, size = 1, 0
-
-    def lines() -> Iterator[str]:
-        nonlocal size
-        for line in _lines(path):
-            size += len(line)
-            if size > LONGEST_ROW:  # a text in quotes may go on over many lines
-                raise _too_large(f"{path}:{number}")
-            yield line.decode()
-
-    kind = format_of(path)
+    kind, number = format_of(path), 1
     try:
-        first = next(lines(), "")
+        first = next(_lines(path), b"").decode()
         marks = [mark for mark in ("\t" if kind == ".tsv" else ",", "\t", ";", "|", ",") if mark in first]
-        size = 0
-        reader = csv.reader(lines(), delimiter=(marks or [","])[0], strict=True)
+        lines = (line.decode() for line in _lines(path))
+        reader = csv.reader(lines, delimiter=(marks or [","])[0], strict=True)
         header = [name.strip() for name in next(reader, [])]
         _check_different(header, path)
-        number, size = reader.line_num + 1, 0
+        number = reader.line_num + 1
         for row in reader:
             if row and len(row) != len(header):
                 names = f"{len(header)}: {', '.join(header)}"
                 raise DataError(f"{path}:{number}: has {len(row)} fields where the header names {names}.")
             if row:
                 yield Record(f"{path}:{number}", dict(zip(header, row, strict=True)))
-            number, size = reader.line_num + 1, 0
+            number = reader.line_num + 1
     except (csv.Error, UnicodeDecodeError) as error:
         advice = " Write it in UTF-8 (iconv -t UTF-8)." if isinstance(error, UnicodeDecodeError) else ""
         raise DataError(f"{path}:{number}: not valid {kind[1:].upper()} ({_line(error)}).{advice}") from error

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from pipeline.config.schema import BY_CONTENT, DatasetConfig, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.files import file_sha256
+from pipeline.learning.datasets import files
 from pipeline.learning.datasets.base import Dataset, Message, Row, Text
 from pipeline.learning.datasets.chat import (
     ARGUMENTS,
@@ -31,19 +32,6 @@ from pipeline.learning.datasets.chat import (
     shared,
     template_arguments,
     without_prompt,
-)
-from pipeline.learning.datasets.files import (
-    SPLIT_WORDS,
-    TABLES,
-    TEXT,
-    HubDataset,
-    LocalFiles,
-    Location,
-    Record,
-    Rows,
-    format_of,
-    locate,
-    open_source,
 )
 from pipeline.learning.rewards.answers import list_in
 from pipeline.learning.rewards.calling import GIVEN
@@ -606,7 +594,7 @@ class FilesDataset(Dataset):
     prepared = True
     version = 2
     config_class: ClassVar[type[DatasetConfig]] = FilesConfig
-    formats: ClassVar[tuple[str, ...]] = TABLES
+    formats: ClassVar[tuple[str, ...]] = files.TABLES
     hub: ClassVar[bool] = True
 
     def __init__(self, config: FilesConfig) -> None:
@@ -624,30 +612,30 @@ class FilesDataset(Dataset):
         except ValueError as error:
             raise ConfigError(f"date={config.date!r}: must be a day as 2026-11-27, or null") from error
 
-    def locations(self) -> dict[str, Location]:
+    def locations(self) -> dict[str, files.Location]:
         """Where the rows are, by the name of the setting: ``path``, and the others where they are set.
 
         Raises:
             DataError: A local file is not there, or holds nothing that can be read.
         """
         given = {name: getattr(self.source, name) for name in PATHS}
-        found: dict[str, Location] = {}
+        found: dict[str, files.Location] = {}
         for name, path in given.items():
             if path:
                 # Subset and revision belong to the main source.
                 subset, revision = (self.source.subset, self.source.revision) if name == "path" else (None, None)
-                found[name] = locate(path, self.formats, hub=self.hub, subset=subset, revision=revision)
+                found[name] = files.locate(path, self.formats, hub=self.hub, subset=subset, revision=revision)
         return found
 
-    def rows_of(self) -> dict[str, Rows]:
+    def rows_of(self) -> dict[str, files.Rows]:
         """The rows of ``train``, and of ``validation`` and ``test`` where the source has such splits.
 
         Raises:
             DataError: A source is not there, cannot be reached, or lacks a split that was asked for.
         """
         config = self.source
-        sources = {name: open_source(location) for name, location in self.locations().items()}
-        found: dict[str, Rows] = {}
+        sources = {name: files.open_source(location) for name, location in self.locations().items()}
+        found: dict[str, files.Rows] = {}
         for split in ("train", "validation", "test"):
             asked: str | None = getattr(config, f"{split}_split")
             name, splits = sources.get(f"{split}_path", sources["path"])
@@ -656,7 +644,7 @@ class FilesDataset(Dataset):
                 continue  # it is cut from train
             chosen = asked or (split if split in splits or len(splits) != 1 else next(iter(splits)))
             if chosen not in splits:
-                chosen = SPLIT_WORDS.get(chosen, chosen)
+                chosen = files.SPLIT_WORDS.get(chosen, chosen)
             if split == "train" and asked is None and chosen in ("validation", "test"):
                 raise DataError(
                     f"{name}: its only split is '{chosen}', which is for evaluation. train_split={chosen} trains "
@@ -676,7 +664,7 @@ class FilesDataset(Dataset):
         """
         return data
 
-    def make_row(self, row_id: int, record: Record) -> Row | None:
+    def make_row(self, row_id: int, record: files.Record) -> Row | None:
         """A row of ours of one that was read, or None where it is left out.
 
         Raises:
@@ -731,20 +719,24 @@ def source_fingerprint(dataset: Dataset, file_hash: Callable[[Path], str] = _FOL
         ) from error
 
 
-def _identity(location: Location, file_hash: Callable[[Path], str]) -> dict[str, Any]:
-    if isinstance(location, HubDataset):
+def _identity(location: files.Location, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    if isinstance(location, files.HubDataset):
         return {"hub": location.repo, "subset": location.subset, "revision": location.revision}
     return _content(location, file_hash)
 
 
-def _content(files: LocalFiles, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+def _content(there: files.LocalFiles, file_hash: Callable[[Path], str]) -> dict[str, Any]:
     whole = hashlib.sha256()
     count = size = 0
-    for split, paths in sorted(files.splits.items()):
+    for split, paths in sorted(there.splits.items()):
         for path in paths:
             length = path.stat().st_size
             # The folder of a text file may be its label.
-            form = f"{format_of(path)}/{path.parent.name}" if format_of(path) in TEXT else format_of(path)
+            form = (
+                f"{files.format_of(path)}/{path.parent.name}"
+                if files.format_of(path) in files.TEXT
+                else files.format_of(path)
+            )
             whole.update(f"{split} {form} {length} {file_hash(path)}\n".encode())
             count, size = count + 1, size + length
     return {"files": count, "bytes": size, "sha256": whole.hexdigest()}
