@@ -234,7 +234,7 @@ def _own(path: str, kind: type[Dataset], config: DatasetConfig) -> Dataset:
         raise ConfigError(f"{path} cannot be used with its settings: {told(error)}") from error
     if first is None:
         return dataset
-    if not isinstance(row, Row) or row.id != first or not _is_text(row.prompt):
+    if not isinstance(row, Row) or row.id != first or not is_text(row.prompt):
         raise ConfigError(
             f"{path}: row({first}) gave {row!r}, but must give Row({first}, prompt, columns), whose prompt is "
             f"text, or a list of messages with role and content{defined_at(kind.row)}"
@@ -242,7 +242,8 @@ def _own(path: str, kind: type[Dataset], config: DatasetConfig) -> Dataset:
     return dataset
 
 
-def _is_text(given: Any) -> bool:
+def is_text(given: Any) -> bool:
+    """Whether something is text, or the turns of a conversation."""
     turns = isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) > 0
     return isinstance(given, str) or (
         turns and all(isinstance(turn, Mapping) and {"role", "content"} <= turn.keys() for turn in given)

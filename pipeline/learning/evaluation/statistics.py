@@ -12,7 +12,7 @@ Legend: P prompts, M measures or differences, B resamples.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -199,12 +199,20 @@ class Spread:
         error = np.sqrt(self.variance)
         with np.errstate(divide="ignore", invalid="ignore"):
             distance = np.where(self.value == 0, 0.0, np.abs(self.value) / error)
-        low, high = np.full_like(distance, _SMALLEST), np.zeros_like(distance)  # powers of 10
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            beyond = self.critical(10.0**middle) > distance
-            low, high = np.where(beyond, middle, low), np.where(beyond, high, middle)
+        powers = np.full_like(distance, _SMALLEST), np.zeros_like(distance)
+        _, high = _halved(*powers, lambda power: self.critical(10.0**power) > distance, _HALVINGS)
         return np.asarray(np.where(distance == 0, 1.0, 10.0**high))
+
+
+def _halved(
+    low: Floats, high: Floats, is_low: Callable[[Floats], NDArray[np.bool_]], times: int
+) -> tuple[Floats, Floats]:
+    """Bounds that are halved so often, the lower one where what is asked of the middle holds."""
+    for _ in range(times):
+        middle = (low + high) / 2
+        below = is_low(middle)
+        low, high = np.where(below, middle, low), np.where(below, high, middle)
+    return low, high
 
 
 def crossed_spread(values: Floats) -> Spread:
@@ -584,11 +592,8 @@ def _score_p(differences: Floats, reach: float) -> float:
         return 1.0
     # As `_upper` goes, from a mean below 0 up to 0.
     values, times = (-np.sign(mean) * differences / scale)[None], np.ones((1, len(differences)))
-    low, high = np.zeros(1), np.full(1, 2.0)
-    for _ in range(_PAIRED_HALVINGS):
-        middle = (low + high) / 2
-        raised, _ = _likeliest(values, times, middle)
-        low, high = np.where(raised < 0, middle, low), np.where(raised < 0, high, middle)
+    ends = np.zeros(1), np.full(1, 2.0)
+    _, high = _halved(*ends, lambda push: _likeliest(values, times, push)[0] < 0, _PAIRED_HALVINGS)
     _, variance = _likeliest(values, times, high)
     return float(2 * special.ndtr(-np.sqrt(len(differences) * (mean / scale) ** 2 / variance))[0])
 
@@ -597,12 +602,12 @@ def _upper(values: Floats, times: Floats, certain: float) -> Floats:
     """The largest mean that is not contradicted, of values between -1 and 1, shape [M, K]."""
     count = times.sum(-1)
     mean = (times * values).sum(-1) / count
-    low, high = np.zeros_like(mean), np.full_like(mean, 2.0)
-    for _ in range(_PAIRED_HALVINGS):
-        middle = (low + high) / 2
-        raised, variance = _likeliest(values, times, middle)
-        beyond = count * (raised - mean) ** 2 > certain**2 * variance + _SQUARE
-        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+
+    def is_near(push: Floats) -> NDArray[np.bool_]:
+        raised, variance = _likeliest(values, times, push)
+        return np.asarray(~(count * (raised - mean) ** 2 > certain**2 * variance + _SQUARE))
+
+    low, _ = _halved(np.zeros_like(mean), np.full_like(mean, 2.0), is_near, _PAIRED_HALVINGS)
     return _likeliest(values, times, low)[0]
 
 

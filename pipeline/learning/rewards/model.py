@@ -23,7 +23,7 @@ from transformers import (
 from pipeline.config.meaning import settings_of
 from pipeline.config.schema import number, one_of
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.datasets.chat import ARGUMENTS, rendered, template_arguments
+from pipeline.learning.datasets.chat import ARGUMENTS, as_turns, rendered, template_arguments
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
@@ -191,7 +191,7 @@ class RewardModel:
             return self._tokenized([text_of(prompt) for prompt in prompts], answers)
         if self._tokenizer.chat_template:
             talks = [
-                [*_conversation(prompt), {"role": "assistant", "content": answer}]
+                [*as_turns(prompt, "user"), {"role": "assistant", "content": answer}]
                 for prompt, answer in zip(prompts, answers, strict=True)
             ]
             texts = [rendered(self._tokenizer, talk, each) for talk, each in zip(talks, given, strict=True)]
@@ -252,7 +252,3 @@ class RewardModel:
         )
         limits = [limit for limit in known if limit and limit < _LONGEST]
         return min(limits) if limits else None
-
-
-def _conversation(prompt: Text) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_WEIGHT, Config, Settings, number
 from pipeline.errors import JobError
+from pipeline.learning.datasets.base import Row, is_text
 from pipeline.learning.datasets.chat import as_turns, shared, without_prompt
 from pipeline.learning.rewards.traits import Text
 
 if TYPE_CHECKING:
-    from pipeline.learning.datasets.base import Row
     from pipeline.learning.rewards.scoring import Scored
 
 FIRST, SECOND, UNDECIDED = 1, 0, -1
@@ -201,10 +201,7 @@ def _pair(row: Row) -> ExistingPair:
 def _checked(row: Row, name: str) -> Text:
     value: Any = row.columns[name]
     value = [value] if isinstance(value, dict) else value
-    turns = isinstance(value, (list, tuple)) and bool(value)
-    if isinstance(value, str) or (
-        turns and all(isinstance(turn, dict) and {"role", "content"} <= turn.keys() for turn in value)
-    ):
+    if is_text(value):
         found: Text = value
         return found
     raise JobError(f"row {row.id}: column '{name}' must hold text, or a list of messages with role and content")
