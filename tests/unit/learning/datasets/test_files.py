@@ -1,18 +1,29 @@
-"""Which files make which split, what a path means, and what is said where there is nothing."""
+"""Where rows are: files by split, the hub where it can be reached or not, and what a plan knows of them."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline.errors import DataError
+from pipeline.engine.workers.messages import FailureKind, classify
+from pipeline.errors import DataError, JobError
+from pipeline.learning.datasets import files
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.files import TABLES, HubDataset, LocalFiles, locate
 from pipeline.learning.datasets.from_files import FilesConfig, source_fingerprint
+from pipeline.learning.datasets.prepared import PreparedDataset, prepare
 from pipeline.learning.datasets.shipped import GSM8KConfig, MathConfig
+from pipeline.learning.models.kinds import HFModelConfig
+from pipeline.learning.models.source import snapshot, write_reference
 
 
 def made(root: Path, *names: str) -> Path:
@@ -158,3 +169,179 @@ def test_every_source_of_a_dataset_is_in_it() -> None:
         "path": source_fingerprint(load_dataset(FilesConfig(kind="hf", path=str(DATA / "math"))))["path"],
         "test_path": {"hub": "HuggingFaceH4/MATH-500", "subset": None, "revision": None},
     }
+
+
+def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    asked: list[tuple[Any, ...]] = []
+
+    def load(repo: str, *, name: str | None, revision: str | None) -> datasets.DatasetDict:
+        asked.append((repo, name, revision))
+        rows = [{"question": f"{n}+{n}?", "answer": f"#### {2 * n}"} for n in range(12)]
+        return datasets.DatasetDict(
+            {"train": datasets.Dataset.from_list(rows[:10]), "test": datasets.Dataset.from_list(rows[10:])}
+        )
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    about = prepare(
+        load_dataset(GSM8KConfig(kind="gsm8k", revision="abc", prompt_template=None)),
+        tmp_path / "out",
+    )
+    assert asked == [("openai/gsm8k", "main", "abc")]
+    assert about["rows"] == {"train": 5, "validation": 5, "test": 2}
+    assert about["source"] == {"path": {"hub": "openai/gsm8k", "subset": "main", "revision": "abc"}}
+    dataset = PreparedDataset(tmp_path / "out")
+    assert {dataset.row(i).columns["solution"] for i in dataset.ids("test")} == {"20", "22"}
+
+
+def test_a_local_path_needs_neither_network_nor_the_datasets_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the network was used")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    about = prepare(load_dataset(GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k"))), tmp_path / "out")
+    assert sum(about["rows"].values()) == 10
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_the_datasets_library_saved_is_read(tmp_path: Path, shards: int) -> None:
+    import datasets
+
+    rows = [{"prompt": [{"role": "user", "content": f"{n}"}], "n": n} for n in range(20)]
+    parts = {"train": datasets.Dataset.from_list(rows[:16]), "test": datasets.Dataset.from_list(rows[16:])}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved", num_shards={"train": shards, "test": 1})
+    config = FilesConfig(kind="hf", path=str(tmp_path / "saved"), test_size=4, validation_size=2)
+    prepare(load_dataset(config), tmp_path / "out")
+    dataset = PreparedDataset(tmp_path / "out")
+    assert dataset.about["rows"] == {"train": 14, "validation": 2, "test": 4}
+    assert sorted(dataset.ids("test").tolist()) == [16, 17, 18, 19]
+    assert dataset.row(17).prompt == [{"role": "user", "content": "17"}]
+    assert dataset.row(17).columns == {"n": 17}
+
+
+# -- a hub on this machine -------------------------------------------------------------------------------------
+
+
+class Hub:
+    """Listens on the loopback and counts who asks; answers with a status, or not at all."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+        self.asked = 0
+        self._open: list[socket.socket] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        with suppress(OSError):  # wakes the thread that waits
+            self._socket.shutdown(socket.SHUT_RDWR)
+        for each in (self._socket, *self._open):
+            each.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                self.asked += 1
+                self._open.append(connection)
+                if self.status is not None:
+                    connection.recv(65536)
+                    head = f"HTTP/1.1 {self.status} Said\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                    connection.sendall(head.encode())
+                    connection.close()
+
+
+@pytest.fixture
+def hub_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes a hub that answers with a status, that does not answer (None), or that is not there (0)."""
+    import datasets
+    from huggingface_hub import constants, get_session
+    from huggingface_hub.utils import close_session
+
+    made: list[Hub] = []
+
+    def make(status: int | None) -> Hub:
+        made.append(one := Hub(status))
+        # One that answers is waited for, however busy this machine is.
+        monkeypatch.setattr(files, "PATIENCE_S", 1.0 if status is None else 60.0)
+        if status == 0:
+            one.close()
+        template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, one.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "ENDPOINT", one.url)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", one.url)
+        return one
+
+    for name in ("HF_HUB_CACHE", "HF_XET_CACHE"):
+        monkeypatch.setattr(constants, name, str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(datasets.config, "HF_UPDATE_DOWNLOAD_COUNTS", False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    close_session()
+    get_session()  # which takes its time, and is none of the hub's
+    yield make
+    close_session()
+    for one in made:
+        one.close()
+
+
+def wanted(what: str, out: Path) -> None:
+    if what == "model":
+        write_reference(HFModelConfig(kind="hf", path="owner/name"), out)
+    else:
+        prepare(load_dataset(FilesConfig(kind="hf", path="owner/name")), out)
+
+
+@pytest.mark.parametrize("what", ["model", "dataset"])
+@pytest.mark.parametrize("status", [0, None], ids=["refuses", "never answers"])
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    tmp_path: Path, hub_of: Any, what: str, status: int | None
+) -> None:
+    server = hub_of(status)
+    with pytest.raises((JobError, DataError)) as caught:
+        wanted(what, tmp_path / "out")
+    said = str(caught.value)
+    assert "owner/name" in said
+    assert f"{server.url} (HF_ENDPOINT) cannot be reached (" in said
+    assert "and the cache of this machine does not have it" in said
+    assert "owner/name --local-dir" in said
+    assert server.asked == (0 if status == 0 else 1)
+    # The engine does not try again either.
+    assert classify(caught.value) is FailureKind.bug
+
+
+@pytest.mark.parametrize("what", ["model", "dataset"])
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_the_hub_does_not_show_is_one_message(tmp_path: Path, hub_of: Any, what: str, status: int) -> None:
+    hub_of(status)
+    with pytest.raises((JobError, DataError)) as caught:
+        wanted(what, tmp_path / "out")
+    said = str(caught.value)
+    assert "there is none of this name, or it is private or gated" in said
+    assert "log in with `hf auth login` or HF_TOKEN" in said
+    assert len(said.splitlines()) == 1
+    assert classify(caught.value) is FailureKind.bug
+
+
+def test_the_cache_serves_while_the_hub_cannot_be_reached(tmp_path: Path, hub_of: Any) -> None:
+    server = hub_of(None)
+    commit = "0" * 40
+    folder = tmp_path / "cache" / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    (folder / "snapshots" / commit / "config.json").write_text("{}")
+    assert snapshot("owner/name", None) == str(folder / "snapshots" / commit)
+    assert server.asked == 1
