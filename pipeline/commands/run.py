@@ -45,8 +45,18 @@ from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, duration_name
 from pipeline.plan.models import fetched_models
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
-from pipeline.runs.notes import collect_notes, failed_rewards, prepared_rows, short_of_rows, warnings_of_rows
-from pipeline.runs.origin import Maker, link_stored, several_makers, this_origin, write_origin
+from pipeline.runs.origin import (
+    Maker,
+    collect_notes,
+    failed_rewards,
+    link_stored,
+    prepared_rows,
+    several_makers,
+    short_of_rows,
+    this_origin,
+    warnings_of_rows,
+    write_origin,
+)
 from pipeline.runs.progress import LiveRun, ProgressFile
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report.format import jobs, logs_command, shown_path

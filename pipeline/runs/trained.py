@@ -27,7 +27,7 @@ from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Promp
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, find_named, listed
-from pipeline.runs.notes import prepared_rows
+from pipeline.runs.origin import prepared_rows
 from pipeline.runs.record import METRICS_STAGE
 
 if TYPE_CHECKING:

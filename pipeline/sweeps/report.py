@@ -27,7 +27,7 @@ from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file, read_plain
 from pipeline.runs.compare import headings_of
 from pipeline.runs.record import csv_text
-from pipeline.runs.report.format import Looks, command, count, duration, roughly, short, shown_path, typed_command
+from pipeline.runs.report.format import LOOKS, command, count, duration, roughly, short, shown_path, typed_command
 from pipeline.runs.report.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
@@ -94,12 +94,23 @@ def varied(trials: Sequence[Trial]) -> list[str]:
 
     Of one trial alone that is all of them.
     """
-    values: dict[str, list[str]] = {}
-    for trial in trials:
+    values = _values(trials)
+    return list(_differing(values, len(trials))) or list(values)
+
+
+def _values(trials: Sequence[Trial]) -> dict[str, dict[int, Any]]:
+    """Name of a parameter -> position of a trial -> its value there."""
+    found: dict[str, dict[int, Any]] = {}
+    for at, trial in enumerate(trials):
         for name, value in trial.parameters.items():
-            values.setdefault(name, []).append(said(value))
-    differ = [name for name, found in values.items() if len(set(found)) > 1 or len(found) < len(trials)]
-    return differ or list(values)
+            found.setdefault(name, {})[at] = value
+    return found
+
+
+def _differing(values: Mapping[str, dict[int, Any]], trials: int) -> dict[str, dict[int, Any]]:
+    return {
+        name: own for name, own in values.items() if len(set(map(_key, own.values()))) > 1 or len(own) < trials
+    }
 
 
 def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
@@ -676,7 +687,7 @@ def page_of(sweep: Record, now: float) -> dict[str, Any]:
         "file": _text(sweep.folder.file),
         "command": "" if about.halted == "finished" else _command(sweep, "agent"),
         "about": [("folder", shown_path(sweep.folder.path))],
-        "looks": Looks(),
+        "looks": LOOKS,
     }
 
 
@@ -762,13 +773,8 @@ class Axis:
 
 def axes_of(trials: Sequence[Trial]) -> list[Axis]:
     """Parameters that not all trials have the same of."""
-    found: dict[str, dict[int, Any]] = {}
-    for at, trial in enumerate(trials):
-        for name, value in trial.parameters.items():
-            found.setdefault(name, {})[at] = value
-    differing = {
-        name: own for name, own in found.items() if len(set(map(_key, own.values()))) > 1 or len(own) < len(trials)
-    }
+    found = _values(trials)
+    differing = _differing(found, len(trials))
     headings = headings_of(list(differing), found)
     return [_axis(name, headings[name], own, len(trials)) for name, own in differing.items()]
 

@@ -6,7 +6,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -175,23 +174,14 @@ _STAGES = ("prepare", "check", "tokenize", "generate", "score", "reward", "train
 """Of a round's work."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Looks:
-    """The same by their names in plotly, for the scripts of a page.
-
-    Attributes:
-        light: Colours.
-        dark: Those for a dark ground.
-        dashes: Of lines.
-        marks: Of points.
-        patterns: Of bars.
-    """
-
-    light: Sequence[str] = COLOURS
-    dark: Sequence[str] = ON_DARK
-    dashes: Sequence[str] = tuple(DASHES)
-    marks: Sequence[str] = tuple(MARKS)
-    patterns: Sequence[str] = tuple(PATTERNS)
+LOOKS: Mapping[str, Sequence[str]] = {
+    "light": COLOURS,
+    "dark": ON_DARK,
+    "dashes": list(DASHES),
+    "marks": list(MARKS),
+    "patterns": list(PATTERNS),
+}
+"""The same by their names in plotly, for the scripts of a page."""
 
 
 def reading_order(name: str) -> tuple[object, ...]:

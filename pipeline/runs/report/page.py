@@ -21,11 +21,10 @@ from pipeline.outputs.formats import FIELDS, Sample, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.notes import failed_rewards
-from pipeline.runs.origin import slurm_in_words
+from pipeline.runs.origin import failed_rewards, slurm_in_words
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_method, cells_of, primary_metric
 from pipeline.runs.report.format import (
-    Looks,
+    LOOKS,
     beginning,
     count,
     drawn_methods,
@@ -80,7 +79,7 @@ def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequenc
         "runs": [run_page(run, name) for run, name in zip(runs, names, strict=True)],
         "comparison": comparison,
         "stages": in_order_of_work(job.stage for run in runs for job in run.jobs.values()),
-        "looks": Looks(),
+        "looks": LOOKS,
     }
 
 

@@ -1,5 +1,7 @@
 """What a run tells its readers besides numbers: completions at which a reward failed."""
 
+from __future__ import annotations
+
 import io
 import json
 from dataclasses import replace
@@ -7,15 +9,33 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.commands.run import tell_prepared
 from pipeline.config.schema import EvaluationConfig
+from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
-from pipeline.runs.loaded import load
-from pipeline.runs.notes import failed_rewards, short_of_rows, warnings_of_rows
+from pipeline.plan.graph import Job
+from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.origin import (
+    UNKNOWN,
+    Maker,
+    Origin,
+    collect_makers,
+    failed_rewards,
+    link_stored,
+    read_origin,
+    short_of_rows,
+    slurm_job,
+    warnings_of_rows,
+    write_origin,
+)
 from pipeline.runs.report.page import failures_of
-from tests.doubles.runs import WrittenRun, chain_plan
+from pipeline.runs.report.status import print_run, run_json
+from tests.doubles.runs import START, WrittenRun, chain_plan
 
 
 def failing(failed: int, completions: int, first: str = "reward 'f': ZeroDivisionError: division by zero") -> str:
@@ -71,3 +91,91 @@ def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: P
     printed = io.StringIO()
     tell_prepared(request, None, Console(file=printed, width=500))
     assert printed.getvalue().splitlines()[0] == "b: 1,500 train, 73 validation, 73 test rows"
+
+
+# -- test origin -------------------------------------------------------------------------------------------------
+# Where a run came from: the job of Slurm it ran in is told by whoever looks at it.
+
+
+JOB = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_ARRAY_JOB_ID": "40",
+    "SLURM_ARRAY_TASK_ID": "1",
+    "SLURM_JOB_NODELIST": "n1",
+    "SLURM_JOB_PARTITION": "main",
+    "SLURM_RESTART_COUNT": "2",
+    "SLURM_NTASKS": "1",
+}
+
+
+def test_the_job_of_slurm_is_read_from_the_environment() -> None:
+    assert slurm_job({"HOME": "/x", "SLURM_CONF": "/y"}) == {}
+    assert slurm_job(JOB) == {
+        "job": "41",
+        "array": "40",
+        "task": "1",
+        "nodes": "n1",
+        "partition": "main",
+        "restarts": "2",
+    }
+
+
+def test_status_and_logs_know_the_job(tmp_path: Path) -> None:
+    run = WrittenRun(tmp_path, chain_plan(1))
+    write_origin(run.folder.path, Origin(slurm=slurm_job(JOB)))
+    assert read_origin(run.folder.path).slurm["job"] == "41"
+    out = io.StringIO()
+    print_run(LoadedRun(run.folder), START, Console(file=out, width=120, color_system=None))
+    assert "Slurm job 41 (40_1 of an array) on n1" in out.getvalue()
+    assert run_json(LoadedRun(run.folder), START)["slurm"]["job"] == "41"
+    run.folder.log.write_text("what the engine says\n")
+    said = CliRunner().invoke(app, ["logs", run.folder.experiment, "--output-dir", str(tmp_path)])
+    assert "Slurm job 41" in said.stderr
+    assert said.stdout == "what the engine says\n"
+
+
+# -- a reader is told when results rest on outputs that were not all made alike ---
+
+
+def stored(store: Store, key: str, **about: str) -> Job:
+    folder = store.begin(store.scratch("run"), key, 1)
+    (folder / "file").write_text("x")
+    store.commit(key, folder, {"job": "a", **about})
+    return Job(id=f"job {key[:1]}", key=key, entry="x:y", payload={}, samples=1)
+
+
+def test_outputs_are_counted_by_what_made_them(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    made = {"arithmetic": "portable", "pipeline": "1", "torch": "2.13.0", "transformers": "5"}
+    jobs = [
+        stored(store, "a" * 40, **made),
+        stored(store, "b" * 40, **made),
+        stored(store, "c" * 40, **{**made, "torch": "2.12.0"}),
+        stored(store, "d" * 40),
+        Job(id="unmade", key="e" * 40, entry="x:y", payload={}, samples=1),
+    ]
+    assert collect_makers(store, [*jobs, jobs[0]]) == [
+        Maker("portable", "1", "2.12.0", "5", 1),
+        Maker("portable", "1", "2.13.0", "5", 2),
+        Maker(UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 1),
+    ]
+
+
+@pytest.mark.parametrize("where", ["inside", "elsewhere", "by a link"])
+def test_a_run_leads_to_stored_outputs_wherever_it_and_they_are(tmp_path: Path, where: str) -> None:
+    output_dir = tmp_path / "deep" / "er" / "outputs"
+    output_dir.mkdir(parents=True)
+    if where == "by a link":
+        (tmp_path / "short").symlink_to(output_dir)
+        output_dir = tmp_path / "short"
+    store = Store(output_dir / ".store" if where == "inside" else tmp_path / "store")
+    job = Job(id="d/m/s0/A/r1/generate/000", key=f"{7:040d}", entry="m:f", payload={})
+    folder = store.begin(store.scratch("run"), job.key, 1)
+    (folder / "name.txt").write_text(job.id)
+    store.commit(job.key, folder, {"job": job.id})
+    run = RunFolder(output_dir / "x" / "2026-01-02_10-00-00")
+    run.path.mkdir(parents=True)
+    for _ in range(2):
+        link_stored(run, store, [job])
+        assert (run.job(job.id) / "output" / "name.txt").read_text() == job.id
+    assert not (run.job(job.id) / "output").readlink().is_absolute()

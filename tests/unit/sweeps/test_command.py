@@ -1,12 +1,19 @@
 """The command line of a trial, by W&B's macros, and the settings of a run of this program."""
 
+from __future__ import annotations
+
+import errno
 import json
+import os
+import signal
+import subprocess
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
@@ -14,6 +21,10 @@ from hypothesis import strategies as st
 
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
+from pipeline.foreign import read_json
+from pipeline.machine import descendants
+from pipeline.machine.children import Channel
+from pipeline.sweeps import trial_process
 from pipeline.sweeps.command import (
     as_ranks,
     check_program,
@@ -23,6 +34,7 @@ from pipeline.sweeps.command import (
     trial_command,
 )
 from pipeline.sweeps.file import RESERVED, SPLIT, Options, Sweep, sweep_of
+from pipeline.sweeps.trial_process import Order, Said
 
 BLOCK = {
     "lr": {"value": 1e-05},
@@ -208,3 +220,62 @@ def test_what_the_sweep_decides_of_a_run_of_this_package_no_parameter_may_say(
     chosen = own_command(own, out, {"execution.workers": 1}, [CPU], [], 3)
     assert "execution.workers=1" in chosen
     assert "execution.workers=3" not in chosen
+
+
+# -- test trial process ------------------------------------------------------------------------------------------
+# What the process of a trial says of its program: that it could not be started, or how it has ended.
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "kind", "said"),
+    [
+        (["true", "a" * 200_000], None, "refused", "200,004 bytes"),
+        (["true", "\ud800"], None, "refused", "can't encode"),
+        (["acelerate", "launch"], None, "refused", "there is no program acelerate"),
+        (["true"], BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "busy", "unavailable"),
+    ],
+    ids=["too long", "no text", "not there", "no room"],
+)
+def test_a_program_that_cannot_be_started_is_one_message_and_waits_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], error: OSError | None, kind: str, said: str
+) -> None:
+    order, told = Order(words=words, log="log", start="start"), list[Said]()
+
+    def carry_out(order: Order) -> None:
+        if error:
+            raise error
+        subprocess.Popen(order.words)
+
+    class Ear:
+        def send(self, line: bytes) -> None:
+            told.append(read_json(line, Said))
+
+    monkeypatch.setattr(trial_process, "begin", lambda _death: {"fd": 0, "order": msgspec.to_builtins(order)})
+    monkeypatch.setattr(Channel, "inherited", lambda _fd: Ear())
+    monkeypatch.setattr(trial_process, "_carry_out", carry_out)
+    trial_process.main()
+    assert said in getattr(told[0], kind)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(descendants, "end_own"), (trial_process, "wait_until_free")],
+    ids=["ending", "freeing"],
+)
+def test_a_program_that_has_ended_well_counts_though_a_request_to_stop_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """While what it has left is ended, or its devices get free: it is not to be run again."""
+
+    def told(*_: object) -> list[str]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    monkeypatch.setattr(owner, name, told)
+    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
+    order = Order(words=["true"], log=str(tmp_path / "log"), start=str(tmp_path / "start"))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert trial_process._carry_out(order).exit_code == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,5 +1,7 @@
 """Strategies: how many agents, with how many devices and trials each."""
 
+from __future__ import annotations
+
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from pipeline.sweeps.file import sweep_of
+from pipeline.sweeps.multi import plan_runs, split_total
 from pipeline.sweeps.plan import LARGEST, STRATEGIES, USAGE, most_devices, plan_agents, split_words
 
 
@@ -89,3 +92,63 @@ def test_a_parameter_says_how_many_devices_trials_need(
     parameters = {"a": {"value": 1}, **({"num_gpus": given} if given else {})}
     asked = {"program": "p", "method": "random", "parameters": parameters, "pipeline": {"num_gpus": 3}}
     assert most_devices(sweep_of(asked, Path("s.yaml"))) == needed
+
+
+# -- test multi --------------------------------------------------------------------------------------------------
+# Several runs on sets of GPUs: which has which, and what is refused.
+
+
+@pytest.mark.properties
+@given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 40), st.booleans())
+def test_no_device_belongs_to_two_sets(each: int, runs: int, total: int, queue: bool) -> None:
+    try:
+        planned = plan_runs("x", each, runs, total, [], queue=queue)
+    except ConfigError:
+        assert each * runs > total
+        assert not queue or each > total
+        return
+    sets = {run.slot: run.places for run in planned}
+    places = [place for own in sets.values() for place in own]
+    assert len(set(places)) == len(places)
+    assert all(place < total for place in places)
+    assert {len(own) for own in sets.values()} == {each}
+    assert all(run.places == sets[run.slot] for run in planned)
+    assert set(sets) == set(range(min(runs, total // each)))
+
+
+def test_runs_are_named_in_order_and_a_setting_may_have_a_value_for_each() -> None:
+    runs = plan_runs("my_sweep", 2, 4, 8, [])
+    assert [(run.name, run.places) for run in runs] == [
+        (f"my_sweep.run{at + 1}", (2 * at, 2 * at + 1)) for at in range(4)
+    ]
+    assert [run.settings for run in runs] == [(f"experiment.seeds=[{at}]",) for at in range(4)]
+    runs = plan_runs("x", 1, 2, 2, ["training.grad_clip=0.5,2", "stage=prepare", "experiment.seeds=[7]"])
+    common = ("stage=prepare", "experiment.seeds=[7]")
+    assert [run.settings for run in runs] == [(f"training.grad_clip={value}", *common) for value in ("0.5", "2")]
+    assert [run.own for run in runs] == [("training.grad_clip=0.5",), ("training.grad_clip=2",)]
+
+
+@pytest.mark.parametrize(
+    ("each", "runs", "total", "settings", "said"),
+    [
+        (2, 4, 6, [], "4 runs with 2 GPUs each need 8, and there are 6: "),
+        (1, 1, 0, [], "device=cpu"),
+        (0, 1, 8, [], "GPUS_PER_RUN 0"),
+        (1, 2, 8, ["a=1,2,3"], "3 values for 2 runs"),
+        (1, 2, 8, ["experiment.name=x"], "each run has its own"),
+        (1, 2, 8, ["++distributed.gpu_list=[0]"], "each run has its own"),
+        (1, 2, 8, ["a=[1"], "a=[1: "),
+    ],
+)
+def test_what_cannot_be_is_refused(each: int, runs: int, total: int, settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan_runs("x", each, runs, total, settings)
+    assert said in str(refused.value)
+
+
+def test_the_number_of_devices_stands_before_the_settings() -> None:
+    assert split_total(["8", "a=1"]) == (8, ["a=1"])
+    assert split_total(["a=1", "~b"]) == (None, ["a=1", "~b"])
+    for words in (["a=1", "8"], ["eight"], ["8", "8"], ["\u00b2"]):
+        with pytest.raises(ConfigError, match="TOTAL_GPUS is a number"):
+            split_total(words)

@@ -1,9 +1,16 @@
 """What a program logs for the sweep that runs it."""
 
+from __future__ import annotations
+
 import json
 import logging
+import os
+import random
+import struct
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,8 +19,8 @@ from hypothesis import strategies as st
 from pipeline import sweeps
 from pipeline.outputs.formats import LARGEST
 from pipeline.sweeps import reporting
-from pipeline.sweeps.file import Metric
-from pipeline.sweeps.metrics import Curve, latest_values, read_line
+from pipeline.sweeps.file import Goal, Metric
+from pipeline.sweeps.metrics import Curve, WandbRun, has_key, latest_values, read_line, wandb_variables
 from pipeline.sweeps.storage import TrialFolder
 
 
@@ -151,3 +158,216 @@ def test_the_last_line_of_a_program_that_is_over_needs_no_end_and_one_that_is_no
         curve.follow(to_its_end=True)
         end = curve.end(0)
         assert (end.state, "is no line as" in end.reason) == (state, state == "failed")
+
+
+# -- test wandb run ----------------------------------------------------------------------------------------------
+# What wandb has written on this machine, read without it; its own files are in integration/test_trackers.py.
+
+
+LOSS = Metric(name="loss")
+
+
+def varint(number: int) -> bytes:
+    more = number >> 7
+    return bytes([number & 0x7F | (0x80 if more else 0)]) + (varint(more) if more else b"")
+
+
+def part(number: int, data: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def item(name: str, value: Any) -> bytes:
+    names = b"".join(part(2, each.encode()) for each in name.split("."))
+    return (names if "." in name else part(1, name.encode())) + part(16, json.dumps(value).encode())
+
+
+def history(**values: Any) -> bytes:
+    return b"\x08\x05" + part(2, b"".join(part(1, item(name, value)) for name, value in values.items()))
+
+
+def summary(*removed: str, **values: Any) -> bytes:
+    updates = b"".join(part(1, item(name, value)) for name, value in values.items())
+    return part(3, updates + b"".join(part(2, part(1, name.encode())) for name in removed))
+
+
+def config(**values: Any) -> bytes:
+    return b"".join(part(1, item(name, value)) for name, value in values.items())
+
+
+def written(*records: bytes) -> bytes:
+    """As LevelDB writes logs: in pieces that do not cross the end of a block."""
+    data = bytearray(b":W&B\xe1\xbe\x00")
+    for record in records:
+        first = True
+        while True:
+            left = 2**15 - len(data) % 2**15
+            if left < 7:
+                data += bytes(left)
+                continue
+            piece, record = record[: left - 7], record[left - 7 :]
+            kind = (1 if not record else 2) if first else (4 if not record else 3)
+            data += struct.pack("<IHB", 0, len(piece), kind) + piece
+            first = False
+            if not record:
+                break
+    return bytes(data)
+
+
+def run_file(folder: Path, *records: bytes, name: str = "offline-run-1-abc") -> Path:
+    path = folder / "wandb" / name / "run-abc.wandb"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(written(*records))
+    return path
+
+
+def test_rows_the_summary_and_settings_by_their_names(tmp_path: Path) -> None:
+    begun = part(17, part(1, b"abc") + part(4, config(lr=0.1, model={"width": 8}, gone=1)))
+    path = run_file(
+        tmp_path,
+        begun,
+        history(loss=1, **{"val.acc": 0.5}, text="x", flag=True, nan=float("nan"), big=10**400),
+        history(loss=0.25, table={"a": {"b": 3}}, long="y" * 100_000),
+        summary(loss=0.25, best={"max": 0.9}, gone=1),
+        summary("gone", final=7),
+        part(5, config(lr=0.5, text="x") + part(2, part(1, b"gone"))),
+        b"\x18\x01",
+    )
+    run = WandbRun(path)
+    assert list(run.rows()) == [
+        {"loss": 1.0, "val.acc": 0.5, "nan": None, "big": None},
+        {"loss": 0.25, "table.a.b": 3.0},
+    ]
+    assert run.summary == {"loss": 0.25, "best.max": 0.9, "final": 7.0}
+    assert run.config == {"lr": 0.5, "model": {"width": 8}, "text": "x"}
+    assert run.exit_code == 0
+
+
+def test_a_file_that_is_cut_off_or_altered_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    rows = [history(loss=float(number), pad="z" * 3000) for number in range(40)]
+    path = run_file(tmp_path, *rows)
+    whole, chosen = path.read_bytes(), random.Random(0)
+    for cut in (0, 3, 7, 9, 3000, 32768, 32770, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        read = [row["loss"] for row in WandbRun(path).rows()]
+        assert read == list(range(len(read)))
+    for _ in range(60):
+        altered = bytearray(whole)
+        for _ in range(chosen.randrange(1, 20)):
+            altered[chosen.randrange(len(altered))] = chosen.randrange(256)
+        path.write_bytes(bytes(altered))
+        list(WandbRun(path).rows())
+    path.write_bytes(os.urandom(5000))
+    assert list(WandbRun(path).rows()) == []
+
+
+def test_a_file_that_grows_is_read_on_from_where_it_ended(tmp_path: Path) -> None:
+    """Wherever that is, in the middle of a row too."""
+    path = run_file(tmp_path, *(history(loss=float(number), pad="z" * 5000) for number in range(40)), summary(a=1))
+    whole, run, read = path.read_bytes(), WandbRun(path), list[float | None]()
+    for size in [*range(0, len(whole), 1777), len(whole)]:
+        path.write_bytes(whole[:size])
+        read += [row["loss"] for row in run.rows()]
+    assert read == list(range(40))
+    assert run.summary == {"a": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("defined", "goal", "value"),
+    [
+        (0.5, "minimize", 0.5),
+        ({"min": 1.0, "max": 4.0, "last": 2.0}, "minimize", 1.0),
+        ({"min": 1.0, "max": 4.0, "last": 2.0}, "maximize", 4.0),
+        ({"mean": 3.0}, "maximize", 3.0),
+        ({"max": 4.0, "best": 1.5}, "minimize", 1.5),
+        ({}, "minimize", 2.0),
+    ],
+)
+def test_a_trial_that_tells_wandb_alone_is_judged_by_that_and_by_what_it_defined_for_the_summary(
+    tmp_path: Path, defined: Any, goal: Goal, value: float
+) -> None:
+    """By ``define_metric("loss", summary="min")``; and not by what an attempt before it has told."""
+    place = TrialFolder(tmp_path)
+    curve = Curve(place, 2, Metric(name="loss", goal=goal))
+    run_file(tmp_path, history(loss=0.5), name="offline-run-0-old")
+    curve.begin(Path())
+    rows = [history(loss=each, _step=5 + at, _timestamp=1.5e9) for at, each in enumerate((4.0, 1.0, 2.0))]
+    run_file(tmp_path, *rows, history(other=1.0), summary(loss=defined))
+    curve.follow(to_its_end=True)
+    assert curve.judged[:3] == [4.0, 1.0, 2.0]
+    assert curve.judged[-1] == value
+    assert [json.loads(line)["step"] for line in place.metrics(2).read_text().splitlines()][:3] == [5, 6, 7]
+    assert not place.metrics(1).exists()
+
+
+def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: Path) -> None:
+    place = TrialFolder(tmp_path)
+    curve = Curve(place, 1, LOSS)
+    path = run_file(tmp_path, history(loss=3.0), history(loss=2.0))
+    curve.follow()
+    curve.follow()
+    assert curve.judged == [3.0, 2.0]
+    path.write_bytes(written(history(loss=3.0), history(loss=2.0), history(loss=1.0), summary(loss=1.0)))
+    second = run_file(tmp_path, history(loss=0.5), summary(loss=0.5), name="offline-run-2-abc")
+    os.utime(second, (time.time() + 9,) * 2)
+    curve.follow(to_its_end=True)
+    assert curve.judged == [3.0, 2.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "said"),
+    [
+        ({"lr": 0.1}, {"lr": 1}, ["lr=1 where the sweep gave 0.1"]),
+        ({"a": {"lr": 0.1, "b": 2}}, {"a": {"lr": 5, "b": 2, "c": 3}}, ["a.lr=5 where the sweep gave 0.1"]),
+        ({"lr": 1e-05, "n": 1, "f": True, "x": None}, {"lr": "1e-05", "n": 1.0, "f": True, "x": None}, []),
+        ({"flag": True}, {"flag": 1}, ["flag=1 where the sweep gave True"]),
+        ({"lr": 1, "layers": [1, 2], "big": float("inf")}, {"layers": [3], "big": "Infinity"}, []),
+    ],
+)
+def test_settings_that_a_trial_was_not_given_are_told_and_the_exit_code_of_its_last_run(
+    tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
+) -> None:
+    """Of several runs, as with folds, that of the trial comes last."""
+    curve = Curve(TrialFolder(tmp_path), 1, LOSS)
+    assert curve.exit_code == 0
+    ended = (part(17, part(4, config(**known))), part(18, b"\x08\x01\x10\x05"), part(18, b"\x10\x05"))
+    for number, (record, expected) in enumerate(zip(ended, (0, 1, 0), strict=True)):
+        path = run_file(tmp_path, record, name=f"offline-run-{number}-abc")
+        os.utime(path, (time.time() + 9 * number,) * 2)
+        curve.follow()
+        assert curve.exit_code == expected
+    assert curve.other_values(given) == said
+    assert "disabled" not in curve.end(0).reason  # who has logged no number is not told that nothing was logged
+
+
+KEY = "0123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "text", "found"),
+    [
+        ({}, ".netrc", "", False),
+        ({"WANDB_API_KEY": KEY}, ".netrc", "", True),
+        ({}, ".netrc", f"machine api.wandb.ai login user password {KEY}", True),
+        ({}, ".netrc", f"machine example.org login user password {KEY}", False),
+        (
+            {"WANDB_BASE_URL": "http://example.org:8080"},
+            ".netrc",
+            "machine example.org:8080 login u password p",
+            True,
+        ),
+        ({}, ".config/wandb/settings", "[default]\nmode = disabled", True),
+        ({}, ".netrc", "no such words \x00", False),
+    ],
+)
+def test_without_a_login_where_wandb_looks_for_it_trials_are_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], file: str, text: str, found: bool
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o600)
+    assert has_key(environment) is found
+    mode = wandb_variables(TrialFolder(tmp_path), "fit", environment).get("WANDB_MODE")
+    assert mode == (None if found else "offline")
+    assert "WANDB_MODE" not in wandb_variables(TrialFolder(tmp_path), "fit", {"WANDB_MODE": "online"})

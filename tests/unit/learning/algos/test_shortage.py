@@ -9,7 +9,7 @@ import pytest
 from pipeline.engine.store.store import Store
 from pipeline.learning.algos.base import shortage, teaching, uninformed
 from pipeline.outputs.formats import Calibration, Tally
-from pipeline.runs.notes import collect_notes
+from pipeline.runs.origin import collect_notes
 from tests.unit.learning.algos.test_chain import Chains
 
 

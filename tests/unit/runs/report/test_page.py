@@ -1,6 +1,12 @@
 """What a page of runs shows: the tables of the terminal, completions, rewards and what went wrong."""
 
+from __future__ import annotations
+
+import base64
+import hashlib
 import io
+import json
+import re
 from typing import Any
 
 import pytest
@@ -13,11 +19,13 @@ from pipeline.outputs.formats import Sample
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute
 from pipeline.runs.record import ResultRow, Results
-from pipeline.runs.report import page
+from pipeline.runs.report import html
+from pipeline.runs.report import page as report_page
 from pipeline.runs.report.format import drawn_methods
 from pipeline.runs.report.tables import result_tables
 from pipeline.runs.run_view import RunView, Span
 from pipeline.terminal.console import NO_TERMINAL_WIDTH
+from pipeline.terminal.streams import printable
 from tests.doubles.pooled import comparison, pooled_row
 
 RESULTS = Results(
@@ -41,7 +49,7 @@ RESULTS = Results(
 
 
 def test_the_table_says_what_the_terminal_says_and_marks_what_a_test_tells_apart() -> None:
-    (table,) = page.tables_of(RESULTS, Compute())
+    (table,) = report_page.tables_of(RESULTS, Compute())
     console = Console(file=io.StringIO(), width=NO_TERMINAL_WIDTH)
     console.print(result_tables(RESULTS)[0])
     printed = console.file.getvalue()  # type: ignore[attr-defined]
@@ -86,17 +94,17 @@ def shown(found: dict[str, Any]) -> list[int]:
 def test_every_policy_has_its_completions_to_the_prompts_that_are_kept() -> None:
     algos = ["reference", "PITA", "QSharp"]
     every = [evaluated(at, algo) for algo in algos for at in range(100) for _ in range(16)]
-    found = page.samples_of(every, there=9000, most=30_000)
-    assert set(shown(found)) == {page.MOST_EACH}, "no more of one policy, however many there are"
+    found = report_page.samples_of(every, there=9000, most=30_000)
+    assert set(shown(found)) == {report_page.MOST_EACH}, "no more of one policy, however many there are"
     assert len(shown(found)) == 3 * len(found["prompts"])
     assert 60 * sum(shown(found)) <= 30_000
     assert found["about"].startswith(f"{sum(shown(found)):,} of the 9,000 completions")
 
 
 def test_a_text_without_end_is_cut_and_the_right_answer_is_there() -> None:
-    found = page.samples_of([evaluated(0, text="y" * 1_000_000, solution="42"), evaluated(1)], there=2)
+    found = report_page.samples_of([evaluated(0, text="y" * 1_000_000, solution="42"), evaluated(1)], there=2)
     [text, reward, correct] = found["prompts"][0]["policies"][0]["answers"][0]
-    assert text.startswith("y" * page.LONGEST_TEXT)
+    assert text.startswith("y" * report_page.LONGEST_TEXT)
     assert text.endswith("(the first 4,000 of 1,000,000 characters)")
     assert (reward, correct) == (1.0, None)
     assert [prompt["solution"] for prompt in found["prompts"]] == ["42", None]
@@ -104,21 +112,21 @@ def test_a_text_without_end_is_cut_and_the_right_answer_is_there() -> None:
 
 def test_few_different_rewards_have_a_bar_each_and_missing_ones_are_told() -> None:
     scores = {("d · m", "PITA", 1): [0.0, 1.0, 1.0, None], ("d · m", "reference", 0): [0.5]}
-    found = page.rewards_of(scores, there=5)
+    found = report_page.rewards_of(scores, there=5)
     assert (found["edges"], found["exact"]) == ({"d · m": [0.0, 0.5, 1.0]}, ["d · m"])
     histograms = [(one["algo"], one["counts"]) for one in found["histograms"]]
     assert histograms == [("reference", [0, 1, 0]), ("PITA", [1, 0, 2])]
     assert "1 of them have no reward" in found["about"]
-    assert page.rewards_of(scores, there=9)["about"].startswith("Of 5 of the 9 completions")
+    assert report_page.rewards_of(scores, there=9)["about"].startswith("Of 5 of the 9 completions")
 
 
 @pytest.mark.properties
 @given(st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=100))
 def test_every_reward_is_counted_once(scores: list[float]) -> None:
-    found = page.rewards_of({("d · m", "PITA", 1): scores}, there=1000)
+    found = report_page.rewards_of({("d · m", "PITA", 1): scores}, there=1000)
     (one,) = found["histograms"]
     assert sum(one["counts"]) == len(scores)
-    assert len(one["counts"]) == (len(set(scores)) if found["exact"] else page.BINS)
+    assert len(one["counts"]) == (len(set(scores)) if found["exact"] else report_page.BINS)
 
 
 # -- failures --------------------------------------------------------------------------------------------------
@@ -138,7 +146,7 @@ def failed(job: str, attempt: int, *, retry: bool, **fields: Any) -> list[dict[s
 
 def test_attempts_are_told_with_what_came_after_them() -> None:
     done = {"event": "JobFinished", "job": "a", "attempt": 2, "worker": 0, "time": 9.0}
-    found = page.failures_of(
+    found = report_page.failures_of(
         view(
             *failed("a", 1, retry=True, traceback="Traceback"),
             {"event": "JobStarted", "job": "a", "attempt": 2, "worker": 0, "time": 8.0},
@@ -163,8 +171,8 @@ def span(start: float, end: float | None, worker: int = 0, stage: str = "generat
     return Span(job=f"j{start:g}", stage=stage, worker=worker, start=start, end=end, outcome=outcome, **place)  # type: ignore[arg-type]
 
 
-def drawn(spans: list[Span], most: int) -> list[page.Bar]:
-    return page.bars(spans, 100, 7100, most)
+def drawn(spans: list[Span], most: int) -> list[report_page.Bar]:
+    return report_page.bars(spans, 100, 7100, most)
 
 
 @pytest.mark.properties
@@ -190,3 +198,61 @@ def test_folding_keeps_every_attempt_and_every_end(
     for outcome in ("done", "failed"):
         ends = [one.end - 100 for one in every if one.outcome == outcome and one.end is not None]
         assert max((bar.end for bar in found if bar.outcome == outcome), default=0) == max(ends, default=0)
+
+
+# -- test html ---------------------------------------------------------------------------------------------------
+# The page around the data: foreign text is never markup, and nothing but the page's own scripts may run.
+
+
+HOSTILE = "</script><script>alert(1)</script><!-- </td> \x1b[2J \u2028 \u202e \udcff & \x00"
+
+
+def page(text: str) -> dict[str, Any]:
+    return {"title": text, "made": "now", "version": "0", "runs": [], "comparison": [{"rows": [[text]]}]}
+
+
+def data_of(written: str) -> str:
+    return written.split('<script type="application/json" id="data">')[1].split("</script>")[0]
+
+
+def shell() -> str:
+    """The page without what differs from page to page."""
+    written = html.page_html(page("x"))
+    return written.replace(data_of(written), "")
+
+
+def test_no_text_of_others_is_markup() -> None:
+    written = html.page_html(page(HOSTILE))
+    data = data_of(written)
+    assert written.replace(data, "") == shell()
+    assert not re.search("[<>&\u2028\u2029\x00-\x1f]", data)
+    assert json.loads(data)["title"] == printable(HOSTILE)
+
+
+@pytest.mark.properties
+@given(st.text(st.characters(), max_size=50))
+def test_every_text_comes_back_as_it_may_be_shown(text: str) -> None:
+    data = html._data(page(text))
+    assert not re.search("[<>&\u2028\u2029]", data)
+    assert json.loads(data)["comparison"][0]["rows"] == [[printable(text)]]
+
+
+def test_the_policy_allows_the_scripts_of_the_page_and_nothing_else() -> None:
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', shell())
+    assert found is not None
+    policy = dict(part.strip().split(" ", 1) for part in found[1].split(";"))
+    scripts = re.findall(r"<script>(.*?)</script>", shell(), flags=re.DOTALL)
+    styles = re.findall(r"<style[^>]*>(.*?)</style>", shell(), flags=re.DOTALL)
+    assert len(scripts) == 2
+    for name, parts in (("script-src", scripts), ("style-src", styles)):
+        hashes = [base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in parts]
+        assert policy.pop(name).split() == [f"'sha256-{one}'" for one in hashes]
+    assert policy == {"default-src": "'none'", "base-uri": "'none'", "form-action": "'none'"}
+
+
+def test_charts_come_with_their_licence_and_without_a_way_out() -> None:
+    assert "MIT License" in (html.ASSETS / "plotly-LICENSE.txt").read_text()
+    ours = "".join(path.read_text() for path in (*html.FRAME, *html.OF_RUNS))
+    assert "showSendToCloud: false" in ours
+    assert 'plotlyServerURL: ""' in ours
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|fetch\(|https?:", ours)
