@@ -45,6 +45,9 @@ app = typer.Typer(
 )
 
 
+_COMMANDS = ("run", "sweep", "launch")
+
+
 class _WithSbatch(TyperCommand):
     """A command that takes every option of sbatch beside its own, as ``--sbatch NAME=VALUE``."""
 
@@ -53,7 +56,7 @@ class _WithSbatch(TyperCommand):
         own = {"help": True}  # name -> whether it takes no value
         for each in self.params:
             own |= {name[2:]: getattr(each, "is_flag", False) for name in each.opts if name.startswith("--")}
-        given, rest = options_of(args, [name for name, is_flag in own.items() if is_flag])
+        given, rest = options_of(args, _COMMANDS, [name for name, is_flag in own.items() if not is_flag])
         words = [
             (f"--{name}" if own[name] else f"--{name}={value}") if name in own else f"--sbatch={name}={value}"
             for name, value in given
@@ -192,7 +195,7 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
         return JobRequest(command=words, name=_sweep_name(rest), ray=ray)
     if first == "launch":
         return _launch(rest, ray=ray)
-    raise ConfigError(f"{unknown_name('command for a job', first, ['run', 'sweep', 'launch'])} {_USAGE}")
+    raise ConfigError(f"{unknown_name('command for a job', first, _COMMANDS)} {_USAGE}")
 
 
 def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,29 +28,25 @@ _LETTERS = (
     "Q:quiet s:oversubscribe v:verbose V:version W:wait"
 )
 _SHORT = dict(pair.split(":") for pair in _LETTERS.split())
-_FLAGS = (
-    "hold immediate no-kill overcommit quiet oversubscribe verbose version wait contiguous exclusive get-user-env "
-    "ignore-pbs nice no-requeue parsable propagate reboot requeue spread-job test-only usage use-min-nodes share "
-    "container-mount-home no-container-mount-home container-remap-root no-container-remap-root "
-    "container-writable container-readonly container-entrypoint no-container-entrypoint"
-)
-"""Options that need no value, of sbatch and of pyxis; whether there are such as are given, sbatch says."""
 
 
-def options_of(words: Sequence[str], flags: Iterable[str] = ()) -> tuple[list[tuple[str, str]], list[str]]:
-    """Read options up to the first word that is none.
+def options_of(
+    words: Sequence[str], ends: Collection[str] = (), taking: Collection[str] = ()
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Read options up to the first word that is none; which there are, and which need a value, sbatch says.
 
     Args:
-        words: Of a command line, or of a line.
-        flags: Further long options that take no value.
+        words: Of a command line, or of a line. The word behind an option is its value, unless it is an option too.
+        ends: Words that are no value of any.
+        taking: Options that take the word behind them, whatever it is.
 
     Returns:
-        Long names and values, "" for a flag; and the words from the first one on that is no option.
+        Long names and values, "" for none; and the words from the first one on that is no option.
 
     Raises:
-        ConfigError: An option lacks its value, or there is no such letter.
+        ConfigError: There is no such letter.
     """
-    given, rest, alone = [], list(words), {*_FLAGS.split(), *flags}
+    given, rest = [], list(words)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":
@@ -60,10 +56,8 @@ def options_of(words: Sequence[str], flags: Iterable[str] = ()) -> tuple[list[tu
             if word[1:2] not in _SHORT:
                 raise ConfigError(f"{word}: sbatch has no such option")
             name, equals, value = _SHORT[word[1]], word[2:], word[2:]
-        if not equals and name not in alone:
-            value = rest.pop(0) if rest else ""
-        if not (value or name in alone):
-            raise ConfigError(f"--{name} '': must be followed by its value")
+        if not equals and rest and (name in taking or not (rest[0].startswith("-") or rest[0] in ends)):
+            value = rest.pop(0)
         given.append((name, value))
     return given, rest
 

@@ -78,7 +78,6 @@ def test_what_stood_in_the_place_of_a_script_is_kept(here: Path) -> None:
         (["--ray", "--gres", "gpu:4", *RUN, "execution.ray.address=auto"], "execution.ray.address"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.backend=local"], "execution.backend"),
         (["--ray", "--gres", "gpu:4", *RUN, "training.gpus_per_job=8"], "takes 8 GPUs"),
-        (["--gres", "", *RUN], "--gres"),
         (["--srun", "mpi", *RUN], "--srun"),
     ],
 )
