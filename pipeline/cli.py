@@ -23,11 +23,10 @@ from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwritten
 from pipeline.config.checks import check_config
-from pipeline.config.explain import explain, for_hydra, read_flags
+from pipeline.config.explain import as_meant, explain, for_hydra, read_flags
 from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
 from pipeline.config.tables import conf_dir
 from pipeline.config.values import refuse_all
-from pipeline.config.words import as_meant
 from pipeline.errors import PipelineError
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say

@@ -12,10 +12,9 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.config.explain import GROUPS, other_names, unknown_key
+from pipeline.config.explain import GROUPS, class_paths, other_names, unknown_key
 from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES, conf_dir, settings_class
-from pipeline.config.words import class_paths
 from pipeline.errors import ConfigError
 from pipeline.terminal.console import say
 

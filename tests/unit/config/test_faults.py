@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.checks import check_config
+from pipeline.config.explain import as_meant
 from pipeline.config.load import load_config
-from pipeline.config.words import as_meant
 from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
 
