@@ -9,6 +9,7 @@ import ast
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import pkgutil
 import re
@@ -209,6 +210,38 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
         if isinstance(error, TypeError) and not own_place(error):
             raise ConfigError(f"{owner}: every field of its config_class needs a default: {error}") from error
         raise ConfigError(f"{owner}: its config_class {schema.__name__}() failed: {told(error)}") from error
+
+
+def other_arguments(kind: type, told: Collection[str] = ()) -> Iterator[str]:
+    """What is wrong with the arguments of methods, which would show in the midst of a run.
+
+    Args:
+        kind: A class that builds on one of ours.
+        told: Methods of which that is told elsewhere.
+    """
+    for name in sorted(dir(kind)):
+        owner = next(base for base in kind.__mro__ if name in vars(base))
+        ours = next((base for base in kind.__mro__ if ships(base) and name in vars(base)), None)
+        if name.startswith("_") or name in told or ours in (None, owner):
+            continue
+        given, expected = vars(owner)[name], vars(ours)[name]
+        if not (inspect.isfunction(given) and inspect.isfunction(expected)):
+            continue
+        wanted = [each for each in inspect.signature(expected).parameters.values() if each.default is each.empty]
+        by_name = {each.name: None for each in wanted if each.kind is each.KEYWORD_ONLY}
+        try:
+            inspect.signature(given).bind(*[None] * (len(wanted) - len(by_name)), **by_name)
+        except TypeError:
+            listed = ", ".join(each.name for each in wanted)
+            yield (
+                f"its method {name}() is called as that of {ours.__name__}, which it overrides: write "
+                f"def {name}({listed}), or call it otherwise if it is something else"
+            )
+
+
+def ships(kind: type) -> bool:
+    """Whether a class is one of this package."""
+    return kind.__module__.partition(".")[0] == _OURS
 
 
 def _look_in_current_folder() -> None:

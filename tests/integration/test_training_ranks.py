@@ -167,7 +167,7 @@ def test_every_strategy_gives_the_curve_of_one_process_and_a_killed_rank_costs_w
     processes: Start, tmp_path: Path, alone: Path
 ) -> None:
     """Without an engine, as those of two machines; that it starts all ranks anew, `test_engine_gangs` sees to."""
-    spreads = ["ddp", "full_shard", "shard_grad_op"]
+    spreads = ["ddp", "shard_grad_op"]  # full_shard by ranks of the engine, above
     for name in spreads:
         shutil.copytree(alone / "half", tmp_path / "half" / name)
     payload = {

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from pipeline.config.schema import AlgoConfig, Config
 from pipeline.config.tables import ALGORITHMS, point_of
-from pipeline.config.user_code import import_object
+from pipeline.config.user_code import import_object, other_arguments, ships
 from pipeline.errors import ConfigError, DataError, JobError, unknown_name
 from pipeline.files import json_text
 from pipeline.learning.algos import toolbox
@@ -29,7 +29,6 @@ from pipeline.learning.algos.base import (
 )
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.models.kinds import TinyModelConfig
-from pipeline.learning.overriding import other_arguments, ships
 from pipeline.outputs.formats import TRAINING
 
 # -- reference ---------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import DatasetConfig
 from pipeline.config.tables import DATASETS
-from pipeline.config.user_code import import_object
+from pipeline.config.user_code import import_object, other_arguments
 from pipeline.errors import ConfigError, PipelineError, defined_at, told, unknown_name
-from pipeline.learning.overriding import other_arguments
 
 SPLITS = ("train", "validation", "test")
 
