@@ -62,40 +62,9 @@ class Curve:
     show: Callable[[Mapping[str, float | None]], None] = lambda _: None
 
 
-class _Sums:
-    """Values that were added at one step, by name."""
-
-    def __init__(self) -> None:
-        self._added: dict[str, list[tuple[Tensor, int]]] = {}
-
-    def add(self, name: str, values: Any) -> None:
-        if name in FIELDS:
-            raise JobError(
-                f"add_to_curve({name}=...): every step has that by itself; give it another name. Taken are "
-                f"{', '.join(FIELDS)}"
-            )
-        found = torch.as_tensor(values).detach()
-        self._added.setdefault(name, []).append((found.double().sum(), found.numel()))
-
-    def clear(self) -> None:
-        self._added.clear()
-
-    def means(self, ranks: Ranks) -> dict[str, float | None]:
-        """The mean of each name over all ranks, which must all ask for it together."""
-        own = {
-            name: (sum(float(total) for total, _ in parts), sum(count for _, count in parts))
-            for name, parts in self._added.items()
-        }
-        of_ranks = ranks.all_of(own)
-        found = {}
-        for name in dict.fromkeys(name for said in of_ranks for name in said):
-            said = [one[name] for one in of_ranks if name in one]
-            total, count = sum(total for total, _ in said), sum(count for _, count in said)
-            found[name] = kept_number(total / count) if count else None
-        return found
-
-
-_SUMS: ContextVar[_Sums | None] = ContextVar("sums", default=None)
+_Added = dict[str, list[tuple[Tensor, int]]]
+_ADDED: ContextVar[_Added | None] = ContextVar("added", default=None)
+"""What is added at the step under way, by name: sums of values, and how many these are."""
 
 
 def add_to_curve(**values: Any) -> None:
@@ -110,14 +79,20 @@ def add_to_curve(**values: Any) -> None:
     Raises:
         JobError: A name is one that every step has by itself.
     """
-    if (sums := _SUMS.get()) is not None:
-        for name, value in values.items():
-            sums.add(name, value)
+    if (added := _ADDED.get()) is None:
+        return
+    for name, value in values.items():
+        if name in FIELDS:
+            raise JobError(
+                f"add_to_curve({name}=...): each step has {', '.join(FIELDS)} by itself; use another name"
+            )
+        found = torch.as_tensor(value).detach()
+        added.setdefault(name, []).append((found.double().sum(), found.numel()))
 
 
 def is_drawn() -> bool:
     """Whether what is added now is kept: for numbers that take time to compute."""
-    return _SUMS.get() is not None
+    return _ADDED.get() is not None
 
 
 def of_pairs(scores: Tensor) -> dict[str, Tensor]:
@@ -134,13 +109,13 @@ def of_pairs(scores: Tensor) -> dict[str, Tensor]:
 
 
 @contextmanager
-def not_drawn() -> Iterator[None]:
-    """Let nothing be added meanwhile: what is computed is no part of the batch."""
-    token = _SUMS.set(None)
+def _adding_to(added: _Added | None) -> Iterator[None]:
+    """Have values added there meanwhile; None for nowhere, as of what is no part of the batch."""
+    token = _ADDED.set(added)
     try:
         yield
     finally:
-        _SUMS.reset(token)
+        _ADDED.reset(token)
 
 
 class Drawing:
@@ -168,11 +143,10 @@ class Drawing:
         """
         self.rows: list[TrainingStep] = []
         self._curve = curve
-        self._training = "" if curve is None else curve.training
         self._steps = steps
         self._ranks = ranks
         self._tokens_after = tokens_after
-        self._sums = _Sums()
+        self._added: _Added = {}
         self._said_step, self._said_s = 0, time.monotonic()
 
     def begin(self, step: int, rows: list[dict[str, Any]]) -> None:
@@ -184,19 +158,27 @@ class Drawing:
         """Whether a step, from 1, has a row."""
         return self._curve is not None and is_kept(step, self._steps)
 
-    @contextmanager
-    def adding(self, step: int) -> Iterator[None]:
+    def adding(self, step: int) -> AbstractContextManager[None]:
         """Take what `add_to_curve` is given meanwhile, where the step has a row."""
-        self._sums.clear()
-        token = _SUMS.set(self._sums if self.keeps(step) else None)
-        try:
-            yield
-        finally:
-            _SUMS.reset(token)
+        self._added.clear()
+        return _adding_to(self._added if self.keeps(step) else None)
 
     def drop(self) -> None:
         """Forget what was added: the step is done again."""
-        self._sums.clear()
+        self._added.clear()
+
+    def _means(self) -> dict[str, float | None]:
+        """The mean of what was added under each name, over all ranks."""
+        sums = {
+            name: (sum(float(total) for total, _ in parts), sum(count for _, count in parts))
+            for name, parts in self._added.items()
+        }
+        of_ranks = self._ranks.all_of(sums)
+        found: dict[str, float | None] = {}
+        for name in dict.fromkeys(name for own in of_ranks for name in own):
+            totals, counts = zip(*(own[name] for own in of_ranks if name in own), strict=True)
+            found[name] = kept_number(sum(totals) / sum(counts)) if sum(counts) else None
+        return found
 
     def add(self, step: int, loss: float, norm: Tensor | None, rate: float) -> None:
         """Take a step that is done. All ranks call it together.
@@ -216,21 +198,20 @@ class Drawing:
         if not self.keeps(step) or norm is None:
             return
         row = {
-            "training": self._training,
+            "training": self._curve.training,
             "step": step,
             "steps": self._steps,
             "tokens": self._tokens_after(step),
             "loss": kept_number(loss),
             "grad_norm": kept_number(float(norm.full_tensor() if isinstance(norm, DTensor) else norm)),
             "learning_rate": kept_number(rate) or 0.0,
-            "extra": self._sums.means(self._ranks),
+            "extra": self._means(),
         }
         try:
             self.rows.append(converted(row, TrainingStep))
-        except (
-            ForeignDataError
-        ) as error:  # told with the first step, and not when the output is held to its format
-            raise JobError(f"the curve of {self._training!r} cannot have what is added to it: {error}") from error
+        except ForeignDataError as error:  # with the first step, not when the output is held to its format
+            name = self._curve.training
+            raise JobError(f"the curve of {name!r} cannot have what is added to it: {error}") from error
         self._say(self.rows[-1])
 
     def save(self) -> None:
@@ -388,7 +369,7 @@ class Fitting:
             rows = by_length(rows, made.data.lengths, made.group)
         for part, weight in self.ranks.share(rows, micro_batch.size, made.group):
             batch = batch_of(made.data, part, self.device)
-            with computing_in(self.dtype, self.device, self.ranks), nullcontext() if weight else not_drawn():
+            with computing_in(self.dtype, self.device, self.ranks), nullcontext() if weight else _adding_to(None):
                 loss = made.loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
 
