@@ -174,13 +174,12 @@ _CLOSE = 0.85
 """How alike two names are of which one is taken for the other misspelt, as `difflib` counts."""
 
 
-def check_algorithm(path: str, kind: object, shared: dict[str, tuple[str, ...]]) -> type[Algorithm]:
+def check_algorithm(path: str, kind: object) -> type[Algorithm]:
     """Check what a dotted path has led to.
 
     Args:
         path: The dotted path, for messages.
         kind: What was found there.
-        shared: Whose stages may be read besides its own, by name.
 
     Returns:
         The class.
@@ -199,7 +198,7 @@ def check_algorithm(path: str, kind: object, shared: dict[str, tuple[str, ...]])
         problems.append(f"it has no name; add the line: name = '{kind.__name__}'")
     if not (isinstance(stages, tuple | list) and stages and all(isinstance(each, Stage) for each in stages)):
         problems.append(f"its stages are {stages!r}, but must be a tuple of one Stage or more")
-    if problems := problems or [*_methods(kind), *_stages(kind, shared)]:
+    if problems := problems or [*_methods(kind), *_stages(kind)]:
         raise ConfigError(f"{path} cannot run: {'; '.join(problems)}")
     return kind
 
@@ -257,7 +256,7 @@ def _takes_one(kind: type[Algorithm], name: str) -> bool:
     return True
 
 
-def _stages(kind: type[Algorithm], shared: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def _stages(kind: type[Algorithm]) -> Iterator[str]:
     names = [stage.name for stage in kind.stages]
     for place, stage in enumerate(kind.stages):
         if stage.name in _RESERVED or stage.name in names[:place]:
@@ -265,7 +264,7 @@ def _stages(kind: type[Algorithm], shared: dict[str, tuple[str, ...]]) -> Iterat
         if stage.only_with and not isinstance(_default(stage.only_with), list):
             yield f"the stage '{stage.name}' has only_with={stage.only_with!r}; no setting of that name is a list"
         for read in stage.reads:
-            yield from (f"the stage '{stage.name}' {problem}" for problem in _read(read, place, names, shared))
+            yield from (f"the stage '{stage.name}' {problem}" for problem in _read(read, place, names))
 
 
 def _default(setting: str) -> object:
@@ -275,8 +274,8 @@ def _default(setting: str) -> object:
         return None
 
 
-def _read(read: Read, place: int, names: list[str], shared: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    known = names if read.algo == "self" else shared.get(read.algo, ())
+def _read(read: Read, place: int, names: list[str]) -> Iterator[str]:
+    known = names if read.algo == "self" else _TO_READ[read.algo]
     if read.stage not in known:
         yield f"reads '{read.name}': " + unknown_name("stage", read.stage, known)
     elif read.algo == "self" and read.rounds != "previous" and names.index(read.stage) >= place:
@@ -286,15 +285,10 @@ def _read(read: Read, place: int, names: list[str], shared: dict[str, tuple[str,
         )
 
 
-SHARED = {
-    "dataset": "pipeline.learning.algos.registry:Preparation",
-    "reference": "pipeline.learning.algos.registry:Reference",
-}
+_SHARED: dict[str, type[Algorithm]] = {kind.name: kind for kind in (Reference, Preparation)}
 """What all chains share, written as algorithms of round 0."""
-
-SHARED_STAGES = {kind.name: tuple(stage.name for stage in kind.stages) for kind in (Reference, Preparation)} | {
-    START_TRAIN.algo: (START_TRAIN.stage,)
-}
+_TO_READ = {name: [stage.name for stage in kind.stages] for name, kind in _SHARED.items()}
+_TO_READ[START_TRAIN.algo] = [START_TRAIN.stage]
 """Whose stages an algorithm may read besides its own."""
 
 
@@ -323,11 +317,6 @@ def with_bounded_kl(config: Config) -> list[str]:
     return sorted(name for name, path in enabled.items() if load_algorithm(name, path).kl_is_bound)
 
 
-def known_algorithms() -> list[str]:
-    """Names of the algorithms that ship, sorted."""
-    return sorted(ALGORITHMS)
-
-
 def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     """Find an algorithm's class.
 
@@ -337,16 +326,17 @@ def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     Raises:
         ConfigError: The name is unknown, the path names no `Algorithm`, or one that cannot run.
     """
-    known, (name, _) = {**ALGORITHMS, **SHARED}, point_of(name)
-    if class_path is None and name not in known:
+    name, _ = point_of(name)
+    if class_path is None and name in _SHARED:
+        return _SHARED[name]
+    if class_path is None and name not in ALGORITHMS:
         raise ConfigError(unknown_name("algorithm", name, ALGORITHMS))
-    path = class_path or known[name]
-    kind = check_algorithm(path, import_object(path), SHARED_STAGES)
-    if class_path is not None and name in known and not issubclass(kind, import_object(known[name])):
-        shipped = known[name].replace(":", ".")
+    path = class_path or ALGORITHMS[name]
+    kind = check_algorithm(path, import_object(path))
+    ours = _SHARED.get(name) or (import_object(ALGORITHMS[name]) if name in ALGORITHMS else object)
+    if not issubclass(kind, ours):
         raise ConfigError(
-            f"algos.{name}.class_path={path}: {name} is the name of an algorithm that ships. Choose another one, "
-            f"for example algos.My{name}.class_path={path}; or, if yours is to take its place, make it a subclass "
-            f"of {shipped}."
+            f"algos.{name}.class_path={path}: {name} is the name of an algorithm that ships, for a subclass of "
+            f"{ours.__module__}.{ours.__name__} alone. Write algos.My{name}.class_path={path}"
         )
     return kind

@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import JobContext
 from pipeline.learning.algos.dpo import DPO
 from pipeline.learning.algos.grpo import GRPO
-from pipeline.learning.algos.registry import SHARED_STAGES, check_algorithm
+from pipeline.learning.algos.registry import check_algorithm
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
 from tests.doubles.composing import quick_config
@@ -143,9 +143,9 @@ def test_a_method_that_is_almost_called_as_one_it_inherits_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"its method advantage\(\) is used by none of its methods, .*def advantages"
     ):
-        check_algorithm("a.path", _Misspelt, SHARED_STAGES)
-    check_algorithm("a.path", _WithHelper, SHARED_STAGES)
-    check_algorithm("a.path", _Called, SHARED_STAGES)
+        check_algorithm("a.path", _Misspelt)
+    check_algorithm("a.path", _WithHelper)
+    check_algorithm("a.path", _Called)
 
 
 class _OtherArguments(GRPO):
@@ -168,7 +168,7 @@ class _MoreArguments(GRPO):
 def test_a_method_that_cannot_be_called_as_the_one_it_overrides_is_refused() -> None:
     """Else the first training would fail, after all that it needs was made."""
     with pytest.raises(ConfigError) as caught:
-        check_algorithm("a.path", _OtherArguments, SHARED_STAGES)
+        check_algorithm("a.path", _OtherArguments)
     said = str(caught.value)
     assert (
         "advantages() is called as that of GRPO, which it overrides: write def advantages(self, ctx, samples)"
@@ -177,7 +177,7 @@ def test_a_method_that_cannot_be_called_as_the_one_it_overrides_is_refused() -> 
     assert (
         "data() is called as that of PostTrainingAlgorithms, which it overrides: write def data(self, ctx)" in said
     )
-    check_algorithm("a.path", _MoreArguments, SHARED_STAGES)
+    check_algorithm("a.path", _MoreArguments)
 
 
 # -- test references ---------------------------------------------------------------------------------------------

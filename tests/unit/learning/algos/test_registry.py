@@ -4,10 +4,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pipeline.config.tables import ALGORITHMS
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.algos.registry import known_algorithms, load_algorithm
+from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.algos.value_guided import PITA
 
 
@@ -66,7 +67,7 @@ an_object = Mine()
 
 
 def test_every_algorithm_that_ships_can_be_found() -> None:
-    for name in [*known_algorithms(), "reference", "dataset"]:
+    for name in [*ALGORITHMS, "reference", "dataset"]:
         kind = load_algorithm(name)
         assert kind.name == name
         assert all(callable(getattr(kind, stage.name)) for stage in kind.stages)
