@@ -66,7 +66,6 @@ def as_files(config: FilesConfig) -> FilesDataset:
 
 def test_rows_come_back_as_they_were(make: Make, tmp_path: Path) -> None:
     dataset = prepared(make(*numbered(20)), tmp_path / "out")
-    assert [len(dataset.ids(split)) for split in SPLITS] == [15, 2, 3]
     everything = np.concatenate([dataset.ids(split) for split in SPLITS])
     assert sorted(everything.tolist()) == list(range(20))
     for n in everything.tolist():
@@ -126,13 +125,10 @@ def test_splits_by_name_and_limit(make: Make, tmp_path: Path) -> None:
     config = FilesConfig(kind="jsonl", path=str(folder), test_size=1, validation_size=1, limit=4)
     dataset = prepared(config, tmp_path / "one")
     assert dataset.about["rows"] == {"train": 3, "validation": 1, "test": 1}
-    config.train_split = "extra"
-    config.limit = None
+    config.train_split, config.limit = "extra", None
     assert prepared(config, tmp_path / "two").about["rows"] == {"train": 4, "validation": 1, "test": 1}
     config.train_split = "exra"
-    with pytest.raises(
-        DataError, match=r"unknown split 'exra'. Did you mean 'extra'\? Known: extra, train, valid"
-    ):
+    with pytest.raises(DataError, match=r"unknown split 'exra'. Did you mean 'extra'\? Known: extra, train, val"):
         prepare(load_dataset(config), tmp_path / "three")
 
 
@@ -143,15 +139,6 @@ def test_a_test_split_alone_is_trained_on_where_that_is_asked_for_alone(make: Ma
         prepare(load_dataset(config), tmp_path / "one")
     config.train_split = "test"
     assert prepared(config, tmp_path / "two").about["rows"] == {"train": 7, "validation": 1, "test": 1}
-
-
-def test_further_columns_that_no_row_has_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"prompt": f"{n}", "hint": n}) + "\n" for n in range(9)))
-    config = FilesConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), further_columns=["hint", "hnt"])
-    with pytest.raises(
-        DataError, match=r"further_columns: unknown column 'hnt'. Did you mean 'hint'\? Known: hint, prompt"
-    ):
-        prepare(load_dataset(config), tmp_path / "out")
 
 
 class TestALookAtTheFirstRows:
@@ -205,36 +192,27 @@ def _turn(content: str, **more: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("one", "other", "same"),
     [
-        ("Why?", " Why? \r\n"),
-        ("How  many\tdays?", "How many days?"),
-        ("Caf\u00e9?", "Cafe\u0301?"),
-        ("Why?", "\ufeffWhy?"),
-        (_turn("Why?"), _turn("Why?\n")),
-        (_turn("Why?"), [{"role": "user", "content": "Why?"}]),
-        (_turn("Why?"), _turn("Why?", name="me", weight=1, other=None)),
-        (_turn("Why?"), [{"role": "system", "content": " "}, *_turn("Why?")]),
+        ("Why?", " Why? \r\n", True),
+        ("How  many\tdays?", "How many days?", True),
+        ("Caf\u00e9?", "Cafe\u0301?", True),
+        ("Why?", "\ufeffWhy?", True),
+        (_turn("Why?"), _turn("Why?\n"), True),
+        (_turn("Why?"), [{"role": "user", "content": "Why?"}], True),
+        (_turn("Why?"), _turn("Why?", name="me", weight=1, other=None), True),
+        (_turn("Why?"), [{"role": "system", "content": " "}, *_turn("Why?")], True),
+        ("Polish?", "polish?", False),
+        ("x\u00b2?", "x2?", False),
+        ("a b", "ab", False),
+        (_turn("Why?"), [*_turn("Why?"), {"role": "assistant", "content": ""}], False),
+        (_turn("Why?"), [{"role": "system", "content": "Be brief."}, *_turn("Why?")], False),
+        (_turn("Why?"), [{"role": "assistant", "content": "Why?"}], False),
+        (_turn("Why?", tool_calls=[{"name": "a"}]), _turn("Why?", tool_calls=[{"name": "b"}]), False),
     ],
 )
-def test_prompts_that_are_one_question(one: Any, other: Any) -> None:
-    assert identity(one) == identity(other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("Polish?", "polish?"),
-        ("x\u00b2?", "x2?"),
-        ("a b", "ab"),
-        (_turn("Why?"), [*_turn("Why?"), {"role": "assistant", "content": ""}]),
-        (_turn("Why?"), [{"role": "system", "content": "Be brief."}, *_turn("Why?")]),
-        (_turn("Why?"), [{"role": "assistant", "content": "Why?"}]),
-        (_turn("Why?", tool_calls=[{"name": "a"}]), _turn("Why?", tool_calls=[{"name": "b"}])),
-    ],
-)
-def test_prompts_that_are_two_questions(one: Any, other: Any) -> None:
-    assert identity(one) != identity(other)
+def test_prompts_that_are_one_question_and_that_are_two(one: Any, other: Any, same: bool) -> None:
+    assert (identity(one) == identity(other)) is same
 
 
 @pytest.mark.parametrize("form", ["text", "conversation", "pairs"])
@@ -251,25 +229,24 @@ def test_a_question_of_the_test_file_is_in_no_other_split(make: Make, tmp_path: 
     test = make(*(row(number, "\n") for number in range(10)), name="test.jsonl", test_size=10)
     train = [row(number, "", answer) for number in range(30) for answer in ("", "surely")]
     dataset = prepared(make(*train, test_size=10, test_path=test.path), tmp_path / "out")
-    found = {
-        split: {identity(dataset.row(int(at)).prompt) for at in dataset.ids(split)}
-        for split in ("train", "validation", "test")
-    }
-    assert [len(each) for each in found.values()] == [18, 2, 10]
-    assert not found["test"] & (found["train"] | found["validation"])
-    assert not found["train"] & found["validation"]
+    found = [{identity(dataset.row(int(at)).prompt) for at in dataset.ids(split)} for split in SPLITS]
+    assert [len(each) for each in found] == [18, 2, 10]
+    assert len(set.union(*found)) == 30
     assert any("of train left out" in warning for warning in dataset.about["warnings"])
     assert any("begin alike" in warning for warning in dataset.about["warnings"]) == (form == "pairs")
+
+
+_KIND = {"system": "Be kind."}
 
 
 @pytest.mark.parametrize(
     ("more", "settings", "told"),
     [
-        ({"system": "Be kind."}, {}, "`system` is in no prompt of 6 rows (first train.jsonl:1)"),
+        (_KIND, {}, "`system` is in no prompt of 6 rows (first train.jsonl:1)"),
         ({"tools": [{"name": "add"}]}, {}, "`tools` is in no prompt of 6 rows (first train.jsonl:1)"),
-        ({"system": "Be kind."}, {"prompt_template": "{system} {prompt}"}, ""),
-        ({"system": "Be kind."}, {"further_columns": []}, ""),
-        ({"system": "Be kind.", "tools": []}, {"chat": True}, ""),
+        (_KIND, {"prompt_template": "{system} {prompt}"}, ""),
+        (_KIND, {"further_columns": []}, ""),
+        ({**_KIND, "tools": []}, {"chat": True}, ""),
         ({"system": ""}, {}, ""),
         (
             {"completion": "3? Yes"},
@@ -277,12 +254,8 @@ def test_a_question_of_the_test_file_is_in_no_other_split(make: Make, tmp_path: 
             "completions of 1 row (first train.jsonl:4) begin with all of their prompt",
         ),
         ({"images": ["a.png"]}, {"chat": True}, "`images` of 6 rows (first train.jsonl:1) is shown to no model"),
-        (
-            {"system_prompt": "Be kind."},
-            {},
-            "`system_prompt` of 6 rows (first train.jsonl:1) is shown to no model",
-        ),
-        ({"system_prompt": "Be kind."}, {"columns": {"system": "system_prompt"}, "chat": True}, ""),
+        ({"system_prompt": "!"}, {}, "`system_prompt` of 6 rows (first train.jsonl:1) is shown to no model"),
+        ({"system_prompt": "!"}, {"columns": {"system": "system_prompt"}, "chat": True}, ""),
         ({"images": ["a.png"], "image": None}, {"further_columns": ["image"]}, ""),
         ({"turns": [_turn("b")[0] | {"role": "assistant"}]}, {}, "end with a turn of the assistant"),
         ({"turns": []}, {}, ""),
@@ -295,11 +268,8 @@ def test_what_a_model_is_not_shown_of_rows_is_told(
 ) -> None:
     turns = more.get("turns")
     rows = [{"prompt": f"{n}?" if turns is None else [*_turn(f"{n}?"), *turns], **more} for n in range(6)]
-    warnings = prepared(make(*rows, test_size=1, validation_size=1, **settings), tmp_path / "out").about[
-        "warnings"
-    ]
-    assert [each for each in warnings if told and told in each] == warnings
-    assert bool(warnings) == bool(told)
+    about = prepared(make(*rows, test_size=1, validation_size=1, **settings), tmp_path / "out").about
+    assert [told in each for each in about["warnings"]] == [True] * bool(told)
 
 
 # -- test dealing ------------------------------------------------------------------------------------------------
@@ -321,14 +291,13 @@ def sizes(test: int, validation: int) -> dict[str, int]:
     return {"test": test, "validation": validation}
 
 
+def lengths(dealt: SplitRows) -> list[int]:
+    return [len(dealt.splits[split]) for split in SPLITS]
+
+
 def test_what_is_missing_is_cut_from_train() -> None:
-    prompts = {"train": names(*range(100))}
-    dealt = deal(prompts, sizes(10, 5), 0)
-    assert {split: len(places) for split, places in dealt.splits.items()} == {
-        "train": 85,
-        "test": 10,
-        "validation": 5,
-    }
+    dealt = deal({"train": names(*range(100))}, sizes(10, 5), 0)
+    assert lengths(dealt) == [85, 5, 10]
     assert sorted(np.concatenate(list(dealt.splits.values())).tolist()) == list(range(100))
     assert dealt.cut == {"test", "validation"}
     assert dealt.warnings == ()
@@ -339,12 +308,9 @@ def test_repeated_prompts_never_cross_splits(seed: int) -> None:
     prompts = {"train": names(*(n // 3 for n in range(90)))}
     dealt = deal(prompts, sizes(6, 4), seed)
     found = prompts_of(dealt, prompts)
-    assert (len(dealt.splits["test"]), len(dealt.splits["validation"])) == (6, 4)
-    assert (len(found["test"]), len(found["validation"])) == (6, 4)
-    assert len(found["train"]) == 20
-    assert len(dealt.splits["train"]) == 60
-    assert not found["train"] & (found["test"] | found["validation"])
-    assert not found["test"] & found["validation"]
+    assert lengths(dealt) == [60, 4, 6]
+    assert [len(found[split]) for split in SPLITS] == [20, 4, 6]
+    assert len(set.union(*found.values())) == 30
     assert dealt.warnings == ("20 rows left out: repeated prompts that were cut from train for evaluation",)
 
 
@@ -365,16 +331,11 @@ def test_an_official_test_split_is_kept_and_its_prompts_leave_the_others() -> No
 
 def test_few_rows_share_fairly() -> None:
     dealt = deal({"train": names(*range(20))}, sizes(500, 500), 0)
-    assert {split: len(places) for split, places in dealt.splits.items()} == {
-        "train": 10,
-        "test": 5,
-        "validation": 5,
-    }
+    assert lengths(dealt) == [10, 5, 5]
     assert dealt.warnings[0] == (
         "test has 5 rows, fewer than the 500 asked for: half of the 20 different prompts stay in train"
     )
-    three = deal({"train": names(1, 2, 3)}, sizes(500, 500), 0)
-    assert [len(three.splits[split]) for split in ("train", "test", "validation")] == [1, 1, 1]
+    assert lengths(deal({"train": names(1, 2, 3)}, sizes(500, 500), 0)) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -408,10 +369,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     inner.decoder = decoders.Fuse()
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", chat_template=TEMPLATE)
-
-
-def text_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids))
 
 
 @pytest.mark.parametrize("chat", [False, True])

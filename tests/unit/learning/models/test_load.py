@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from transformers import (
 )
 
 from pipeline.config import schema
-from pipeline.config.load import load_config
 from pipeline.config.schema import LongPrompts, SystemConfig
 from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.learning.choices import HeadType
@@ -47,6 +47,7 @@ from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.plan.rewards import check_tokenizers, has_chat_template, read_vocabulary
 from tests.doubles import wide
+from tests.doubles.composing import quick_config
 from tests.doubles.families import tiny_model
 from tests.doubles.gguf import TOKENS, write_gguf
 
@@ -135,16 +136,15 @@ def test_a_damaged_gguf_file_is_told(gguf_file: Path, tmp_path: Path) -> None:
 
 def test_what_planning_reads_of_a_gguf_file_is_what_the_model_has(gguf_file: Path, folder: Path) -> None:
     assert read_vocabulary("models.x.path", str(gguf_file)) == read_vocabulary("models.x.path", str(folder))
-    assert has_chat_template(str(gguf_file)) is True
-    assert has_chat_template(str(folder)) is True
+    assert has_chat_template(str(gguf_file)) is has_chat_template(str(folder)) is True
 
 
 def test_a_value_model_of_another_family_is_refused(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
     other = write_gguf(tmp_path / "other.gguf", [*TOKENS[:-2], TOKENS[-1], TOKENS[-2]])
     request = ["experiment.name=t", "model=hf"]
-    check_tokenizers(load_config([*request, f"models.hf.path={folder}", f"models.hf.value_path='{gguf_file}'"]))
+    check_tokenizers(quick_config([*request, f"models.hf.path={folder}", f"models.hf.value_path='{gguf_file}'"]))
     with pytest.raises(ConfigError, match="share no tokenizer: token 'Ġ' has id 11 in the one and is id 12"):
-        check_tokenizers(load_config([*request, f"models.hf.path={folder}", f"models.hf.value_path={other}"]))
+        check_tokenizers(quick_config([*request, f"models.hf.path={folder}", f"models.hf.value_path={other}"]))
 
 
 @pytest.mark.parametrize("place", ["path", "value_path"])
@@ -154,10 +154,10 @@ def test_so_is_one_that_has_no_weights_for_some_tokens(place: str, folder: Path,
     config = json.loads((value / "config.json").read_text())
     request = ["experiment.name=t", "model=hf", f"models.hf.path={folder}", f"models.hf.{place}={value}"]
     (value / "config.json").write_text(json.dumps({**config, "vocab_size": len(TOKENS)}))
-    check_tokenizers(load_config(request))
+    check_tokenizers(quick_config(request))
     (value / "config.json").write_text(json.dumps({**config, "vocab_size": len(TOKENS) - 1}))
     with pytest.raises(ConfigError, match=f"has {len(TOKENS)} tokens and its embedding {len(TOKENS) - 1} rows"):
-        check_tokenizers(load_config(request))
+        check_tokenizers(quick_config(request))
 
 
 def test_a_reference_is_found_where_it_is_now(folder: Path, tmp_path: Path) -> None:
@@ -205,19 +205,13 @@ def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
 def test_a_model_of_which_weights_are_in_no_file_is_refused(tmp_path: Path) -> None:
     model = tiny_model("llama")
     model.save_pretrained(tmp_path / "model")
-    held = load_file(tmp_path / "model" / "model.safetensors")
-    lost = "model.layers.1.mlp.up_proj.weight"
-    save_file(
-        {name: tensor for name, tensor in held.items() if name != lost},
-        tmp_path / "model" / "model.safetensors",
-        {"format": "pt"},
-    )
-    with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
-        load.load_policy(tmp_path / "model", SYSTEM, "cpu")
-    cut = {name: tensor[:-1] if name == lost else tensor for name, tensor in held.items()}
-    save_file(cut, tmp_path / "model" / "model.safetensors", {"format": "pt"})
-    with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
-        load.load_policy(tmp_path / "model", SYSTEM, "cpu")
+    weights, lost = tmp_path / "model" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    held = load_file(weights)
+    tensor = held.pop(lost)
+    for found in (held, held | {lost: tensor[:-1]}):
+        save_file(found, weights, {"format": "pt"})
+        with pytest.raises(JobError, match=rf"model: its files lack 1 of the tensors .* such as {lost}"):
+            load.load_policy(tmp_path / "model", SYSTEM, "cpu")
     model.config.num_hidden_layers += 1
     model.config.save_pretrained(tmp_path / "model")
     with pytest.raises(JobError, match=r"its files lack \d\d of the tensors"):
@@ -282,13 +276,12 @@ def test_a_completion_stops_at_any_of_them(folder: Path) -> None:
     writer = policy(folder, max_new_tokens=20)
     assert writer.end_ids == (2, 5, 6, 7)
     decoded = writer.complete([[1, 3]] * 20, sample_keys(0, "x", np.arange(20), 1))
-    last = {tokens[-1] for tokens in decoded.tokens if len(tokens) < 20}
-    assert len(last) > 1
-    assert last <= {2, 5, 6, 7}
-    assert not any(token in (2, 5, 6, 7) for tokens in decoded.tokens for token in tokens[:-1])
-    assert [writer.truncated(tokens) for tokens in decoded.tokens] == [
-        len(tokens) == 20 and tokens[-1] not in (2, 5, 6, 7) for tokens in decoded.tokens
-    ]
+    assert len({tokens[-1] for tokens in decoded.tokens if len(tokens) < 20}) > 1
+    assert not any(token in writer.end_ids for tokens in decoded.tokens for token in tokens[:-1])
+    for tokens in decoded.tokens:
+        ended = tokens[-1] in writer.end_ids
+        assert ended or len(tokens) == 20
+        assert writer.truncated(tokens) is not ended
 
 
 def test_a_prompt_that_does_not_fit_is_refused_or_cut(folder: Path) -> None:
@@ -306,29 +299,20 @@ def test_a_prompt_that_does_not_fit_is_refused_or_cut(folder: Path) -> None:
 
 _SHORT = {"rope_type": "default", "rope_theta": 1e4}
 _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+_FROM_128 = {"original_max_position_embeddings": 128}
+
+
+def _of_512(rope: dict[str, Any], **settings: Any) -> PreTrainedConfig:
+    return PreTrainedConfig(max_position_embeddings=512, rope_parameters=rope, **settings)
 
 
 @pytest.mark.parametrize(
     ("config", "context"),
     [
         (Phi3Config(hidden_size=4096, max_position_embeddings=131072, rope_parameters=_LONG), 4096),
-        (
-            PreTrainedConfig(
-                max_position_embeddings=512, rope_parameters={"type": "su"}, original_max_position_embeddings=64
-            ),
-            64,
-        ),
+        (_of_512({"type": "su"}, original_max_position_embeddings=64), 64),
         (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), 2048),
-        (
-            PreTrainedConfig(
-                max_position_embeddings=512,
-                rope_parameters={
-                    "sliding_attention": _SHORT,
-                    "full_attention": {**_LONG, "original_max_position_embeddings": 128},
-                },
-            ),
-            128,
-        ),
+        (_of_512({"sliding_attention": _SHORT, "full_attention": _LONG | _FROM_128}), 128),
     ],
     ids=["longrope outside", "su of a model's own code", "dynamic", "by type of layer"],
 )

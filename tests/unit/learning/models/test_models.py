@@ -153,7 +153,6 @@ def test_demonstrations_are_training_rows_only(monkeypatch: pytest.MonkeyPatch) 
     assert shown <= set(DATASET.ids("train").tolist())
 
 
-ADDITION = load_dataset(AdditionConfig(kind="addition"))
 STARS = load_dataset(StarGraphConfig(kind="star_graph", degree=3, random_arm=0.6))
 SORTING = Sorting(SortingConfig(kind="sorting"))
 
@@ -183,9 +182,9 @@ def measured(model: Any, dataset: Dataset) -> Imitation:
 
 def test_the_corpus_of_sums_is_as_open_as_its_carries() -> None:
     """Six in ten demonstrations of a sum that has carries drop them; a sum without any is always the same."""
-    found = measured(model_of(0.5, 13), ADDITION)
-    rows = [ADDITION.row(int(row)) for row in ADDITION.ids("validation")[:500]]
-    carried = sum(ADDITION.demonstration(row.id, 0.0) != ADDITION.demonstration(row.id, 0.99) for row in rows)
+    found = measured(model_of(0.5, 13), DATASET)
+    rows = [DATASET.row(int(row)) for row in DATASET.ids("validation")[:500]]
+    carried = sum(DATASET.demonstration(row.id, 0.0) != DATASET.demonstration(row.id, 0.99) for row in rows)
     coin = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
     assert found.corpus == pytest.approx(carried / 500 * coin / 4, abs=1e-6)
     assert found.loss == pytest.approx(math.log(2), abs=1e-6)
@@ -193,7 +192,7 @@ def test_the_corpus_of_sums_is_as_open_as_its_carries() -> None:
     assert found.guessing == pytest.approx((3 * math.log(10) + last) / 4, abs=0.02)
 
 
-@pytest.mark.parametrize("dataset", [ADDITION, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
+@pytest.mark.parametrize("dataset", [DATASET, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
 def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "PROMPTS", 100)  # graphs take time to draw
     between = measured(model_of(0.5, len(dataset.vocabulary)), dataset)

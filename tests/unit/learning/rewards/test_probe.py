@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.doubles.machine import is_living
 from tests.doubles.prepared import checked
 
 FILE = str(own_rewards.__file__)
-VADER = "datasets.addition.reward=vader"
+SUM = '{"prompt": "1+1=", "solution": "2"}'
 
 
 def tried(reward: str | dict[str, float], row: Row | None = None, **grading: Any) -> list[str]:
@@ -124,9 +125,7 @@ def test_a_reward_for_texts_that_would_mean_nothing_in_conversations_is_told() -
 
 
 def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
-    assert tried("right") == []
-    assert tried("awaited_object") == []
-    assert tried("hands_on") == []
+    assert tried("right") == tried("awaited_object") == tried("hands_on") == []
     assert tried({"right": 1.0, "not_a_number": 0.5}, correct_by="nothing") == []  # another one gives a score
     assert tried({"exact_match": 1.0, "length": 0.1}) == []
 
@@ -135,28 +134,21 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "settings", "said"),
+    ("rows", "setting", "said"),
     [
-        ('{"question": "1+1="}', [], r"jsonl:1: no prompt\..* write 'datasets.jsonl.columns={prompt: question}"),
-        (
-            '{"prompt": "1+1=", "solution": "2"}\n{"prompt": "", "solution": "3"}',
-            [],
-            r"datasets\.jsonl: .*rows\.jsonl:2: the prompt is empty",
-        ),
-        (
-            '{"prompt": "1+1=", "solution": "2"}',
-            ["datasets.jsonl.prompt_template='{q}'"],
-            r"uses '\{q\}': unknown column 'q'\. Known: prompt, solution",
-        ),
-        ('{"prompt": "1+1=", "solution": "2"}', ["datasets.jsonl.train_split=tain"], r"split 'tain'"),
+        ('{"question": "1+1="}', "", r"jsonl:1: no prompt\..* write 'datasets.jsonl.columns={prompt: question}"),
+        (SUM + '\n{"prompt": "", "solution": "3"}', "", r"datasets\.jsonl: .*rows\.jsonl:2: the prompt is empty"),
+        (SUM, "prompt_template='{q}'", r"uses '\{q\}': unknown column 'q'\. Known: prompt, solution"),
+        (SUM, "train_split=tain", r"split 'tain'"),
     ],
     ids=["prompt", "second row", "template", "split"],
 )
 @pytest.mark.usefixtures("in_this_process")
 def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
-    tmp_path: Path, rows: str, settings: list[str], said: str
+    tmp_path: Path, rows: str, setting: str, said: str
 ) -> None:
     file = tmp_path / "rows.jsonl"
+    settings = [f"datasets.jsonl.{setting}"] if setting else []
     file.write_text("".join(rows.replace("1+1", f"1+{number}") + "\n" for number in range(1, 5)))
     asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}", *settings]
     assert try_rewards(quick_config(asked)) == ()  # they have been read
@@ -181,11 +173,7 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
             ["datasets.jsonl.columns={solutin: answer}"],
             r"columns=\{solutin: answer, solution: answer\}'$",
         ),
-        (
-            {"prompt": "", "reward_model": {"style": "rule", "ground_truth": "2"}},
-            [],
-            r"columns=\{solution: \"reward_model\.ground_truth\"\}'$",
-        ),
+        ({"prompt": "", "given": {"ground_truth": "2"}}, [], r"columns=\{solution: \"given\.ground_truth\"\}'$"),
     ],
     ids=["conversation", "completion", "two names", "misspelt", "inside of another"],
 )
@@ -252,25 +240,27 @@ def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_exp
         try_rewards(quick_config(["experiment.name=x", "algos=[QSharp]", *overrides]))
 
 
-def test_a_module_that_ends_its_process_or_prints_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "loud.py").write_text(
-        "print('hello')\ndef fits(completions, **_): return [1.0] * len(completions)\n"
-    )
-    (tmp_path / "deadly.py").write_text("import os, sys\nprint('oh', file=sys.stderr, flush=True)\nos._exit(9)\n")
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("print('hello')", ""),
+        ("raise KeyboardInterrupt", r"cannot be imported: KeyboardInterrupt \(.*own_module.py:1\)"),
+        ("import os; os._exit(0)", r"exit code 0 and said: nothing. Importing own_module.fits, or what"),
+        (
+            "import os, sys; print('oh', file=sys.stderr, flush=True); os._exit(9)",
+            r"rewards of addition ended with exit code 9 and said: oh",
+        ),
+    ],
+)
+def test_a_module_that_ends_its_process_or_prints_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
+) -> None:
+    fits = "def fits(completions, **_): return [1.0] * len(completions)"
+    (tmp_path / "own_module.py").write_text(f"{code}\n{fits}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "halted.py").write_text(
-        "raise KeyboardInterrupt\ndef fits(completions, **_): return [1.0] * len(completions)\n"
-    )
-    (tmp_path / "quiet.py").write_text(
-        "import os\nos._exit(0)\ndef fits(completions, **_): return [1.0] * len(completions)\n"
-    )
-    assert try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=loud.fits"])) == ()
-    with pytest.raises(ConfigError, match=r"cannot be imported: KeyboardInterrupt \(.*halted.py:1\)"):
-        try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=halted.fits"]))
-    with pytest.raises(ConfigError, match=r"exit code 0 and said: nothing. Importing quiet.fits, or what"):
-        try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=quiet.fits"]))
-    with pytest.raises(ConfigError, match=r"rewards of addition ended with exit code 9 and said: oh"):
-        try_rewards(quick_config(["experiment.name=x", "datasets.addition.reward=deadly.fits"]))
+    config = quick_config(["experiment.name=x", "datasets.addition.reward=own_module.fits"])
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        assert try_rewards(config) == ()
 
 
 def test_what_a_module_has_started_ends_with_the_look_at_it(
@@ -295,11 +285,9 @@ def test_what_a_module_has_started_ends_with_the_look_at_it(
 # What rewards say of rows as they are read: which none can judge, and where solutions are missing.
 
 
-def told(reward: str, *solutions: Any) -> list[str]:
+def told(reward: str, *cells: Any, column: str = "solution") -> list[str]:
     check = RowCheck("mine", DatasetConfig(kind="jsonl", reward=reward))
-    assert [check({"solution": each}, f"/data/a.jsonl:{at}") for at, each in enumerate(solutions, 1)] == (
-        [""] * len(solutions)
-    )
+    assert {check({column: each}, f"/data/a.jsonl:{at}") for at, each in enumerate(cells, 1)} == {""}
     return check.told()
 
 
@@ -307,27 +295,17 @@ def test_missing_solutions_are_counted() -> None:
     (said,) = told("exact_match", "1", None, math.nan, "", " ")
     assert "`solution`" in said
     assert "null or empty in 4 rows (first a.jsonl:2)" in said
-    assert told("exact_match", "1", 2) == []
-    assert told("length", None) == []
-    check = RowCheck("mine", DatasetConfig(kind="jsonl", reward="exact_match"))
-    assert check({"other": 1}, "a.jsonl:1") == ""
-    assert "1 row (first a.jsonl:1)" in check.told()[0]
-
-
-def test_an_empty_text_is_a_text_to_rewards_of_ones_own() -> None:
-    check = RowCheck("mine", DatasetConfig(kind="jsonl", reward=f"{own_rewards.__name__}.needs_level"))
-    assert check({"level": ""}, "a.jsonl:1") == ""
-    assert check.told() == []
-    assert check({"level": None}, "a.jsonl:2") == ""
-    assert "1 row (first a.jsonl:2)" in check.told()[0]
+    assert "1 row (first a.jsonl:1)" in told("exact_match", 1, column="other")[0]
+    assert told("exact_match", "1", 2) == told("length", None) == []
+    # An empty text is a text to rewards of one's own.
+    assert "1 row (first a.jsonl:2)" in told(f"{own_rewards.__name__}.needs_level", "", None, column="level")[0]
 
 
 def test_whole_numbers_that_became_floats_before_they_became_text_are_told() -> None:
     missing, floats = told("exact_match", "2.0", "", "14.0")
     assert "(first a.jsonl:2)" in missing
     assert "as 2.0 (a.jsonl:1)" in floats
-    assert told("exact_match", "2.0", "3.5") == []
-    assert told("exact_match", 2.0) == []
+    assert told("exact_match", "2.0", "3.5") == told("exact_match", 2.0) == []
     assert told("gsm8k", "2.0") == []  # compares numbers
 
 
