@@ -312,14 +312,6 @@ def fill_the_disk(work: Work) -> None:
     Path("/dev/full").write_text("the rest")
 
 
-def lower_own_limit(work: Work) -> None:
-    """From here on this process cannot write a file of more than a few bytes, and no other is concerned."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
-    (work.out / "value.json").write_text("more than ten bytes")
-
-
 def damage_own_input(work: Work) -> None:
     """Change a stored output behind the store's back, before another job reads it."""
     write(work)

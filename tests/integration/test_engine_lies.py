@@ -81,16 +81,15 @@ def test_what_a_job_does_to_its_worker_costs_no_other_job(
         job("forges", "speak_for_the_worker", payload={"says": ["JobFinished", end]}, seconds=9),
         job("renames", "do_without_renaming", seconds=8),
         job("masked", "raise_masked", seconds=7),
-        job("limits", "lower_own_limit", seconds=6),
         job("stops", "stop_own_group", seconds=5),
     ]
     good = [job("next", seconds=4), job("last", seconds=3), job("nothing", "nothing", seconds=2)]
     outcome = engine.run(*bad, job("below", needs=["forges"]), *good, workers=1, retry=RetryConfig(worker_lost=1))
     assert {name: status.value for name, status in outcome.jobs.items()} == {
-        "forges": "failed", "renames": "failed", "masked": "failed", "limits": "failed", "stops": "done",
+        "forges": "failed", "renames": "failed", "masked": "failed", "stops": "done",
         "below": "blocked", "next": "done", "last": "done", "nothing": "done",
     }  # fmt: skip
     kinds = {event["job"]: event["kind"] for event in engine.events("AttemptFailed")}
-    assert kinds == {"forges": "lost", "renames": "lost", "masked": "bug", "limits": "bug"}
+    assert kinds == {"forges": "lost", "renames": "lost", "masked": "bug"}
     assert outcome.reason("forges").startswith("worker 0 was killed: it said that forges is done, and nothing is")
     assert not outcome.halted
