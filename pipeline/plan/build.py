@@ -90,12 +90,9 @@ def check_size(config: Config) -> None:
     if jobs > MOST_JOBS or links > MOST_LINKS:
         raise PlanError(
             f"the plan would have {jobs:,} jobs, which read {links:,} outputs of each other; {MOST_JOBS:,} and "
-            f"{MOST_LINKS:,} are the most. There are {len(config.experiment.seeds):,} experiment.seeds, "
-            f"rounds_of_training={config.rounds_of_training}, "
-            f"data_collection.prompts_per_round={config.data_collection.prompts_per_round}, "
-            f"evaluation.num_prompts={config.evaluation.num_prompts}, "
-            f"execution.shard_size={config.execution.shard_size}, and all algorithms, datasets and references: "
-            "lower some of them, or raise the shard size"
+            f"{MOST_LINKS:,} are the most. Lower rounds_of_training={config.rounds_of_training}, some of the "
+            f"{len(config.experiment.seeds):,} experiment.seeds, data_collection.prompts_per_round, algos or "
+            f"evaluation.num_prompts, or raise execution.shard_size={config.execution.shard_size}"
         )
 
 

@@ -75,7 +75,6 @@ def row_problems(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
                 yield (
                     f"algos.{algo}.pairs=existing: datasets.{name} has no pairs. Its rows need the columns chosen "
                     f"and rejected{', or completion and label' if labelled else ''}, but have {', '.join(columns)}"
-                    f". Choose another dataset, or algos.{algo}.pairs=sampled"
                 )
         if not isinstance(settings, SFTConfig):
             continue
@@ -84,8 +83,7 @@ def row_problems(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
             yield (
                 f"algos.{algo} imitates the completions of a dataset: datasets.{name}: {who} none. Rows need the "
                 "columns prompt and completion, messages, or chosen, which is then imitated; others are named by "
-                f"datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}. To imitate what the policy "
-                "itself draws, choose algos=[RAFT]"
+                f"datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}"
             )
         for name in found["texts"] if settings.assistant_only_loss else ():
             yield (
@@ -202,16 +200,10 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
     for name, section in config.datasets.items() if lacking else ():
         made = isinstance(section, FilesConfig) and section.chat
         if made or name in conversations:
-            said = (
-                f"datasets.{name}.chat=true makes conversations"
-                if made
-                else f"prompts of datasets.{name} are conversations"
-            )
-            instead = f"datasets.{name}.chat=false" if made else "prompts of text"
             model, path = next(iter(lacking.items()))
             raise ConfigError(
-                f"{said}, but models.{model}.path={path} has no chat template. Choose an instruct model, "
-                f"or {instead}."
+                f"datasets.{name}{'.chat=true' if made else ''} has conversations for prompts, but "
+                f"models.{model}.path={path} has no chat template. Choose an instruct model, or prompts of text"
             )
 
 

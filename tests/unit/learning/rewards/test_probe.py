@@ -203,7 +203,7 @@ def test_conversations_of_files_are_refused_for_a_model_without_a_chat_template(
     model.mkdir()
     asked = ["experiment.name=x", "dataset=jsonl", f"datasets.jsonl.path={file}", "model=hf"]
     config = quick_config([*asked, f"models.hf.path={model}"])
-    with pytest.raises(ConfigError, match=r"datasets.jsonl are conversations, but models.hf.path=.* has no chat"):
+    with pytest.raises(ConfigError, match=r"datasets.jsonl has .*, but models.hf.path=.* has no chat"):
         try_rewards(config, ["jsonl"])
     (model / "chat_template.jinja").write_text("{{ messages }}")
     try_rewards(config, ["jsonl"])
