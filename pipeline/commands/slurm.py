@@ -28,8 +28,15 @@ from pipeline.errors import ConfigError, unknown_name
 from pipeline.files import write_whole
 from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
-from pipeline.slurm.lint import check_script, check_text
-from pipeline.slurm.script import JobRequest, check_request, interpreter, options_of, script_text
+from pipeline.slurm.script import (
+    JobRequest,
+    check_request,
+    check_script,
+    check_text,
+    interpreter,
+    options_of,
+    script_text,
+)
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.plan import plan_agents, split_words

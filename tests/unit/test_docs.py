@@ -16,8 +16,7 @@ from pipeline.commands.help import help_on
 from pipeline.config.explain import known_keys
 from pipeline.config.meaning import shipped_meanings
 from pipeline.learning.from_trl import OF_ALGORITHM, counterparts
-from pipeline.slurm.lint import check_script
-from pipeline.slurm.script import interpreter
+from pipeline.slurm.script import check_script, interpreter
 from pipeline.terminal.console import Verdict
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.lint import check_script, check_text, slurm_checks
+from pipeline.slurm.script import check_script, check_text, slurm_checks
 from pipeline.terminal.console import Check, Verdict
 
 RIGHT = """#!/bin/bash

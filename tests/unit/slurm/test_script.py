@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.lint import check_text
 from pipeline.slurm.script import (
     MARK,
     JobRequest,
     check_request,
+    check_text,
     gpus_of,
     options_of,
     script_text,
