@@ -45,18 +45,7 @@ from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, duration_name
 from pipeline.plan.models import fetched_models
 from pipeline.plan.recorded import plan_text
 from pipeline.plan.rewards import try_rewards
-from pipeline.runs.origin import (
-    Maker,
-    collect_notes,
-    failed_rewards,
-    link_stored,
-    prepared_rows,
-    several_makers,
-    short_of_rows,
-    this_origin,
-    warnings_of_rows,
-    write_origin,
-)
+from pipeline.runs import origin
 from pipeline.runs.progress import LiveRun, ProgressFile
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report.format import jobs, logs_command, shown_path
@@ -183,7 +172,7 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
     # What the machines of a cluster have in their caches is not known here.
     needed = [] if requests.on_cluster(request.config) else request.needed_models(stored.missing)
     fetched = fetched_models(request.config, needed)
-    warned = warnings_of_rows(request.store, request.plan.jobs.values())
+    warned = origin.warnings_of_rows(request.store, request.plan.jobs.values())
     used = sorted(request.config.datasets) if preparing else request.used_datasets(stored.missing)
     tried = try_rewards(request.config, used, lambda said: _warn([said], console))
     warnings = tuple(dict.fromkeys([*fetched, *warned, *tried]))
@@ -227,7 +216,7 @@ def tell_prepared(request: Request, outcome: Outcome | None, console: Console) -
         made = ", ".join(request.config.datasets)
         say(console, f"nothing to prepare: {made} makes its rows on the spot")
     elif outcome is None or not (outcome.failures() or outcome.interrupted or outcome.halted):
-        for dataset, prepared in prepared_rows(request.store, request.plan.jobs.values()).items():
+        for dataset, prepared in origin.prepared_rows(request.store, request.plan.jobs.values()).items():
             if not prepared.warnings:  # those that are short of rows are told below, as in every run
                 say(console, f"{dataset}: {prepared}")
         say(console, "prepared; the same command without stage=prepare goes on from here")
@@ -308,13 +297,14 @@ def note(console: Console, text: str, style: str = "bold", level: int = logging.
 
 
 def tell_notes(
-    request: Request, makers: Sequence[Maker], run: RunFolder, console: Console, *, has_rows: bool
+    request: Request, makers: Sequence[origin.Maker], run: RunFolder, console: Console, *, has_rows: bool
 ) -> None:
     """Say what a reader must know of the trainings and of the datasets."""
     config = request.config
     store, jobs = request.store, request.plan.jobs.values()
-    short = short_of_rows(store, jobs, config.evaluation, request.warnings)
-    for text in [*several_makers(makers), *short, *failed_rewards(store, jobs, run), *collect_notes(store, jobs)]:
+    short = origin.short_of_rows(store, jobs, config.evaluation, request.warnings)
+    failed = origin.failed_rewards(store, jobs, run)
+    for text in [*origin.several_makers(makers), *short, *failed, *origin.collect_notes(store, jobs)]:
         note(console, text, mark="note: ")
     if has_rows:
         for text in filter(None, (load_dataset(section).note for section in config.datasets.values())):
@@ -413,14 +403,14 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     there = set(request.plan.jobs) - set(stored.not_here)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, plan_text(request.plan, stored=there, keep=request.config.execution.keep))
-    origin = this_origin(
+    made = origin.this_origin(
         request.command,
         request.given,
         group=group_of_run(),
         bounded=with_bounded_kl(request.config),
         devices=[device.label for device in request.used_devices],
     )
-    write_origin(run.path, origin)
+    origin.write_origin(run.path, made)
     for warning in request.warnings:
         log.warning("%s", warning)
     for key, problem in stored.damaged.items():
@@ -472,7 +462,7 @@ def _lost_meanwhile(request: Request, outcome: Outcome | None, verified: Verifie
 
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
     """Let the run's folder show outputs that it did not make itself."""
-    link_stored(run, request.store, [request.plan.jobs[job_id] for job_id in job_ids])
+    origin.link_stored(run, request.store, [request.plan.jobs[job_id] for job_id in job_ids])
 
 
 def _run_missing(

@@ -1,4 +1,4 @@
-"""Batch scripts of Slurm: options of sbatch, the text of a script as a person would write it, what hangs in one.
+"""Batch scripts of Slurm: options of sbatch, the text of a script, plain as people write it, what hangs in one.
 
 What it is built on, as Slurm does none of it by itself:
 
@@ -380,8 +380,8 @@ fi"""
 # -- what hangs --------------------------------------------------------------------------------------------------
 # What would hang, idle or be lost in a job of Slurm: in a batch script, or in the job of this process.
 #
-# Slurm grants GPUs, CPUs and tasks; a launcher turns them into ranks. Which numbers are right depends on who starts
-# them:
+# Slurm grants GPUs, CPUs and tasks; a launcher turns them into ranks. Which numbers are right depends on who
+# starts them:
 #
 #     ranks started by                               tasks on each node   the program is started by
 #     itself (this engine, torchrun, our `launch`)   1                    python, or srun with one task a node
