@@ -66,11 +66,6 @@ class Timetable:
     epochs: int = 1
 
     @property
-    def batches(self) -> int:
-        """How many are drawn."""
-        return math.ceil(self.prompts / self.at_once)
-
-    @property
     def steps(self) -> int:
         """Optimizer steps of the training."""
         whole, rest = divmod(self.prompts, self.at_once)

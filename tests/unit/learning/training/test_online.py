@@ -50,10 +50,11 @@ def test_each_prompt_is_drawn_once_and_each_batch_gone_over_as_often_as_asked(
     prompts: int, at_once: int, per_step: int, epochs: int
 ) -> None:
     table = Timetable(prompts, at_once * per_step, per_step, epochs)
-    rows = [table.rows(batch) for batch in range(table.batches)]
+    count = math.ceil(table.prompts / table.at_once)
+    rows = [table.rows(batch) for batch in range(count)]
     assert [row for start, stop in rows for row in range(start, stop)] == list(range(prompts))
     found = [table.at(step) for step in range(table.steps)]
-    expected = [(batch, within) for batch in range(table.batches) for within in range(epochs * table.parts(batch))]
+    expected = [(batch, within) for batch in range(count) for within in range(epochs * table.parts(batch))]
     assert found == expected
     assert table.drawn_after(table.steps) == prompts
 
