@@ -20,6 +20,9 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
+_BOTH = {"chosen": [user("a"), assistant("b")], "rejected": [user("a"), assistant("c")]}
+
+
 def row(data: dict[str, Any], **settings: Any) -> Row:
     return make_row(7, data, "f.jsonl:3", FilesConfig(kind="jsonl", **settings))
 
@@ -29,18 +32,12 @@ def test_answers_to_a_conversation_in_other_forms() -> None:
     assert row({"prompt": [user("a")], "chosen": "b", "rejected": "c"}) == expected
     assert row({"prompt": [user("a")], "chosen": assistant("b"), "rejected": assistant("c")}) == expected
     # Whole conversations beside their prompt, as in UltraFeedback.
-    both = {"chosen": [user("a"), assistant("b")], "rejected": [user("a"), assistant("c")]}
-    assert row({"prompt": "a", **both}) == row({"prompt": [user("a")], **both}) == expected
-    found = row({"prompt": [user("a")], "completion": both["chosen"]})
+    assert row({"prompt": "a", **_BOTH}) == row({"prompt": [user("a")], **_BOTH}) == expected
+    found = row({"prompt": [user("a")], "completion": _BOTH["chosen"]})
     assert found == Row(7, [user("a")], completion=[assistant("b")])
-
-
-def test_conversations() -> None:
-    given = {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")]}
-    assert row(given) == Row(7, [user("a")], chosen=[assistant("b")], rejected=[assistant("c")])
+    assert row({"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [assistant("c")]}) == expected
     # Parquet gives every message all keys that any has.
-    named = [{"role": "user", "content": "a", "name": None}]
-    assert row({"prompt": named}).prompt == [user("a")]
+    assert row({"prompt": [{**user("a"), "name": None}]}).prompt == [user("a")]
 
 
 def test_parts_of_text_are_one_text_and_others_are_refused() -> None:
@@ -69,12 +66,7 @@ def test_messages_end_before_the_assistants_last_turn() -> None:
     [
         ("The sky is blue.", "The sky is green.", "The sky is", (" blue.", " green.")),
         ("2+2=4", "2+2=5", "2+2=", ("4", "5")),
-        (
-            [user("a"), assistant("b")],
-            [user("a"), assistant("c")],
-            [user("a")],
-            ([assistant("b")], [assistant("c")]),
-        ),
+        (_BOTH["chosen"], _BOTH["rejected"], [user("a")], ([assistant("b")], [assistant("c")])),
     ],
 )
 def test_a_prompt_that_two_answers_share(chosen: Any, rejected: Any, prompt: Any, rests: Any) -> None:
@@ -104,9 +96,8 @@ def test_template_chat_and_system_prompt() -> None:
 )
 def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], settings: dict[str, Any]) -> None:
     system = {"role": "system", "content": "Be kind."}
-    expected = Row(
-        7, [system, user("a")], completion=[assistant("b")], whole="messages" in data or "conversations" in data
-    )
+    whole = not data.keys().isdisjoint({"messages", "conversations"})
+    expected = Row(7, [system, user("a")], completion=[assistant("b")], whole=whole)
     assert row({**data, "system": "Be kind."}, **settings) == expected
     assert row({**data, "system": "Other."}, system_prompt="Be kind.", **settings) == expected
 
@@ -180,29 +171,22 @@ def test_renaming() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "prompt"),
+    ("prompt", "rest"),
     [
-        ("\n\nHuman: Tell me.\n\nAssistant: It is", "\n\nHuman: Tell me.\n\nAssistant:"),
-        (
-            "Human: a\n\nAssistant: b\n\nHuman: c\n\nAssistant: Th",
-            "Human: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:",
-        ),
-        ("### Instruction:\nAdd.\n\n### Response:\nIt is ", "### Instruction:\nAdd.\n\n### Response:"),
-        ("[INST] Add. [/INST] It is ", "[INST] Add. [/INST]"),
-        (
-            "<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\nIt is ",
-            "<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        ("Q: 2 + 2?\nA: It is ", "Q: 2 + 2?\nA:"),
-        ("What is 2 + 2?\nIt is a", "What is 2 + 2?\n"),
-        ("What is it: ca", "What is it:"),
-        ("What is it: ", "What is it:"),
+        ("\n\nHuman: Tell me.\n\nAssistant:", " It is"),
+        ("Human: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:", " Th"),
+        ("### Instruction:\nAdd.\n\n### Response:", "\nIt is "),
+        ("[INST] Add. [/INST]", " It is "),
+        ("<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n", "It is "),
+        ("Q: 2 + 2?\nA:", " It is "),
+        ("What is 2 + 2?\n", "It is a"),
+        ("What is it:", " ca"),
+        ("What is it:", " "),
     ],
 )
-def test_a_prompt_ends_where_a_turn_does(shared: str, prompt: str) -> None:
-    row = make_row(0, {"chosen": f"{shared}one", "rejected": f"{shared}two"}, "f:1", FilesConfig(kind="jsonl"))
-    rest = shared[len(prompt) :]
-    assert (row.prompt, row.chosen, row.rejected) == (prompt, f"{rest}one", f"{rest}two")
+def test_a_prompt_ends_where_a_turn_does(prompt: str, rest: str) -> None:
+    found = row({"chosen": f"{prompt}{rest}one", "rejected": f"{prompt}{rest}two"})
+    assert (found.prompt, found.chosen, found.rejected) == (prompt, f"{rest}one", f"{rest}two")
 
 
 # -- test shapes -------------------------------------------------------------------------------------------------

@@ -40,53 +40,35 @@ def splits_of(root: Path, **options: object) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("names", "splits"),
+    "split_of",
     [
-        (["a.jsonl", "b.jsonl"], {"train": ["a.jsonl", "b.jsonl"]}),
-        (["train.csv", "test.csv"], {"train": ["train.csv"], "test": ["test.csv"]}),
-        (["x/train/1.json", "x/test/1.json"], {"train": ["x/train/1.json"], "test": ["x/test/1.json"]}),
-        (
-            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet", "data/dev-0.parquet"],
-            {
-                "train": ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
-                "validation": ["data/dev-0.parquet"],
-            },
-        ),
-        (
-            ["my_train_set.jsonl.gz", "VAL.jsonl"],
-            {"train": ["my_train_set.jsonl.gz"], "validation": ["VAL.jsonl"]},
-        ),
-        (
-            ["train.jsonl", "train_socratic.jsonl"],
-            {"train": ["train.jsonl"], "train_socratic": ["train_socratic.jsonl"]},
-        ),
-        (["constrained.jsonl", "test.jsonl"], {"constrained": ["constrained.jsonl"], "test": ["test.jsonl"]}),
-        (["train/data-0.arrow", "train/state.json", ".git/train.json"], {"train": ["train/data-0.arrow"]}),
-        (["data-00000-of-00001.arrow", "cache-1169113aa42c6a1e.arrow"], {"train": ["data-00000-of-00001.arrow"]}),
-        (
-            [f"data/{name}-00000-of-00001.parquet" for name in ("test_gen", "test_sft", "train_gen", "train_sft")],
-            {
-                name: [f"data/{name}-00000-of-00001.parquet"]
-                for name in ("test_gen", "test_sft", "train_gen", "train_sft")
-            },
-        ),
-        (
-            ["train_sft/data-00000-of-00001.arrow", "test_sft/data-00000-of-00001.arrow"],
-            {
-                "train": ["train_sft/data-00000-of-00001.arrow"],
-                "test": ["test_sft/data-00000-of-00001.arrow"],
-            },
-        ),
-        (["train_a/0.jsonl", "train_b/0.jsonl"], {"train": ["train_a/0.jsonl", "train_b/0.jsonl"]}),
-        (["train.jsonl", "my_eval.jsonl"], {"train": ["train.jsonl"], "test": ["my_eval.jsonl"]}),
-        (
-            ["math-00000-of-00001.parquet", "code-00000-of-00001.parquet"],
-            {"train": ["code-00000-of-00001.parquet", "math-00000-of-00001.parquet"]},
-        ),
+        {"a.jsonl": "train", "b.jsonl": "train"},
+        {"train.csv": "train", "test.csv": "test"},
+        {"x/train/1.json": "train", "x/test/1.json": "test"},
+        {f"data/train-0000{part}-of-00002.parquet": "train" for part in (0, 1)}
+        | {"data/dev-0.parquet": "validation"},
+        {"my_train_set.jsonl.gz": "train", "VAL.jsonl": "validation"},
+        {"train.jsonl": "train", "train_socratic.jsonl": "train_socratic"},
+        {"constrained.jsonl": "constrained", "test.jsonl": "test"},
+        {"train/data-0.arrow": "train", "train/state.json": "", ".git/train.json": ""},
+        {"data-00000-of-00001.arrow": "train", "cache-1169113aa42c6a1e.arrow": ""},
+        {
+            f"data/{split}-00000-of-00001.parquet": split
+            for split in ("test_gen", "test_sft", "train_gen", "train_sft")
+        },
+        {"train_sft/data-00000-of-00001.arrow": "train", "test_sft/data-00000-of-00001.arrow": "test"},
+        {"train_a/0.jsonl": "train", "train_b/0.jsonl": "train"},
+        {"train.jsonl": "train", "my_eval.jsonl": "test"},
+        {"math-00000-of-00001.parquet": "train", "code-00000-of-00001.parquet": "train"},
     ],
+    ids=lambda split_of: ", ".join(split_of),
 )
-def test_splits_of_a_folder(tmp_path: Path, names: list[str], splits: dict[str, list[str]]) -> None:
-    assert splits_of(made(tmp_path, *names, "README.md")) == splits
+def test_splits_of_a_folder(tmp_path: Path, split_of: dict[str, str]) -> None:
+    splits: dict[str, list[str]] = {}
+    for name, split in sorted(split_of.items()):
+        if split:
+            splits.setdefault(split, []).append(name)
+    assert splits_of(made(tmp_path, *split_of, "README.md")) == splits
 
 
 def test_a_subset_is_a_folder_inside(tmp_path: Path) -> None:
@@ -140,27 +122,20 @@ DATA = Path(__file__).parents[3] / "data"
 
 
 def test_content_counts_and_not_the_place(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "gsm8k", tmp_path / "elsewhere")
-    one = source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(DATA / "gsm8k"))))
-    other = source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(tmp_path / "elsewhere"))))
-    assert one == other
+    def known(folder: Path) -> dict[str, Any]:
+        return dict(source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(folder)))))
+
+    one, copy = known(DATA / "gsm8k"), shutil.copytree(DATA / "gsm8k", tmp_path / "elsewhere")
+    assert known(copy) == one
     assert one["path"]["files"] == 3
-    with (tmp_path / "elsewhere" / "test.jsonl").open("a") as file:
+    for name, new in (("train", "x"), ("test", "train"), ("x", "test")):  # the split of a file counts
+        (copy / f"{name}.jsonl").rename(copy / f"{new}.jsonl")
+    swapped = known(copy)
+    assert swapped != one
+    assert swapped["path"]["bytes"] == one["path"]["bytes"]
+    with (copy / "test.jsonl").open("a") as file:
         file.write("\n")
-    assert source_fingerprint(load_dataset(GSM8KConfig(kind="gsm8k", path=str(tmp_path / "elsewhere")))) != one
-
-
-def test_the_split_of_a_file_counts(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "gsm8k", tmp_path / "swapped")
-    swapped = tmp_path / "swapped"
-    (swapped / "train.jsonl").rename(swapped / "x")
-    (swapped / "test.jsonl").rename(swapped / "train.jsonl")
-    (swapped / "x").rename(swapped / "test.jsonl")
-    one, other = (
-        source_fingerprint(load_dataset(FilesConfig(kind="hf", path=str(p)))) for p in (DATA / "gsm8k", swapped)
-    )
-    assert one["path"]["bytes"] == other["path"]["bytes"]
-    assert one != other
+    assert known(copy) not in (one, swapped)
 
 
 def test_every_source_of_a_dataset_is_in_it() -> None:
