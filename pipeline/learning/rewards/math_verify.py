@@ -13,6 +13,7 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
@@ -126,13 +127,34 @@ _MEASURED = re.compile(
     rf"(?:\s*/\s*{_MEASURES}(?:\^\{{?\d\}}?)?)?"
 )
 """A number and, apart from it, its unit, which may have a power or be a rate."""
+_VARIABLE = re.compile(r"(?<=[\d}\s])(ab|bc|[a-z])\s*\Z")
+"""A last factor that the parser takes for a unit: `ab` and `bc`, and one letter behind others."""
+_SYMBOL = re.compile(r"(?<![A-Za-z])(?!e)[A-Za-z](?![A-Za-z])")
+"""A letter by itself, which is no number as `e` is."""
+_OPEN = re.compile(r"[\w)}]\s*[+-]|\\(?:sin|cos|tan|cot|sec|csc|log|ln|exp)")
+"""A sum or a function, of which a number is no more than a part."""
+_RELATION = re.compile(r"[=<>,]|\\(?:[gln]e|approx)")
+_PHRASE = re.compile(r"\\(?:text|mbox|mathrm|mathbf|mathit|textbf|textit|textrm)\{([^{}]*)\}(?:\^\{?\d\}?)?")
+"""Words, and the power of a unit."""
+_UNIT = re.compile(
+    rf"[\s,]*(?:(?:square|cubic|sq|cu)[\s.]*)?(?:{_MEASURES}|[a-z]*met(?:er|re)s?|inch(?:es)?|feet|yards?|degrees|dollars)[\s.]*"
+)
+_INDEX = re.compile(r"_\{\s*\\(?:text|mathrm|mbox)\{([A-Za-z]+)\}\s*\}")
+"""Words below a letter."""
+_BOLD = re.compile(r"\\(?:mathbf|mathit)\{([A-Za-z])\}")
+"""Names of vectors, which the parser would leave out as units."""
+_TRANSPOSED = re.compile(r"\^\s*(?:T(?![A-Za-z])|\\top(?![a-z])|\{\s*(?:T|\\top|\\(?:mathrm|text)\{T\})\s*\})")
+"""A power that the parser drops."""
+_CAPITAL = re.compile(r"\\(?:math[a-z]+|text[a-z]*|mbox|begin|end)\{[^{}]*\}|\\[A-Za-z]+|([A-Z])(?!\s*_)")
+"""A letter that the parser takes for the small one, beside which it is another."""
 _TEMPERATURE = re.compile(r"\^\{?\\circ\}?\s*(?:\\(?:text|mathrm)\{\s*[CF]\s*\}|[CF]\b)")
 _CURRENCY = "$\N{CENT SIGN}\N{EURO SIGN}\N{POUND SIGN}\N{YEN SIGN}\N{INDIAN RUPEE SIGN}"
 _BASE = re.compile(r"[\dA-F]+_\{?(\d+)\}?")
 """A number with the base that it is written in, which the parser leaves out."""
 _CLOCK = re.compile(r"\d{1,2}:\d\d")
 """A time of day, or a ratio in lowest terms: either is compared as text with others of its kind."""
-_DENIED = re.compile(r"(?:\bnot|n't)(?:\s+be)?[\s{}]+[-$\\({\[]*\d\S*\W*\Z")
+_MORE_THAN = r"\b(?:more|fewer|greater|larger|less|smaller) than"
+_DENIED = re.compile(rf"(?:\b(?:can)?not|n't|{_MORE_THAN})(?:\s+be)?[\s{{}}]+[-$\\({{\[]*\d\S*\W*\Z")
 """What an answer is said not to be."""
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SCALED = re.compile(
@@ -174,12 +196,13 @@ _LETTERS = re.compile(r"[A-Z]{2,}")
 
 
 @lru_cache(maxsize=32)
-def _parse(text: str, latex: bool = False) -> list[Any]:
-    """Parse a text; kept for a moment, as a solution judges many completions and each has a vote besides.
+def _parse(text: str, latex: bool = False, units: bool = True) -> list[Any]:
+    r"""Parse a text; kept for a moment, as a solution judges many completions and each has a vote besides.
 
     Args:
         text: It.
         latex: Whether it is nothing but LaTeX, of which no number is taken where the whole is not understood.
+        units: Leave out units: all from the first ``\text`` on, where the answer ends with a brace.
     """
     try:
         from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
@@ -187,9 +210,12 @@ def _parse(text: str, latex: bool = False) -> list[Any]:
         raise ConfigError(f"the reward 'math_verify' needs a package: {install_command('math')}") from error
     # It warns at every call that its timeout is off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    config = LatexExtractionConfig()
+    if not units:
+        config = replace(config, normalization_config=replace(config.normalization_config, units=False))
     parsed: list[Any] = parse(
         text,
-        [LatexExtractionConfig()] if latex else [LatexExtractionConfig(), ExprExtractionConfig()],
+        [config] if latex else [config, ExprExtractionConfig()],
         parsing_timeout=None,
         raise_on_error=True,
     )
@@ -197,7 +223,16 @@ def _parse(text: str, latex: bool = False) -> list[Any]:
 
 
 def _complex(parsed: Any) -> Any:
-    """What was parsed, with the imaginary unit for an `i` that is its only symbol: the parser makes it a name."""
+    """What was parsed, with the imaginary unit for an `i` that is its only symbol: the parser makes it a name.
+
+    A derivative of what has a name alone is a name too: computed it would be 0, as any other.
+    """
+    if hasattr(parsed, "replace") and not isinstance(parsed, str):
+        derivative, symbol = resolve_name("sympy:Derivative"), resolve_name("sympy:Symbol")
+        parsed = parsed.replace(
+            lambda each: isinstance(each, derivative) and each.expr.is_Symbol and each.expr not in each.variables,
+            lambda each: symbol(str(each)),
+        )
     symbols: set[Any] = getattr(parsed, "free_symbols", set())
     if {str(each) for each in symbols} != {"i"}:
         return parsed
@@ -220,14 +255,14 @@ def _read(text: str) -> list[Any]:
         return _read(text[mark.end() :].strip().partition("\n")[0])
     if (last := _LAST_MARK.search(text)) is not None:
         return _read(last[1].replace(MARK, ""))
-    whole = _WHOLE.fullmatch(text.strip().rstrip("."))
-    if whole is not None:
-        return _alone(next(part for part in whole.groups() if part is not None))
+    said = next((each[1] for each in reversed(list(_CONCLUDED.finditer(text)))), "")
+    for formula in (text, said):
+        if (whole := _WHOLE.fullmatch(formula.strip().rstrip("."))) is not None:
+            return _alone(next(part for part in whole.groups() if part is not None))
     if _is_bare(text):
         return _alone(text)
     if _DENIED.search(text):
         return []
-    said = next((each[1] for each in reversed(list(_CONCLUDED.finditer(text)))), "")
     option = _OPTION.match(said)
     concluded = _alone(option[0] if option else said) if option or _is_value(said) else []
     if concluded and not option and _has_digits(said):
@@ -313,6 +348,15 @@ def _alone(answer: str) -> list[Any]:
         answer = f"\\{'cup' if 'u' in answer else 'cap'} ".join(sorted(re.findall(r"[A-Z]", answer)))
     answer = _SPACED.sub(lambda number: re.sub(r"\\[,;:! ]|\s|~", "", number[0]), answer).replace("~", " ")
     answer = _PI.sub(r"\\pi", _MIXED.sub(r"\1\\frac{\2}{\3}", _POWER.sub(r"\1\\cdot 10^{\2}", answer)))
+    answer = _TRANSPOSED.sub("^{t}", _INDEX.sub(r"_{\1}", _BOLD.sub(r" \1", answer)))
+    letters = set(_COMMAND.sub(" ", answer))
+    answer = _CAPITAL.sub(
+        lambda found: f"{found[0]}_{{up}}" if found[1] and found[1].lower() in letters else found[0], answer
+    )
+    if (last := _VARIABLE.search(answer)) and (len(last[1]) > 1 or _has_symbols(answer[: last.start()])):
+        answer = f"{answer[: last.start()]}{{{last[1]}}}"
+    if len(texts := _PHRASE.findall(answer)) > 1 and len(set(texts)) == 1:
+        answer = _PHRASE.sub("", answer)  # of each of several values
     answer = _EITHER.sub(" or ", answer)
     if _EITHER_REGION.fullmatch(answer):
         answer = answer.replace(r"\cup", " or ")
@@ -327,12 +371,27 @@ def _alone(answer: str) -> list[Any]:
         return _parse(answer)
     if _TEXT.fullmatch(answer):
         answer = rf"\text{{{answer.rstrip('.')}}}"
-    found = _parse(rf"\boxed{{{answer}}}", latex=True)
+    found = _parse(rf"\boxed{{{answer}}}", latex=True, units=not _says_more(answer))
     if _DECIMAL_COMMA.fullmatch(answer):
         found = [*found, *_parse(answer)]
     if all(isinstance(each, str) for each in found) and _PLAIN.fullmatch(bare := answer.replace("\\%", "%")):
         found = [*_parse(bare), *found]  # what LaTeX does not have, as `2**10` and `50 %`
     return found
+
+
+def _has_symbols(value: str) -> bool:
+    """Whether a value is more than a number, so that a letter behind it is a factor and no unit."""
+    value = _RELATION.split(value)[-1]
+    return bool(_OPEN.search(value) or _SYMBOL.search(_COMMAND.sub(" ", value)))
+
+
+def _says_more(answer: str) -> bool:
+    r"""Whether words of an answer are more than a unit at its end, as in ``n\text{ even}``."""
+    found = list(_PHRASE.finditer(answer))
+    if not found:
+        return False
+    unit = _UNIT.fullmatch(found[0][1])
+    return found[0].end() < len(answer.rstrip()) or (not unit and _has_symbols(answer[: found[0].start()]))
 
 
 def _without_dress(answer: str) -> str:
@@ -376,7 +435,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=12))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=13))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
