@@ -219,7 +219,7 @@ class LiveRun:
         """It is later now."""
         self.now = now
         self._measure_rates(self.view.elapsed_s(now))
-        if now >= self._due_s:
+        if now >= self._due_s or self.view.finished:
             self._due_s = now + len(self._plan.jobs) / _JOBS_PER_S
             self._estimate()
 
