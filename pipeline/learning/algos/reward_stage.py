@@ -159,9 +159,7 @@ def cross_fitted(
         _save(ctx, model, ctx.out / f"fold_{fold}")
         del model  # so that no two models are held at once
     if ctx.ranks.is_first:
-        note = base.noted(
-            len(pairs), settings.batch_size, base.tally_of(folders), "the reward model was fitted to"
-        )
+        note = base.noted(len(pairs), settings.batch_size, base.tally_of(folders), _FITTED)
         whole = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
         (ctx.out / REWARD_FIT).write_text(json_text(whole) + "\n")
     return found
@@ -349,9 +347,7 @@ class BestOfN(Algorithm):
         model, about = fit_reward_model(ctx, pairs, settings)
         _save(ctx, model, ctx.out)
         if ctx.ranks.is_first:
-            note = base.noted(
-                len(pairs), settings.batch_size, base.tally_of(folders), "the reward model was fitted to"
-            )
+            note = base.noted(len(pairs), settings.batch_size, base.tally_of(folders), _FITTED)
             (ctx.out / TRAINING).write_text(json_text({**about, **note, **spent}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
