@@ -338,6 +338,8 @@ _LONGEST_NAME = 1000
 _OF_MACHINE = ("/proc", "/sys", "/dev")
 _SIGN = re.compile(r"%[sd]|\{\w*\}|\$")
 """In a text, where something else is put."""
+_PLACE = re.compile(r"%(?:\(\w+\))?[-\d.]*[dfis]|\{[^{}]*\}|\$(?:\w+|\{\w+\})")
+"""For something else that is put there, as by `format`, `%` and string templates."""
 _OUTSIDE = re.compile(
     "(KEY|TOKEN|SECRET|PASSWORD|^RANK|(LOCAL|NODE|GROUP|ROLE)_RANK|WORLD_SIZE|_THREADS|VISIBLE_DEVICES)$"
     "|^(CUDA|CUBLAS|GLOO|MASTER|NCCL|OMPI|PMI|PMIX|PYTHON|PYTORCH|RAY|SLURM|TORCH|TORCHELASTIC|WANDB)_"
@@ -394,12 +396,11 @@ class _Module:
     @property
     def patterns(self) -> list[str]:
         """Texts that mean several files: with ``*``, which stands too for what is put into a text."""
-        formed = [node.values for node in self.nodes if isinstance(node, ast.JoinedStr)]
-        texts = [
-            "".join(str(getattr(part, "value", "*")) if isinstance(part, ast.Constant) else "*" for part in each)
-            for each in formed
-        ]
-        return sorted({each for each in (*texts, *self.texts) if "*" in each and _PATTERN.fullmatch(each)})
+        formed = [_formed(node) for node in self.nodes if isinstance(node, ast.JoinedStr | ast.BinOp)]
+        texts = {_PLACE.sub("*", each) for each in (*formed, *self.texts)}
+        return sorted(
+            each for each in texts if "*" in each and _PATTERN.fullmatch(each) and not each.startswith(_OF_MACHINE)
+        )
 
     @property
     def folders(self) -> list[Path]:
@@ -504,6 +505,18 @@ def _files(module: _Module, text: str, *, lists: bool) -> Iterator[str]:
         for file in within:
             with suppress(OSError):  # who reads it will tell
                 yield f"{module.name} {name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
+
+
+def _formed(node: ast.expr) -> str:
+    """A text that is put together, with ``*`` for what is no text in the code."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_formed, parts))
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return _formed(left) + _formed(right)
+    return "*"
 
 
 def _last_name(node: object) -> str:

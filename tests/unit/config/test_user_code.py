@@ -461,10 +461,13 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
         ("import glob\n\ndef reward(of):\n    return glob.glob('data/*.txt')\n", "data/words.txt"),
         ("import os\n\ndef reward(of):\n    return os.listdir('data/en')\n", "data/en/words.txt"),
         ("def reward(of, lang='en'):\n    return open(f'data/{lang}.txt')\n", "data/en.txt"),
+        ("def reward(of, lang='en'):\n    return open('data/%s.txt' % lang)\n", "data/en.txt"),
+        ("def reward(of, lang='en'):\n    return open('data/{:s}.txt'.format(lang))\n", "data/en.txt"),
+        ("def reward(of, lang='en'):\n    return open('data/' + lang + '.txt')\n", "data/en.txt"),
     ],
     ids=[
         *("by a library", "named elsewhere", "two folders", "put in", "long", "a model", "a program"),
-        *("by a pattern", "of a folder", "by a value"),
+        *("by a pattern", "of a folder", "by a value", "by percent", "by format", "by a sum"),
     ],
 )
 def test_files_count_whatever_reads_them(
