@@ -27,7 +27,7 @@ from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, StoreError
-from pipeline.learning.generation.guided import _Asked
+from pipeline.learning.generation.guided import _Prompts
 from pipeline.learning.generation.sampling import sample_keys
 from pipeline.outputs.formats import Sample, read_lines
 from pipeline.outputs.guidance import GUIDANCE, read_guidance, read_usage
@@ -110,8 +110,7 @@ def test_it_draws_what_the_evaluation_of_its_run_drew(outputs: Path) -> None:
     run = run_of(outputs)
     samples = list(read_lines(run.store.path(job_of(run, "QSharp/r2/evaluate/000").key) / "samples.jsonl", Sample))
     prompts = {sample.row: sample.prompt for sample in samples}
-    asked = _Asked(list(prompts.values()), model.prompting)
-    policy = model._policy(asked, {})
+    policy = model._policy(_Prompts(list(prompts.values()), model.prompting), model._asked({}))
     count = len(samples) // len(prompts)
     keys = sample_keys(0, "evaluate", np.array(list(prompts)), count)
     decoded = policy.complete(policy.encode(list(prompts.values())), keys, samples=count)
