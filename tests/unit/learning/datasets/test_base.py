@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -39,76 +40,30 @@ class Counting(Dataset):
         return f"{row_id:05d}=", str(row_id % 2)
 
 
-class NoBase(Counting):
-    def __init__(self, config: DatasetConfig) -> None:
-        self.config = config
+def _few(self: Dataset, config: DatasetConfig) -> None:
+    Dataset.__init__(self, config)
+    self.split_ids("counting", 10)
 
 
-class NoRows(Counting):
-    def __init__(self, config: DatasetConfig) -> None:
-        Dataset.__init__(self, config)
-
-
-class TooFew(Counting):
-    def __init__(self, config: DatasetConfig) -> None:
-        Dataset.__init__(self, config)
-        self.split_ids("counting", 10)
-
-
-class NoRow(Dataset):
-    pass
-
-
-class OddRow(Counting):
-    def row(self, row_id: int) -> Any:
-        return {"prompt": "1"}
-
-
-class OtherRow(Counting):
-    def row(self, row_id: int) -> Row:
-        return Row(0, "1")
-
-
-class NullPrompt(Counting):
-    def row(self, row_id: int) -> Row:
-        return Row(row_id, None)  # type: ignore[arg-type]
-
-
-class RowFails(Counting):
-    def row(self, row_id: int) -> Row:
-        return Row(row_id, str(1 / 0))
-
-
-class Exits(Counting):
-    def __init__(self, config: DatasetConfig) -> None:
-        raise SystemExit("no")
-
-
-class NoDemonstrations(Counting):
-    demonstration = Dataset.demonstration
-
-
-class DemonstrationFails(Counting):
-    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
-        return f"{row_id:05d}=", str(1 / 0)
-
-
-class OddPattern(Counting):
-    symbol_pattern: ClassVar[str] = "("
-
-
-class Unknown(Counting):
-    vocabulary = (*"0123456789", "<bos>")
-
-
-class Ragged(Counting):
-    def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
-        return f"{row_id}=", "1"
-
-
-class NoVocabulary(Counting):
-    vocabulary = ()
-    bos_token = ""
+_ODD: dict[str, dict[str, Any]] = {
+    "NoBase": {"__init__": lambda self, config: None},
+    "NoRows": {"__init__": Dataset.__init__},
+    "TooFew": {"__init__": _few},
+    "NoRow": {"row": Dataset.row},
+    "OddRow": {"row": lambda self, row_id: {"prompt": "1"}},
+    "OtherRow": {"row": lambda self, row_id: Row(0, "1")},
+    "NullPrompt": {"row": lambda self, row_id: Row(row_id, None)},  # type: ignore[arg-type]
+    "RowFails": {"row": lambda self, row_id: Row(row_id, str(1 / 0))},
+    "Exits": {"__init__": lambda self, config: sys.exit("no")},
+    "NoDemonstrations": {"demonstration": Dataset.demonstration},
+    "DemonstrationFails": {"demonstration": lambda self, row_id, draw: (f"{row_id:05d}=", str(1 / 0))},
+    "OddPattern": {"symbol_pattern": "("},
+    "Unknown": {"vocabulary": (*"0123456789", "<bos>")},
+    "Ragged": {"demonstration": lambda self, row_id, draw: (f"{row_id}=", "1")},
+    "NoVocabulary": {"vocabulary": (), "bos_token": ""},
+}
+# Each a class of this module, so that it has a path.
+globals().update({name: type(name, (Counting,), {**odd, "__module__": __name__}) for name, odd in _ODD.items()})
 
 
 def made(name: str) -> Dataset:
