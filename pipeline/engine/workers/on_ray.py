@@ -271,7 +271,7 @@ class RaySite:
     _groups: dict[int, Any] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def open(self) -> None:
+    def __enter__(self) -> None:
         """Join the cluster.
 
         Raises:
@@ -315,7 +315,7 @@ class RaySite:
         with suppress(Exception):  # Ray has errors of many kinds for what is gone already
             self.ray.kill(actor)
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """End what this engine has on the cluster."""
         leaving = threading.Thread(target=self._leave, name="ray shutdown", daemon=True)
         leaving.start()

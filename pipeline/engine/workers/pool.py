@@ -14,12 +14,11 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Protocol
 
 from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
 from pipeline.engine.devices.worker_env import worker_environment
@@ -37,16 +36,6 @@ from pipeline.machine.descendants import Reaper
 
 
 Deliver = Callable[[messages.FromWorker], None]
-
-
-class Site(Protocol):
-    """Where the workers of a pool live, if it takes more than this machine."""
-
-    def open(self) -> None:
-        """Make it ready, before the first worker starts. Raises `WorkerError` where that fails."""
-
-    def close(self) -> None:
-        """Let go of it, after the last worker has ended, and whatever has failed before."""
 
 
 class Worker(ABC):
@@ -161,7 +150,7 @@ class Pool:
         *,
         start_timeout_s: float | None = 60.0,
         stop_grace_s: float = 5.0,
-        site: Site | None = None,
+        site: AbstractContextManager[object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Describe a pool; nothing starts yet.
@@ -172,7 +161,7 @@ class Pool:
             start_timeout_s: Seconds until a new worker must have reported that it is ready; None where workers
                 wait for a place of their own, and see to that themselves.
             stop_grace_s: Seconds that a worker is given to end by itself when asked to.
-            site: Where workers live; on this machine if None.
+            site: Where workers live, entered before the first starts and left after the last; here if None.
             clock: Monotonic seconds.
         """
         self.size = size
@@ -180,7 +169,7 @@ class Pool:
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
         self._clock = clock
-        self._site = site
+        self._site = site or nullcontext()
         self._slots: list[Slot] = []
         self._reaper: Reaper | None = None
         self._stopping = False
@@ -193,8 +182,7 @@ class Pool:
         """
         self._reaper = Reaper()
         self._stopping = False
-        if self._site:
-            self._site.open()
+        self._site.__enter__()
         for index in range(self.size):
             self._slots.append(Slot(self._make(index, self._reaper)))
             self._begin(self._slots[index])
@@ -281,8 +269,7 @@ class Pool:
             self._wait_for_end(_KILL_TIMEOUT_S, deliver, ())
         finally:
             if self._reaper:
-                if self._site:
-                    self._site.close()
+                self._site.__exit__(None, None, None)
                 self._reaper.close()
             left = [slot.worker.index for slot in self._living()]
             self._slots, self._reaper = [], None

@@ -102,9 +102,9 @@ class Site:
         self.actors: list[Actor] = []
         self.ray = self
 
-    def open(self) -> None: ...
+    def __enter__(self) -> None: ...
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         for actor in self.actors:
             for calls in actor.queues.values():
                 calls.put(None)
