@@ -1,4 +1,4 @@
-"""Code outside of the package through the real engine, with spawned workers: the examples, and a user's own."""
+"""Code outside of the package: the examples, and a user's own through the real engine, with spawned workers."""
 
 import json
 import os
@@ -12,10 +12,9 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.config.user_code import source_hash
-from pipeline.engine.journal import read_journal
-from pipeline.engine.store.store import Store
+from pipeline.plan.build import build_plan
 from tests.doubles import small_runs
-from tests.doubles.shared import made_once
+from tests.doubles.composing import quick_config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -24,7 +23,7 @@ SMALL = [
     "models.tiny.batch_size=32",
     "rounds_of_training=2",
     "data_collection.prompts_per_round=20",
-    "execution.shard_size=10",
+    "execution.shard_size=20",
     "evaluation.num_prompts=20",
     "evaluation.bootstrap_samples=50",
 ]
@@ -86,26 +85,11 @@ def started(folder: Path) -> list[str]:
     return [entry["job"] for entry in map(json.loads, lines) if entry["event"] == "JobStarted"]
 
 
-def results(folder: Path) -> bytes:
-    return (folder / "outputs" / "t" / "latest" / "results.json").read_bytes()
-
-
-def stored(folder: Path) -> dict[str, dict[str, str]]:
-    """Key of every output -> checksums of its files."""
-    manifests = (folder / "outputs" / ".store").glob("??/*/manifest.json")
-    return {path.parent.name: json.loads(path.read_bytes())["files"] for path in manifests}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of all examples together in a worker; with several, `test_chaos` has the same bytes."""
-    return made_once(
-        tmp_path_factory, "whole", lambda folder: run(folder, *SMALL, *EVERYTHING, "execution.workers=1")
-    )
-
-
-def test_the_examples_give_results(whole: Path) -> None:
-    rows = json.loads(results(whole))["rows"]
+def test_the_examples_give_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT))
+    run_here(*SMALL, *EVERYTHING)
+    rows = json.loads((tmp_path / "outputs" / "t" / "latest" / "results.json").read_bytes())["rows"]
     found = {(row["algo"], row["round"], row["metric"]): row["value"] for row in rows}
     chains = {(algo, number) for algo in ("Fudge", "GSPO", "PassAtK", "Taught") for number in (1, 2)}
     assert {(row["algo"], row["round"]) for row in rows if row["round"]} == chains
@@ -118,40 +102,7 @@ def test_the_examples_give_results(whole: Path) -> None:
     assert {row["dataset"] for row in rows} == {"sorting"}
 
 
-def test_the_stages_of_ones_own_ran_in_a_worker(whole: Path) -> None:
-    jobs = started(whole)
-    assert {job.split("/")[-1] for job in jobs if "/Taught/" in job} >= {"teach", "metrics"}
-    log = (whole / "outputs" / "t" / "latest" / "run.log").read_text()
-    assert "worker 0: cpu slot 0" in log
-    journal = list(read_journal(whole / "outputs" / "t" / "latest" / "journal.jsonl"))
-    engine, workers = (
-        {event["pid"] for event in journal if event["event"] == name} for name in ("RunStarted", "WorkerStarted")
-    )
-    assert workers
-    assert not workers & engine
-
-
-def test_a_round_has_the_same_bytes_without_workers(whole: Path, tmp_path: Path) -> None:
-    """That the reference and results have, `test_chaos` sees."""
-    shutil.copytree(whole / "outputs" / ".store", tmp_path / "outputs" / ".store", symlinks=True)
-    plan = json.loads((whole / "outputs" / "t" / "latest" / "plan.json").read_bytes())["jobs"]
-    keys = {job["key"] for job in plan if job["round"] == 1}
-    for key in keys:
-        shutil.rmtree(Store(tmp_path / "outputs" / ".store").path(key))
-    asked = [
-        "experiment.name=t",
-        f"output_dir={tmp_path / 'outputs'}",
-        *SMALL,
-        *EVERYTHING,
-        "rounds_of_training=1",
-    ]
-    done = CliRunner().invoke(app, ["run", *asked, "device=cpu", "system.use_parallel_execution=false"])
-    assert done.exit_code == 0, done.output
-    assert len(started(tmp_path)) == len(keys) > 10
-    assert stored(tmp_path) == stored(whole)
-
-
-def test_the_commands_of_the_pages_can_be_planned(tmp_path: Path) -> None:
+def test_the_commands_of_the_pages_can_be_planned() -> None:
     """Every command that names an example, as it is written there; what differs by its name alone only once."""
     commands: dict[tuple[str, ...], str] = {}
     for page in (EXAMPLES / "README.md", ROOT / "docs" / "extending.md"):
@@ -166,11 +117,7 @@ def test_the_commands_of_the_pages_can_be_planned(tmp_path: Path) -> None:
             words = subprocess.check_output(["bash", "-c", shell], text=True, cwd=ROOT).split("\0")[:-1]
             commands[tuple(word for word in words if not word.startswith("experiment.name="))] = command
     for asked, command in commands.items():
-        done = CliRunner().invoke(
-            app, ["run", "experiment.name=x", *asked, "dry_run=true", f"output_dir={tmp_path}"]
-        )
-        assert done.exit_code == 0, command + done.output
-        assert "Nothing was started" in done.output
+        assert build_plan(quick_config(["experiment.name=x", *asked])).jobs, command
 
 
 @pytest.fixture
@@ -236,31 +183,14 @@ def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_
     assert sorted(started(light)) == sorted(first)
 
 
-@pytest.mark.parametrize(
-    ("content", "overrides", "said"),
-    [
-        (
-            "import nothing_like_it\n",
-            ["algos.X.class_path=my_package.broken.X"],
-            "broken.py:1)",
-        ),
-        (
-            "",
-            ["algos.PITA.class_path=my_package.my_module.Counted"],
-            "PITA is the name of an algorithm that ships",
-        ),
-        ("", ["datasets.addition.reward=my_package.broken.praise"], "broken.py has no 'praise'"),
-    ],
-    ids=["import", "taken", "reward"],
-)
 def test_own_code_that_cannot_be_used_is_one_message_and_exit_code_2(
-    own: Path, content: str, overrides: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (own / "my_package" / "broken.py").write_text(content)
+    (own / "my_package" / "broken.py").write_text("import nothing_like_it\n")
     monkeypatch.chdir(own)
     monkeypatch.syspath_prepend(str(own))
-    printed = run_here(*overrides, code=2)
+    printed = run_here("algos.X.class_path=my_package.broken.X", code=2)
     assert printed.startswith("error: ")
     assert len(printed.strip().splitlines()) == 1
-    assert said in printed
+    assert "broken.py:1)" in printed
     assert not (own / "outputs").exists()

@@ -14,7 +14,9 @@ from typing import Any
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.select import holders
 from tests.doubles import fake_nvml
@@ -209,8 +211,8 @@ def test_gpus_are_leased_while_the_program_runs_and_ctrl_c_gives_them_back(
     seen = sorted(first.stdout.readline().split() for _ in range(2))
     gpus = ",".join(fake_nvml.MACHINES["eight"]["gpus"][index]["uuid"] for index in (6, 4))
     assert [words[:2] for words in seen] == [["0", gpus], ["1", gpus]]
-    second = subprocess.run([*command, "true"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert second.returncode == 2
+    second = CliRunner().invoke(app, [*command[3:], "true"])
+    assert second.exit_code == 2
     assert "2 of these 2 are leased: 'launch " in second.stderr
     assert "wait for them with --wait" in second.stderr
     assert second.stderr.count("\n") == 1

@@ -130,30 +130,20 @@ def test_runs_of_one_command_have_sets_of_gpus_of_their_own(
     assert "GPU 1 by 'other'" in refused.stderr
 
 
-def test_a_run_that_is_queued_says_for_whom_it_waits_and_starts_when_they_are_gone(
+def test_a_run_that_is_queued_says_for_whom_it_waits_and_may_be_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """That it starts when they are gone, `test_each_has_its_devices_log_and_exit_code` sees."""
     fake_nvml.use(monkeypatch, tmp_path, "eight")
     monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    words = [sys.executable, "-m", "pipeline", "sweep", "multi", "NAME", "2", "1", "--queue", "dry_run=true"]
-
-    def waiting(name: str) -> subprocess.Popen[str]:
-        words[words.index("multi") + 1] = name
+    words = [sys.executable, "-m", "pipeline", "sweep", "multi", "it", "2", "1", "--queue", "dry_run=true"]
+    with LeaseSet.acquire(find_gpus()[1:2], experiment="other"):
         process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
         assert process.stdout
         while "waits" not in (line := process.stdout.readline()):
             assert line
-        assert line.startswith(
-            f"{name}.run1 waits: 2 of GPU 0, 1 wanted, but 1 of these 2 are leased: 'other' (pid "
-        )
-        return process
-
-    with LeaseSet.acquire(find_gpus()[1:2], experiment="other"):
-        stopped, queued = waiting("stopped"), waiting("queued")
-        stopped.terminate()
-        assert "0 of 1 run done; not done: stopped.run1" in stopped.communicate()[0]
-        assert stopped.returncode == 143
-        assert queued.poll() is None
-    assert "queued.run1 done after" in queued.communicate()[0]
-    assert queued.returncode == 0
+        assert line.startswith("it.run1 waits: 2 of GPU 0, 1 wanted, but 1 of these 2 are leased: 'other' (pid ")
+        process.terminate()
+        assert "0 of 1 run done; not done: it.run1" in process.communicate()[0]
+    assert process.returncode == 143

@@ -122,14 +122,14 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     sweeps.file(
         "g",
         command=["sh", str(TRIAL), str(sweeps.folder), "${args}"],
-        parameters={"a": {"values": [1, 2, 3]}, "num_gpus": {"values": [1, 2, 4]}},
+        parameters={"a": {"values": [1, 2]}, "num_gpus": {"values": [1, 2, 4]}},
         pipeline={"max_attempts": 30, "max_failures": 30, "launcher": "none"},
     )
     hold, chosen = sweeps.folder / "hold", random.Random(0)
     hold.touch()
     agents = 0
     agent = sweeps.start("run", "g.yaml")
-    for number in range(4):
+    for number in range(3):
         kill(chosen.choice(at_work(agent)))
         if number == 1:
             kill(agent.pid)
@@ -140,22 +140,22 @@ def test_every_point_exactly_once_on_eight_gpus_whatever_is_killed(
     said, _ = agent.communicate(timeout=600)
     assert agent.returncode == 0, said
     assert agents == 1
-    assert sweeps.ends("g", "done") == Counter(range(9))
+    assert sweeps.ends("g", "done") == Counter(range(6))
     check_no_overlap(sweeps.attempts("g"))
     done = [event for event in sweeps.events() if event[0] == "end"]
-    assert len({tuple(event[3:]) for event in done}) == len(done) == 9
+    assert len({tuple(event[3:]) for event in done}) == len(done) == 6
     assert all(len(event[2].split(",")) == int(event[-1].removeprefix("--num_gpus=")) for event in done)
 
 
 def test_no_more_trials_run_at_once_than_there_are_agents(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml.use(monkeypatch, sweeps.folder, "eight")
     log = """echo '{"values": {"loss": 1}}' >> "$PIPELINE_TRIAL"; sleep 0.2"""
-    block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 4}
+    block = {"parameters": {"lr": {"min": 1.0, "max": 6.0}}, "method": "random", "run_cap": 3}
     sweeps.file("few", command=["sh", "-c", log], **block)
     said = sweeps.run("run", "few.yaml", "--agents", "2", "--gpu-list", "0,1,2,3,4")
     spans = [(one["start"]["started"], one["end"]["ended"]) for one in sweeps.attempts("few")]
     events = sorted([(began, 1) for began, _ in spans] + [(ended, -1) for _, ended in spans])
-    assert (max(accumulate(step for _, step in events)), len(spans)) == (2, 4), said
+    assert (max(accumulate(step for _, step in events)), len(spans)) == (2, 3), said
 
 
 FAILS_LAST = """
@@ -241,9 +241,6 @@ def test_ctrl_c_ends_trials_in_order_and_the_same_command_goes_on(sweeps: Sweeps
     sweeps.run(*words)
     assert sweeps.ends("deaf", "done") == Counter([0, 1])
     assert sum(sweeps.ends("deaf", "failed").values()) == 0
-    before = len(sweeps.attempts("deaf"))
-    sweeps.run(*words)
-    assert len(sweeps.attempts("deaf")) == before
 
 
 STAYS = """

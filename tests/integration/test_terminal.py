@@ -10,6 +10,7 @@ import termios
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.engine.journal import read_journal
@@ -92,12 +93,15 @@ def test_a_run_needs_nobody_who_reads(
     assert "Traceback" not in log
 
     reading, writing = os.pipe()
-    engine = subprocess.Popen(words, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE)
+    engine = subprocess.Popen(words, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, start_new_session=True)
     os.close(writing)
     os.close(reading)
     wait_for(lambda: at_work(output_dir, 2))
-    engine.send_signal(signal.SIGINT)
+    family = psutil.Process(engine.pid).children(recursive=True)
+    os.killpg(engine.pid, signal.SIGINT)  # as a terminal sends it: to workers too
     assert (engine.communicate(timeout=600)[1], engine.returncode) == (b"", 130)
+    assert journal(output_dir)[-1]["interrupted"] == "SIGINT"
+    assert not psutil.wait_procs(family, timeout=600)[1]
 
     engine, master = on_a_terminal(words, tmp_path)
     wait_for(lambda: runs(output_dir) == 3)

@@ -18,12 +18,12 @@ from tests.doubles.engine import Engine
 
 SMALL = (
     "experiment.name=t",
-    "models.tiny.steps=30",
+    "models.tiny.steps=14",
     "models.tiny.batch_size=16",
     "data_collection.prompts_per_round=60",
     "rounds_of_training=1",
     "algos.PITA.enabled=false",
-    "algos.QSharp.epochs=4",
+    "algos.QSharp.epochs=3",
     "algos.QSharp.batch_size=16",
     "training.checkpoint_every_steps=4",
 )

@@ -43,17 +43,17 @@ def test_a_program_that_reads_wandb_config_alone_is_swept_and_one_that_does_not_
         program="train.py",
         metric={"name": "val.loss"},
         parameters={
-            "lr": {"values": [1e-5, 0.5, 7]},
+            "lr": {"values": [1e-5, 7]},
             "epochs": {"value": 3},
             "optimizer": {"parameters": {"lr": {"value": 2}}},
         },
         pipeline={"max_attempts": 1},
     )
-    said = sweeps.run("run", "cfg.yaml", "--device", "cpu", "--agents", "3", code=1)
+    said = sweeps.run("run", "cfg.yaml", "--device", "cpu", "--agents", "2", code=1)
     folder = sweeps.folder / "outputs/cfg/sweep/trials"
-    seen = [json.loads(path.read_text()) for path in sorted(folder.glob("*/seen.json"))]
-    assert seen == [{"lr": lr, "optimizer": {"lr": 2, "momentum": 0.9}, "epochs": 3} for lr in (1e-5, 0.5)]
+    [seen] = [json.loads(path.read_text()) for path in folder.glob("*/seen.json")]
+    assert seen == {"lr": 1e-5, "optimizer": {"lr": 2, "momentum": 0.9}, "epochs": 3}
     values = {one["trial"]: one["end"]["value"] for one in sweeps.attempts("cfg")}
-    assert values == {0: pytest.approx(2e-5 / 3), 1: pytest.approx(1 / 3), 2: None}
+    assert values == {0: pytest.approx(2e-5 / 3), 1: None}
     assert said.count("without a login") == 1
     assert "lr=1 where the sweep gave 7" in said
