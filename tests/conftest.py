@@ -24,7 +24,7 @@ gc.disable()
 
 # The same few examples every time; `pytest --hypothesis-profile=long` tries 20,000 new ones of each property.
 _slow_machines = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("short", max_examples=25, derandomize=True, database=None, **_slow_machines)
+settings.register_profile("short", max_examples=10, derandomize=True, database=None, **_slow_machines)
 settings.register_profile("long", max_examples=20_000, print_blob=True, **_slow_machines)
 settings.load_profile("short")
 

@@ -11,18 +11,23 @@ import yaml
 from benchmarks import results
 from benchmarks.results import PARTS, Part, main, overrides_of, written
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
 from pipeline.config.plain import to_plain
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.plan.build import build_plan
 from pipeline.runs.cost import Compute, CostRow, write_compute
 from pipeline.runs.record import Results, write_results
+from tests.doubles.composing import quick_config
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "load_config", quick_config)
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_a_part_can_be_run_and_has_its_place(part: Part, tmp_path: Path) -> None:
-    config = load_config([*part.words[1:], f"output_dir={tmp_path}"])
+    config = quick_config([*part.words[1:], f"output_dir={tmp_path}"])
     check_config(config)
     if "tiny" in config.models:  # others are files that may not be here
         assert build_plan(config).jobs
@@ -67,7 +72,7 @@ def recorded(out: Path, *words: str, ended: str | None = None, costs: bool = Tru
         costs: Whether what it took is there.
     """
     run = create_run_folder(out, PART.name)
-    run.config.write_text(yaml.safe_dump(to_plain(load_config([*overrides_of(PART, out), *words]))))
+    run.config.write_text(yaml.safe_dump(to_plain(quick_config([*overrides_of(PART, out), *words]))))
     journal = Journal(run.journal)
     journal.write("RunStarted", jobs=1, unsettled=0)
     journal.write("RunFinished", interrupted=ended, stored=1)

@@ -100,12 +100,9 @@ PROMPTS = [np.random.default_rng(row).integers(1, VOCABULARY, 7 - row % 4).tolis
 WAYS: list[tuple[str, HeadType | None, dict[str, Any]]] = [
     ("llama", None, {}),
     ("qwen3", None, {"top_p": 0.8}),
-    ("qwen3", HeadType.v, {"greedy": True}),
-    ("qwen3", HeadType.v, {"min_p": 0.02}),
-    ("qwen3", HeadType.v, {"top_k": 1}),
-    ("qwen3", HeadType.v, {"others": Others.offset_zero}),
-    ("qwen3", HeadType.q, {"top_p": 0.8}),
-    ("qwen3", HeadType.q, {"others": Others.dropped}),
+    ("qwen3", HeadType.v, {"greedy": True, "min_p": 0.02}),
+    ("llama", HeadType.v, {"others": Others.offset_zero}),
+    ("qwen3", HeadType.q, {"top_p": 0.8, "others": Others.dropped}),
 ]
 
 
@@ -163,7 +160,7 @@ def a_step(kind: str, head: HeadType | None, layers: int = 1, **way: Any) -> Cou
 
 WAITS = {None: 0.25, HeadType.v: 1.5, HeadType.q: 0.375}
 """Of a step, its part of a look included; with a head `v` one for the number of candidates."""
-LAYER = {"llama": {None: 40, HeadType.v: 56, HeadType.q: 40}, "qwen3": {None: 56, HeadType.v: 72, HeadType.q: 56}}
+LAYER = {"llama": {None: 40, HeadType.v: 56, HeadType.q: 40}, "qwen3": {None: 56}}
 """Launches of a step for each layer of the policy, or of the value model."""
 STEP = {None: 48, HeadType.v: 97, HeadType.q: 69}
 """Launches of a step besides: of the policy, and how many more with a value model."""
@@ -187,8 +184,10 @@ def test_what_a_step_waits_for(head: HeadType | None, way: dict[str, Any]) -> No
 def test_what_a_step_launches(kind: str) -> None:
     """The host says each launch, which takes it 5 to 7 us: more than most take the GPU."""
     plain: dict[int, float] = {}
-    for head in (None, *HeadType)[: 3 if kind == "llama" else 2]:
-        found = {layers: a_step(kind, head, layers=layers).launches.total() for layers in (1, 2)}
+    for head in LAYER[kind]:
+        # One layer as the tests beside it have it, whose counts are there.
+        steps = {1: a_step(kind, head), 2: a_step(kind, head, layers=2)}
+        found = {layers: step.launches.total() for layers, step in steps.items()}
         more = {layers: count - plain.get(layers, 0) for layers, count in found.items()}
         plain = plain or found
         layer = more[2] - more[1]
@@ -208,8 +207,8 @@ def test_no_heads_are_repeated_and_no_mask_is_copied(head: HeadType | None) -> N
 # -- training --------------------------------------------------------------------------------
 
 NUMBERS = np.random.default_rng(0)
-IDS = [NUMBERS.integers(1, 300, 20 + row % 7).tolist() for row in range(16)]
-DATA = Sequences.of(IDS, [8 + row % 3 for row in range(16)], [float(row % 2) for row in range(16)])
+IDS = [NUMBERS.integers(1, 300, 20 + row % 7).tolist() for row in range(8)]
+DATA = Sequences.of(IDS, [8 + row % 3 for row in range(8)], [float(row % 2) for row in range(8)])
 SMALL: dict[str, Any] = {"vocabulary": 300, "spread": 0.02}
 
 
@@ -226,14 +225,14 @@ def sft(device: str, **how: Any) -> list[float]:
 
 def dpo(device: str, **how: Any) -> list[float]:
     model = policy("qwen3", **SMALL).to(device)
-    made = dpo_set(model, DATA, np.linspace(-40, -50, 16), DPOConfig(beta=0.1), device)
+    made = dpo_set(model, DATA, np.linspace(-40, -50, 8), DPOConfig(beta=0.1), device)
     return fit(model, made, fitting(device, **how))
 
 
 def grpo(device: str, **how: Any) -> list[float]:
-    old = np.full((16, int((DATA.lengths - DATA.starts).max())), -5, np.float32)
+    old = np.full((8, int((DATA.lengths - DATA.starts).max())), -5, np.float32)
     algo = of_grpo(loss_type=GRPOLoss.dapo, beta=0.04)
-    advantages = np.linspace(-1, 1, 16).astype(np.float32)
+    advantages = np.linspace(-1, 1, 8).astype(np.float32)
     model = policy("qwen3", **SMALL).to(device)
     made = grpo_set(model, Samples(DATA, old), advantages, old - 0.1, algo, device, longest=20)
     return fit(model, made, fitting(device, **how))

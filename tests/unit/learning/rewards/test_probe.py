@@ -36,6 +36,7 @@ def tried(reward: str | dict[str, float], row: Row | None = None, **grading: Any
     rewards = {
         f"{own_rewards.__name__}.{name}" if hasattr(own_rewards, name) else name: w for name, w in weights.items()
     }
+    grading.setdefault("isolated", "ends_the_process" in weights)  # or else none has a process of its own
     config = AdditionConfig(kind="addition", rewards=rewards, grading=GradingConfig(**grading))
     row = row or Row(0, "1+1=", {"solution": "2"})
     return check_rewards("sums", config, load_dataset(config), row, row.columns)
