@@ -15,6 +15,7 @@ from tests.doubles.gguf import TOKENS, write_gguf
 
 SMALL = [
     "system.use_parallel_execution=false",
+    "rounds_of_training=1",
     "data_collection.prompts_per_round=6",
     "evaluation.num_prompts=4",
     "generation.max_new_tokens=5",

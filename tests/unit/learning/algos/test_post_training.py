@@ -32,7 +32,7 @@ SETTINGS = (
     "algos.RAFT.only_correct=false",
     "data_collection.prompts_per_round=20",
     "execution.shard_size=20",  # stages in parts, `test_chain` has
-    "evaluation.num_prompts=20",
+    "evaluation.num_prompts=8",
     "training.micro_batch_size=64",
     "datasets.addition.grading.isolated=false",
 )
