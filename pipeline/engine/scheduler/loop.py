@@ -407,8 +407,7 @@ class Loop:
         self.outside.listener.on_stop(text)
 
     def _outcome(self) -> Outcome:
-        state, ledger = self.run.state, self.run.ledger
-        attempts, spans = ledger.attempts, ledger.spans
+        state, attempts, spans = self.run.state, self.run.attempts, self.run.spans
         return Outcome(
             jobs={job_id: job.status for job_id, job in state.jobs.items()},
             reasons={job_id: job.reason for job_id, job in state.jobs.items() if job.reason},

@@ -125,7 +125,7 @@ def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
         device += f" on {message.node}"
     if layout.slots > 1:
         device += f", place {index // len(layout.places) + 1} of {layout.slots}"
-    run.ledger.present[index].ready_s = run.now_s
+    run.present[index].ready_s = run.now_s
     run.state.worker_ready(index, device, message.visible)
     run.say(f"worker {index}: {device}, pid {message.pid}", logging.INFO)
     where = {"node": message.node} if message.node else {}
@@ -138,7 +138,7 @@ def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
 
 
 def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None:
-    run.ledger.present[index].ended_s = run.now_s
+    run.present[index].ended_s = run.now_s
     run.watchdog.ended(index)
     recovery.give_back(run, index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)

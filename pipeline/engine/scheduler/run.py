@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -79,30 +79,6 @@ def judge(failure: Failure, count: int, settings: RetryConfig) -> tuple[str, flo
     return f"{failure.message} ({said})", 0.0
 
 
-# -- ledger ------------------------------------------------------------------------------------------------------
-# The books of a run: its attempts and the lives of its workers. Pure; times are monotonic seconds.
-
-
-@dataclass
-class Ledger:
-    """The books of one run.
-
-    Attributes:
-        attempts: Every attempt, in the order in which they ended.
-        spans: Every worker process that was started.
-        present: Worker -> the last of them.
-    """
-
-    attempts: list[Attempt] = field(default_factory=list)
-    spans: list[WorkerSpan] = field(default_factory=list)
-    present: dict[int, WorkerSpan] = field(default_factory=dict)
-
-    def worker_started(self, worker: int, now_s: float) -> None:
-        """A worker process was started."""
-        self.present[worker] = WorkerSpan(worker=worker, started_s=now_s)
-        self.spans.append(self.present[worker])
-
-
 # -- watchdog ----------------------------------------------------------------------------------------------------
 # Notices workers that hang: no sign of life, no progress, or too long at one job. Pure: it has no clock.
 
@@ -163,23 +139,20 @@ class Watchdog:
         return self._earliest_s if self._watches else None
 
     def _due_s(self, watch: _Watch) -> float:
-        settings = self._settings
-        times = [watch.heard_s + settings.heartbeat_timeout_s]
-        if settings.progress_timeout_s is not None:
-            times.append(watch.moved_s + settings.progress_timeout_s)
-        if settings.job_timeout_s is not None:
-            times.append(watch.sent_s + settings.job_timeout_s)
-        return min(times)
+        return min(at_s for at_s, _, _ in self._limits(watch))
 
     def _reason(self, watch: _Watch, now_s: float) -> str:
+        return next((f"{what} execution.{key}" for at_s, what, key in self._limits(watch) if now_s >= at_s), "")
+
+    def _limits(self, watch: _Watch) -> Iterator[tuple[float, str, str]]:
+        """When each limit is reached, what that says of the worker, and the limit."""
         settings = self._settings
-        if settings.job_timeout_s is not None and now_s - watch.sent_s >= settings.job_timeout_s:
-            return f"took longer than execution.job_timeout_s={settings.job_timeout_s:g}"
-        if now_s - watch.heard_s >= settings.heartbeat_timeout_s:
-            return f"no sign of life for execution.heartbeat_timeout_s={settings.heartbeat_timeout_s:g}"
-        if settings.progress_timeout_s is not None and now_s - watch.moved_s >= settings.progress_timeout_s:
-            return f"no progress for execution.progress_timeout_s={settings.progress_timeout_s:g}"
-        return ""
+        if (limit := settings.job_timeout_s) is not None:
+            yield watch.sent_s + limit, "took longer than", f"job_timeout_s={limit:g}"
+        limit = settings.heartbeat_timeout_s
+        yield watch.heard_s + limit, "no sign of life for", f"heartbeat_timeout_s={limit:g}"
+        if (limit := settings.progress_timeout_s) is not None:
+            yield watch.moved_s + limit, "no progress for", f"progress_timeout_s={limit:g}"
 
 
 # -- effects -----------------------------------------------------------------------------------------------------
@@ -268,7 +241,9 @@ class Run:
         scratch: Where unfinished ones are.
         verified: Notes on which stored outputs were found good.
         watchdog: Knows what hangs.
-        ledger: Attempts and lives of workers.
+        attempts: Every attempt, in the order in which they ended.
+        spans: Every worker process that was started.
+        present: Worker -> the last of them.
         delayed: Job that waits -> when it may go on.
         gathering: Jobs that have their devices, until processes that hold their memory are replaced.
         renewed: Workers whose processes are being replaced on purpose: their end is no loss.
@@ -294,7 +269,9 @@ class Run:
     scratch: str
     verified: str
     watchdog: Watchdog = field(init=False)
-    ledger: Ledger = field(default_factory=Ledger)
+    attempts: list[Attempt] = field(default_factory=list)
+    spans: list[WorkerSpan] = field(default_factory=list)
+    present: dict[int, WorkerSpan] = field(default_factory=dict)
     delayed: dict[str, float] = field(default_factory=dict)
     gathering: dict[str, None] = field(default_factory=dict)
     renewed: set[int] = field(default_factory=set)
@@ -343,7 +320,8 @@ class Run:
     def process_starts(self, index: int) -> None:
         """A process begins in the place of a worker."""
         self.state.workers[index].gone = False
-        self.ledger.worker_started(index, self.now_s)
+        self.present[index] = WorkerSpan(worker=index, started_s=self.now_s)
+        self.spans.append(self.present[index])
         self.tell("WorkerStarting", worker=index)
 
     def log_path(self, job_id: str, attempt: int) -> str:
@@ -378,5 +356,5 @@ class Run:
             load_s=load_s,
             outcome=outcome,
         )
-        self.ledger.attempts.append(attempt)
+        self.attempts.append(attempt)
         return attempt

@@ -49,7 +49,7 @@ def test_a_worker_of_short_jobs_has_the_next_ones_and_goes_on_to_them_by_itself(
     assert paper.wait(1.0) == ["abort 0"]
     assert paper.start() == [], "none to a worker that is being killed"
     paper.ended(0)
-    attempts = {attempt.job_id: attempt for attempt in paper.run.ledger.attempts}
+    attempts = {attempt.job_id: attempt for attempt in paper.run.attempts}
     assert attempts["j02"].sent_s == attempts["j01"].ended_s, "no time is counted twice"
     assert {name: attempts[name].outcome for name in attempts} == {"j00": "done", "j01": "done", "j02": "hang"}
 

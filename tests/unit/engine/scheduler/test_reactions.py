@@ -41,7 +41,7 @@ def test_an_attempt_is_in_the_journal_and_in_the_books() -> None:
         "job": "a", "attempt": 1, "worker": 0, "load_s": 0.5, "run_s": 2.0, "samples": 3, "tokens": 7, "peak_mb": 9
     }  # fmt: skip
     assert ReleaseClaim("a") in paper.effects
-    (attempt,) = paper.run.ledger.attempts
+    (attempt,) = paper.run.attempts
     assert (attempt.outcome, attempt.sent_s, attempt.ended_s, attempt.load_s) == ("done", 0.0, 4.0, 0.5)
     assert paper.jobs() == {"a": "done", "b": "ready"}
 

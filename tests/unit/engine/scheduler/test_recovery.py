@@ -34,7 +34,7 @@ def test_a_job_that_failed_on_one_device_is_tried_on_another() -> None:
     assert "a: attempt 1 failed, trying again: worker 0 was lost (signal 9 (SIGKILL))" in paper.said()
     paper.ready(0)
     assert paper.start() == ["send a to 1"]
-    assert [attempt.outcome for attempt in paper.run.ledger.attempts] == ["lost"]
+    assert [attempt.outcome for attempt in paper.run.attempts] == ["lost"]
 
 
 def test_a_job_that_is_given_up_blocks_what_needs_it() -> None:

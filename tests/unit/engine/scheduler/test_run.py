@@ -75,10 +75,10 @@ class Processes:
 
 def check(paper: OnPaper) -> None:
     """What holds between any two events."""
-    state, ledger = paper.run.state, paper.run.ledger
+    state, attempts = paper.run.state, paper.run.attempts
     running = [name for name, one in state.jobs.items() if one.status.value == "running"]
     assert len(running) == state.running
-    assert sum(one.attempts for one in state.jobs.values()) == len(ledger.attempts) + len(running)
+    assert sum(one.attempts for one in state.jobs.values()) == len(attempts) + len(running)
     for worker in state.workers:
         assert (worker.index in state.jobs[worker.job_id].workers) if worker.job_id else not worker.lent
         assert worker.phase is not WorkerPhase.gone

@@ -26,7 +26,7 @@ def test_processes_that_have_run_jobs_are_replaced_before_a_gang_is_sent() -> No
     assert paper.ready(0) == ["WorkerStarted", "send gang to 0"]
     assert not paper.run.gathering
     paper.finish("gang")
-    assert paper.run.ledger.attempts[-1].sent_s == 5.0
+    assert paper.run.attempts[-1].sent_s == 5.0
 
 
 def test_a_job_waits_for_the_end_of_those_whose_memory_it_needs() -> None:
