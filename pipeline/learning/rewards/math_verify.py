@@ -43,7 +43,7 @@ _LAST_MARK = re.compile(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z")
 """With an answer on the last line, be it no number."""
 _LEAD = re.compile(
     r"(?:[=-]>|[\s=:~\u2192\u21d2\u2234]|\\(?:approx|sim(?:eq)?|therefore|Rightarrow|implies)(?![a-z]))*"
-    r"(?:([^\W\d_]{2,})[\s,:.]+(?=[-+$\\(\[{.\d]|[A-Za-z]\s*=))?[\s=:]*"
+    r"(?:([^\W\d_]{2,})[\s,:.]+(?=[-+$\\(\[{.\d]|(?:[A-Za-z]|[A-Z]{2,3})\s*=))?[\s=:]*"
 )
 """A word before an answer, as in ``so 5``."""
 _NO_LATIN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
@@ -137,12 +137,14 @@ _RELATION = re.compile(r"[=<>,]|\\(?:[gln]e|approx)")
 _PHRASE = re.compile(r"\\(?:text|mbox|mathrm|mathbf|mathit|textbf|textit|textrm)\{([^{}]*)\}(?:\^\{?\d\}?)?")
 """Words, and the power of a unit."""
 _UNIT = re.compile(
-    rf"[\s,]*(?:(?:square|cubic|sq|cu)[\s.]*)?(?:{_MEASURES}|[a-z]*met(?:er|re)s?|inch(?:es)?|feet|yards?|degrees|dollars)[\s.]*"
+    rf"[\s,]*(?:(?:square|cubic|sq|cu)[\s.]*)?(?:{_MEASURES}|[a-z]*met(?:er|re)s?|inch(?:es)?|feet|yards?|degrees|dollars|weeks?|months?|years?)[\s.]*"
 )
 _INDEX = re.compile(r"_\{\s*\\(?:text|mathrm|mbox)\{([A-Za-z]+)\}\s*\}")
 """Words below a letter."""
 _BOLD = re.compile(r"\\(?:mathbf|mathit)\{([A-Za-z])\}")
 """Names of vectors, which the parser would leave out as units."""
+_CURRENT = re.compile(r"(?<![A-Za-z\\])[Ii](?=\s*_)")
+"""A letter with an index, which the parser takes for the imaginary unit."""
 _TRANSPOSED = re.compile(r"\^\s*(?:T(?![A-Za-z])|\\top(?![a-z])|\{\s*(?:T|\\top|\\(?:mathrm|text)\{T\})\s*\})")
 """A power that the parser drops."""
 _CAPITAL = re.compile(r"\\(?:math[a-z]+|text[a-z]*|mbox|begin|end)\{[^{}]*\}|\\[A-Za-z]+|([A-Z])(?!\s*_)")
@@ -170,6 +172,8 @@ _FEW_WORDS = 5
 """Words of a solution that may be an answer of words alone."""
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
 _WORD = re.compile(r"[^\W\d_]{2,}|\bI(?= [a-z]{2})|(?<=[A-Za-z]['\u2019])[a-z](?![a-z])")
+_SIDE = re.compile(r"[A-Z]{2,3}")
+"""Ends of a line, or corners."""
 _PLAIN_WORDS = {"or", "and", "sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp"}
 _PLAIN = re.compile(r"[\d\s.,%*/+()^-]+")
 _SPACED = re.compile(r"(?<![\d.,])-?[1-9]\d{0,2}(?:(?:[ \u00a0\u202f~]|\\[,;:! ])\d{3})+(?![\d])")
@@ -256,9 +260,8 @@ def _read(text: str) -> list[Any]:
     if (last := _LAST_MARK.search(text)) is not None:
         return _read(last[1].replace(MARK, ""))
     said = next((each[1] for each in reversed(list(_CONCLUDED.finditer(text)))), "")
-    for formula in (text, said):
-        if (whole := _WHOLE.fullmatch(formula.strip().rstrip("."))) is not None:
-            return _alone(next(part for part in whole.groups() if part is not None))
+    if formula := _formula(text) or _formula(said):
+        return _alone(formula)
     if _is_bare(text):
         return _alone(text)
     if _DENIED.search(text):
@@ -268,6 +271,8 @@ def _read(text: str) -> list[Any]:
     if concluded and not option and _has_digits(said):
         return concluded
     last = _LAST.match(text.rstrip().rpartition("\n")[2])
+    if last and (formula := _formula(last[1])):
+        return [*concluded, *_alone(formula)]
     if last and _has_digits(last[1]) and _is_value(last[1]) and not _COUNTED.fullmatch(last[1]):
         found = _alone(last[1])
         if any(not isinstance(each, str) for each in found):
@@ -278,6 +283,12 @@ def _read(text: str) -> list[Any]:
             return _alone(parted[-1])
     # Words may be no answer: "I am sure that the answer is right."
     return [*concluded, *_parse(_NO_LATIN.sub(lambda words: f" {words[0]} ", text))]
+
+
+def _formula(text: str) -> str:
+    """What stands between the signs of a formula, which a text is; "" for another text."""
+    whole = _WHOLE.fullmatch(text.strip().rstrip("."))
+    return "" if whole is None else next(part for part in whole.groups() if part is not None)
 
 
 def _written_out(number: re.Match[str]) -> str:
@@ -315,7 +326,8 @@ def _has_digits(text: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in _WORD.findall(_COMMAND.sub(" ", text)) if word.lower() not in _PLAIN_WORDS]
+    found = _WORD.findall(_COMMAND.sub(" ", text))
+    return [each for each in found if each.lower() not in _PLAIN_WORDS and not _SIDE.fullmatch(each)]
 
 
 def _alone(answer: str) -> list[Any]:
@@ -349,12 +361,15 @@ def _alone(answer: str) -> list[Any]:
     answer = _SPACED.sub(lambda number: re.sub(r"\\[,;:! ]|\s|~", "", number[0]), answer).replace("~", " ")
     answer = _PI.sub(r"\\pi", _MIXED.sub(r"\1\\frac{\2}{\3}", _POWER.sub(r"\1\\cdot 10^{\2}", answer)))
     answer = _TRANSPOSED.sub("^{t}", _INDEX.sub(r"_{\1}", _BOLD.sub(r" \1", answer)))
+    answer = _CURRENT.sub(r"\\iota ", answer)
     letters = set(_COMMAND.sub(" ", answer))
     answer = _CAPITAL.sub(
         lambda found: f"{found[0]}_{{up}}" if found[1] and found[1].lower() in letters else found[0], answer
     )
-    if (last := _VARIABLE.search(answer)) and (len(last[1]) > 1 or _has_symbols(answer[: last.start()])):
-        answer = f"{answer[: last.start()]}{{{last[1]}}}"
+    if last := _VARIABLE.search(answer):
+        value = answer[: last.start()]
+        if len(last[1]) > 1 or _has_symbol(value) or _OPEN.search(_RELATION.split(value)[-1]):
+            answer = f"{value}{{{last[1]}}}"
     if len(texts := _PHRASE.findall(answer)) > 1 and len(set(texts)) == 1:
         answer = _PHRASE.sub("", answer)  # of each of several values
     answer = _EITHER.sub(" or ", answer)
@@ -379,19 +394,18 @@ def _alone(answer: str) -> list[Any]:
     return found
 
 
-def _has_symbols(value: str) -> bool:
-    """Whether a value is more than a number, so that a letter behind it is a factor and no unit."""
-    value = _RELATION.split(value)[-1]
-    return bool(_OPEN.search(value) or _SYMBOL.search(_COMMAND.sub(" ", value)))
+def _has_symbol(value: str) -> bool:
+    """Whether a value has a letter for a number, and so may be multiplied by another one."""
+    return _SYMBOL.search(_COMMAND.sub(" ", _RELATION.split(value)[-1])) is not None
 
 
 def _says_more(answer: str) -> bool:
     r"""Whether words of an answer are more than a unit at its end, as in ``n\text{ even}``."""
-    found = list(_PHRASE.finditer(answer))
-    if not found:
+    found = next(_PHRASE.finditer(answer), None)
+    if found is None:
         return False
-    unit = _UNIT.fullmatch(found[0][1])
-    return found[0].end() < len(answer.rstrip()) or (not unit and _has_symbols(answer[: found[0].start()]))
+    unit = _UNIT.fullmatch(found[1])
+    return found.end() < len(answer.rstrip()) or (not unit and _has_symbol(answer[: found.start()]))
 
 
 def _without_dress(answer: str) -> str:
@@ -435,7 +449,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=13))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=14))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
