@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from yaml import YAMLError
 
-from pipeline.errors import DataError
+from pipeline.errors import ConfigError, DataError
+from pipeline.foreign import LARGEST_FILE, read_resolved
 
 JSON = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
@@ -41,6 +43,10 @@ SPLIT_WORDS = {
 _SHARD = re.compile(r"(?:(.+?)-)?[0-9]{4,}(?:-of-[0-9]+(?:-[0-9a-f]+)?)?")
 """Names that programs give to parts of a split: ``train_sft-00000-of-00002``, and ``0000`` in its folder."""
 _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+_HEAD = re.compile(rb"\s*---[ \t]*\r?\n(.*?\n)---", re.DOTALL)
+"""The YAML at the top of a card."""
+_ANY = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+"""What the patterns of a card match."""
 _CACHE = re.compile(r"cache-[0-9a-f]+.*\.arrow")
 """What `datasets` writes beside the rows: about them, and what was made of them by `map` and `filter`."""
 
@@ -79,11 +85,11 @@ def locate(
         path: File, folder or hub id.
         formats: Suffixes that may be read.
         hub: Whether an id of the hub is allowed.
-        subset: Configuration of the hub's dataset, or a folder inside `path`.
+        subset: Configuration of the hub's dataset or its card, or a folder inside `path`.
         revision: Of the hub's dataset.
 
     Raises:
-        DataError: There is nothing of that name, or nothing in it that can be read.
+        DataError: There is nothing of that name, nothing in it that can be read, or several subsets.
     """
     root = Path(path).expanduser()
     if root.is_file():
@@ -95,8 +101,14 @@ def locate(
     if root.is_dir():
         if not os.access(root, os.R_OK | os.X_OK):
             raise DataError(f"{root}: may not be looked into. See that you may read the folder.")
-        inside = root / subset if subset and (root / subset).is_dir() else root
-        return LocalFiles(root, _by_split(inside, formats))
+        splits = _by_card(root, subset, formats)
+        if splits is None:
+            inside = root / subset if subset and (root / subset).is_dir() else root
+            if not (found := _readable(inside, formats)):
+                raise DataError(f"{inside}: holds no file that can be read here ({', '.join(formats)}).")
+            splits = _by_split(inside, found)
+        _check_kinds(root, splits)
+        return LocalFiles(root, splits)
     if root.exists() or root.is_symlink():
         raise DataError(f"{root}: is no file of data but a pipe or a device, or a link to nothing.")
     # Something like data/train.jsonl or ./data can only have been meant as a file.
@@ -114,8 +126,65 @@ def format_of(path: Path) -> str:
     return Path(name).suffix
 
 
-def _by_split(folder: Path, known: Collection[str]) -> dict[str, tuple[Path, ...]]:
-    found = sorted(
+def _by_card(folder: Path, subset: str | None, known: Collection[str]) -> dict[str, tuple[Path, ...]] | None:
+    """The splits that a dataset's card names, as `datasets` has it; None where it names nothing that is here.
+
+    Raises:
+        DataError: It cannot be read, has several subsets of which none is chosen, or files are missing.
+    """
+    card = folder / "README.md"
+    try:
+        with card.open("rb") as file:
+            head = _HEAD.match(file.read(LARGEST_FILE))
+        configs = ((read_resolved(head[1]) or {}).get("configs") or ()) if head else ()
+        by_name = {str(config.get("config_name", "default")): config for config in configs}
+        default = [name for name, config in by_name.items() if config.get("default")]
+        named = {name: _named(folder, config, known) for name, config in by_name.items()}
+    except OSError:
+        return None
+    except (ValueError, TypeError, LookupError, AttributeError, YAMLError, ConfigError) as error:
+        said = f"the `configs` at its top cannot be read ({_line(error)})"
+        raise DataError(f"{card}: {said}. Correct them, or leave them out.") from error
+    here = {name: splits for name, splits in named.items() if any(splits.values())}
+    if not here or (subset and subset not in here and (folder / subset).is_dir()):
+        return None
+    likely = [subset] if subset else [*default, "default"]
+    chosen = next((name for name in likely if name in here), next(iter(here)) if len(here) == 1 else None)
+    if chosen is None:
+        unknown = f"has no subset '{subset}'; its subsets are" if subset else "has several subsets:"
+        raise DataError(
+            f"{folder}: {unknown} {', '.join(here)} (README.md). Set subset to one of them, or name "
+            "a folder inside."
+        )
+    if missing := [split for split, paths in here[chosen].items() if not paths]:
+        raise DataError(
+            f"{folder}: its README.md names files of the split '{missing[0]}' that are not here, or of another "
+            f"kind than {', '.join(known)}. Fetch them, or take the split out there."
+        )
+    return here[chosen]
+
+
+def _named(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> dict[str, tuple[Path, ...]]:
+    """The files of each split of a configuration of a card, by its patterns; by their names where it has none."""
+    inside, given = config.get("data_dir") or "", config.get("data_files")
+    found = {path.relative_to(folder): path for path in _readable(folder, known)}  # so nothing outside is read
+    if given is None:
+        below = [path for at, path in found.items() if at.is_relative_to(os.path.normpath(inside))]
+        return _by_split(folder / inside, below) if below else {}
+    by_split: dict[str, tuple[Path, ...]] = {}
+    for one in [given] if isinstance(given, str) else given:
+        split, patterns = ("train", one) if isinstance(one, str) else (str(one["split"]), one["path"])
+        for pattern in [patterns] if isinstance(patterns, str) else patterns:
+            parts = re.split(r"(\*\*/|\*\*|\*|\?)", os.path.normpath(f"{inside or '.'}/{pattern}"))
+            wanted = re.compile("".join(_ANY.get(part) or re.escape(part) for part in parts))
+            match = {path for at, path in found.items() if wanted.fullmatch(at.as_posix())}
+            by_split[split] = tuple(sorted({*by_split.get(split, ()), *match}))
+    return by_split
+
+
+def _readable(folder: Path, known: Collection[str]) -> list[Path]:
+    """The files below a folder that hold rows, sorted."""
+    return sorted(
         path
         for path in _visible(folder)
         # Not path.is_file(), which raises for what may not be looked at.
@@ -124,8 +193,9 @@ def _by_split(folder: Path, known: Collection[str]) -> dict[str, tuple[Path, ...
         and not _CACHE.fullmatch(path.name)
         and os.path.isfile(path)  # noqa: PTH113
     )
-    if not found:
-        raise DataError(f"{folder}: holds no file that can be read here ({', '.join(known)}).")
+
+
+def _by_split(folder: Path, found: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
     exact = {path: _split_word(path.relative_to(folder)) for path in found}
     loosely = {path: _loosely(path.relative_to(folder)) for path in found if exact[path] is None}
     certain = {*exact.values()}
@@ -141,14 +211,17 @@ def _by_split(folder: Path, known: Collection[str]) -> dict[str, tuple[Path, ...
             split = own
         splits.setdefault(split, []).append(path)
     if all(name.startswith("/") for name in splits):
-        splits = {"train": found}
+        splits = {"train": [*found]}
+    return {name.lstrip("/"): tuple(paths) for name, paths in splits.items()}
+
+
+def _check_kinds(folder: Path, splits: Mapping[str, Sequence[Path]]) -> None:
     for name, paths in splits.items():
         if len(formats := sorted({format_of(path) for path in paths})) > 1:
             raise DataError(
-                f"{folder}: split '{name.lstrip('/')}' has files of several kinds ({', '.join(formats)}), which "
-                "may hold the same rows. Name one file or a folder with one kind."
+                f"{folder}: split '{name}' has files of several kinds ({', '.join(formats)}), which may hold the "
+                "same rows. Name one file or a folder with one kind."
             )
-    return {name.lstrip("/"): tuple(paths) for name, paths in splits.items()}
 
 
 def _visible(folder: Path) -> Iterator[Path]:

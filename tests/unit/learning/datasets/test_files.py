@@ -77,6 +77,43 @@ def test_a_subset_is_a_folder_inside(tmp_path: Path) -> None:
     assert splits_of(tmp_path, subset="other") == {"train": ["main/train.jsonl", "socratic/train.jsonl"]}
 
 
+CARD = """---
+license: mit
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: "data/*.jsonl"}
+  - {split: test, path: ["./kept.jsonl", "../../*.jsonl"]}
+- {config_name: other, data_files: "**/part-*"}
+- {config_name: folder, data_dir: deep}
+- {config_name: elsewhere, data_dir: /}
+---
+"""
+
+
+def test_the_card_of_a_folder_says_its_subsets_and_splits(tmp_path: Path) -> None:
+    root = made(tmp_path / "a" / "b", "data/my_test.jsonl", "kept.jsonl", "deep/part-1.jsonl", "deep/test.jsonl")
+    made(tmp_path, "outside.jsonl")
+    (root / "README.md").write_text(CARD)
+    main = {"train": ["data/my_test.jsonl"], "test": ["kept.jsonl"]}
+    assert splits_of(root, subset="main") == main
+    assert splits_of(root, subset="other") == {"train": ["deep/part-1.jsonl"]}
+    assert splits_of(root, subset="folder") == {"part-1": ["deep/part-1.jsonl"], "test": ["deep/test.jsonl"]}
+    assert splits_of(root, subset="data") == {"test": ["data/my_test.jsonl"]}
+    for subset, said in (("mian", "no subset 'mian'"), (None, "several subsets: main, other, folder")):
+        with pytest.raises(DataError, match=said):
+            splits_of(root, subset=subset)
+    (root / "README.md").write_text(CARD.replace("name: main", "name: main\n  default: true"))
+    assert splits_of(root) == main
+    (root / "kept.jsonl").unlink()
+    with pytest.raises(DataError, match="split 'test' that are not here"):
+        splits_of(root)
+    for broken in ("configs: [", "configs: 3", "configs: [{data_files: [{path: x}]}]"):
+        (root / "README.md").write_text(f"---\n{broken}\n---\n")
+        with pytest.raises(DataError, match="`configs` at its top cannot be read"):
+            splits_of(root)
+
+
 def test_an_id_of_the_hub_only_where_nothing_local_has_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
