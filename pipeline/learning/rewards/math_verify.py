@@ -92,8 +92,9 @@ _BUILT = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\(?:mid|vert)(?![a-z])|[|:])([^{}]*(
 """A set by the inequality of what is in it."""
 _PARTS = re.compile(r"\d+(?:\s*:\s*\d+){2,}")
 """A ratio of three or more, which the parser would divide from left to right."""
-_SEQUENCE = re.compile(r"\d+(?:\s+\d+)+")
-"""Numbers in their order, which the parser would multiply."""
+_CYCLE = r"\d+(?:(?:\s|\\[,;: ])+\d+)+"
+_SEQUENCE = re.compile(rf"{_CYCLE}|(?:\({_CYCLE}\))+")
+"""Numbers in their order, as of cycles, which the parser would multiply."""
 _REPEATING = re.compile(r"(\d+)\.(\d*)\\(?:overline|bar|dot)\s*(?:\{(\d{1,50})\}|(\d))")
 _SEVERAL_UNITS = r"(?:\d+(?:\.\d+)?\s+[A-Za-z]{2,}[,\s]*(?:and\s+)?){2,}"
 _LETTER = re.compile(r"\\(?:mathrm|operatorname|mathit|text)\{\s*([ei]|exp|sin|cos|tan|log|ln)\s*\}")
@@ -381,7 +382,9 @@ def _alone(answer: str) -> list[Any]:
         parts = [int(each) for each in answer.split(":")]
         answer = ", ".join(rf"\frac{{{each}}}{{{sum(parts) or 1}}}" for each in parts).join("()")
     if _SEQUENCE.fullmatch(answer):
-        answer = ", ".join(answer.split()).join("()")
+        answer = ", ".join(
+            ", ".join(re.findall(r"\d+", each)).join("()") for each in answer.strip("()").split(")")
+        )
     if (quantity := _QUANTITY.fullmatch(answer)) and quantity[2].lower() not in _PLAIN_WORDS:
         return _parse(answer)
     if _TEXT.fullmatch(answer):
@@ -449,7 +452,7 @@ def parsed_answer(completion: Text) -> str | None:
     return str(parsed[0]) if parsed else None
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=14))
+@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=15))
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
