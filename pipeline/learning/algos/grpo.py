@@ -276,12 +276,14 @@ class REINFORCEpp(RLOO):
 class GRPOHFConfig(GRPOConfig):
     """GRPO on a reward that is learnt from preferences among the samples of each group."""
 
-    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
+    learning_rate: float = number(1.7e-4, above=0, at_most=LARGEST_RATE)
     beta: float = number(0.4, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor. With a small one a policy
     that draws while it trains goes to where its reward model is wrong."""
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
-    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    reward_model: RewardModelConfig = field(
+        default_factory=lambda: RewardModelConfig(learning_rate=2.1e-4, epochs=1)
+    )
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Also a mean to divide by that is about 0."""
