@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import re
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.learning.rewards.traits import RewardTraits, reward
 from tests.doubles.native import hold_the_interpreter
@@ -139,6 +142,10 @@ def halves(completions: Sequence[str], **_: Any) -> list[float]:
     if len(completions[0]) % 2:
         raise ValueError(f"no half of {object()}")
     return [len(text) / 2 for text in completions]
+
+
+def drawn(completions: Sequence[str], **_: Any) -> list[float]:
+    return [random.random() + float(np.random.random()) for _ in completions]
 
 
 async def judge(completions: Sequence[str], **_: Any) -> list[float | None]:

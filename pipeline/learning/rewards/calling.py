@@ -14,11 +14,13 @@ answer is data that a hostile completion may have shaped, so nothing else than J
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 import logging
 import math
 import os
+import random
 import signal
 import sys
 import traceback
@@ -433,6 +435,7 @@ def _serve(request: dict[str, Any], answer: Callable[..., None], memory_gib: flo
         return
     for call in request["calls"]:
         items = [Item(**item) for item in call["items"]]
+        _seed(items)
         try:
             given = bound.function(**arguments(items, bound.arguments))
             given = asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
@@ -461,6 +464,17 @@ def _limit_memory(gib: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
+def _seed(items: Sequence[Item]) -> None:
+    """Have what a reward draws follow from what it judges, whichever process does so and after what."""
+    judged = json.dumps([[item.prompt, item.completion] for item in items]).encode()
+    seed = int.from_bytes(hashlib.sha256(judged).digest()[:4])
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
 async def _awaited(given: Any) -> Any:
     return await given
 
@@ -470,6 +484,7 @@ async def _all_at_once(bound: Bound, calls: Sequence[dict[str, Any]], answer: Ca
 
     async def grade(call: dict[str, Any]) -> None:
         items = [Item(**item) for item in call["items"]]
+        _seed(items)
         try:
             async with asyncio.timeout(call["limit_s"]):
                 given = await bound.function(**arguments(items, bound.arguments))

@@ -147,6 +147,13 @@ def test_a_column_that_rewards_are_given_anyway_is_refused() -> None:
         scorer.score([Row(0, "p", {"prompts": "x"})], ["a"], [[1]])
 
 
+def test_what_a_reward_draws_is_the_same_at_every_run() -> None:
+    config = dataset({f"{doubles.__name__}.drawn": 1.0}, timeout_s=30.0)
+    first, again, other = (score(config, texts).values.tolist() for texts in (["a", "b"], ["a", "b"], ["a", "c"]))
+    assert first == again
+    assert len({*first, *other}) == 4
+
+
 def test_equal_completions_of_a_prompt_are_graded_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     rows = [Row(i, "p", {"log": str(log)}) for i in (0, 0, 1)]
