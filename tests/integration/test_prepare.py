@@ -51,6 +51,7 @@ def settings(files: Path) -> list[str]:
         "algos.QSharp.value_min=-1",
         "algos.QSharp.atoms=11",
         f"models.hf.path={files / 'model'}",
+        "data_collection.prompts_per_round=20",
         "evaluation.num_prompts=20",
         "generation.max_new_tokens=4",
         "rounds_of_training=1",

@@ -101,7 +101,6 @@ def test_a_request_without_a_name_says_so(words: list[str], said: str) -> None:
     ("content", "said"),
     [
         ("experiment: [unclosed\n", "mine"),
-        ("training: {}\ntraining: {}\n", "mine"),
         ("trainin:\n  micro_batch_size: 2\n", "'training.micro_batch_size'"),
         ("algos: 3\n", "algos"),
         ("training:\n", "training=None"),
@@ -109,7 +108,6 @@ def test_a_request_without_a_name_says_so(words: list[str], said: str) -> None:
         ("training: {grad_clip: '${training.grad_clip}'}\n", "grad_clip"),
         ("experiment: {name: 1.10}", "in quotes"),
         ("datasets: {jsonl: {further_columns: [a, 007]}}", "in quotes"),
-        ("datasets: {jsonl: {columns: {prompt: 1.10}}}", "in quotes"),
         ("datasets: {jsonl: {system_prompt: None}}", "null"),
         ("datasets: {jsonl: {limit: None}}", "datasets.jsonl.limit=None"),
         ("training: {lr: 1}\nevaluation: {splt: test}\n", "2 settings are wrong"),

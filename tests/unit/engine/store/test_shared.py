@@ -472,7 +472,7 @@ def test_a_network_that_goes_and_comes_back_is_told_once(
 @pytest.mark.parametrize(
     ("kind", "first", "step"),
     [
-        ("503", 3, 5),
+        ("503", 3, 9),
         *(pytest.param(kind, 1, 1, marks=pytest.mark.exhaustive) for kind in FAULTS),
     ],
 )
