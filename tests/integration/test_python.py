@@ -103,7 +103,7 @@ def test_a_notebook_runs_and_shows_experiments(
     shown, frames, types, computed, ended, wrong = (cell.outputs for cell in book.cells)
     assert "<table" in shown[0].data["text/html"]
     assert "PITA" in shown[0].data["text/html"]
-    assert frames[0].data["text/plain"] == "(['PITA', 'QSharp', 'reference'], 400, ['done'])"
+    assert frames[0].data["text/plain"] == "(['PITA', 'QSharp', 'reference'], 200, ['done'])"
     assert types[0].data["text/plain"] == "(['Int64', 'float64'], True)"
     lines = "".join(output.text for output in computed)
     assert "Counted round 1: done" in lines
