@@ -43,10 +43,10 @@ SPLIT_WORDS = {
 _SHARD = re.compile(r"(?:(.+?)-)?[0-9]{4,}(?:-of-[0-9]+(?:-[0-9a-f]+)?)?")
 """Names that programs give to parts of a split: ``train_sft-00000-of-00002``, and ``0000`` in its folder."""
 _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-_HEAD = re.compile(rb"\s*---[ \t]*\r?\n(.*?\n)---", re.DOTALL)
+_HEAD = re.compile(rb"(?:\xef\xbb\xbf)?\s*---[ \t]*\r?\n(.*?\n)---", re.DOTALL)
 """The YAML at the top of a card."""
 _ANY = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-"""What the patterns of a card match."""
+"""What the patterns of a card match, besides ranges of digits."""
 _CACHE = re.compile(r"cache-[0-9a-f]+.*\.arrow")
 """What `datasets` writes beside the rows: about them, and what was made of them by `map` and `filter`."""
 
@@ -142,7 +142,7 @@ def _by_card(folder: Path, subset: str | None, known: Collection[str]) -> dict[s
         named = {name: _named(folder, config, known) for name, config in by_name.items()}
     except OSError:
         return None
-    except (ValueError, TypeError, LookupError, AttributeError, YAMLError, ConfigError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, re.error, YAMLError, ConfigError) as error:
         said = f"the `configs` at its top cannot be read ({_line(error)})"
         raise DataError(f"{card}: {said}. Correct them, or leave them out.") from error
     here = {name: splits for name, splits in named.items() if any(splits.values())}
@@ -175,8 +175,10 @@ def _named(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> d
     for one in [given] if isinstance(given, str) else given:
         split, patterns = ("train", one) if isinstance(one, str) else (str(one["split"]), one["path"])
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            parts = re.split(r"(\*\*/|\*\*|\*|\?)", os.path.normpath(f"{inside or '.'}/{pattern}"))
-            wanted = re.compile("".join(_ANY.get(part) or re.escape(part) for part in parts))
+            parts = re.split(r"(\*\*/|\*\*|\*|\?|\[\d-\d\])", os.path.normpath(f"{inside or '.'}/{pattern}"))
+            wanted = re.compile(
+                "".join(_ANY.get(part) or (part if at % 2 else re.escape(part)) for at, part in enumerate(parts))
+            )
             match = {path for at, path in found.items() if wanted.fullmatch(at.as_posix())}
             by_split[split] = tuple(sorted({*by_split.get(split, ()), *match}))
     return by_split

@@ -77,14 +77,14 @@ def test_a_subset_is_a_folder_inside(tmp_path: Path) -> None:
     assert splits_of(tmp_path, subset="other") == {"train": ["main/train.jsonl", "socratic/train.jsonl"]}
 
 
-CARD = """---
+CARD = """\ufeff---
 license: mit
 configs:
 - config_name: main
   data_files:
   - {split: train, path: "data/*.jsonl"}
   - {split: test, path: ["./kept.jsonl", "../../*.jsonl"]}
-- {config_name: other, data_files: "**/part-*"}
+- {config_name: other, data_files: "**/part-[0-9].*"}
 - {config_name: folder, data_dir: deep}
 - {config_name: elsewhere, data_dir: /}
 ---
@@ -108,7 +108,12 @@ def test_the_card_of_a_folder_says_its_subsets_and_splits(tmp_path: Path) -> Non
     (root / "kept.jsonl").unlink()
     with pytest.raises(DataError, match="split 'test' that are not here"):
         splits_of(root)
-    for broken in ("configs: [", "configs: 3", "configs: [{data_files: [{path: x}]}]"):
+    for broken in (
+        "configs: [",
+        "configs: 3",
+        "configs: [{data_files: 'a[9-0]'}]",
+        "configs: [{data_files: [{path: x}]}]",
+    ):
         (root / "README.md").write_text(f"---\n{broken}\n---\n")
         with pytest.raises(DataError, match="`configs` at its top cannot be read"):
             splits_of(root)
