@@ -29,7 +29,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -232,7 +232,7 @@ class Ranks:
     def _shard(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
         on_gpu = self.device.startswith("cuda")
         options: dict[str, Any] = {
-            "mesh": init_device_mesh("cuda" if on_gpu else "cpu", (self.size,)),
+            "mesh": self._mesh("cuda" if on_gpu else "cpu"),
             "reshard_after_forward": self.spread.sharding is not Sharding.shard_grad_op,
         }
         if self.spread.cpu_offload and on_gpu:
@@ -244,6 +244,9 @@ class Ranks:
             if dtype is not None:
                 _convert(part, dtype)
             fully_shard(part, **options)
+
+    def _mesh(self, kind: str) -> DeviceMesh:
+        return init_device_mesh(kind, (self.size,))
 
     def add_up_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Add the gradients of all ranks; nothing to do where FSDP has done so while they were computed."""
