@@ -129,16 +129,21 @@ class Objects:
         found = self._ask("find", folder, detail=True) or {}
         return {path.rpartition("/")[2]: int(info["size"]) for path, info in found.items()}
 
-    def put(self, name: str, data: bytes) -> None:
-        """Make an object that becomes visible whole."""
-        temporary = f"{name}.{secrets.token_hex(8)}" if self._is_folder else name
+    def create(self, name: str, data: bytes) -> bool:
+        """Make an object that becomes visible whole; False, and nothing done, where one has that name."""
+        if not self._is_folder:
+            return self._ask("pipe_file", name, data, mode="create") is not False
+        temporary = f"{name}.{secrets.token_hex(8)}"
         self._ask("pipe_file", temporary, data)
-        if self._is_folder:
-            try:
-                Path(self._root, temporary).replace(Path(self._root, name))
-                self._was_there = True
-            except OSError as error:
-                raise UnreachableError(said_of(error)) from None
+        try:
+            os.link(f"{self._root}/{temporary}", f"{self._root}/{name}")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise UnreachableError(said_of(error)) from None
+        finally:
+            self.remove(temporary)
+        return True
 
     def send(self, path: Path, name: str) -> None:
         """Make an object of a file."""
@@ -153,7 +158,7 @@ class Objects:
         self._ask("rm", name, recursive=True)
 
     def _ask(self, method: str, *given: Any, size: int = 0, **options: Any) -> Any:
-        """Call fsspec; None where nothing is there."""
+        """Call fsspec; None where nothing is there, False where an object was to be made and one was there."""
         source = method == "put_file"
         given = (given[0], f"{self._root}/{given[1]}") if source else (f"{self._root}/{given[0]}", *given[1:])
         if self._is_folder:
@@ -166,6 +171,8 @@ class Objects:
         try:
             return getattr(self._system, method)(*given, **options)
         except Exception as error:  # libraries raise errors of theirs, of HTTP, of the system, of time
+            if isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412"):
+                return False
             if isinstance(error, FileNotFoundError | NotADirectoryError) and not method.startswith(
                 ("put", "pipe")
             ):
@@ -188,13 +195,19 @@ def _is_refusal(error: Exception) -> bool:
     return known or type(error).__name__.endswith("CredentialsError") or "Forbidden" in str(error)
 
 
+def _code(error: Exception) -> str:
+    response = getattr(error.__cause__ or error, "response", None)
+    told = response.get("Error") if isinstance(response, dict) else None
+    return str(told.get("Code", "")) if isinstance(told, dict) else ""
+
+
 # -- outputs -----------------------------------------------------------------------------------------------------
-# Outputs there: their files first, then the entry that names them.
+# Outputs there: their files first, then the entry that names them, which is made only where none is.
 #
 #     outputs/<key>.json            the entry: the manifest as it is on disk, and which upload its files are of
 #     files/<key>/<upload>/<n>      the n-th file of the manifest, in the order of names
 #
-# Of two uploads the first one counts; the other is removed. What is read is foreign until it was checked: names
+# Of two uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names
 # and sizes before anything is fetched, and every file by its sum before it is committed to the local store.
 
 
@@ -259,7 +272,7 @@ def connect(url: str) -> tuple[Objects, set[str], str]:
         ConfigError: It may not be written, or there is no such place.
     """
     objects = Objects(url)
-    return objects, *_listed(url, objects, lambda: objects.put("used", b""))
+    return objects, *_listed(url, objects, lambda: objects.create("used", b""))
 
 
 def look(url: str) -> tuple[set[str], str]:
@@ -591,9 +604,13 @@ class SharedStore:
             place = _files(key, own.upload)
             for number, name in _numbered(files).items():
                 ask(partial(self._objects.send, folder / name, f"{place}/{number}"))
-            # Of two at once the first counts. Where both find none, either entry names files that are whole.
-            if (entry := ask(partial(self._sound_entry, key))) is None:
-                ask(partial(self._objects.put, _entry(key), data))
+            if ask(partial(self._objects.create, _entry(key), data)):
+                return size, None
+            # A request that was carried out, and whose answer was lost, looks like a second one: so it is read.
+            entry = ask(partial(self._sound_entry, key))
+            if entry is None:
+                raise UnreachableError("its entry was there, and could not be used")
+            if entry.upload == own.upload:
                 return size, None
             ask(partial(self._objects.remove, place))
         try:
