@@ -25,8 +25,8 @@ from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwrit
 from pipeline.config.checks import check_config
 from pipeline.config.explain import as_meant, explain, for_hydra, read_flags
 from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
+from pipeline.config.plain import refuse_all
 from pipeline.config.tables import conf_dir
-from pipeline.config.values import refuse_all
 from pipeline.errors import PipelineError
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say

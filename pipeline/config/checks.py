@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from pipeline.config import schema
+from pipeline.config.plain import brief, held, refuse_all, value_problems
 from pipeline.config.schema import Config, DatasetConfig, Optimizer, Schedule, Settings, Strategy
 from pipeline.config.tables import REWARD_NAMES, SUFFIX, TABLES, as_typed, point_of, settings_of
 from pipeline.config.user_code import ask
-from pipeline.config.values import brief, held, refuse_all, value_problems
 from pipeline.errors import ConfigError, PipelineError, defined_at, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -18,11 +18,10 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.plain import hints_of, kinds_of
+from pipeline.config.plain import hints_of, kinds_of, one_line
 from pipeline.config.schema import MODEL_TEXT, PATH, Config
 from pipeline.config.tables import TABLES, all_shipped, conf_dir, settings_class
 from pipeline.config.user_code import import_object
-from pipeline.config.values import one_line
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError, RecursionError)

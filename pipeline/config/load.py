@@ -25,10 +25,9 @@ from pipeline.config import explain, tables
 from pipeline.config.checks import config_problems
 from pipeline.config.explain import as_meant
 from pipeline.config.meaning import in_words, meanings_of
-from pipeline.config.plain import default_values, filled, is_no_value, kinds_of
+from pipeline.config.plain import brief, default_values, filled, is_no_value, kinds_of, one_line, refuse_all
 from pipeline.config.schema import MISSING, Config, EvaluationConfig
 from pipeline.config.tables import TABLES, conf_dir
-from pipeline.config.values import brief, one_line, refuse_all
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 VERSION_BASE = "1.3"

@@ -19,10 +19,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from pipeline.config.plain import filled
+from pipeline.config.plain import filled, nearest_choice, short, value_problems
 from pipeline.config.schema import CHOICES, KEYED, MISSING, PATH, RANGE, Config
 from pipeline.config.tables import TABLES, all_shipped
-from pipeline.config.values import nearest_choice, short, value_problems
 from pipeline.errors import ConfigError, unknown_name
 
 _WORDS: Mapping[object, tuple[str, str]] = {

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 # -- fields ------------------------------------------------------------------------------------------------------
 # How fields of the configuration are declared: with the range of their numbers, or as the path of a file. The
 # schema uses these, and so may settings of a class of the user's own. What is declared here is checked in one
-# place, `pipeline.config.values`, for every key alike.
+# place, `pipeline.config.plain`, for every key alike.
 
 
 MISSING: Any = "???"

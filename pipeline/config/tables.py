@@ -16,9 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.plain import brief, short
 from pipeline.config.schema import MISSING, AlgoConfig, DatasetConfig, ModelConfig
 from pipeline.config.user_code import check_settings_class, import_object
-from pipeline.config.values import brief, short
 from pipeline.errors import ConfigError, unknown_name
 
 # -- shipped -----------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from dataclasses import replace
 from sys import intern
 from typing import Any
 
+from pipeline.config.plain import brief
 from pipeline.config.schema import AlgoConfig, Config, Keep, StageChoice
 from pipeline.config.user_code import ask, import_object
-from pipeline.config.values import brief
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import schema
+from pipeline.config.plain import refuse_all
 from pipeline.config.schema import AlgoConfig, Attention, Config, DType, ModelConfig, TextBackend
-from pipeline.config.values import refuse_all
 from pipeline.errors import install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import Stage

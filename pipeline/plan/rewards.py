@@ -19,10 +19,9 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from pipeline.config.plain import schema_path, to_plain
+from pipeline.config.plain import refuse_all, schema_path, to_plain
 from pipeline.config.schema import Config, DatasetConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS
-from pipeline.config.values import refuse_all
 from pipeline.errors import ConfigError, describe_exit
 from pipeline.foreign import ForeignDataError, read_model_json
 from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource

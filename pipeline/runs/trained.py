@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.config.explain import COMPOSITION_ERRORS, explain
 from pipeline.config.load import config_from_plain
+from pipeline.config.plain import refuse_all, value_problems
 from pipeline.config.schema import Config, DatasetConfig, LongPrompts, ModelConfig
-from pipeline.config.values import refuse_all, value_problems
 from pipeline.errors import ConfigError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos.base import REFERENCE, Algorithm

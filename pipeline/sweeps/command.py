@@ -17,7 +17,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.values import refuse_all
+from pipeline.config.plain import refuse_all
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
 from pipeline.foreign import LARGEST_FILE, read_plain

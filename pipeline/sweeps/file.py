@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hi
 import yaml
 from msgspec import Meta
 
-from pipeline.config.values import brief, one_line, refuse_all
+from pipeline.config.plain import brief, one_line, refuse_all
 from pipeline.engine.devices.worker_env import is_of_launcher
 from pipeline.errors import ConfigError, known_names, unknown_name
 from pipeline.foreign import LARGEST_FILE, ForeignDataError, check_yaml, converted, read_plain

@@ -8,7 +8,7 @@ import pytest
 
 import pipeline
 from pipeline import errors
-from pipeline.config.values import short
+from pipeline.config.plain import short
 from pipeline.errors import (
     DISTRIBUTION,
     ConfigError,

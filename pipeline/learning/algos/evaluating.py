@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.config.plain import short
 from pipeline.config.schema import DatasetConfig, EvaluationConfig
-from pipeline.config.values import short
 from pipeline.files import json_text
 from pipeline.learning.algos import opening
 from pipeline.learning.algos.base import JobContext

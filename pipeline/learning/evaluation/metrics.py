@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config.plain import short
 from pipeline.config.schema import EvaluationConfig
-from pipeline.config.values import short
 from pipeline.files import json_text
 from pipeline.learning.evaluation import statistics
 from pipeline.outputs.formats import LARGEST, PROMPTS, SAMPLES, Sample, read_input, read_lines

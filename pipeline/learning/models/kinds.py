@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from pipeline.config import schema
-from pipeline.config.values import brief
+from pipeline.config.plain import brief
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, read_model_json
 

@@ -12,9 +12,9 @@ import pytest
 
 from pipeline.config.checks import check_config
 from pipeline.config.load import load_config
+from pipeline.config.plain import value_problems
 from pipeline.config.schema import RANGE, AlgoConfig, Config, Range, number
 from pipeline.config.tables import TABLES, all_shipped
-from pipeline.config.values import value_problems
 from pipeline.errors import ConfigError
 
 SHIPPED = [Config, *(schema for table in TABLES for schema in all_shipped(table).values())]

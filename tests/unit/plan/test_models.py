@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.plain import refuse_all
 from pipeline.config.schema import Attention, Config
-from pipeline.config.values import refuse_all
 from pipeline.errors import ConfigError
 from pipeline.files import file_sha256
 from pipeline.learning.datasets.from_files import FilesConfig
