@@ -43,8 +43,8 @@ import numpy as np
 from msgspec import Meta
 from rich.console import Console
 
-from pipeline.commands.multirun import primary_result
 from pipeline.commands.request import prepare
+from pipeline.commands.results import OBJECTIVE, values_of
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.errors import PipelineError
@@ -201,7 +201,7 @@ def run(trial: Trial, out: Path) -> Score:
     request = prepare(config)
     rows = collect_rows(request.store, request.plan.jobs.values())
     last = [row for row in rows if row.algo == trial.method and row.round == config.rounds_of_training]
-    scores = [primary_result([row for row in last if row.reference == one]) for one in REFERENCES]
+    scores = [values_of([row for row in last if row.reference == one])[OBJECTIVE] for one in REFERENCES]
     spent = round(time.process_time() - begun, 1)
     return Score(trial.method, trial.number, trial.settings, scores, spent, plan_of(trial, out))
 

@@ -19,11 +19,10 @@ from omegaconf import DictConfig
 from pipeline import __version__
 from pipeline.commands import multirun
 from pipeline.commands.help import typed_command, usage
-from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwritten
 from pipeline.config.checks import check_config
-from pipeline.config.explain import as_meant, explain, for_hydra, read_flags
+from pipeline.config.explain import as_meant, explain
 from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
 from pipeline.config.plain import refuse_all
 from pipeline.config.tables import conf_dir
@@ -79,11 +78,11 @@ def main(arguments: Sequence[str]) -> int:
 
     entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
     try:
-        asked = read_flags(as_overrides(arguments), FLAGS)
+        asked = multirun.read_flags(arguments)
         folder = asked.config_dir
         settings = as_meant(asked.overrides)
         _check_settings(asked, settings)
-        arguments = for_hydra(asked, settings)
+        arguments = multirun.for_hydra(asked, settings)
         with _for_hydra(arguments):
             register_schemas()
             entry()

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.config.explain import GROUPS, class_paths, other_names, unknown_key
+from pipeline.config.explain import class_paths, other_names, unknown_key
 from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES, conf_dir, settings_class
 from pipeline.errors import ConfigError
@@ -198,8 +198,8 @@ def _help_keys_group(group: str) -> Iterator[Line]:
         remarks = [line[1:].strip() for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
         said = [line for line in remarks if not line.startswith("@package")]
         yield from _named(f"{group}={file.stem}", said[0] if said else "")
-    table = next((table for table, each in GROUPS.items() if each == group), group)
-    if table in TABLES:
+    table = next((table for table, each in TABLES.items() if each.group == group), "")
+    if table:
         yield f"\nIts settings: python -m pipeline help {table}.NAME", ""
 
 

@@ -6,28 +6,22 @@ way that every launcher knows: the value that the run returns.
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from fnmatch import fnmatchcase
+from difflib import get_close_matches
 from itertools import islice
-from pathlib import Path
-from statistics import fmean
+from typing import NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 
-from pipeline.commands.request import Request
-from pipeline.config.schema import Config, DeviceChoice
-from pipeline.errors import ConfigError, JobError, PipelineError
-from pipeline.plan.graph import Job, chain_name
-from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS, ResultRow, collect_rows, place_of, primary_metric
-from pipeline.runs.run_view import RunView
-from pipeline.runs.trackers import leave_values, sweep_trial
-from pipeline.sweeps.reporting import TRIALS, log, own_trial
+from pipeline.config.explain import did_you_mean, known_keys
+from pipeline.config.schema import DeviceChoice
+from pipeline.errors import ConfigError, PipelineError
+from pipeline.sweeps.reporting import TRIALS, own_trial
 
 _ONLY_LISTS = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that runs what it is told; most others look for the best settings."""
@@ -133,144 +127,75 @@ def check_sweeper() -> None:
         )
 
 
-def is_judged(config: Config, row: ResultRow) -> bool:
-    """Whether settings are chosen by the chain that a row is of."""
-    several, pattern = len(config.models[row.model].references) > 1, config.evaluation.objective or ""
-    reference = row.reference if several else None
-    chain = chain_name(row.dataset, row.model, reference, row.seed, row.algo)
-    return fnmatchcase(chain, pattern) or fnmatchcase(row.algo, pattern)
-
-
-def primary_result(rows: Sequence[ResultRow]) -> float:
-    """The mean over chains of the first primary metric that all of them have.
-
-    Raises:
-        JobError: There is none.
-    """
-    values: dict[tuple[object, ...], dict[str, float]] = {}
-    for row in rows:
-        chain = values.setdefault((row.dataset, row.model, row.reference, row.seed, row.algo), {})
-        if row.value is not None:
-            chain[row.metric] = row.value
-    metric = primary_metric(values.values())
-    if metric is None:
-        raise JobError(
-            f"no result to choose by: no chain has one of {', '.join(PRIMARY_METRICS)} after the last round"
-        )
-    return fmean(chain[metric] for chain in values.values())
-
-
-# -- trial -------------------------------------------------------------------------------------------------------
-# A run that is a trial of a sweep, or of one at W&B: it tells the sweep what every round has reached.
-
-
-OBJECTIVE = "objective"
-"""What trials are judged by where the sweep file does not name a metric of the results: their primary metric."""
-COMPARED = "/vs_"
-"""In the name of a difference to another policy; what it is between is not the same in every trial."""
-_THERE = ("done", "stored")
-
-
-class TrialRounds:
-    """Tells the sweep of the rounds of this run, each once and in order; does nothing for any other run."""
-
-    def __init__(self, request: Request, run: Path) -> None:
-        self._request, self._run = request, run
-        self._rounds: dict[int, list[Job]] = defaultdict(list)
-        self._at_wandb = sweep_trial() is not None
-        if self._at_wandb or own_trial() is not None:
-            for job in request.plan.jobs.values():
-                if job.stage == METRICS_STAGE and job.round > 0:
-                    self._rounds[job.round].append(job)
-
-    def update(self, view: RunView) -> None:
-        """Tell of the rounds that have been judged by now."""
-        while self._rounds and all(view.jobs[job.id].status in _THERE for job in self._rounds[min(self._rounds)]):
-            self._tell(min(self._rounds))
-
-    def conclude(self) -> None:
-        """Tell of all that is stored: the run is over."""
-        for number in sorted(self._rounds):
-            self._tell(number)
-
-    def _tell(self, number: int) -> None:
-        config = self._request.config
-        rows = collect_rows(self._request.store, self._rounds.pop(number))
-        if config.evaluation.objective is not None:
-            rows = [row for row in rows if is_judged(config, row)]
-        if values := values_of(rows):
-            log(values, step=number)
-            if self._at_wandb:
-                leave_values(self._run, number, values)
-
-
-def values_of(rows: Sequence[ResultRow]) -> dict[str, float]:
-    """The means over chains of what all chains of a round have, and the objective among them."""
-    found: dict[str, list[float]] = defaultdict(list)
-    chains = {place_of(row) for row in rows}
-    for row in rows:
-        if row.value is not None and COMPARED not in row.metric:
-            found[row.metric].append(row.value)
-    means = {metric: fmean(values) for metric, values in found.items() if len(values) == len(chains)}
-    with suppress(JobError):  # nothing by which settings are chosen
-        means[OBJECTIVE] = primary_result(rows)
-    return means
-
-
-# -- device flags ------------------------------------------------------------------------------------------------
-# ``--num-gpus``, ``--gpu-ids`` and ``--device`` on the command line of a run, as overrides of its configuration:
-# together they replace what that says, so that ``--num-gpus 2`` means two GPUs also where a file says
-# ``gpu_ids: [0, 1, 2, 3]`` or ``device: cpu``. ``distributed.gpu_list=0,1,2,3`` means these four, though Hydra
-# would take values with commas for several runs.
+# -- flags -------------------------------------------------------------------------------------------------------
+# The words of a command line that are no settings: Hydra's flags, read before it sees them, and those for devices.
+# Settings are written KEY=VALUE. Who writes ``--seed 3`` has in mind a key, and who writes ``--num-gpu 2`` a flag.
 
 
 FLAGS = ("--num-gpus", "--gpu-ids", "--device")
+_ASKED = {"--help": "-h", "--hydra-help": "", "--version": "", "--resolve": "", "--run": "-r", "--multirun": "-m"}
+_ASKED |= {"--shell-completion": "-sc"}
+_VALUED = {"--cfg": "-c", "--package": "-p", "--config-path": "-cp", "--config-name": "-cn", "--config-dir": "-cd"}
+_VALUED |= {"--experimental-rerun": ""}
 _BARE_IDS = re.compile(r"(\+{0,2}distributed\.gpu_(?:ids|list))=(\d+(?:,\d+)*)")
 
 
-def as_overrides(arguments: Sequence[str]) -> list[str]:
-    """Turn the flags into overrides, placed after all others, so that they win; everything else stays as it is.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. Settings are written KEY=VALUE")
 
-    Args:
-        arguments: A command line. Ids may be separated by spaces or commas: ``--gpu-ids 0 2 3``. Those of a
-            setting may stand without brackets.
+
+def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read the flags of a command line, and its settings as `overrides`.
+
+    Those for devices become settings, the last ones, so that they win. Together they replace what a configuration
+    says: ``--num-gpus 2`` means two GPUs also where a file says ``gpu_ids: [0, 1, 2, 3]`` or ``device: cpu``.
+    ``distributed.gpu_list=0,1,2,3`` means these four, though Hydra would take the commas for several runs.
 
     Raises:
-        ConfigError: A flag has no value or a wrong one, or is given twice.
+        ConfigError: A flag is unknown, or its value wrong; names what was probably meant.
     """
-    given: dict[str, str] = {}
-    others: list[str] = []
-    rest = list(arguments)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag not in FLAGS:
-            others.append(_BARE_IDS.sub(r"\1=[\2]", word) if _BARE_IDS.fullmatch(word) else word)
-            continue
-        if flag in given:
-            raise ConfigError(f"{flag} is given twice")
-        values = [value] if equals else []
-        most = len(rest) if flag == "--gpu-ids" else 1
-        while not equals and len(values) < most and rest and not rest[0].startswith("--") and "=" not in rest[0]:
-            values.append(rest.pop(0))
-        given[flag] = ",".join(values)
-    if not given:
-        return others
-    device, count = given.get("--device", DeviceChoice.auto.name), given.get("--num-gpus", "null")
-    ids = [each for each in given.get("--gpu-ids", "").split(",") if each]
-    if device not in DeviceChoice.__members__:
-        raise ConfigError(f"--device {device}: one of {', '.join(DeviceChoice.__members__)}")
-    if count != "null" and not count.isdigit():
-        raise ConfigError(f"--num-gpus {count}: how many GPUs, as in --num-gpus 2")
-    if "--gpu-ids" in given and not (ids and all(each.isdigit() for each in ids)):
-        raise ConfigError(f"--gpu-ids {given['--gpu-ids']}: ids of GPUs, as in --gpu-ids 0 2 3")
-    overrides = [
-        f"device={device}",
-        f"distributed.num_gpus={count}",
-        "distributed.gpu_ids=" + (f"[{','.join(ids)}]" if ids else "null"),
-        "distributed.gpu_list=null",
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--num-gpus", type=int)
+    parser.add_argument("--gpu-ids", nargs="+", default=[])
+    parser.add_argument("--device", choices=[*DeviceChoice.__members__])
+    for flag, short in _ASKED.items():
+        parser.add_argument(flag, *filter(None, [short]), action="store_true")
+    for flag, short in _VALUED.items():
+        choices = ("job", "hydra", "all") if flag == "--cfg" else None
+        parser.add_argument(flag, *filter(None, [short]), choices=choices)
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    asked, unknown = parser.parse_known_intermixed_args(list(arguments))
+    if wrong := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
+        names = [*FLAGS, *_ASKED, *_VALUED]
+        near = get_close_matches(wrong[0], names, 1, 0.8)
+        meant = f" Did you mean {near[0]}?" if near else ""
+        meant = meant or did_you_mean(wrong[0].strip("-").replace("-", "_"), known_keys(), "=...")
+        listed = meant or f" Flags are {', '.join(names)}"
+        raise ConfigError(f"unknown flag {wrong[0]}. Settings are written KEY=VALUE.{listed}")
+    given = [*asked.overrides, *(word for word in asked.gpu_ids if "=" in word)]  # which argparse took for an id
+    asked.overrides = [_BARE_IDS.sub(r"\1=[\2]", word) if _BARE_IDS.fullmatch(word) else word for word in given]
+    ids = [each for word in asked.gpu_ids if "=" not in word for each in word.split(",") if each]
+    if (asked.gpu_ids and not ids) or not all(each.isdecimal() for each in ids):
+        raise ConfigError(f"--gpu-ids {' '.join(asked.gpu_ids)}: ids of GPUs, as in --gpu-ids 0 2 3")
+    if ids or asked.num_gpus is not None or asked.device is not None:
+        asked.overrides += [
+            f"device={asked.device or DeviceChoice.auto.name}",
+            f"distributed.num_gpus={'null' if asked.num_gpus is None else asked.num_gpus}",
+            "distributed.gpu_ids=" + (f"[{','.join(ids)}]" if ids else "null"),
+            "distributed.gpu_list=null",
+        ]
+    return asked
+
+
+def for_hydra(asked: argparse.Namespace, settings: Sequence[str]) -> list[str]:
+    """Order a command line as Hydra takes it: all settings together, as it takes none on both sides of a flag.
+
+    ``--cfg job`` prints the values that a run would have, and no expressions.
+    """
+    given = {flag: getattr(asked, flag[2:].replace("-", "_")) for flag in (*_ASKED, *_VALUED, "--info")}
+    flags = [
+        word for flag, value in given.items() if value for word in ([flag] if value is True else [flag, value])
     ]
-    # Not at the very end: a flag of Hydra's that stands there may take the next word for its value.
-    places = [place for place, word in enumerate(others, 1) if "=" in word and not word.startswith("--")]
-    end = max(places, default=0)
-    return [*others[:end], *overrides, *others[end:]]
+    return [*settings, *flags, *(["--resolve"] if asked.cfg == "job" and not asked.resolve else [])]

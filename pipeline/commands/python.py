@@ -22,7 +22,7 @@ from warnings import catch_warnings, filterwarnings
 from safetensors import SafetensorError
 
 from pipeline import arithmetic
-from pipeline.commands.multirun import FLAGS, as_overrides
+from pipeline.commands.multirun import FLAGS, for_hydra, read_flags
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, DType, SystemConfig
@@ -110,13 +110,13 @@ def _settings(settings: Sequence[str]) -> list[str]:
             'settings are a list of texts, as in pipeline.run(["experiment.name=x", "algos=[PITA]"]), not '
             f"{settings!r}"
         )
-    given = as_overrides(settings)
-    if flags := [word for word in given if word.startswith("-")]:
+    asked = read_flags(settings)
+    if flags := for_hydra(asked, ()):
         raise ConfigError(
             f"{flags[0]} is for the command line. pipeline.run takes KEY=VALUE, and {', '.join(FLAGS)}; for "
             "several runs call it in a loop"
         )
-    return given
+    return list(asked.overrides)
 
 
 @contextmanager

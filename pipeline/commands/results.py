@@ -1,13 +1,16 @@
-"""What a run leaves beside the outputs of its jobs: results, its page, and what trackers are told of it."""
+"""What a run leaves beside the outputs of its jobs: results, its page, what trackers and sweeps are told of it."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 
@@ -20,15 +23,26 @@ from pipeline.engine.store import shared
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Verified
 from pipeline.errors import StoreError
 from pipeline.learning.algos.registry import with_bounded_kl
-from pipeline.plan.graph import Job
+from pipeline.plan.graph import Job, chain_name
 from pipeline.runs.cost import compute_of, results_of, write_compute
 from pipeline.runs.loaded import load
 from pipeline.runs.origin import Maker, collect_makers
-from pipeline.runs.record import Results, write_results, write_samples
+from pipeline.runs.record import (
+    METRICS_STAGE,
+    PRIMARY_METRICS,
+    ResultRow,
+    Results,
+    collect_rows,
+    place_of,
+    write_results,
+    write_samples,
+)
 from pipeline.runs.report.format import count, shown_path
 from pipeline.runs.report.status import shared_in_words
-from pipeline.runs.trackers import Feeders, sweep_trial
+from pipeline.runs.run_view import RunView
+from pipeline.runs.trackers import Feeders, leave_values, sweep_trial
 from pipeline.runs.trained import Trained
+from pipeline.sweeps import reporting
 from pipeline.terminal.console import say
 
 log = logging.getLogger("pipeline")
@@ -295,3 +309,66 @@ def _tell_away(why: str, console: Console) -> None:
         f"warning: the shared store cannot be reached ({why}): this run goes on with what is here",
         "bold",
     )
+
+
+# -- trials ------------------------------------------------------------------------------------------------------
+# A run that is a trial of a sweep, or of one at W&B: it tells the sweep what every round has reached.
+
+
+OBJECTIVE = "objective"
+"""What trials are judged by where the sweep file does not name a metric of the results: their primary metric."""
+COMPARED = "/vs_"
+"""In the name of a difference to another policy; what it is between is not the same in every trial."""
+_THERE = ("done", "stored")
+
+
+class TrialRounds:
+    """Tells the sweep of the rounds of this run, each once and in order; does nothing for any other run."""
+
+    def __init__(self, request: Request, run: Path) -> None:
+        self._request, self._run = request, run
+        self._rounds: dict[int, list[Job]] = defaultdict(list)
+        self._at_wandb = sweep_trial() is not None
+        if self._at_wandb or reporting.own_trial() is not None:
+            for job in request.plan.jobs.values():
+                if job.stage == METRICS_STAGE and job.round > 0:
+                    self._rounds[job.round].append(job)
+
+    def update(self, view: RunView) -> None:
+        """Tell of the rounds that have been judged by now."""
+        while self._rounds and all(view.jobs[job.id].status in _THERE for job in self._rounds[min(self._rounds)]):
+            self._tell(min(self._rounds))
+
+    def conclude(self) -> None:
+        """Tell of all that is stored: the run is over."""
+        for number in sorted(self._rounds):
+            self._tell(number)
+
+    def _tell(self, number: int) -> None:
+        rows = collect_rows(self._request.store, self._rounds.pop(number))
+        if values := values_of([row for row in rows if is_judged(self._request.config, row)]):
+            reporting.log(values, step=number)
+            if self._at_wandb:
+                leave_values(self._run, number, values)
+
+
+def is_judged(config: Config, row: ResultRow) -> bool:
+    """Whether settings are chosen by the chain that a row is of."""
+    if (pattern := config.evaluation.objective) is None:
+        return True
+    several = len(config.models[row.model].references) > 1
+    chain = chain_name(row.dataset, row.model, row.reference if several else None, row.seed, row.algo)
+    return fnmatchcase(chain, pattern) or fnmatchcase(row.algo, pattern)
+
+
+def values_of(rows: Sequence[ResultRow]) -> dict[str, float]:
+    """The means over chains of what all chains of a round have; by the first primary metric they are judged."""
+    found: dict[str, list[float]] = defaultdict(list)
+    chains = {place_of(row) for row in rows}
+    for row in rows:
+        if row.value is not None and COMPARED not in row.metric:
+            found[row.metric].append(row.value)
+    means = {metric: fmean(values) for metric, values in found.items() if len(values) == len(chains)}
+    if objective := next((metric for metric in PRIMARY_METRICS if metric in means), None):
+        means[OBJECTIVE] = means[objective]
+    return means

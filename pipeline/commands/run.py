@@ -20,7 +20,7 @@ from rich.console import Console
 from pipeline import arithmetic
 from pipeline.commands import request as requests
 from pipeline.commands import results
-from pipeline.commands.multirun import TrialRounds, group_of_run
+from pipeline.commands.multirun import group_of_run
 from pipeline.commands.request import Request, Stored
 from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.config.plain import to_plain
@@ -370,7 +370,7 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            rounds = TrialRounds(request, run.path)
+            rounds = results.TrialRounds(request, run.path)
             keeper = requests.keeper_of(request, stored.not_here, verified.folder)
             keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
             with results.tracked(run, config.tracking, console, signals) as hear:
@@ -473,7 +473,7 @@ def _run_missing(
     console: Console,
     signals: StopSignals,
     hear: Callable[[], None],
-    rounds: TrialRounds,
+    rounds: results.TrialRounds,
     keeper: Keeper,
 ) -> Outcome | None:
     if not stored.missing:

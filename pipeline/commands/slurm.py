@@ -16,11 +16,10 @@ from typer.core import TyperCommand
 from typer.main import get_group
 
 from pipeline.commands import launch, sweep
-from pipeline.commands.multirun import FLAGS, as_overrides, requests
+from pipeline.commands.multirun import read_flags, requests
 from pipeline.commands.request import check_fits_ray
 from pipeline.commands.typed import WRONG_USE, examples, in_words
 from pipeline.config.checks import check_config
-from pipeline.config.explain import read_flags
 from pipeline.config.load import load_config
 from pipeline.config.schema import Backend, Config, DeviceChoice, devices_per_training
 from pipeline.engine.launch import find_program
@@ -221,7 +220,7 @@ def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Ma
 
 
 def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
-    asked = read_flags(as_overrides(words), FLAGS)
+    asked = read_flags(words)
     if any((asked.help, asked.hydra_help, asked.version, asked.cfg, asked.info, asked.shell_completion)):
         raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
     settings = next(requests(asked.overrides)) if asked.multirun else list(asked.overrides)

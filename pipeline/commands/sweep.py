@@ -223,7 +223,7 @@ def check_settings(sweep: Sweep) -> None:
     words = (sweep.program, *sweep.command)
     if not any(Path(word).name == PROGRAM and (sweep.folder / word).resolve() == program for word in words):
         return  # not a run of this very package: what its settings are is not known
-    from pipeline.commands.multirun import COMPARED, OBJECTIVE
+    from pipeline.commands.results import COMPARED, OBJECTIVE
     from pipeline.config.checks import check_config
     from pipeline.config.load import load_config
     from pipeline.learning.evaluation.metrics import metric_names

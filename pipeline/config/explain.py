@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -10,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -28,9 +27,6 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Va
 """What composing a configuration raises of what a user wrote."""
 _LONGEST = 1500
 """Characters of a message, so that a setting of thousands does not bury what is said of it."""
-
-GROUPS = {name: table.group for name, table in TABLES.items() if table.group != name}
-"""Tables of settings whose entries are chosen by a group of another name."""
 
 _OTHER_NAMES = {
     "deepspeed": "training.strategy",
@@ -84,30 +80,21 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     names = other_names(last, section.removeprefix("algos."))
     if all(name in keys or "<NAME>" in name for name in names):
         return names
-    name = names[0]
-    prefix = f"{section}." if section else ""
-    inside = {each[len(prefix) :] for each in keys if each.startswith(prefix)}
-    inside = {each for each in inside if "." not in each}
-    elsewhere = not section and any(each.endswith(f".{name}") for each in keys)
-    if near := [name] if name in inside else [] if elsewhere else _alike(name, inside):
-        return [prefix + near[0]]
-    table = key.partition(".")[0]
+    name, table = names[0], key.partition(".")[0]
+    beside = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == section}
     general = dict.fromkeys(
         re.sub(r"^(\w+)\.[^.]+", r"\1.<NAME>", each) if each.partition(".")[0] in {*TABLES} - {table} else each
         for each in sorted(keys, key=lambda one: (not one.endswith(f".{name}"), one.count(".")))
     )
-    ends = [each for each in general if each.endswith((f".{prefix}{name}", f".{prefix}{name}s"))]
-    ends = ends or [each for each in general if each.endswith((f".{name}", f".{name}s"))]
-    ends = ends or [each for each in general if section and each.startswith(section) and each.endswith(f"_{name}")]
+    ends = [each for each in general if each.endswith((f".{name}", f".{name}s"))]
+    if near := [name] if name in beside else _alike(name, beside) if section or not ends else []:
+        return [beside[near[0]]]
     if ends and section:  # of a section that is misspelt, or of another one
         return get_close_matches(key, ends, n=1, cutoff=0.7) or ends[:1]
-    by_name = {each.rpartition(".")[2]: each for each in reversed(general)}
-    if ends or (section and inside):
+    if ends or (section and beside):
         return ends[:3]
-    words = sorted(re.split(r"[._]", key))
-    turned = [by_name[each] for each in by_name if sorted(each.split("_")) == words]  # gpus.num
-    near = turned or get_close_matches(key, general, n=1, cutoff=0.7)
-    return near[:1] or [by_name[each] for each in _alike(name, by_name)]
+    by_name = {each.rpartition(".")[2]: each for each in reversed(general)}
+    return get_close_matches(key, general, n=1, cutoff=0.7) or [by_name[each] for each in _alike(name, by_name)]
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:
@@ -173,63 +160,6 @@ def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
         "model": f" For a folder or an id of the hub: model=hf models.hf.path={name}",
     }
     return said + own.get(group, "")
-
-
-# -- arguments ---------------------------------------------------------------------------------------------------
-# The words of a command line that are no settings: Hydra's flags, read before it sees them. Settings are
-# written KEY=VALUE. Who writes ``--seed 3`` has in mind a key, and who writes ``--num-gpu 2`` a flag.
-
-
-_ASKED = {"--help": "-h", "--hydra-help": "", "--version": "", "--resolve": "", "--run": "-r", "--multirun": "-m"}
-_ASKED |= {"--shell-completion": "-sc"}
-_VALUED = {"--cfg": "-c", "--package": "-p", "--config-path": "-cp", "--config-name": "-cn", "--config-dir": "-cd"}
-_VALUED |= {"--experimental-rerun": ""}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}. Settings are written KEY=VALUE")
-
-
-def read_flags(arguments: Sequence[str], own: Sequence[str] = ()) -> argparse.Namespace:
-    """Read Hydra's flags of a command line, and its settings as `overrides`.
-
-    Args:
-        arguments: A command line without the flags of this package.
-        own: Names of those flags, to be suggested.
-
-    Raises:
-        ConfigError: A flag is unknown; names what was probably meant.
-    """
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    parser.add_argument("overrides", nargs="*")
-    for flag, short in _ASKED.items():
-        parser.add_argument(flag, *filter(None, [short]), action="store_true")
-    for flag, short in _VALUED.items():
-        choices = ("job", "hydra", "all") if flag == "--cfg" else None
-        parser.add_argument(flag, *filter(None, [short]), choices=choices)
-    parser.add_argument("--info", "-i", nargs="?", const="all")
-    asked, unknown = parser.parse_known_intermixed_args(list(arguments))
-    if wrong := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
-        flag, names = wrong[0], [*own, *_ASKED, *_VALUED]
-        near = [each for each in own if each.startswith(f"{flag}-")] or get_close_matches(flag, names, 1, 0.8)
-        meant = f" Did you mean {near[0]}?" if near else ""
-        meant = meant or did_you_mean(flag.strip("-").replace("-", "_"), known_keys(), "=...")
-        listed = meant or f" Flags are {', '.join(names)}"
-        raise ConfigError(f"unknown flag {flag}. Settings are written KEY=VALUE.{listed}")
-    return asked
-
-
-def for_hydra(asked: argparse.Namespace, settings: Sequence[str]) -> list[str]:
-    """Order a command line as Hydra takes it: all settings together, as it takes none on both sides of a flag.
-
-    ``--cfg job`` prints the values that a run would have, and no expressions.
-    """
-    given = {flag: getattr(asked, flag[2:].replace("-", "_")) for flag in (*_ASKED, *_VALUED, "--info")}
-    flags = [
-        word for flag, value in given.items() if value for word in ([flag] if value is True else [flag, value])
-    ]
-    return [*settings, *flags, *(["--resolve"] if asked.cfg == "job" and not asked.resolve else [])]
 
 
 # -- as meant ----------------------------------------------------------------------------------------------------

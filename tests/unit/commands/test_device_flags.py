@@ -1,69 +1,77 @@
-"""Flags for devices become overrides that win."""
+"""Flags of a run: those for devices become settings that win, Hydra's stay, a wrong one is answered."""
 
 import pytest
 
-from pipeline.commands.multirun import as_overrides
+from pipeline.commands.multirun import for_hydra, read_flags
 from pipeline.config.checks import check_config
 from pipeline.config.schema import DeviceChoice, DistributedConfig
 from pipeline.engine.devices.select import choose_devices
 from pipeline.errors import ConfigError, DeviceError
 from tests.doubles.composing import quick_config
 
+ALL = "device=auto distributed.num_gpus=null distributed.gpu_ids=null distributed.gpu_list=null"
+
 
 @pytest.mark.parametrize(
-    ("words", "overrides"),
+    ("words", "ordered"),
     [
         ("", ""),
-        ("a=1 --cfg job", "a=1 --cfg job"),
-        ("--num-gpus 2", "device=auto distributed.num_gpus=2 distributed.gpu_ids=null distributed.gpu_list=null"),
-        ("--num-gpus=2", "device=auto distributed.num_gpus=2 distributed.gpu_ids=null distributed.gpu_list=null"),
-        (
-            "--gpu-ids 0 2 3 a=1",
-            "a=1 device=auto distributed.num_gpus=null distributed.gpu_ids=[0,2,3] distributed.gpu_list=null",
-        ),
-        (
-            "--gpu-ids 0,2",
-            "device=auto distributed.num_gpus=null distributed.gpu_ids=[0,2] distributed.gpu_list=null",
-        ),
+        ("--num-gpus 2", ALL.replace("gpus=null", "gpus=2")),
+        ("--num-gpus=2", ALL.replace("gpus=null", "gpus=2")),
+        ("--gpu-ids 0 2 3 a=1", f"a=1 {ALL.replace('ids=null', 'ids=[0,2,3]')}"),
+        ("a=1 --gpu-ids 0,2", f"a=1 {ALL.replace('ids=null', 'ids=[0,2]')}"),
         ("distributed.gpu_list=4,5 a=1,2", "distributed.gpu_list=[4,5] a=1,2"),
         ("distributed.gpu_ids=4", "distributed.gpu_ids=[4]"),
-        ("distributed.gpu_list=[4,5]", "distributed.gpu_list=[4,5]"),
         ("distributed.gpu_list=4,x", "distributed.gpu_list=4,x"),
         (
-            "--device cpu a=1",
-            "a=1 device=cpu distributed.num_gpus=null distributed.gpu_ids=null distributed.gpu_list=null",
+            "a=1 --cfg hydra --device cuda b=2 --num-gpus 1",
+            f"a=1 b=2 {ALL.replace('auto', 'cuda').replace('gpus=null', 'gpus=1')} --cfg hydra",
         ),
-        (
-            "a=1 --cfg job --device cuda --num-gpus 1",
-            "a=1 device=cuda distributed.num_gpus=1 distributed.gpu_ids=null distributed.gpu_list=null --cfg job",
-        ),
+        ("a=1 --multirun b=1,2 c=3", "a=1 b=1,2 c=3 --multirun"),
+        ("a=1 -cd D b=2 ~c", "a=1 b=2 ~c --config-dir D"),
+        ("-p algos a=1 --cfg job b=1", "a=1 b=1 --cfg job --package algos --resolve"),
+        ("--info config a=1", "a=1 --info config"),
+        ("-h", "--help"),
     ],
 )
-def test_flags(words: str, overrides: str) -> None:
-    assert as_overrides(words.split()) == overrides.split()
+def test_flags_may_stand_anywhere(words: str, ordered: str) -> None:
+    asked = read_flags(words.split())
+    assert for_hydra(asked, asked.overrides) == ordered.split()
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "said"),
     [
         ("--num-gpus", "--num-gpus"),
-        ("--num-gpus two", "--num-gpus two: how many"),
-        ("--num-gpus a=1", "--num-gpus"),
+        ("--num-gpus two", "--num-gpus"),
         ("--gpu-ids", "--gpu-ids"),
-        ("--gpu-ids 0 x", "--gpu-ids 0,x"),
-        ("--device tpu", "--device tpu: one of auto, cpu, cuda"),
-        ("--device", "one of auto, cpu, cuda"),
-        ("--device cpu --device cuda", "--device is given twice"),
+        ("--gpu-ids a=1", "--gpu-ids"),
+        ("--gpu-ids 0 x", "--gpu-ids 0 x"),
+        ("--device tpu", "'auto', 'cpu', 'cuda'"),
+        ("--seed 3", "experiment.seeds=..."),
+        ("--seeds 1 2 experiment.name=x", "experiment.seeds=..."),
+        ("--num-gpu 2", "--num-gpus"),
+        ("--workers=4", "execution.workers=..."),
+        ("--dry-run", "dry_run=..."),
+        ("--max_new_tokens 5", "generation.max_new_tokens=..."),
+        ("--epochs 3", "algos.<NAME>.epochs=..."),
+        ("--multi-run", "--multirun"),
+        ("--use_vllm", "generation.backend=..."),
+        ("--foo", "--num-gpus"),
+        ("-x 3", "unknown flag -x"),
+        ("--cfg nothing", "invalid choice: 'nothing'"),
+        ("--cfg", "expected one argument"),
     ],
 )
-def test_wrong_flags(words: str, says: str) -> None:
+def test_a_wrong_flag_is_answered_with_what_was_meant(words: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        as_overrides(words.split())
-    assert says in str(refused.value)
+        read_flags(words.split())
+    assert said in str(refused.value)
+    assert "usage:" not in str(refused.value)
 
 
 def test_a_list_of_gpus_has_two_names() -> None:
-    config = quick_config(as_overrides(["experiment.name=a", "distributed.gpu_list=4,5,6,7"]))
+    config = quick_config(read_flags(["experiment.name=a", "distributed.gpu_list=4,5,6,7"]).overrides)
     check_config(config)
     assert (config.distributed.ids, config.distributed.gpu_ids) == ([4, 5, 6, 7], None)
     config.distributed.gpu_ids = [0]

@@ -51,7 +51,7 @@ def test_a_program_stays_as_it_was_and_may_run_again(request_: list[str], tmp_pa
         (["experiment.name=x", "algos=[PITTA]"], "PITA"),
         (["experiment.name=x", "rounds_of_trainin=3"], "rounds_of_training"),
         (["experiment.name=x", "algos.PITA.eta=0.1,0.2"], "several values"),
-        (["experiment.name=x", "--num-gpus"], "how many GPUs"),
+        (["experiment.name=x", "--num-gpus"], "--num-gpus"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_starts(

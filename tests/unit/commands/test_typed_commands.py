@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from pipeline.__main__ import app
-from pipeline.commands.multirun import as_overrides
+from pipeline.commands.multirun import read_flags
 from tests.doubles.composing import quick_config
 
 ROOT = Path(__file__).parents[3]
@@ -122,8 +122,7 @@ def test_no_shell_reads_a_command_otherwise_than_it_stands_there() -> None:
 
 def overrides_of(arguments: list[str]) -> list[str]:
     """The settings of a main command; of a multirun those of its first run."""
-    words = [word for word in as_overrides(arguments) if word not in ("--cfg", "job", "-m", "--multirun")]
-    return [re.sub(r"=([\w.+-]+),[\w.,+-]+$", r"=\1", word) for word in words if not word.startswith("--")]
+    return [re.sub(r"=([\w.+-]+),[\w.,+-]+$", r"=\1", word) for word in read_flags(arguments).overrides]
 
 
 def test_settings_in_commands_exist(monkeypatch: pytest.MonkeyPatch) -> None:

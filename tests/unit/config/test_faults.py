@@ -64,8 +64,6 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("algos.GRPO.num_train_epochs=2", "'rounds_of_training'"),
         ("num_train_epochs=2", "'algos.<NAME>.epochs' or 'rounds_of_training'"),
         ("tracking.trackers=[wandb]", "'tracking.report_to'"),
-        ("dataset.size=9", "'datasets.<NAME>.test_size'"),
-        ("gpus.num=2", "'distributed.num_gpus'"),
         ("model_name_or_path=gpt2", "'models.hf.path'"),
         ("learning_rate=0.1", "'algos.<NAME>.learning_rate'"),
         ("batch_size=8", "'generation.batch_size' or 'algos.<NAME>.batch_size'"),

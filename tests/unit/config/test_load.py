@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.commands.multirun import FLAGS, as_overrides
 from pipeline.config.checks import check_config
-from pipeline.config.explain import for_hydra, read_flags
 from pipeline.config.load import config_from_plain, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
 from pipeline.config.tables import conf_dir
@@ -92,48 +90,6 @@ def test_a_number_in_a_file_holds_where_it_is_the_default_too(tmp_path: Path) ->
     assert load_config(given).evaluation.num_prompts == 50
     same = "rounds_of_training=${evaluation.num_prompts}"
     assert load_config(["experiment.name=t", same]).rounds_of_training == 500
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--seed 3", "experiment.seeds=..."),
-        ("--seeds 1 2 experiment.name=x", "experiment.seeds=..."),
-        ("--num-gpu 2", "--num-gpus"),
-        ("--gpu 2", "--gpu-ids"),
-        ("--workers=4", "execution.workers=..."),
-        ("--dry-run", "dry_run=..."),
-        ("--max_new_tokens 5", "generation.max_new_tokens=..."),
-        ("--epochs 3", "algos.<NAME>.epochs=..."),
-        ("--multi-run", "--multirun"),
-        ("--use_vllm", "generation.backend=..."),
-        ("--foo", "--num-gpus"),
-        ("-x 3", "unknown flag -x"),
-        ("--cfg nothing", "invalid choice: 'nothing'"),
-        ("--cfg", "expected one argument"),
-    ],
-)
-def test_a_wrong_flag_is_answered_with_what_was_meant(words: str, said: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        read_flags(as_overrides(words.split()), FLAGS)
-    assert said in str(refused.value)
-    assert "usage:" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("words", "ordered"),
-    [
-        ("a=1 --multirun b=1,2 c=3", "a=1 b=1,2 c=3 --multirun"),
-        ("a=1 -cd D b=2 ~c", "a=1 b=2 ~c --config-dir D"),
-        ("-p algos a=1 --cfg job b=1", "a=1 b=1 --cfg job --package algos --resolve"),
-        ("--info config a=1", "a=1 --info config"),
-        ("-h", "--help"),
-        ("", ""),
-    ],
-)
-def test_settings_may_stand_on_both_sides_of_a_flag(words: str, ordered: str) -> None:
-    asked = read_flags(words.split(), FLAGS)
-    assert for_hydra(asked, asked.overrides) == ordered.split()
 
 
 def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.CaptureFixture[str]) -> None:
