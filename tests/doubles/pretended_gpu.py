@@ -1,9 +1,8 @@
 """A GPU on paper: tensors that say they are on cuda:0 and lie in the memory of the CPU.
 
 All that is done only on GPUs runs here, and is held to what a GPU holds it to: tensors of two devices raise, NumPy
-reads none of its memory, strict mode (`torch.use_deterministic_algorithms`) refuses what has no such kernel there,
-kernels of attention take but the layouts that they take. What the host waits for, what it sends and what it
-launches is counted. It says nothing of speed, of memory or of last bits.
+reads none of its memory, strict mode (`torch.use_deterministic_algorithms`) refuses what has no such kernel there.
+What the host waits for and what it sends is counted. It says nothing of speed, of memory or of last bits.
 
 Each operation arrives at `_Operations`, below autograd, and is done with the tensors of the CPU inside. Parts of
 torch that decide by the device in C++ before that are replaced meanwhile: `Tensor.to`, attention, autocast.
@@ -29,25 +28,7 @@ from tests.doubles.graphs import waits
 
 CUDA = torch.device("cuda:0")
 _ATTENTION = torch.ops.aten._scaled_dot_product_efficient_attention.default
-_HALVES = (torch.bfloat16, torch.float16)
 
-VIEWS = {
-    *(
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "expand",
-        "permute",
-        "transpose",
-        "t",
-        "slice",
-        "select",
-    ),
-    *("unsqueeze", "squeeze", "detach", "alias", "as_strided", "split", "split_with_sizes", "unbind", "unfold"),
-    *("diagonal", "lift_fresh", "is_pinned", "_local_scalar_dense"),
-}
-"""Operations that launch nothing."""
 COPIES = {"copy_", "_to_copy", "_foreach_copy_"}
 """Those that take tensors of two devices."""
 REFUSED = {"put_", "histc", "kthvalue", "cumprod"}
@@ -59,16 +40,12 @@ class Counts:
     """What the host has done, by operations.
 
     Attributes:
-        launches: Kernels.
         waits: For numbers.
         sent: Copies to the device.
-        attention: Kernels of attention, by what they were asked.
     """
 
-    launches: Counter[str] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
-    attention: Counter[str] = field(default_factory=Counter)
 
 
 _counts = Counts()
@@ -256,8 +233,6 @@ def _count(name: str, op: Any, args: Any, kwargs: Any, on_gpu: bool) -> None:
         _counts.waits[name] += 1
     elif name in COPIES and any(not isinstance(given, OnGpu) for given in args if isinstance(given, Tensor)):
         _counts.sent[name] += 1
-    if name not in VIEWS and not name.startswith("empty"):
-        _counts.launches[name] += 1
 
 
 def _check_strict(name: str, tensors: list[Tensor]) -> None:
@@ -271,28 +246,17 @@ def _check_strict(name: str, tensors: list[Tensor]) -> None:
 # -- attention --------------------------------------------------------------------------------------------------
 
 
-def is_aligned(mask: Tensor) -> bool:
-    """Whether a kernel reads a mask where it is; else it is copied before (`preprocess_mask` of torch)."""
-    return mask.stride(-1) == 1 and not any(stride % 16 for stride in mask.stride()[:-1])
-
-
 def _efficient(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *_: Any, scale: float | None = None, **__: Any
 ) -> tuple[Tensor, ...]:
     """The memory-efficient kernel, with the checks of its own."""
     rows, heads, queries, size = query.shape
     assert key.shape[1] == value.shape[1] == heads, "it has no heads that share keys"
-    step = 8 if query.dtype in _HALVES else 4
-    for states in (query, key, value):
-        assert states.stride(-1) == 1
-        assert states.stride(2) % step == 0
-        assert heads == 1 or states.stride(1) % step == 0
-        assert states.storage_offset() % step == 0
     scores = query.float() @ key.float().transpose(-1, -2) * (size**-0.5 if scale is None else scale)
     if bias is not None:
-        assert bias.dtype == query.dtype
-        assert bias.shape == (rows, heads, queries, key.shape[2])
-        assert is_aligned(bias)
+        assert (bias.dtype, bias.shape) == (query.dtype, (rows, heads, queries, key.shape[2]))
+        assert bias.stride(-1) == 1
+        assert not any(stride % 16 for stride in bias.stride()[:-1]), "it would be copied before"
         scores = scores + bias.float()
     total = scores.logsumexp(-1)
     seen = ((scores - total[..., None]).exp() @ value.float()).to(query.dtype)
@@ -301,7 +265,7 @@ def _efficient(
 
 
 def _attention(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`scaled_dot_product_attention` as a GPU chooses kernels for it."""
+    """`scaled_dot_product_attention` of operations of which each arrives here."""
 
     def attention(
         query: Tensor,
@@ -316,34 +280,17 @@ def _attention(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not isinstance(query, OnGpu):
             return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         assert all(isinstance(one, OnGpu) for one in (key, value, attn_mask) if one is not None)
-        half, shared = query.dtype in _HALVES, query.shape[1] // key.shape[1]
-        fits = not any(states.shape[-1] % (8 if half else 4) for states in (query, value))
-        kernel = (
-            "flash" if half and fits and attn_mask is None else "efficient" if fits and shared == 1 else "math"
-        )
-        before = _counts.launches.copy()
         if enable_gqa:
-            key, value = (states.repeat_interleave(shared, 1) for states in (key, value))
-        scores = (query.float() @ key.float().transpose(-1, -2)) * (
-            query.shape[-1] ** -0.5 if scale is None else scale
-        )
+            key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value))
+        scores = query.float() @ key.float().transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
         if is_causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
-            scores = scores.masked_fill(later, -math.inf)
+            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
         elif attn_mask is not None:
             assert attn_mask.dtype == query.dtype
             scores = scores + attn_mask
-        seen = (scores.softmax(-1) @ value.float()).to(query.dtype)
-        _counts.launches.clear()
-        _counts.launches.update(before)
-        _counts.launches[f"attention, {kernel}"] += 1
-        if kernel == "efficient" and attn_mask is not None and not is_aligned(attn_mask):
-            _counts.launches["a mask copied"] += 1
-        asked = kernel, "no mask" if attn_mask is None else "mask", "query" if query.shape[2] == 1 else "queries"
-        _counts.attention[f"{', '.join(asked)}, {key.shape[1]} heads"] += 1
-        return seen
+        return (scores.softmax(-1) @ value.float()).to(query.dtype)
 
     return attention
 

@@ -1,8 +1,7 @@
-"""On a pretended GPU: the same as on the CPU, on one device, with no more waits and launches than were counted."""
+"""On a pretended GPU: the same as on the CPU, on one device, with no more waits than were counted."""
 
 import tempfile
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,17 @@ from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_value
 from tests.doubles.fitting import fitting as small_fitting
 from tests.doubles.fitting import of_grpo
-from tests.doubles.pretended_gpu import Counts, is_aligned, pretended_gpu
+from tests.doubles.pretended_gpu import pretended_gpu
 
 VOCABULARY = 2100  # more than is looked through as a whole
 KINDS: dict[str, Any] = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
 
 
-def config(kind: str, layers: int = 2, vocabulary: int = VOCABULARY, spread: float = 0.3) -> Any:
+def config(kind: str, vocabulary: int = VOCABULARY, spread: float = 0.3) -> Any:
     return KINDS[kind][0](
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=layers,
+        num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
@@ -82,7 +81,6 @@ def test_tensors_of_two_devices_raise_and_what_the_host_does_is_counted() -> Non
         assert (counts.waits.total(), counts.sent.total()) == (1, 1)
         assert bool(there.any()) is False
         assert counts.waits.total() == 2
-        assert counts.launches["add"] == 2
         torch.use_deterministic_algorithms(True)
         try:
             with pytest.raises(RuntimeError, match="deterministic"):
@@ -98,7 +96,6 @@ def test_tensors_of_two_devices_raise_and_what_the_host_does_is_counted() -> Non
 
 PROMPTS = [np.random.default_rng(row).integers(1, VOCABULARY, 7 - row % 4).tolist() for row in range(5)]
 WAYS: list[tuple[str, HeadType | None, dict[str, Any]]] = [
-    ("llama", None, {}),
     ("qwen3", None, {"top_p": 0.8}),
     ("qwen3", HeadType.v, {"greedy": True, "min_p": 0.02}),
     ("llama", HeadType.v, {"others": Others.offset_zero}),
@@ -138,70 +135,38 @@ def test_the_same_tokens_are_drawn(kind: str, head: HeadType | None, way: dict[s
     assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
 
 
-@cache
-def a_step(kind: str, head: HeadType | None, layers: int = 1, **way: Any) -> Counts:
-    """What one step in bfloat16 takes, by eight more of them; a look at tokens is among these."""
-    found = {}
+def a_step(kind: str, head: HeadType | None, **way: Any) -> tuple[float, float]:
+    """What one step in bfloat16 waits for and sends, by eight more of them; a look at tokens is among these."""
+    found = []
     for steps in (8, 16):
-        model = policy(kind, layers=layers).bfloat16()
-        value = head and valued(kind, head, layers=layers).bfloat16()
+        model, value = policy(kind).bfloat16(), head and valued(kind, head).bfloat16()
         with pretended_gpu() as counts:
             model, value = model.to("cuda"), value and value.to("cuda")
-            before = Counts(*(held.copy() for held in vars(counts).values()))
+            before = counts.waits.total(), counts.sent.total()
             drawn(model, value, "cuda", steps, None, **way)
-        found[steps] = [held - vars(before)[name] for name, held in vars(counts).items()]
-    return Counts(
-        *(
-            type(many)({name: (many[name] - few[name]) / 8 for name in many if many[name] != few[name]})
-            for few, many in zip(found[8], found[16], strict=True)
-        )
-    )
+        found.append((counts.waits.total() - before[0], counts.sent.total() - before[1]))
+    return (found[1][0] - found[0][0]) / 8, (found[1][1] - found[0][1]) / 8
 
 
 WAITS = {None: 0.25, HeadType.v: 1.5, HeadType.q: 0.375}
 """Of a step, its part of a look included; with a head `v` one for the number of candidates."""
-LAYER = {"llama": {None: 40, HeadType.v: 56, HeadType.q: 40}, "qwen3": {None: 56}}
-"""Launches of a step for each layer of the policy, or of the value model."""
-STEP = {None: 48, HeadType.v: 97, HeadType.q: 69}
-"""Launches of a step besides: of the policy, and how many more with a value model."""
 
 
-@pytest.mark.parametrize("head", [None, *HeadType])
 @pytest.mark.parametrize(
-    "way", [{}, {"top_p": 0.8}, {"others": Others.offset_zero}], ids=lambda way: "".join(way) or "drawn"
+    ("head", "way"),
+    [
+        (None, {"top_p": 0.8}),
+        (HeadType.v, {"top_p": 0.8}),
+        (HeadType.v, {"others": Others.offset_zero}),
+        (HeadType.q, {}),
+    ],
 )
 def test_what_a_step_waits_for(head: HeadType | None, way: dict[str, Any]) -> None:
     """Tokens at every eighth step; candidates of a head `v`; whether a nucleus reaches far."""
-    if head is None and not {"top_p"}.issuperset(way):
-        return
-    step = a_step("llama", head, **way)
+    waits, sent = a_step("llama", head, **way)
     divergence = 0.125 if head is None and way else 0  # of the nucleus, at each look
-    assert step.waits.total() == WAITS[head] + ("top_p" in way) + divergence
-    assert step.sent.total() <= 0.25  # draws, at each look
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_step_launches(kind: str) -> None:
-    """The host says each launch, which takes it 5 to 7 us: more than most take the GPU."""
-    plain: dict[int, float] = {}
-    for head in LAYER[kind]:
-        # One layer as the tests beside it have it, whose counts are there.
-        steps = {1: a_step(kind, head), 2: a_step(kind, head, layers=2)}
-        found = {layers: step.launches.total() for layers, step in steps.items()}
-        more = {layers: count - plain.get(layers, 0) for layers, count in found.items()}
-        plain = plain or found
-        layer = more[2] - more[1]
-        assert layer <= LAYER[kind][head]
-        assert more[1] - layer <= STEP[head]
-
-
-@pytest.mark.parametrize("head", [None, *HeadType])
-def test_no_heads_are_repeated_and_no_mask_is_copied(head: HeadType | None) -> None:
-    step = a_step("llama", head)
-    assert step.attention == {"efficient, mask, queries, 2 heads": 2 if head is HeadType.q else 1}
-    assert "a mask copied" not in step.launches
-    assert "clone" not in step.launches or head is HeadType.v  # which lays out anew what it has seen
-    assert not is_aligned(torch.zeros(2, 1, 1, 19))
+    assert waits == WAITS[head] + ("top_p" in way) + divergence
+    assert sent <= 0.25  # draws, at each look
 
 
 # -- training --------------------------------------------------------------------------------
@@ -212,10 +177,17 @@ DATA = Sequences.of(IDS, [8 + row % 3 for row in range(8)], [float(row % 2) for 
 SMALL: dict[str, Any] = {"vocabulary": 300, "spread": 0.02}
 
 
-def fitting(device: str, dtype: DType = DType.bfloat16, **training: Any) -> Fitting:
+def fitting(device: str, **training: Any) -> Fitting:
     curve = Curve(training="x", folder=Path(tempfile.mkdtemp()), show=lambda _: None)
     return small_fitting(
-        4, epochs=2, learning_rate=1e-3, warmup_steps=1, device=device, dtype=dtype, curve=curve, **training
+        4,
+        epochs=2,
+        learning_rate=1e-3,
+        warmup_steps=1,
+        device=device,
+        dtype=DType.bfloat16,
+        curve=curve,
+        **training,
     )
 
 
@@ -257,11 +229,9 @@ def scores(device: str) -> list[float]:
 
 
 TRAININGS: dict[str, tuple[Callable[..., list[float]], dict[str, Any]]] = {
-    "sft, float32": (sft, {"dtype": DType.float32}),
     "sft, checkpointing": (sft, {"gradient_checkpointing": True}),
     "dpo": (dpo, {}),
     "grpo, padding_free": (grpo, {"padding_free": True}),
-    "value v": (value, {}),
     "value q, atoms, padding_free": (value, {"head": HeadType.q, "atoms": 3, "padding_free": True}),
     "lora, padding_free": (lora, {"padding_free": True}),
     "scores": (scores, {}),
@@ -279,4 +249,4 @@ def test_a_training_goes_as_on_the_cpu(name: str) -> None:
             ours = train("cuda", **how)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert ours == pytest.approx(theirs, abs=1e-4 if how.get("dtype") is DType.float32 else 1e-2)
+    assert ours == pytest.approx(theirs, abs=1e-2)

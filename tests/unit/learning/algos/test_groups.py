@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.schema import AlgoConfig, DatasetConfig, DType, GenerationConfig, StageConfig
+from pipeline.config.schema import AlgoConfig, DatasetConfig, GenerationConfig, StageConfig
 from pipeline.errors import DataError
 from pipeline.learning.algos import groups as algos_groups
 from pipeline.learning.algos import opening
@@ -33,7 +33,6 @@ from pipeline.learning.models.value import value_model_from
 from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceSource
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.rewards.traits import RewardTraits, reward
-from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.formats import read_faults
 from tests.doubles.contexts import context
@@ -211,7 +210,7 @@ def read_prompts(policy: TextPolicy) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("streams", "cut"),
-    [((None, "second"), 0), ((None, "second"), "drawn"), (("first", "second"), 1), (("first",), 0)],
+    [((None, "second"), "drawn"), (("first", "second"), 0)],
 )
 def test_what_is_the_same_so_far_is_read_once(
     rolled: Rollouts, streams: tuple[str | None, ...], cut: int | str
@@ -263,27 +262,6 @@ def test_scoring_leaves_in_the_output_what_a_reward_failed_at(tmp_path: Path) ->
     assert (faults.completions, faults.first) == (4, f"reward '{__name__}.as_numbers': the reward is infinite")
 
 
-@pytest.mark.parametrize("by_tensors", [True, False])
-def test_of_ranks_that_do_a_job_together_the_first_asks_rewards(tmp_path: Path, by_tensors: bool) -> None:
-    """They may cost money, or say something else the second time."""
-    asked: list[object] = []
-
-    class Told(Ranks):
-        def made_by_first(self, make: Any) -> Any:
-            asked.append(make)
-            return make()
-
-    ctx = replace(
-        context(AlgoConfig(), tmp_path),
-        config=StageConfig(dataset=DatasetConfig(kind="x", reward=f"{__name__}.as_numbers")),
-        models=ModelCache(1),
-        loading=nullcontext,
-        joined=Told(1, 2, spread=Spread(by_tensors=by_tensors)),
-    )
-    assert score(ctx, [Row(0, "p")], ["1"], [[0]], 8).values.tolist() == [1.0]
-    assert len(asked) == 1
-
-
 def test_a_reference_that_is_read_in_few_bits_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,27 +275,3 @@ def test_a_reference_that_is_read_in_few_bits_is_another_one(
         made = context(AlgoConfig(), tmp_path)
         reference_model(replace(made, config=config, models=cache, loading=nullcontext))
     assert read == [4, None, 8]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "rank", "bits", "by"),
-    [
-        (DType.float32, 0, None, "those that drew"),
-        (DType.float16, 0, None, "others"),
-        (DType.float16, 8, None, "those that drew"),
-        (DType.float16, 8, 4, "others"),
-    ],
-)
-def test_a_model_is_loaded_again_only_where_training_is_more_precise(
-    dtype: DType, rank: int, bits: int | None, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def logprobs(prompts: object, tokens: object, exact: str | None = None) -> list[str]:
-        return [exact or "those that drew"]
-
-    monkeypatch.setattr(algos_groups, "loaded", lambda *_, **__: "others")
-    config = SimpleNamespace(system=SimpleNamespace(dtype=dtype), model=SimpleNamespace(in_bits=bits))
-    ctx: Any = SimpleNamespace(config=config, device="cpu")
-    algo: Any = SimpleNamespace(lora=SimpleNamespace(rank=rank), wants_logprobs=True, draws_to_train=False)
-    policy: Any = SimpleNamespace(logprobs=logprobs)
-    drawn: Any = SimpleNamespace(prompts=[], tokens=[])
-    assert algos_groups.exact_logprobs(ctx, algo, policy, drawn) == [by]

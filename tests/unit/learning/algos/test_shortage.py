@@ -2,14 +2,11 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from pipeline.engine.store.store import Store
 from pipeline.learning.algos.base import shortage, teaching, uninformed
 from pipeline.outputs.formats import Calibration, Tally
-from pipeline.runs.origin import collect_notes
 from tests.unit.learning.algos.test_chain import Chains
 
 
@@ -95,21 +92,4 @@ def test_a_reference_that_has_not_learnt_says_so(chains: Chains) -> None:
     assert losses["corpus"] < losses["guessing"] < losses["loss"]
     assert about["note"].startswith(
         f"the reference of seed 0 has not learnt: held-out loss {losses['loss']:.2f} nats a token"
-    )
-
-
-def test_the_notes_of_a_run_name_chain_and_round(chains: Chains, tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    for job in chains.plan.jobs.values():
-        store.path(job.key).parent.mkdir(parents=True, exist_ok=True)
-        store.path(job.key).symlink_to(chains.root / job.key)
-    notes = collect_notes(store, chains.plan.jobs.values())
-    assert [note.split(":")[0] for note in notes] == [
-        "addition/tiny/any/reference, round 0",
-        *sorted(f"addition/tiny/s0/{algo}, round 1" for algo in (*ALGOS, "GRPO-HF")),
-    ]
-    assert notes == collect_notes(store, list(chains.plan.jobs.values())[::-1])
-    assert any(
-        note == "addition/tiny/s0/PITA, round 1: trained on nothing (0 sequences); of 6 pairs 6 scored equal"
-        for note in notes
     )

@@ -59,18 +59,6 @@ def test_what_generation_has_loaded_is_not_there_while_a_gpu_trains(
     assert (left() is not None) is kept
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_training_is_told_whether_it_must_be_deterministic(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    work = work_on("cpu", "train", {})
-    work.payload["config"] = {"training": {"deterministic": exact}}
-    monkeypatch.setattr(stage_entry, "load_algorithm", lambda *_: Noting)
-    monkeypatch.setattr(stage_entry, "prepare_torch", lambda *_, **how: told.append(how["exact"]))
-    Noting.found = []
-    run_stage(work)
-    assert told == [exact]
-
-
 def test_a_model_that_cannot_be_trained_deterministically_is_told_how_to_be_trained_all_the_same() -> None:
     said = "foo_cuda does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms"
     with pytest.raises(JobError, match=r"foo_cuda does not .*training.deterministic=false"), _advised():

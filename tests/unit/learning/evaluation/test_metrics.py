@@ -39,20 +39,6 @@ def policy(chance: float, seed: int, prompts: int = 60, n: int = 4) -> list[Samp
     return [sample(row, i, bool(generator.random() < chance)) for row in range(prompts) for i in range(n)]
 
 
-def test_pass_and_maj_for_every_k() -> None:
-    outcomes = {1: [True, False, False], 2: [True, True, False], 3: [False, False, False]}
-    found = rows_of(
-        [sample(row, i, right) for row, all_ in outcomes.items() for i, right in enumerate(all_)], SETTINGS
-    )
-    assert found["pass@1"]["value"] == pytest.approx(1 / 3)
-    assert found["pass@2"]["value"] == pytest.approx((2 / 3 + 1) / 3)
-    assert found["pass@3"]["value"] == pytest.approx(2 / 3)
-    assert found["maj@1"]["value"] == pytest.approx(1 / 3)
-    assert found["maj@2"]["value"] == pytest.approx((1 / 3 + 2 / 3) / 3)
-    assert found["maj@3"]["value"] == pytest.approx(1 / 3)
-    assert all(found[f"{name}@{k}"]["n"] == 3 for name in ("pass", "maj") for k in (1, 2, 3))
-
-
 def test_differences_to_other_policies() -> None:
     ours, reference, previous = policy(0.7, 1), policy(0.3, 2), policy(0.7, 1)
     found = rows_of(ours, SETTINGS, {"reference": reference, "previous": previous})
@@ -266,15 +252,6 @@ def test_shards_leave_it_and_all_of_them_must(tmp_path: Path) -> None:
 
 # -- test front --------------------------------------------------------------------------------------------------
 # Which points of a sweep no other point beats.
-
-
-def test_rounding_decides_nothing() -> None:
-    points = [
-        metrics.FrontPoint(-1.7e-8, 0.4, "a"),
-        metrics.FrontPoint(0.0, 0.4, "b"),
-        metrics.FrontPoint(4e-9, 0.4, "c"),
-    ]
-    assert {point.label for point in metrics.reward_kl_front(points)} == {"a", "b", "c"}
 
 
 def test_against_the_definition() -> None:

@@ -17,13 +17,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, PreTraine
 from pipeline.config.schema import GenerationConfig, SystemConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.algos import stage_entry
-from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation import vllm_engine
-from pipeline.learning.generation.decode import Decoded, Guidance, SlotPace, decode
+from pipeline.learning.generation.decode import Decoded
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
+from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.generation.stops import StopStrings, spellings
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.cache import ModelCache
@@ -31,7 +30,7 @@ from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.tiny import make_tokenizer
 from tests.doubles import vllm_stand_in
 from tests.doubles.adapters import write_rounds
-from tests.unit.learning.generation.conftest import language_model, opinionated
+from tests.unit.learning.generation.conftest import language_model
 
 DATASET = load_dataset(AdditionConfig(kind="addition"))
 PROMPTS = [[1, 2, 3, 4][: 1 + row % 4] for row in range(10)]
@@ -60,14 +59,6 @@ def ending(model: PreTrainedModel) -> PreTrainedModel:
 
 def drawn(policy: TextPolicy, samples: int = 2) -> Decoded:
     return policy.complete(PROMPTS, sample_keys(0, "test", np.arange(len(PROMPTS)), samples), samples=samples)
-
-
-def test_what_is_guided_is_decoded_by_us() -> None:
-    model = language_model("gpt2")
-    guidance = Guidance(opinionated(model, HeadType.q), Tilt(preference_offset(1.0), top_k=3))
-    generation = GenerationConfig(backend=TextBackend.vllm, max_new_tokens=2)
-    guided = TextPolicy(model, make_tokenizer(DATASET), generation, DATASET, "cpu", guidance)
-    assert [len(tokens) for tokens in drawn(guided, samples=1).tokens] == [2] * len(PROMPTS)
 
 
 # -- vLLM ------------------------------------------------------------------------------------------------------
@@ -108,13 +99,6 @@ def test_vllm_draws_by_the_seed_of_each_sample(saved: PreTrainedModel) -> None:
     drawn(policy(saved, TextBackend.vllm, max_new_tokens=20, memory_mb=25 << 10, temperature=1.3, top_p=0.9))
     assert vllm_stand_in.ENGINES[1].settings["gpu_memory_utilization"] == 0.25
     assert {(asked.temperature, asked.top_p) for asked in vllm_stand_in.ENGINES[1].asked} == {(1.3, 0.9)}
-
-
-def test_the_divergence_of_a_nucleus_is_read_from_the_texts(saved: PreTrainedModel) -> None:
-    ours = policy(saved, TextBackend.own, top_p=0.7).complete(PROMPTS, None)
-    found = policy(saved, TextBackend.vllm, top_p=0.7).complete(PROMPTS, None)
-    assert found.kl == pytest.approx(ours.kl, abs=1e-5)
-    assert found.kl.min() > 0
 
 
 def test_vllm_reads_a_policy_of_which_adapters_are_stored(saved: PreTrainedModel, tmp_path: Path) -> None:
@@ -281,19 +265,6 @@ def test_vllm_leaves_the_tokens_and_texts_that_our_decoder_does(in_folder: None,
         assert [*map(theirs.ended, tokens)] == [*map(ours.ended, tokens)]
 
 
-@pytest.mark.parametrize("look_every", [1, 3, 8])
-def test_what_was_computed_beyond_a_stop_is_left_out(look_every: int) -> None:
-    made = policies(STOPS, top_p=0.9)
-    keys = sample_keys(0, "test", np.arange(len(ASKED)), 8)
-    found = decode(
-        model(), encoded(), [LIMIT] * len(ASKED), made._settings, keys=keys, samples=8,
-        pace=SlotPace(look_every=look_every),
-    )  # fmt: skip
-    expected = written(made)
-    assert found.tokens == expected.tokens
-    assert found.kl == pytest.approx(expected.kl)
-
-
 @pytest.mark.parametrize("backend", TextBackend, ids=lambda one: one.name)
 def test_a_stop_string_may_begin_in_what_a_completion_has_already(backend: TextBackend, in_folder: None) -> None:
     made = policies(["b c"], backend=backend)
@@ -356,13 +327,3 @@ def test_none_is_left_out_and_none_is_there_twice(text: str, given: list[str], e
     found = [tuple(ids) for ids in spellings(text, pieces, ends, limit)]
     assert len(set(found)) == len(found)
     assert set(found) == set(searched(text, pieces, ends, limit))
-
-
-LABELS = dict(enumerate([*map(str, range(50)), ",", "|"]))
-
-
-def test_a_path_is_written_in_one_way_where_there_is_no_room_to_spell_its_labels() -> None:
-    """``21`` is also 2 and 1, which takes a token more than a completion may have."""
-    found = list(spellings("21,20,5,25,8", LABELS, (), 9))
-    assert found == [[21, 50, 20, 50, 5, 50, 25, 50, 8]]
-    assert len(list(spellings("21,20,5,25,8", LABELS, (51,), 12))) == 2**3

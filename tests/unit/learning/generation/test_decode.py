@@ -18,13 +18,10 @@ from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.sampling import (
     Tilt,
     bernoulli_offset,
-    draw_tokens,
-    policy_logprobs,
     preference_offset,
     sample_keys,
-    uniforms,
 )
-from pipeline.learning.models.batch_size import note_split, split_over
+from pipeline.learning.models.batch_size import note_split
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, bits_of
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model
@@ -143,17 +140,6 @@ class Recording:
         return values
 
 
-@torch.inference_mode()
-def slow_plain(model: PreTrainedModel, prompt: Sequence[int], row: int, steps: int = STEPS) -> list[int]:
-    """One row without a cache."""
-    draws = torch.from_numpy(uniforms(sample_keys(0, "test", np.array([row]), 1), steps).reshape(1, -1))
-    text = list(prompt)
-    for step in range(steps):
-        logprobs = policy_logprobs(model(torch.tensor([text])).logits[:, -1])
-        text.append(int(draw_tokens(logprobs, draws[:, step])))
-    return text[len(prompt) :]
-
-
 def test_plain_decoding_equals_generate(model: PreTrainedModel) -> None:
     prompts = some_prompts()
     width = max(map(len, prompts))
@@ -161,13 +147,6 @@ def test_plain_decoding_equals_generate(model: PreTrainedModel) -> None:
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     expected = model.generate(ids, attention_mask=mask, max_new_tokens=STEPS, do_sample=False, pad_token_id=0)
     assert run(model, prompts, greedy=True).tokens == expected[:, width:].tolist()
-
-
-def test_plain_decoding_equals_decoding_without_a_cache(model: PreTrainedModel) -> None:
-    prompts = some_prompts()
-    decoded = run(model, prompts)
-    assert decoded.tokens == [slow_plain(model, prompt, row) for row, prompt in enumerate(prompts)]
-    assert decoded.kl.tolist() == [0.0] * len(prompts)
 
 
 # Batches with the other head draw what slots do, as `test_in_slots` has it.
@@ -244,22 +223,6 @@ def test_what_is_drawn_does_not_depend_on_batches_order_or_shards(
     assert shards[0] + shards[1] == whole
 
 
-@pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
-def test_rows_end_at_their_budget_or_with_the_end_token_and_leave_the_others_alone(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
-) -> None:
-    prompts = some_prompts(12)
-    guidance = head and Guidance(make_value(model, head), TILTS["others kept"])
-    free = run(model, prompts, guidance=guidance).tokens
-    eos_id = free[0][3]
-    budgets = [row % (STEPS + 1) for row in range(12)]
-    budgets[0] = STEPS
-    decoded = run(model, prompts, budgets=budgets, eos_id=eos_id, guidance=guidance).tokens
-    for tokens, budget, unbounded in zip(decoded, budgets, free, strict=True):
-        ends = unbounded.index(eos_id) + 1 if eos_id in unbounded else STEPS
-        assert tokens == unbounded[: min(budget, ends)]
-
-
 def test_a_prompt_without_tokens_is_refused_also_beside_others(model: PreTrainedModel) -> None:
     with pytest.raises(DataError, match="prompt 1 has no tokens"):
         run(model, [[1, 2], []])
@@ -288,17 +251,6 @@ def agreement(rank: int, *differ: tuple[int, int]) -> Agreement:
     model = torch.nn.Linear(1, 1)
     note_split(model, OtherRanks(rank, differ))
     return Agreement(model)
-
-
-def test_a_model_that_is_whole_has_nobody_to_agree_with() -> None:
-    model = torch.nn.Linear(1, 1)
-    note_split(model, Ranks(0, 2))  # which train, and have a copy each
-    assert split_over(model) is None
-    Agreement(model).check(TOKENS, LOGITS)
-
-
-def test_ranks_that_have_the_same_go_on() -> None:
-    agreement(1, (0, 0), (0, 0)).check(TOKENS, LOGITS)
 
 
 @pytest.mark.parametrize(("differ", "what"), [((1, 0), "tokens"), ((0, 1), "logits"), ((2, 7), "tokens")])

@@ -62,15 +62,6 @@ def test_it_draws_what_the_decoder_draws(head: HeadType) -> None:
     assert not any(one.ended for one in found)
 
 
-def test_draws_follow_from_the_seed_and_not_from_the_batch() -> None:
-    model = guided()
-    first = model.generate(PROMPTS, n=4, seed=1)
-    assert first == model.generate(PROMPTS, n=4, seed=1, batch_size=4)
-    assert first[:8] == model.generate(PROMPTS[:2], n=4, seed=1)
-    assert first != model.generate(PROMPTS, n=4, seed=2)
-    assert model.generate(PROMPTS, greedy=True) == model.generate(PROMPTS, greedy=True, seed=5)
-
-
 @pytest.mark.parametrize("others", Others)
 @pytest.mark.parametrize("head", HeadType)
 def test_the_processor_of_transformers_takes_the_same_tokens(head: HeadType, others: Others) -> None:

@@ -25,7 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from benchmarks.families import TILT, differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_cache
-from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation.decode import DecodeSettings, decode
 from pipeline.learning.generation.guided import GuidedLogitsProcessor
 from pipeline.learning.generation.row_cache import PackedStep, Packing, RowCache, grouped_attention
 from pipeline.learning.generation.row_models import BranchRows, CandidateRows, Way, guide_of, reading_of
@@ -148,22 +148,6 @@ def test_values_on_a_gpu(make_value: MakeValue, kind: str) -> None:
         assert torch.allclose(ours, alone, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", PACKED)
-@torch.inference_mode()
-def test_bfloat16_is_as_exact_as_without_a_cache(make_value: MakeValue, kind: str) -> None:
-    exact = Run(make_value(language_model(kind), HeadType.v))
-    rounded = Run(make_value(language_model(kind), HeadType.v).bfloat16())
-    ours, alone, true = [], [], []
-    for _ in range(6):
-        one, other = rounded.step(VALID)
-        ours.append(one)
-        alone.append(other)
-        true.append(exact.step(VALID)[1])
-    assert rounded.texts == exact.texts
-    error = (torch.cat(ours) - torch.cat(true)).abs().mean()
-    assert error < 1.5 * (torch.cat(alone) - torch.cat(true)).abs().mean()
-
-
 @torch.inference_mode()
 def test_a_model_that_goes_past_the_interface_has_a_row_for_each_candidate(make_value: MakeValue) -> None:
     """As models do whose code has an attention of its own, though they say otherwise."""
@@ -210,15 +194,6 @@ def test_a_family_is_decoded_rightly_plain_and_guided(family: str) -> None:
     guides = [None, *(value_model(family, head) for head in HeadType)]
     with torch.inference_mode():
         assert [differing(model, guide, prompts, 3, 2) for guide in guides] == [[], [], []]
-
-
-@pytest.mark.parametrize("family", ["mamba", "mixtral", "qwen3_next"])
-def test_guided_decoding_takes_weights_of_two_bytes(family: str) -> None:
-    model, prompts = tiny_model(family).bfloat16(), some_prompts(9, 3)
-    for head in HeadType:
-        guidance = Guidance(value_model(family, head).bfloat16(), TILT)
-        found = decode(model, prompts, [3, 3], DecodeSettings(batch_size=2), keys=None, guidance=guidance)
-        assert [len(tokens) for tokens in found.tokens] == [3, 3]
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "cohere", "mamba", "mixtral"])

@@ -1,7 +1,6 @@
 """Steps that are recorded as graphs draw what steps draw that are not."""
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -59,18 +58,16 @@ def check(case: Case, model: PreTrainedModel, value: ValueModel | None = None) -
     assert by_graphs.total >= plainly.total  # tokens without a choice are valued too
 
 
-def half_of_the_work() -> Iterator[Any]:
-    """Each head and each family with every kind of work, and each two of them with half; all else at leisure."""
-    for at, kind in enumerate(("gpt2", "llama", "gemma2")):
-        for number, head in enumerate(HEADS):
-            if kind == "gemma2" and head is HeadType.v:
-                continue  # its candidates are not read as one sequence
-            for turn, seeds in enumerate(((0, 3), (1, 2))):
-                tried = (at + number + turn) % 2 == 0
-                yield pytest.param(kind, head, seeds, marks=() if tried else pytest.mark.exhaustive)
-
-
-@pytest.mark.parametrize(("kind", "head", "seeds"), [*half_of_the_work()])
+@pytest.mark.parametrize(
+    ("kind", "head", "seeds"),
+    [
+        ("gpt2", None, (0, 3)),
+        ("gpt2", HeadType.v, (1, 2)),
+        ("llama", HeadType.v, (0, 3)),
+        ("llama", HeadType.q, (1, 2)),
+        ("gemma2", HeadType.q, (0, 3)),
+    ],
+)
 def test_what_is_drawn(kind: str, head: HeadType | None, seeds: tuple[int, ...]) -> None:
     model = language_model(kind)
     value = head and opinionated(model, head)

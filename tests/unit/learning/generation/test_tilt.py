@@ -20,7 +20,6 @@ from pipeline.learning.generation.sampling import (
     by_blocks,
     draw_by_weight,
     draw_columns,
-    draw_tokens,
     expected_atoms_offset,
     expected_offset,
     find_candidates,
@@ -36,7 +35,7 @@ from pipeline.learning.generation.sampling import (
     uniforms,
 )
 from pipeline.learning.generation.steps import guided_step
-from pipeline.learning.training.value import atom_weights, token_atoms, token_bce
+from pipeline.learning.training.value import atom_weights
 
 GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
 
@@ -55,17 +54,6 @@ def test_draws_do_not_change_between_versions() -> None:
     assert [[f"{u:.12f}" for u in row] for row in drawn[0]] == GOLDEN
 
 
-def test_draws_are_uniform_and_independent() -> None:
-    drawn = uniforms(sample_keys(0, "u", np.arange(2000), 5), 10)
-    assert 0 < drawn.min() < drawn.max() < 1
-    flat = np.sort(drawn.reshape(-1))
-    distance = np.abs(flat - (np.arange(flat.size) + 0.5) / flat.size).max()
-    assert distance < 1.63 / math.sqrt(flat.size)  # Kolmogorov-Smirnov, 1 %
-    for axis in range(3):
-        shifted = np.roll(drawn, 1, axis)
-        assert abs(np.corrcoef(drawn.reshape(-1), shifted.reshape(-1))[0, 1]) < 4 / math.sqrt(drawn.size)
-
-
 @pytest.mark.parametrize("vocabulary", [3000, 4096, 50_257])
 def test_sums_of_blocks_draw_the_same_tokens(vocabulary: int) -> None:
     numbers = torch.Generator().manual_seed(vocabulary)
@@ -80,13 +68,6 @@ def test_sums_of_blocks_draw_the_same_tokens(vocabulary: int) -> None:
         tokens = by_blocks(weights.clone(), uniform)
         assert tokens.tolist() == draw_by_weight(weights.clone(), uniform).tolist()
         assert bool((weights.gather(1, tokens[:, None]) > 0).all())
-
-
-@pytest.mark.parametrize("uniform", [2.0**-49, 1 - 2.0**-49], ids=["lowest", "highest"])
-def test_the_ends_of_the_range_draw_possible_tokens(uniform: float) -> None:
-    logprobs = torch.full((1, 50_000), -math.inf)
-    logprobs[0, [3, 40_000]] = math.log(0.5)
-    assert draw_tokens(logprobs, torch.tensor([uniform], dtype=torch.float64)).item() in (3, 40_000)
 
 
 def test_temperature_and_nucleus() -> None:
@@ -294,12 +275,6 @@ def test_the_only_candidate_is_asked_for_where_it_is_taken_alone() -> None:
     assert kl[1] > 0
 
 
-def test_a_token_from_outside_needs_no_column_of_its_own_where_its_row_has_room() -> None:
-    three = [0.3, 0.3, 0.3, 0.1]
-    assert step_guided_step([three, SPLIT], [INSIDE, OUTSIDE])[0].candidates.shape == (2, 3)
-    assert step_guided_step([three, SPLIT], [OUTSIDE, INSIDE])[0].candidates.shape == (2, 4)
-
-
 @pytest.mark.parametrize("others", Others)
 @pytest.mark.parametrize("draws", [None, [INSIDE, OUTSIDE]])
 def test_no_value_is_asked_for_where_no_row_has_a_choice(others: Others, draws: list[float] | None) -> None:
@@ -317,25 +292,6 @@ def test_no_value_is_asked_for_where_no_row_has_a_choice(others: Others, draws: 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3
-
-
-@pytest.mark.parametrize("eta", [0.05, 0.1, 1.0, 10.0])
-def test_two_atoms_tilt_as_one_probability(eta: float) -> None:
-    logits = random(50, 2).double()
-    single = logits[:, 1] - logits[:, 0]
-    assert torch.allclose(atoms_offset([0, 1], eta)(logits), bernoulli_offset(eta)(single), atol=1e-6)
-    assert torch.allclose(expected_atoms_offset([0, 1], eta)(logits), expected_offset(eta)(single), atol=1e-6)
-
-
-def test_two_atoms_are_trained_as_one_probability() -> None:
-    logits = random(4, 5, 2).requires_grad_(True)
-    single = (logits[..., 1] - logits[..., 0]).detach().requires_grad_(True)
-    mask, labels = torch.rand(4, 5, generator=torch.Generator().manual_seed(1)) < 0.6, torch.tensor([0, 1, 0.3, 1])
-    one, other = token_atoms(logits, mask, labels), token_bce(single, mask, labels)
-    assert one.item() == pytest.approx(other.item(), rel=1e-5)
-    one.backward()
-    other.backward()
-    assert torch.allclose(logits.grad[..., 1], single.grad, atol=1e-6)
 
 
 def test_offsets_are_expectations_of_the_distribution() -> None:

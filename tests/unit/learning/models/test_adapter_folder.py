@@ -115,15 +115,6 @@ def test_a_chat_template_that_nothing_would_read_is_refused(tmp_path: Path) -> N
     kinds.check_folder("models.hf.path=x", tmp_path / "adapters")
 
 
-def test_tokens_without_rows_are_refused(tmp_path: Path) -> None:
-    adapt(base(tmp_path / "base"), KINDS["LORA"](), tmp_path / "adapters")
-    more = load_tokenizer(tmp_path / "base")
-    more.add_tokens(["<new>"])
-    more.save_pretrained(tmp_path / "adapters")
-    with pytest.raises(JobError, match="rows"):
-        merged(tmp_path / "adapters", tmp_path / "out")
-
-
 @pytest.mark.parametrize("kind", ["saved head", "saved embedding", "embedding", "tokens", "LORA"])
 def test_what_a_base_with_tied_weights_computes_is_kept(tmp_path: Path, kind: str) -> None:
     expected = adapt(base(tmp_path / "base", tied=True), KINDS[kind](), tmp_path / "adapters")

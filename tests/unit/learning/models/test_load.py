@@ -25,7 +25,6 @@ from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.prepared import encode_prompts
 from pipeline.learning.datasets.shipped import AdditionConfig
 from pipeline.learning.generation.decode import decode
 from pipeline.learning.generation.policy import TextPolicy
@@ -35,7 +34,6 @@ from pipeline.learning.models.batch_size import split_options
 from pipeline.learning.models.flops import model_cost
 from pipeline.learning.models.kinds import HFModelConfig
 from pipeline.learning.models.source import (
-    POINTER,
     reference_folder,
     snapshot,
     value_context,
@@ -118,13 +116,6 @@ def test_a_gguf_file_becomes_a_plain_folder(gguf_file: Path, folder: Path) -> No
     assert str(gguf_file.parent) not in (folder / "config.json").read_text()
 
 
-def test_its_tokenizer_and_chat_template_come_along(folder: Path) -> None:
-    tokenizer = load.load_tokenizer(folder)
-    assert tokenizer("abc a")["input_ids"] == [TOKENS.index(token) for token in ("ab", "c", "Ġ", "a")]
-    [ids] = encode_prompts(tokenizer, [[{"role": "user", "content": "ab"}]])
-    assert ids == [TOKENS.index(token) for token in ("<|im_start|>", "ab", "<|im_end|>")]
-
-
 def test_a_damaged_gguf_file_is_told(gguf_file: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(gguf_file.read_bytes()[:700])
@@ -158,17 +149,6 @@ def test_so_is_one_that_has_no_weights_for_some_tokens(place: str, folder: Path,
     (value / "config.json").write_text(json.dumps({**config, "vocab_size": len(TOKENS) - 1}))
     with pytest.raises(ConfigError, match=f"has {len(TOKENS)} tokens and its embedding {len(TOKENS) - 1} rows"):
         check_tokenizers(quick_config(request))
-
-
-def test_a_reference_is_found_where_it_is_now(folder: Path, tmp_path: Path) -> None:
-    first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
-    shutil.copytree(folder, first)
-    out.mkdir()
-    write_reference(HFModelConfig(kind="hf", path=str(first)), out)
-    assert [path.name for path in out.iterdir()] == [POINTER]
-    assert reference_folder(out, HFModelConfig(kind="hf", path=str(first))) == str(first)
-    first.rename(second)
-    assert reference_folder(out, HFModelConfig(kind="hf", path=str(second))) == str(second)
 
 
 def test_a_gguf_reference_is_its_own_output(gguf_file: Path, tmp_path: Path) -> None:
@@ -253,16 +233,6 @@ def test_of_a_model_that_is_of_no_use_the_configuration_alone_is_fetched(
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("it was fetched"))
     with pytest.raises(JobError, match=r"owner/name: transformers .* knows no models of the type 'no_such"):
         write_reference(HFModelConfig(kind="hf", path="owner/name"), tmp_path / "out")
-
-
-def test_every_end_of_text_counts(folder: Path) -> None:
-    model, tokenizer = load.load_policy(folder, SYSTEM, "cpu"), load.load_tokenizer(folder)
-    assert load.end_ids(model.generation_config, tokenizer) == (2,)
-    model.generation_config = GenerationConfig(eos_token_id=[2, 0])
-    assert load.end_ids(model.generation_config, tokenizer) == (2, 0)
-    tokenizer.eos_token = tokenizer.chat_template = None
-    model.generation_config = GenerationConfig(eos_token_id=0)
-    assert load.end_ids(model.generation_config, tokenizer) == (0,)
 
 
 def policy(folder: Path, **generation: object) -> TextPolicy:

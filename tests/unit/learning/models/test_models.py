@@ -80,15 +80,6 @@ def test_the_cache_is_given_by_the_name_that_a_model_has_for_it(name: str) -> No
     assert cache_argument(made["forward"]) == name  # type: ignore[arg-type]
 
 
-def test_any_program_loads_the_backbone_of_a_value_model(tmp_path: Path) -> None:
-    model = value_model_from(reference(), HeadType.q).eval()
-    model.save_pretrained(tmp_path)
-    backbone = hf.AutoModel.from_pretrained(tmp_path)
-    assert type(backbone) is hf.GPT2Model  # nothing of this project is registered with transformers
-    ids = torch.tensor([[10, 3, 2, 1, 11]])
-    assert torch.equal(backbone(ids).last_hidden_state, model.backbone(ids).last_hidden_state)
-
-
 def test_a_folder_without_a_head_is_no_value_model(tmp_path: Path) -> None:
     reference().save_pretrained(tmp_path)
     with pytest.raises(JobError, match=r"no value model: value_head\.json"):
@@ -180,18 +171,6 @@ def measured(model: Any, dataset: Dataset) -> Imitation:
     return found
 
 
-def test_the_corpus_of_sums_is_as_open_as_its_carries() -> None:
-    """Six in ten demonstrations of a sum that has carries drop them; a sum without any is always the same."""
-    found = measured(model_of(0.5, 13), DATASET)
-    rows = [DATASET.row(int(row)) for row in DATASET.ids("validation")[:500]]
-    carried = sum(DATASET.demonstration(row.id, 0.0) != DATASET.demonstration(row.id, 0.99) for row in rows)
-    coin = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
-    assert found.corpus == pytest.approx(carried / 500 * coin / 4, abs=1e-6)
-    assert found.loss == pytest.approx(math.log(2), abs=1e-6)
-    last = 0.2 * math.log(5) + 0.8 * math.log(1.25)
-    assert found.guessing == pytest.approx((3 * math.log(10) + last) / 4, abs=0.02)
-
-
 @pytest.mark.parametrize("dataset", [DATASET, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
 def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "PROMPTS", 100)  # graphs take time to draw
@@ -204,9 +183,3 @@ def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset, monkeypatch:
     assert better.has_learnt
     assert better.problem(4) is None
     assert not worse.has_learnt
-
-
-def test_a_corpus_that_shows_every_prompt_once_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiny, "PROMPTS", 100)
-    paths = load_dataset(StarGraphConfig(kind="star_graph"))
-    assert str(measured(model_of(0.5, len(paths.vocabulary)), paths).corpus) == "0.0"

@@ -92,21 +92,6 @@ def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
             assert torch.equal(value, fresh.state_dict()["state"][index][name]), (index, name)
 
 
-def test_only_what_is_trained_is_saved(tmp_path: Path) -> None:
-    state = training_state(*trained(steps=1))
-    saved = sorted(name for name in state.tensors if name.startswith("model."))
-    assert saved == [
-        "model.first.bias",
-        "model.first.weight",
-        "model.norm.bias",
-        "model.norm.num_batches_tracked",
-        "model.norm.running_mean",
-        "model.norm.running_var",
-        "model.norm.weight",
-        "model.second.bias",
-    ]
-
-
 def test_an_optimizer_that_keeps_objects_is_refused() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.LBFGS(model.parameters())
@@ -208,16 +193,6 @@ class Clock:
         return self.now
 
 
-def test_a_checkpoint_that_lacks_what_goes_with_it_is_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoints = Checkpoints(tmp_path, {})
-    checkpoints.save(5, STATE)
-    checkpoints.lacks = lambda step: f"no batch of step {step}"
-    assert checkpoints.latest() is None
-    assert "the checkpoint of step 5 is passed over: no batch of step 5" in capsys.readouterr().out
-
-
 def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -> None:
     clock, saved = Clock(), []
     checkpoints = Checkpoints(tmp_path, {}, every_steps=4, every_minutes=1, clock=clock)
@@ -235,13 +210,6 @@ def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -
     # Minutes count from the last checkpoint, whatever caused it: 3, then 4 by steps, 7 by the minute, ...
     assert at == [3, 4, 7, 8, 11, 12]
     assert names(tmp_path) == ["step-00000012"]
-
-
-def test_a_run_that_ends_saves_and_stops_the_job(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: True)
-    with pytest.raises(JobStopped, match="at step 3; the next attempt goes on from step 3"):
-        checkpoints.after_step(3, lambda: STATE)
-    assert names(tmp_path) == ["step-00000003"]
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_training(

@@ -1,20 +1,14 @@
 """The curve of a training: what its steps tell, the same bytes whatever interrupts it."""
 
 import math
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipeline.errors import JobStopped
-from pipeline.learning.algos.dpo import DPOConfig
-from pipeline.learning.choices import DPOLoss, GRPOLoss, ScaleRewards
-from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.choices import GRPOLoss, ScaleRewards
 from pipeline.learning.training.grpo import group_advantages, grpo_set
 from pipeline.learning.training.loop import (
     Curve,
@@ -24,9 +18,7 @@ from pipeline.learning.training.loop import (
     grouped_order,
     is_drawn,
     rate_at,
-    train,
 )
-from pipeline.learning.training.preferences import dpo_set
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.learning.training.value import (
@@ -35,12 +27,11 @@ from pipeline.learning.training.value import (
     token_values,
 )
 from pipeline.outputs.check import check_output
-from pipeline.outputs.formats import CURVES, read_curve
+from pipeline.outputs.formats import read_curve
 from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_grpo import samples
 from tests.unit.learning.training.test_loop import sequences, value_model
-from tests.unit.learning.training.test_preferences import anchored, pairs
 
 
 def drawn(folder: Path, **given: Any) -> list[float]:
@@ -85,38 +76,6 @@ def test_the_norm_is_that_of_the_gradient_before_it_is_clipped(tmp_path: Path) -
         assert row.grad_norm == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 6])
-def test_a_training_that_goes_on_draws_the_same_curve(tmp_path: Path, stop_after: int) -> None:
-    (tmp_path / "calm").mkdir()
-    (tmp_path / "out").mkdir()
-    drawn(tmp_path / "calm")
-    calls = iter(range(100))
-    stopping = Checkpoints(
-        tmp_path / "c", {}, every_minutes=0, stopping=lambda: next(calls) == stop_after - 1, also_finished=True
-    )
-    with suppress(JobStopped):
-        drawn(tmp_path / "out", checkpoint=stopping)
-    assert (tmp_path / "out" / CURVES).exists() == (stop_after == 6)
-    (tmp_path / "out" / CURVES).unlink(missing_ok=True)  # as the engine does with all of a failed attempt
-    drawn(tmp_path / "out", checkpoint=Checkpoints(tmp_path / "c", {}, every_minutes=0))
-    assert (tmp_path / "out" / CURVES).read_bytes() == (tmp_path / "calm" / CURVES).read_bytes()
-
-
-def test_a_training_that_diverges_has_null_where_there_is_no_number(tmp_path: Path) -> None:
-    model = nn.Linear(1, 1)
-    shown: list[Any] = []
-
-    def losses_of(step: int) -> Iterator[Tensor]:
-        yield model(torch.ones(1)).sum() * (math.inf if step else 1.0)
-
-    train(model, fitting(curve=Curve(training="mine", folder=tmp_path, show=shown.append)), 3, losses_of)
-    first, *later = read_curve(tmp_path)
-    assert first.loss is not None
-    assert [(row.loss, row.grad_norm) for row in later] == [(None, None)] * 2
-    assert [set(numbers) for numbers in shown] == [{"loss"}] * 3
-    check_output(tmp_path)
-
-
 # -- numbers of methods ----------------------------------------------------------------------------------------
 
 
@@ -136,16 +95,6 @@ def test_a_loss_of_a_users_own_adds_its_numbers(tmp_path: Path) -> None:
     assert seen == [True] * 3
     add_to_curve(labels=1.0)  # where nothing is trained it does nothing
     assert not is_drawn()
-
-
-def test_dpo_tells_what_trl_tells(tmp_path: Path) -> None:
-    data, model = pairs(), tiny_policy(seed=1)
-    made = dpo_set(model, data, anchored(data), DPOConfig(loss_type=DPOLoss.ipo, beta=0.3), "cpu")
-    fit(model, made, fitting(epochs=2, curve=Curve(training="policy", folder=tmp_path)))
-    reports = made.told
-    rows = read_curve(tmp_path)
-    assert [row.extra["margin"] for row in rows] == pytest.approx(reports["margins"], abs=1e-4)
-    assert [row.extra["accuracy"] for row in rows] == pytest.approx(reports["accuracies"], abs=1e-6)
 
 
 def test_grpo_tells_divergence_clipping_and_rewards(tmp_path: Path) -> None:
