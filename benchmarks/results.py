@@ -281,7 +281,7 @@ def block(part: Part, out: Path) -> str:
     """
     try:
         folder = choose_run(out, part.name)
-        _check_run(part, out, LoadedRun(folder, glance=True))
+        _check_run(part, out, LoadedRun(folder))
         results, compute = read_results(folder.results_json), read_compute(folder.path)
         if part.with_costs and not compute.costs:
             raise StoreError(f"{folder.path / COMPUTE} has no costs. The command of the run writes it again.")

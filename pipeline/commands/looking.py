@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -21,7 +21,7 @@ from pipeline.runs.record import read_results
 from pipeline.runs.report.format import command
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
 from pipeline.runs.report.screen import PlainLines
-from pipeline.runs.report.status import Glance, glance_at, overview_table, print_run, run_json, watched_run
+from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json, watched_run
 from pipeline.runs.report.tables import print_results
 from pipeline.terminal.console import make_console, print_json, say, watch
 from pipeline.terminal.streams import LogOutput, NobodyReads
@@ -45,7 +45,7 @@ def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.Outp
         raise PipelineError(f"{folder.path} has no results yet{older}")
     print_results(console, read_results(folder.results_json), folder)
     with suppress(PipelineError):  # results are all that is left of it
-        state = LoadedRun(folder, glance=True).state
+        state = LoadedRun(folder).state
         if state != "done":
             more = command(f"status {name}", output_dir)
             say(console, f"this run: {state}, so rows may be missing. More of it:", "yellow", copy=more)
@@ -89,12 +89,12 @@ def status(
         raise ConfigError("--watch shows one experiment: say which, as `status NAME --watch`")
     rows = _glances(output_dir)
     if as_json:
-        print_json([vars(row) for row in rows])
+        print_json(rows)
     elif rows:
         console.print(overview_table(rows))
         for row in rows:
-            if row.problem:
-                say(console, f"{row.name}: {row.problem}", "red")
+            if row["problem"]:
+                say(console, f"{row['name']}: {row['problem']}", "red")
     else:
         say(console, f"there are no runs in {output_dir}")
 
@@ -115,14 +115,14 @@ def watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
         print_run(run, time.time(), console)
 
 
-def _glances(output_dir: Path) -> list[Glance]:
+def _glances(output_dir: Path) -> list[dict[str, Any]]:
     """The newest run of each experiment in one row; one that cannot be read has a row that says so."""
 
-    def glance(name: str) -> Glance:
+    def glance(name: str) -> dict[str, Any]:
         try:
-            return glance_at(LoadedRun(choose_run(output_dir, name), glance=True), now)
+            return glance_at(LoadedRun(choose_run(output_dir, name)), now)
         except (PipelineError, OSError) as error:
-            return Glance(name=name, problem=str(error))
+            return {"name": name, "state": "unreadable", "problem": str(error)}
 
     now = time.time()
     return [glance(name) for name in loaded.experiments(output_dir)]
@@ -150,7 +150,7 @@ def logs(
 ) -> None:
     """Print the engine's log or a job's, until there is no more or nobody reads it any more."""
     if job is None:
-        found = LoadedRun(choose_run(output_dir, name, run), glance=True)
+        found = LoadedRun(choose_run(output_dir, name, run))
     else:
         found = load_planned(choose_run(output_dir, name, run))
     with log_output() as out:

@@ -129,34 +129,24 @@ class BatchReader:
         return [self._batch(job, self._store.path(job.key)) for job in found]
 
     def _batch(self, job: Job, output: Path) -> trackers.Batch:
-        rows: list[trackers.Row] = []
+        rows: list[tuple[int, Mapping[str, float]]] = []
         samples: list[trackers.Shown] = []
         if job.stage != METRICS_STAGE:
             with reading(job, formats.CURVES):
                 steps = formats.read_curve(output)
-                rows += [self._step(job.round, step) for step in steps]
+                rows += [(self._steps[step.training] + step.step, _of_step(step)) for step in steps]
                 self._steps.update({step.training: step.steps for step in steps})
         else:
             with reading(job, formats.METRICS):
                 values = {name: value for row in formats.read_metrics(output).rows for name, value in _result(row)}
-                if values:
-                    values |= self._time(job.round)
-                    rows.append(trackers.Row(axis=trackers.ROUND, at=job.round, round=job.round, values=values))
+                rows += [(job.round, values | self._time(job.round))] if values else []
             with reading(job, formats.SAMPLES):
-                samples += [
-                    row for one in formats.read_shown_samples(output) for row in _completions(job.round, one)
-                ]
+                shown = formats.read_shown_samples(output)
+                samples += [row for one in shown for row in _completions(job.round, one)][: self._samples]
         # When it was committed is the same whoever asks, as a store never changes what it has.
         made = manifest.stat().st_mtime if (manifest := output / MANIFEST).exists() else 0.0
-        return trackers.Batch(id=job.key, round=job.round, time=made, rows=rows, samples=samples[: self._samples])
-
-    def _step(self, number: int, step: formats.TrainingStep) -> trackers.Row:
-        told = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
-        named = {f"train/{step.training}/{name}": value for name, value in {**told, **step.extra}.items()}
-        values = {name: value for name, value in named.items() if value is not None}
-        return trackers.Row(
-            axis=trackers.STEP, at=self._steps[step.training] + step.step, round=number, values=values
-        )
+        axis = trackers.ROUND if job.stage == METRICS_STAGE else trackers.STEP
+        return trackers.Batch(id=job.key, round=job.round, time=made, axis=axis, rows=rows, samples=samples)
 
     def _time(self, number: int) -> dict[str, float]:
         """Seconds that devices were held by the stages of a round, and what they made in one of them."""
@@ -171,6 +161,12 @@ class BatchReader:
                 made = {unit: spent[unit] for unit in ("samples", "tokens") if spent[unit]}
                 found |= {f"time/{stage}/{unit}_per_s": much / seconds for unit, much in made.items()}
         return found
+
+
+def _of_step(step: formats.TrainingStep) -> dict[str, float]:
+    told = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
+    named = {f"train/{step.training}/{name}": value for name, value in {**told, **step.extra}.items()}
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def telling(chain: trackers.TrackedChain) -> list[Job]:
@@ -249,13 +245,12 @@ class Feed:
     def look(self) -> None:
         """Tell what is new; whatever the tracker raises comes out of this."""
         self._run.refresh()
-        for chain in self._left:
-            self._look_at(chain)
         views = self._run.view.jobs
-        over = [chain for chain in self._left if all(views[job.id].settled for job in chain.jobs)]
-        self._left = [chain for chain in self._left if chain not in over]
-        for chain in over:
-            self._close(chain)
+        for chain in list(self._left):
+            self._look_at(chain)
+            if all(views[job.id].settled for job in chain.jobs):
+                self._left.remove(chain)
+                self._close(chain)
 
     def close(self) -> None:
         """Nothing more will be told."""

@@ -23,7 +23,7 @@ import psutil
 import yaml
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.engine.journal import LINE, SHARED_STORE, Event, JournalReader, read_event
+from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError, known_names
@@ -59,27 +59,6 @@ def _process_runs(view: RunView) -> bool | None:
         return None
 
 
-_TAIL_BYTES = 1 << 16
-
-
-def _ends(path: Path) -> Iterator[Event]:
-    """The first event of a journal and the last, with what was told after it of uploads that went on."""
-    try:
-        with open_plain(path, follow=True) as file:
-            first = file.readline(LINE + 1)
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read(_TAIL_BYTES).splitlines(keepends=True)
-        yield read_event(first)
-        if lines and lines[-1].endswith(b"\n"):
-            last: list[Event] = []
-            while lines and (not last or last[0].get("event") == SHARED_STORE):
-                last.insert(0, read_event(lines.pop()))
-            yield from last
-    except (OSError, ForeignDataError):
-        return  # it is read from end to end then, which says what is wrong
-
-
 log = logging.getLogger("pipeline")
 
 
@@ -90,16 +69,9 @@ class LoadedRun:
         folder: Where it is.
     """
 
-    def __init__(self, folder: RunFolder, *, glance: bool = False) -> None:
-        """Read nothing yet.
-
-        Args:
-            folder: Where it is.
-            glance: Have `view` leave out the plan, and of a finished run all but the ends of its journal. It is
-                there at once then, and has counts only.
-        """
+    def __init__(self, folder: RunFolder) -> None:
+        """Read nothing yet."""
         self.folder = folder
-        self._glance = glance
         self._progress: Progress | None = None
 
     def __repr__(self) -> str:
@@ -194,13 +166,8 @@ class LoadedRun:
         Raises:
             StoreError: The journal cannot be read.
         """
-        plan = None if self._glance or not self.jobs else self.plan
-        view = RunView() if plan is None else RunView(plan.jobs.values(), plan.stored)
-        ends = [] if plan is not None else list(_ends(self.folder.journal))
-        if any(event.get("event") == "RunFinished" for event in ends[1:]):
-            view.feed(ends)
-        else:
-            self._follow(view)
+        view = RunView(self.jobs.values(), self.plan.stored if self.jobs else ())
+        self._follow(view)
         return view
 
     @cached_property

@@ -24,16 +24,8 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import StoreError
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
-from pipeline.outputs.formats import (
-    METRICS,
-    PROMPTS,
-    SAMPLES,
-    Count,
-    Number,
-    problem_in_words,
-    read_metrics,
-    read_shown_samples,
-)
+from pipeline.outputs import formats
+from pipeline.outputs.formats import Count, Number
 from pipeline.plan.graph import Job
 
 if TYPE_CHECKING:
@@ -321,7 +313,7 @@ def read_results(path: Path) -> Results:
         return read_json_file(path, Results, _LIMIT, follow=True)
     except (ForeignDataError, OSError) as error:
         raise StoreError(
-            f"cannot read {path}: {problem_in_words(error)}. The command of its run writes it again."
+            f"cannot read {path}: {formats.problem_in_words(error)}. The command of its run writes it again."
         ) from error
 
 
@@ -391,10 +383,10 @@ def collect_rows(store: Store, jobs: Iterable[Job], tell: Told | None = None) ->
     rows: list[ResultRow] = []
     for job, output in _metrics_outputs(store, jobs):
         where = (job.algo, job.dataset, job.model, job.seed or 0, job.round)
-        with reading(job, METRICS, tell):
+        with reading(job, formats.METRICS, tell):
             rows += [
                 ResultRow(*where, row.metric, row.value, row.ci_low, row.ci_high, row.n, reference=job.reference)
-                for row in read_metrics(output).rows
+                for row in formats.read_metrics(output).rows
             ]
     return sorted(rows, key=lambda row: (*place_of(row), row.metric))
 
@@ -416,7 +408,7 @@ def prompt_reader(
     def read(place: Place) -> PromptMeasures | None:
         job, output = outputs[place]
         found: list[PromptMeasures] = []
-        with reading(job, PROMPTS, tell):
+        with reading(job, formats.PROMPTS, tell):
             found.append(read_prompts(output))
         return found[0] if found else None
 
@@ -437,8 +429,8 @@ def write_samples(run: RunFolder, store: Store, jobs: Iterable[Job], tell: Told 
     for job, output in _metrics_outputs(store, ordered):
         place = ("algo", "dataset", "model", "reference", "seed", "round")
         where: dict[str, Any] = {name: getattr(job, name) for name in place}
-        with reading(job, SAMPLES, tell):
-            found = read_shown_samples(output)
+        with reading(job, formats.SAMPLES, tell):
+            found = formats.read_shown_samples(output)
             lines += [json_text({**where, **sample, **where}, ensure_ascii=False) for sample in found]
     write_whole(run.samples, "".join(line + "\n" for line in lines))
 
@@ -464,5 +456,5 @@ def reading(job: Job, name: str, tell: Told | None = told) -> Iterator[None]:
         return  # not stored yet, or a stage that writes no such file
     except (ForeignDataError, OSError, RecursionError) as error:
         if tell is not None:
-            said = str(error) if isinstance(error, RecursionError) else problem_in_words(error)
+            said = str(error) if isinstance(error, RecursionError) else formats.problem_in_words(error)
             tell(job, f"its stored {name} cannot be read: {said}")

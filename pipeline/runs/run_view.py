@@ -279,11 +279,11 @@ class RunView:
         uploads_over: Whether nothing more is going to be uploaded, though something may be left.
     """
 
-    def __init__(self, planned: Iterable[Job] | None = None, stored: Collection[str] = ()) -> None:
+    def __init__(self, planned: Iterable[Job] = (), stored: Collection[str] = ()) -> None:
         """Begin before the first event.
 
         Args:
-            planned: The jobs of its plan; None where that is not known.
+            planned: The jobs of its plan; none where that is not known.
             stored: Ids of those that need not run.
         """
         self.jobs: dict[str, JobView] = {}
@@ -299,9 +299,7 @@ class RunView:
         self.waiting: dict[str, str] = {}
         self.shared: dict[str, int] = {}
         self.uploads_over = False
-        self._planned = planned is not None
-        self._stored = 0
-        for job in planned or ():
+        for job in planned:
             view = self._enter(JobView(id=job.id, chain=job.chain, round=job.round))
             if job.id in stored:
                 self._set(view, "stored")
@@ -349,13 +347,7 @@ class RunView:
 
     def counts(self) -> JobCounts:
         """All jobs by status."""
-        if not self._planned and self.finished is not None:
-            kinds = ("stored", "done", "failed", "blocked")
-            return JobCounts(total=self.total, **{kind: int(self.finished.get(kind) or 0) for kind in kinds})
-        counts = JobCounts(stored=0 if self._planned else self._stored)
-        for cell in self.cells.values():
-            counts += cell
-        return replace(counts, total=self.total)
+        return replace(sum(self.cells.values(), start=JobCounts()), total=self.total)
 
     def running(self) -> dict[str, AttemptView]:
         """Job that runs -> its attempt, in the order of workers."""
@@ -448,7 +440,6 @@ class RunView:
             self.started = self.last
             self.pid, self.host = event.get("pid"), str(event.get("host", ""))
             self.total = int(event.get("jobs", self.total))
-            self._stored = self.total - int(event.get("unsettled", self.total))
         elif name == "RunFinished":
             self.finished = event
             for job in self.having("running"):
@@ -510,8 +501,6 @@ class RunView:
                 self._stop(event, job)
                 job.stopped = True
             case "JobReopened":
-                if not self._planned and not job.attempts:
-                    self._stored -= 1  # it was one of those that were stored, which only a plan names
                 self._set(job, "pending")
                 job.reopened.append(str(event.get("reason", "")))
             case "JobWaits":

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,23 +65,6 @@ class TrackedChain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """Numbers at one place of an axis.
-
-    Attributes:
-        axis: `ROUND` or `STEP`.
-        at: The place; steps count from the first of the chain's first round.
-        round: Of the chain.
-        values: Name -> number.
-    """
-
-    axis: str
-    at: int
-    round: int
-    values: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Batch:
     """What one output has for trackers.
 
@@ -89,15 +72,17 @@ class Batch:
         id: Of the output; what it holds never changes.
         round: Of the chain.
         time: When the output was made, in seconds since 1970.
-        rows: In order.
+        axis: `ROUND` or `STEP`.
+        rows: Places on it, with name -> number, in order; steps count from the first of the chain's first round.
         samples: Texts that can be printed and are not long.
     """
 
     id: str
     round: int
     time: float
-    rows: Sequence[Row]
-    samples: Sequence[Shown] = field(default=())
+    axis: str
+    rows: Sequence[tuple[int, Mapping[str, float]]]
+    samples: Sequence[Shown] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +147,9 @@ class TensorBoard:
         if self._settings:
             write(text("settings", _literal(self._settings)), 0, batch.time)
             self._settings = ""
-        for row in batch.rows:
-            values = [Summary.Value(tag=name, simple_value=value) for name, value in row.values.items()]
-            write(Summary(value=values), row.at, batch.time)
+        for at, values in batch.rows:
+            told = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            write(Summary(value=told), at, batch.time)
         if batch.samples:
             write(text("samples", "\n\n".join(map(_in_words, batch.samples))), batch.round, batch.time)
         self._writer.flush()
@@ -209,8 +194,8 @@ class Trackio:
 
     def add(self, batch: Batch, _first_row: int, /) -> None:
         """Tell a batch."""
-        rows: list[dict[str, Any]] = [dict(row.values) for row in batch.rows]
-        places, ids = [row.at for row in batch.rows], [str(number) for number in range(len(rows))]
+        rows: list[dict[str, Any]] = [dict(values) for _, values in batch.rows]
+        places, ids = [at for at, _ in batch.rows], [str(number) for number in range(len(rows))]
         if batch.samples:
             from trackio.table import Table
 
@@ -267,10 +252,8 @@ class Wandb:
 
     def add(self, batch: Batch, first_row: int, /) -> None:
         """Tell a batch."""
-        rows: list[dict[str, Any]] = []
-        for row in batch.rows:
-            axis = {STEP: row.at} if row.axis == STEP else {}
-            rows.append({**row.values, ROUND: row.round, **axis, "_timestamp": batch.time})
+        common, axis = {ROUND: batch.round, "_timestamp": batch.time}, batch.axis
+        rows: list[dict[str, Any]] = [{**values, **common, axis: at} for at, values in batch.rows]
         if batch.samples and rows:
             from wandb import Table
 

@@ -26,25 +26,14 @@ from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import command, count, shown_path, typed_command
+from pipeline.sweeps import storage
 from pipeline.sweeps.command import as_typed, own_command, prepare_command, trial_command
 from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep, nested
 from pipeline.sweeps.metrics import WANDB_DIR, Curve, wandb_variables, write_parameters_for_wandb
 from pipeline.sweeps.plan import AgentPool
 from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
-from pipeline.sweeps.storage import (
-    End,
-    Once,
-    Record,
-    SweepFolder,
-    Trial,
-    TrialFolder,
-    ask,
-    best_trial,
-    most_trials,
-    sweep_folder,
-    why_stop,
-)
+from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder
 from pipeline.sweeps.trial_process import Handle, Order, Said, work
 from pipeline.terminal.streams import on_one_line
 
@@ -77,7 +66,7 @@ def begin_sweep(
         ConfigError: There is another sweep of that name.
         StoreError: The folder cannot be written.
     """
-    folder = sweep_folder(output_dir.absolute(), sweep.name)
+    folder = storage.sweep_folder(output_dir.absolute(), sweep.name)
     record = Record(folder, say)
     with record.turn():
         check_same(record, sweep)
@@ -154,13 +143,13 @@ def untested(sweep: Sweep, record: Record) -> Trial | None:
     """The best run of a finished sweep, where it is still to be evaluated on the test split."""
     if sweep.metric is None or not sweep.is_own or record.about.halted != "finished":
         return None
-    best, known = best_trial(record.trials, sweep.metric.goal), record.once.get("winner", Once())
+    best, known = storage.best_trial(record.trials, sweep.metric.goal), record.once.get("winner", Once())
     return None if best is None or (known.done and known.trial == best.number) else best
 
 
 def may_create(record: Record, sweep: Sweep) -> bool:
     """Whether a further trial may be chosen: nobody has asked for fewer."""
-    caps = [cap for cap in (most_trials(sweep), record.about.count) if cap is not None]
+    caps = [cap for cap in (storage.most_trials(sweep), record.about.count) if cap is not None]
     return len(record.trials) < min(caps, default=len(record.trials) + 1)
 
 
@@ -296,7 +285,7 @@ class Agent:
                 one.compared = len(one.curve.judged)
                 begun = [trial for trial in self._record.trials.values() if trial.attempts]
                 values = {trial.number: self._curve(trial).finite() for trial in begun}
-                if reason := why_stop(rule, metric.goal, one.trial.number, values):
+                if reason := storage.why_stop(rule, metric.goal, one.trial.number, values):
                     one.ask("stopped", reason)
 
     def _curve(self, trial: Trial) -> Curve:
@@ -462,7 +451,7 @@ class Agent:
                 curve = self._curve(trial)
                 trial = replace(trial, value=next(reversed(curve.finite()), None), best=curve.best())
             asked.append(trial)
-        return ask(self._sweep, asked)
+        return storage.ask(self._sweep, asked)
 
     def _needed(self, choice: Trial) -> int:
         return int(choice.parameters.get(NUM_GPUS, self._pool.each))
@@ -487,7 +476,7 @@ class Agent:
         """
         check_same(self._record, self._sweep)
         pool, sweep, before = self._pool, self._sweep, len(self._record.trials)
-        bounds = [each for each in (most, most_trials(sweep)) if each is not None]
+        bounds = [each for each in (most, storage.most_trials(sweep)) if each is not None]
         trials = f"{count(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"
         on = f"{pool.at_once} at a time on {count(len(pool.devices), pool.kind)}"
         yield f"sweep {sweep.name}: {sweep.method}, {trials}, {before:,} begun; {on}", ""

@@ -79,16 +79,15 @@ def follow_run(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Print the engine's log until the run is over."""
-    tail = Tail(run.folder.log, lines)
-    quiet_s = 0.0
-    # The engine ends its journal first and then has a few more words to say.
-    while quiet_s < _QUIET_S:
+
+    def look() -> tuple[str, Mapping[int, Path]]:
         run.refresh()
         over = run.engine_runs() is False
-        grew = tail.print_new(out)
-        quiet_s = quiet_s + POLL_S if over and not grew else 0.0
-        sleep(POLL_S)
-    note(f"the run is over: {run.state}")
+        if over:  # the engine ends its journal first and then has a few more words to say
+            sleep(_QUIET_S)
+        return f"the run is over: {run.state}" if over else "", {1: run.folder.log}
+
+    follow_attempts(run.name, look, out, note, lines=lines, sleep=sleep)
 
 
 def follow_job(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
@@ -23,15 +22,7 @@ from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import failed_rewards, slurm_in_words
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_method, cells_of, primary_metric
-from pipeline.runs.report.format import (
-    LOOKS,
-    beginning,
-    count,
-    drawn_methods,
-    duration,
-    in_order_of_work,
-    reading_order,
-)
+from pipeline.runs.report import format as words
 from pipeline.runs.report.html import page_table, points_each, thinned
 from pipeline.runs.report.status import origins, place_in_words, shared_in_words
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, budget_tables, first_few, front_tables, result_tables
@@ -70,7 +61,9 @@ def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequenc
         PipelineError: Something that a run left cannot be read.
     """
     times = Counter(run.name for run in runs)
-    experiments = [name if number == 1 else f"{name}: {count(number, 'run')}" for name, number in times.items()]
+    experiments = [
+        name if number == 1 else f"{name}: {words.count(number, 'run')}" for name, number in times.items()
+    ]
     several = first_few(experiments, "experiments")
     return {
         "title": several if len(runs) > 1 else f"{names[0]} ({runs[0].stamp})",
@@ -78,8 +71,8 @@ def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequenc
         "version": __version__,
         "runs": [run_page(run, name) for run, name in zip(runs, names, strict=True)],
         "comparison": comparison,
-        "stages": in_order_of_work(job.stage for run in runs for job in run.jobs.values()),
-        "looks": LOOKS,
+        "stages": words.in_order_of_work(job.stage for run in runs for job in run.jobs.values()),
+        "looks": words.LOOKS,
     }
 
 
@@ -104,7 +97,7 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "unfinished": list(_unfinished(run)),
         "facts": _facts(run),
         "places": list(dict.fromkeys(map(place_of, results.pooled))),
-        "algos": drawn_methods(results),
+        "algos": words.drawn_methods(results),
         "metrics": metrics_of(results),
         "tables": tables_of(results, compute),
         "series": series_of(results),
@@ -147,7 +140,7 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
     began = view.started
     facts = {
         "began": "" if began is None else f"{datetime.fromtimestamp(began):%Y-%m-%d %H:%M}",
-        "took": "" if began is None else duration(_seconds(run)),
+        "took": "" if began is None else words.duration(_seconds(run)),
         "jobs": ", ".join(here),
         "devices": next(iter(devices)) if len(devices) == 1 else f"{len(devices)}" if devices else "",
         "where": place_in_words(run),
@@ -164,19 +157,17 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
     done = {job.id for job in views.values() if job.status in ("done", "stored")}
     left = [job for job in run.jobs.values() if job.id not in done and not run.store.is_committed(job.key)]
     every = run.view.counts().total
-    later = every - len(left) - len(done)
-    since = f", {count(later, 'job')} of them by later runs" if later > 0 else ""
     yield (
-        f"When this page was written the run was {state}: {every - len(left):,} of {count(every, 'job')} "
-        f"done{since}. The same command goes on from here."
+        f"When this page was written the run was {state}: {every - len(left):,} of {words.count(every, 'job')} "
+        "done. The same command goes on from here."
     )
     if run.view.halted:
         yield f"It was ended early: {run.view.halted}."
     failed = run.view.having("failed")
     for job in failed[:1]:
         reason = next((line for line in job.reason.splitlines() if line.strip()), "") or job.kind
-        more = f" (and {count(len(failed) - 1, 'more job')}: see Failures)" if failed[1:] else ""
-        yield f"{job.id} failed: {beginning(reason, 300)}{more}"
+        more = f" (and {words.count(len(failed) - 1, 'more job')}: see Failures)" if failed[1:] else ""
+        yield f"{job.id} failed: {words.beginning(reason, 300)}{more}"
     missing: dict[str, set[int]] = {}
     for each in left:
         missing.setdefault(each.chain, set()).add(each.round)
@@ -237,7 +228,7 @@ def series_of(results: Results) -> list[Object]:
 
 def _ordered(rows: Iterable[_Row]) -> list[_Row]:
     """By dataset, model and method, as they are read."""
-    return sorted(rows, key=lambda row: (row.dataset, row.model, reading_order(row.algo)))
+    return sorted(rows, key=lambda row: (row.dataset, row.model, words.reading_order(row.algo)))
 
 
 def _anchors(results: Results) -> dict[str, dict[str, dict[str, float]]]:
@@ -297,14 +288,14 @@ def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST
     """
     by_place: dict[str, dict[tuple[int, str], Object]] = {}
     for job, sample in found:
-        text, row, place = beginning(sample.prompt, LONGEST_TEXT), str(sample.row), place_of(job)
+        text, row, place = words.beginning(sample.prompt, LONGEST_TEXT), str(sample.row), place_of(job)
         new: Object = {"place": place, "row": row, "text": text, "solution": None, "policies": {}}
         prompt = by_place.setdefault(place, {}).setdefault((sample.row, sample.prompt), new)
         if sample.solution is not None and prompt["solution"] is None:
-            prompt["solution"] = beginning(sample.solution, LONGEST_TEXT)
+            prompt["solution"] = words.beginning(sample.solution, LONGEST_TEXT)
         own = prompt["policies"].setdefault((job.algo, _chain(job), job.round), [])
         if len(own) < MOST_EACH:
-            own.append([beginning(sample.completion, LONGEST_TEXT), sample.reward, sample.correct])
+            own.append([words.beginning(sample.completion, LONGEST_TEXT), sample.reward, sample.correct])
     prompts: list[Object] = []
     shown = 0
     for prompt in filter(None, chain(*zip_longest(*(own.values() for own in by_place.values())))):  # in turns
@@ -347,7 +338,9 @@ def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int) -> Ob
                 sorted(found) if place in exact else np.linspace(min(found), max(found), BINS + 1).tolist()
             )
     histograms = []
-    for place, algo, number in sorted(known, key=lambda group: (group[0], reading_order(group[1]), group[2])):
+    for place, algo, number in sorted(
+        known, key=lambda group: (group[0], words.reading_order(group[1]), group[2])
+    ):
         if own := known[place, algo, number]:
             bins = len(edges[place]) if place in exact else BINS
             at = np.clip(np.searchsorted(edges[place], own, "right") - 1, 0, bins - 1)
@@ -401,85 +394,48 @@ def _timeline(run: LoadedRun) -> Object | None:
     ]
     seconds = _seconds(run)
     drawn = bars(spans, began, began + seconds, MOST_BARS)
-    attempts = Counter(span.worker for span in spans)
-    columns: Object = {name: [getattr(bar, name) for bar in drawn] for name in ("stage", "outcome", "jobs")}
-    columns |= {name: [round(getattr(bar, name), 3) for bar in drawn] for name in ("start", "end", "busy")}
-    columns["lane"] = [order.index(bar.worker) for bar in drawn]
-    columns["name"] = [bar.first if bar.jobs == 1 else f"{bar.first} … {bar.last}" for bar in drawn]
+    attempts, names = Counter(span.worker for span in spans), ("stage", "outcome", "jobs", "start", "end", "busy")
+    columns: Object = {name: [bar[name] for bar in drawn] for name in names}
+    columns["lane"] = [order.index(bar["worker"]) for bar in drawn]
+    columns["name"] = [bar["first"] if bar["jobs"] == 1 else f"{bar['first']} … {bar['last']}" for bar in drawn]
     return {
         "lanes": lanes,
         "jobs": [attempts[index] for index in order],
-        "busy": [round(sum(bar.busy for bar in drawn if bar.worker == index), 3) for index in order],
+        "busy": [round(sum(bar["busy"] for bar in drawn if bar["worker"] == index), 3) for index in order],
         "seconds": round(seconds, 3),
         "attempts": len(spans),
         "bars": columns,
     }
 
 
-_FINEST = 1 / 4000
-"""Part of a run: where the folding of bars begins."""
-
-
-@dataclass(kw_only=True)
-class Bar:
-    """A time in which a worker was taken, in seconds from the begin of the run.
-
-    Attributes:
-        worker: Which one.
-        device: Its device in words.
-        stage: What it did.
-        outcome: As of a `Span`.
-        start: Begin.
-        end: End.
-        jobs: How many attempts at jobs are folded into it.
-        busy: Seconds between begin and end in which one ran.
-        first: Id of the job, or of the first.
-        last: Of the last.
-    """
-
-    worker: int
-    device: str
-    stage: str
-    outcome: str
-    start: float
-    end: float
-    jobs: int = 0
-    busy: float = 0.0
-    first: str
-    last: str = ""
-
-
-def bars(spans: Iterable[Span], began: float, until: float, most: int) -> list[Bar]:
-    """Who was taken when, folded until it can be drawn: attempts of one stage that nearly touch are one bar.
+def bars(spans: Sequence[Span], began: float, until: float, most: int) -> list[Object]:
+    """Who was taken when, in seconds from the begin; of very many attempts those alike that nearly touch are one.
 
     Args:
-        spans: Of the whole run.
+        spans: Of the whole run, by begin.
         began: Seconds since 1970 at which it began.
         until: Likewise what ends those that go on.
-        most: Bars that there may be; every worker has one for each stage and outcome at least.
+        most: Bars that there may be, about; every worker has one for each stage and outcome at least.
+
+    Returns:
+        ``worker``, ``stage``, ``outcome``, ``start``, ``end``, how many ``jobs`` are folded into it, how long one
+        of them ran (``busy``), and ids of the ``first`` and the ``last``.
     """
-    ordered = sorted(spans, key=lambda span: (span.start, span.end or until))
-    whole, width = max([until - began, *(span.end - began for span in ordered if span.end)]), 0.0
-    while len(found := _folded(ordered, began, until, width)) > most and width <= whole:
-        width = 2 * width or _FINEST * whole
-    return found
-
-
-def _folded(spans: Sequence[Span], began: float, until: float, width: float) -> list[Bar]:
-    found: list[Bar] = []
-    latest: dict[tuple[int, str, str], Bar] = {}
+    kinds = {(span.worker, span.stage, span.outcome) for span in spans}
+    width = (until - began) * len(kinds) / most if len(spans) > most else -1.0
+    found, latest = list[Object](), dict[tuple[int, str, str], Object]()
     for span in spans:
-        start = max(0.0, span.start - began)
-        end = max(start, (until if span.end is None else span.end) - began)
+        start = max(0.0, round(span.start - began, 3))
+        end = max(start, round((until if span.end is None else span.end) - began, 3))
         kind = (span.worker, span.stage, span.outcome)
-        bar = latest.get(kind)
-        if bar is None or not width or start - bar.end > width:
-            where = {"worker": span.worker, "device": span.device, "stage": span.stage, "outcome": span.outcome}
-            bar = latest[kind] = Bar(**where, start=start, end=end, first=span.job)  # type: ignore[arg-type]
-            found.append(bar)
-        bar.end, bar.last = max(bar.end, end), span.job
-        bar.jobs, bar.busy = bar.jobs + 1, bar.busy + end - start
-    return sorted(found, key=lambda bar: bar.worker)
+        if kind not in latest or start - latest[kind]["end"] > width or width < 0:
+            where = {"worker": span.worker, "stage": span.stage, "outcome": span.outcome, "first": span.job}
+            found.append({**where, "start": start, "end": end, "jobs": 0, "busy": 0.0})
+            latest[kind] = found[-1]
+        bar = latest[kind]
+        busy = round(bar["busy"] + end - start, 3)
+        bar |= {"end": max(bar["end"], end), "last": span.job, "jobs": bar["jobs"] + 1, "busy": busy}
+    return sorted(found, key=lambda bar: bar["worker"])
 
 
 # -- failures --------------------------------------------------------------------------------------------------
@@ -502,19 +458,19 @@ def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ())
         | {
             "job": job.id,
             "attempt": attempt.number,
-            "reason": beginning(attempt.reason or job.reason, LONGEST_REASON),
+            "reason": words.beginning(attempt.reason or job.reason, LONGEST_REASON),
             "outcome": _outcome(job, attempt),
-            "traceback": beginning(attempt.traceback, LONGEST_REASON),
+            "traceback": words.beginning(attempt.traceback, LONGEST_REASON),
         }
         for job, attempt in failed[:MOST_FAILURES]
     ]
     notes = []
     for place in view.quarantined:
         jobs = f" Jobs that failed there: {first_few(place.jobs, 'jobs')}." if place.jobs else ""
-        device, reason = place.device or f"worker {place.worker}", beginning(place.reason, LONGEST_REASON)
+        device, reason = place.device or f"worker {place.worker}", words.beginning(place.reason, LONGEST_REASON)
         notes.append(f"{device} is used no more: {reason}.{jobs}")
     for cause, blocked in view.blocked_by().items():
-        notes.append(f"{count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed.")
+        notes.append(f"{words.count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed.")
     return {"rows": rows, "left_out": len(failed) - len(rows), "notes": [*notes, *rewards]}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -84,54 +84,24 @@ def _moved(run: LoadedRun) -> list[str]:
 # -- all experiments -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Glance:
-    """The newest run of an experiment in one row.
-
-    Attributes:
-        name: The experiment.
-        run: Timestamp of the run, or "" where it cannot be read.
-        state: The run in one word, see `RunView.state`.
-        started: Wall-clock seconds, or None.
-        elapsed_s: Seconds that it took so far.
-        jobs: How many it has.
-        done: How many of them are there, stored ones included.
-        failed: How many failed.
-        blocked: How many a failed one blocks.
-        stored: How many of those that are there were stored before the run began.
-        problem: Why the run cannot be read, or "".
-    """
-
-    name: str
-    run: str = ""
-    state: str = "unreadable"
-    started: float | None = None
-    elapsed_s: float = 0.0
-    jobs: int = 0
-    done: int = 0
-    failed: int = 0
-    blocked: int = 0
-    stored: int = 0
-    problem: str = ""
-
-
-def glance_at(run: LoadedRun, now: float) -> Glance:
-    """One row of the overview."""
+def glance_at(run: LoadedRun, now: float) -> dict[str, Any]:
+    """A run in one row as plain data; `done` are all that are there, `stored` those of them from before it."""
     view, counts, runs = run.view, run.view.counts(), run.engine_runs()
-    return Glance(
-        name=run.name,
-        run=run.stamp,
-        state=view.state(runs),
-        started=view.started,
-        elapsed_s=round(view.elapsed_s(now, runs), 3),
-        jobs=counts.total,
-        done=counts.there,
+    return {
+        "name": run.name,
+        "run": run.stamp,
+        "state": view.state(runs),
+        "started": view.started,
+        "elapsed_s": round(view.elapsed_s(now, runs), 3),
+        "jobs": counts.total,
+        "done": counts.there,
         **{name: getattr(counts, name) for name in ("failed", "blocked", "stored")},
-    )
+        "problem": "",
+    }
 
 
-def overview_table(rows: Iterable[Glance]) -> FittedTable:
-    """The newest run of every experiment, the one that began last on top."""
+def overview_table(rows: Iterable[Mapping[str, Any]]) -> FittedTable:
+    """The newest run of every experiment, the one that began last on top; of one with a problem its name alone."""
     table = FittedTable(
         [
             Column(heading="experiment", least=12),
@@ -143,15 +113,18 @@ def overview_table(rows: Iterable[Glance]) -> FittedTable:
         ],
         lines=False,
     )
-    for row in sorted(rows, key=lambda row: (row.run, row.name), reverse=True):
-        nothing_ran = row.state == "done" and row.stored == row.jobs
+    for row in sorted(rows, key=lambda row: (row.get("run", ""), row["name"]), reverse=True):
+        if row["problem"]:
+            table.add_row(row["name"], "", "unreadable", "", "", "")
+            continue
+        nothing_ran = row["state"] == "done" and row["stored"] == row["jobs"]
         table.add_row(
-            row.name,
-            row.run,
-            Text(row.state, style=_COLORS.get(row.state, "")),
-            f"{row.done:,}/{row.jobs:,}",
-            Text(str(row.failed), style="bold red") if row.failed else "",
-            "" if row.started is None else "nothing ran" if nothing_ran else duration(row.elapsed_s),
+            row["name"],
+            row["run"],
+            Text(row["state"], style=_COLORS.get(row["state"], "")),
+            f"{row['done']:,}/{row['jobs']:,}",
+            Text(str(row["failed"]), style="bold red") if row["failed"] else "",
+            "" if row["started"] is None else "nothing ran" if nothing_ran else duration(row["elapsed_s"]),
         )
     return table
 
@@ -277,7 +250,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
     amounts = {name: getattr(progress, name, None) for name in _AMOUNTS}
     of_attempt = ("worker", "device", "loading", "done", "total", "tokens")
     return {
-        **asdict(glance_at(run, now)),
+        **glance_at(run, now),
         "folder": str(run.folder.path),
         "started_at": began,
         "interrupted": view.interrupted or None,

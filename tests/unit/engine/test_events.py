@@ -84,7 +84,7 @@ def shown(run: WrittenRun) -> LoadedRun:
     recorded = LoadedRun(run.folder)
     print_run(recorded, START + 60, console)
     json.dumps(run_json(recorded, START + 60))
-    console.print(overview_table([glance_at(LoadedRun(run.folder, glance=True), START + 60)]))
+    console.print(overview_table([glance_at(LoadedRun(run.folder), START + 60)]))
     explain_job(recorded, SHARD, None, START + 60)
     list(read_journal(run.folder.journal))
     return recorded

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipeline.plan.graph import Job
 from pipeline.runs.feeder import BatchReader, Feed, tracked_chains
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.trackers import ROUND, STEP, Batch, Row, TrackedChain, TrackerPlace, Wandb, own_runs
+from pipeline.runs.trackers import ROUND, STEP, Batch, TrackedChain, TrackerPlace, Wandb, own_runs
 from tests.doubles.tracked import STEPS, TrackedRun, job_id
 
 
@@ -146,9 +146,9 @@ def rounds(*numbers: int) -> Callable[[Job], bool]:
 def told(batches: list[Batch]) -> dict[str, list[tuple[int, float]]]:
     found: dict[str, list[tuple[int, float]]] = {}
     for batch in batches:
-        for row in batch.rows:
-            for name, value in row.values.items():
-                found.setdefault(name, []).append((row.at, value))
+        for at, values in batch.rows:
+            for name, value in values.items():
+                found.setdefault(name, []).append((at, value))
     return found
 
 
@@ -221,8 +221,7 @@ def begun(folder: Path, *, is_online: bool) -> Wandb:
 
 
 def batch(rows: int) -> Batch:
-    row = Row(axis=STEP, at=1, round=1, values={"train/a/loss": 1.0})
-    return Batch(id="b", round=1, time=0.0, rows=[row] * rows)
+    return Batch(id="b", round=1, time=0.0, axis=STEP, rows=[(1, {"train/a/loss": 1.0})] * rows)
 
 
 def test_online_a_run_goes_on_where_the_server_is(wandb: Any, tmp_path: Path) -> None:
@@ -238,7 +237,7 @@ def test_online_a_run_goes_on_where_the_server_is(wandb: Any, tmp_path: Path) ->
 def test_offline_nothing_is_resumed_and_all_is_told(wandb: Any, tmp_path: Path) -> None:
     run = begun(tmp_path, is_online=False)
     run.add(batch(3), 0)
-    run.add(Batch(id="c", round=2, time=0.0, rows=[Row(axis=ROUND, at=2, round=2, values={"eval/x": 0.5})]), 7)
+    run.add(Batch(id="c", round=2, time=0.0, axis=ROUND, rows=[(2, {"eval/x": 0.5})]), 7)
     assert wandb.logged == [0, 1, 2, 7]
     assert (wandb.asked["mode"], "resume" in wandb.asked) == ("offline", False)
     assert wandb.asked["settings"]["console"] == "off"

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.run_view import RunView
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 
 SHARDS = [f"{CHAIN}/r1/generate/000", f"{CHAIN}/r1/generate/001"]
@@ -67,36 +64,3 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     assert (train.status, train.stopped, train.attempts[0].outcome) == ("pending", True, "stopped")
     assert view.jobs[f"{CHAIN}/r2/train"].waits == "another run computes it"
     assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]
-
-
-@pytest.mark.parametrize(
-    ("counts", "state"),
-    [({"done": 6}, "done"), ({"stored": 6}, "done"), ({"done": 4, "failed": 1, "blocked": 1}, "failed")],
-    ids=["done", "stored", "failed"],
-)
-def test_a_glance_reads_the_ends_of_a_finished_journal(
-    tmp_path: Path, counts: dict[str, int], state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = written(tmp_path)
-    run.end(**counts)
-    monkeypatch.setattr(RunView, "_job_event", None)
-    loaded = LoadedRun(run.folder, glance=True)
-    found = loaded.view.counts()
-    assert loaded.state == state
-    assert (found.total, found.done, found.stored, found.failed) == (
-        6,
-        counts.get("done", 0),
-        counts.get("stored", 0),
-        counts.get("failed", 0),
-    )
-
-
-def test_a_glance_at_a_run_in_progress_counts_without_the_plan(tmp_path: Path) -> None:
-    run = written(tmp_path, stored=SHARDS)
-    run.write("JobReopened", job=SHARDS[0], reason="damaged")
-    run.begin(SHARDS[0])
-    run.finish(SHARDS[0])
-    run.begin(TRAIN)
-    run.folder.plan.unlink()
-    found = LoadedRun(run.folder, glance=True).view.counts()
-    assert (found.total, found.stored, found.done, found.running) == (6, 1, 1, 1)

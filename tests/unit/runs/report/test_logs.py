@@ -124,7 +124,8 @@ def test_the_engines_log_is_followed_to_its_last_words(tmp_path: Path) -> None:
         with run.folder.log.open("a") as file:
             file.write("makespan\n")
 
-    following = Following(run, lambda: run.end(done=6), more)
-    follow_run(LoadedRun(run.folder), following.out, following.notes.append, 1, following.pause)
+    run.end(done=6)
+    following = Following(run, more)
+    follow_run(LoadedRun(run.folder), following.out, following.notes.append, None, following.pause)
     assert following.out.getvalue() == "engine's last line\nmakespan\n"
     assert following.notes == ["the run is over: done"]

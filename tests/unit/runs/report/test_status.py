@@ -103,18 +103,20 @@ def test_the_same_as_data(tmp_path: Path) -> None:
 
 def test_the_overview_has_the_newest_run_on_top(tmp_path: Path) -> None:
     old = WrittenRun(tmp_path, chain_plan(), "2026-01-01_08-00-00", name="old")
+    for job in list(old.plan.jobs)[:5]:
+        old.write("JobFoundStored", job=job)
+    old.write("JobFailed", job=list(old.plan.jobs)[5], attempts=1, kind="bug", reason="x")
     old.end(done=5, failed=1)
     WrittenRun(tmp_path, chain_plan(), "2026-01-02_08-00-00", name="new")
     rows = [
-        glance_at(LoadedRun(run, glance=True), START)
-        for run in (choose_run(tmp_path, name) for name in experiments(tmp_path))
+        glance_at(LoadedRun(run), START) for run in (choose_run(tmp_path, name) for name in experiments(tmp_path))
     ]
     out = io.StringIO()
     Console(file=out, width=80).print(overview_table(rows))
     lines = [line.split() for line in out.getvalue().splitlines() if "2026" in line]
     assert lines == [
         ["new", "2026-01-02_08-00-00", "killed", "0/6", "0.0", "s"],
-        ["old", "2026-01-01_08-00-00", "failed", "5/6", "1", "1.0", "s"],
+        ["old", "2026-01-01_08-00-00", "failed", "5/6", "1", "7.0", "s"],
     ]
 
 
