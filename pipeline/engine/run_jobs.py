@@ -54,7 +54,7 @@ class InlineWorker(Worker):
         self._tag = descendants.new_tag()
         self._stop_grace_s = stop_grace_s
         self._grace: threading.Timer | None = None
-        self._runner = JobRunner(self._report, device.kind, name=device.name, own_process=False)
+        self._runner = JobRunner(self._report, device.kind, device.name, own_process=False)
         self._says_ready = self._stops = self._is_over = False
         self._job: RunJob | None = None
         self._deliver: Deliver | None = None

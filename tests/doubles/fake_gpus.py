@@ -36,12 +36,14 @@ def engine(gate: str, arguments: list[str]) -> int:
 def worker() -> None:
     """A worker's own main function, with jobs that are told to compute on the CPU."""
     from pipeline.engine.workers import entrypoint
-    from pipeline.engine.workers.runner import JobRunner
+
+    class OnCpu(entrypoint.JobRunner):
+        device = property(lambda _: "cpu", lambda *_: None)  # type: ignore[assignment]
 
     gate, parent = Path(os.environ[GATE]), os.getppid()
     while not gate.exists() and os.getppid() == parent:
         time.sleep(0.05)
-    entrypoint.JobRunner = lambda send, _device, **_: JobRunner(send, "cpu")  # type: ignore[assignment, misc]
+    entrypoint.JobRunner = OnCpu  # type: ignore[misc]
     entrypoint.main()
 
 

@@ -21,7 +21,7 @@ from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import JobError
 from pipeline.plan.graph import Job
 from pipeline.runs.run_view import RunView
-from tests.doubles.engine import Engine, describe, job, key
+from tests.doubles.engine import Engine, job, key
 from tests.doubles.machine import is_living
 
 
@@ -155,7 +155,7 @@ def test_a_notice_to_the_ranks_alone_stops_the_attempt_and_another_goes_on(engin
             for number in notices.keys() - told:
                 if len(list(notices[number].iterdir())) == 2:
                     family = psutil.Process().children(recursive=True)
-                    for rank in (one for one in family if "workers.rank" in describe(one)):
+                    for rank in (one for one in family if "RANK" in one.environ()):
                         rank.send_signal(number)
                     told.add(number)
             time.sleep(0.01)

@@ -165,7 +165,7 @@ STEPS = {
     "jobs": [
         ("import pipeline", LIGHT),
         (
-            "import pipeline.engine.workers.entrypoint, pipeline.engine.workers.rank",
+            "import pipeline.engine.workers.entrypoint",
             f"{LIGHT} psutil difflib random",
         ),
         ("import pipeline.learning.rewards.calling", LIGHT),

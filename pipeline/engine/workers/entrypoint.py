@@ -1,10 +1,11 @@
-"""Main function of a worker process. Free of torch until a job imports it.
+"""Main function of a worker process, and of each rank of a job of several devices. Free of torch until needed.
 
-    main thread       runs jobs, one at a time
-    reader thread     reads the pipe; the engine hanging up means the end of this process and its descendants
-    heartbeat thread  says on a timer that the process is alive, and how much memory it holds
+    main thread       runs jobs, one at a time; of a rank its one
+    reader thread     reads the pipe; the other side hanging up means the end of this process and its descendants
+    heartbeat thread  says on a timer that a worker is alive, and how much memory it holds
 
-The environment (visible device, thread counts) was set by the engine before this process started.
+The environment (visible device, thread counts) was set before this process started: by the engine, or for a rank
+by the worker that leads the gang (`gang`), which is whom a rank talks to.
 """
 
 from __future__ import annotations
@@ -18,16 +19,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from pipeline.engine.devices.inventory import Device, read_usage, wait_until_free
+from pipeline.engine.devices import inventory
 from pipeline.engine.devices.worker_env import describe_device
 from pipeline.engine.workers import messages
-from pipeline.engine.workers.runner import JobRunner
+from pipeline.engine.workers.runner import JobRunner, Part
 from pipeline.engine.workers.work import log_stacks
 from pipeline.errors import DeviceError, WorkerError
 from pipeline.foreign import converted
 from pipeline.machine import descendants
 from pipeline.machine.children import Channel
-from pipeline.machine.descendants import NOTICES, begin
 from pipeline.machine.memory import own_memory_bytes
 
 _HANG_UP_PATIENCE_S = 2.0
@@ -37,7 +37,7 @@ _HANG_UP_PATIENCE_S = 2.0
 class Settings:
     """What a worker is told on its command line."""
 
-    device: Device
+    device: inventory.Device
     heartbeat_s: float
     level_bytes: int | None
     """Memory of the device that was in use before the run; None where nothing was there to leave any behind."""
@@ -46,42 +46,48 @@ class Settings:
 
 
 def main() -> None:
-    """Run jobs until the engine says stop or hangs up."""
-    settings = begin()
-    descendants.adopt_orphans()
+    """Run jobs until the engine says stop or hangs up; as a rank one."""
+    process = _Main()
+    # Slurm sends its notices to every process of a job. They mean the same as the engine's own request.
+    for number in descendants.NOTICES:
+        signal.signal(number, process.on_signal)
+    settings = descendants.begin()  # from here on signals are not held back any more
     log_stacks()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
-    channel = Channel.inherited(settings["fd"])
+    process.channel = Channel.inherited(settings["fd"])
     with suppress(KeyboardInterrupt, OSError):
-        _Main(channel, converted(settings, Settings)).serve()
+        if "rank" in settings:
+            process.run_rank(converted(settings, Part))
+        else:
+            process.serve(converted(settings, Settings))
     descendants.end_own()
-    # Outputs are committed, so nothing else is left to tidy up; Python would take a second to unload torch.
+    # Outputs are committed, so nothing else is left to tidy up; Python would take a second to unload torch, and
+    # libraries would wait for processes that a broken group has lost.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 class _Main:
-    """The three threads of a worker and what they share."""
+    """The threads of a worker or a rank, and what they share."""
 
-    def __init__(self, channel: Channel, settings: Settings) -> None:
-        self.channel = channel
-        self.settings = settings
+    channel: Channel
+    settings: Settings
+
+    def __init__(self) -> None:
         self.orders: queue.SimpleQueue[messages.RunJob | messages.Shutdown] = queue.SimpleQueue()
-        self.runner = JobRunner(self.send, settings.device.kind, name=settings.device.name)
+        self.runner = JobRunner(self.send)
         self._at_next_signal = False
         """Whether SIGTERM breaks off the present job."""
 
     def send(self, message: messages.FromWorker) -> None:
-        """Tell the engine."""
+        """Tell the engine, or whoever leads the gang."""
         self.channel.send(messages.encode(message))
 
-    def serve(self) -> None:
+    def serve(self, settings: Settings) -> None:
         """Run jobs as they arrive."""
-        device = self.settings.device
-        # Slurm sends its notices to every process of a job. They mean the same as the engine's own request.
-        for number in NOTICES:
-            signal.signal(number, self._on_signal)
+        descendants.adopt_orphans()
+        self.settings, device = settings, settings.device
+        self.runner.device, self.runner.name = device.kind, device.name
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         about = describe_device(device, os.environ)
@@ -92,6 +98,18 @@ class _Main:
         while not isinstance(order := self.orders.get(), messages.Shutdown) and not self.runner.stop_requested:
             # Where no other may follow, the engine ends this process and begins the rest elsewhere.
             fit = fit and self._run(order)
+
+    def run_rank(self, part: Part) -> None:
+        """Run this process's part of a job."""
+        self.runner.device, self.runner.part = part.device, part
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
+        while isinstance(order := self.orders.get(), messages.Shutdown):
+            pass  # a signal that came before the job, which looks for itself whether it is to stop
+        try:
+            said: messages.Said = self.runner.run(order)
+        except KeyboardInterrupt:
+            said = messages.AttemptStopped(job_id=order.job_id, attempt=order.attempt)
+        self.send(said)
 
     def _run(self, order: messages.RunJob) -> bool:
         """Run a job; False where no other may follow it in this process."""
@@ -104,10 +122,17 @@ class _Main:
         if settings.level_bytes is None:
             return ""
         levels = {settings.device.uuid or "": settings.level_bytes}
-        wait_s = settings.free_timeout_s
-        return "".join(wait_until_free([settings.device], levels, wait_s, lambda: self.runner.stop_requested))
+        found = inventory.wait_until_free(
+            [settings.device], levels, settings.free_timeout_s, lambda: self.runner.stop_requested
+        )
+        return "".join(found)
 
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """A request to stop; SIGTERM once more breaks off the job.
+
+        Raises:
+            KeyboardInterrupt: In the middle of it.
+        """
         self._stop()
         if number != signal.SIGTERM:
             return
@@ -150,12 +175,12 @@ class _Main:
             _kill_own_group()
 
 
-def gpu_load(device: Device) -> messages.GpuLoad | None:
+def gpu_load(device: inventory.Device) -> messages.GpuLoad | None:
     """What a GPU is doing; None for a CPU."""
     if device.kind != "cuda":
         return None
     try:
-        usage = read_usage(device)
+        usage = inventory.read_usage(device)
     except DeviceError:
         return None  # whether that is a fault of the GPU shows where it is used
     return messages.GpuLoad(

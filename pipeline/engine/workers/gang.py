@@ -54,7 +54,7 @@ class _Rank:
     child: Child
     log: Path
     out: Path
-    said: messages.JobFinished | messages.JobRaised | messages.AttemptStopped | None = None
+    said: messages.Said | None = None
     is_over: bool = False
     lost: str = ""
 
@@ -109,7 +109,7 @@ class _Gang:
         # Rank 0 has the log of this process. A notice that comes while it starts waits until it can be taken.
         with log.open("ab") if number else nullcontext() as output, held_back(NOTICES):
             child = Child(
-                "pipeline.engine.workers.rank",
+                "pipeline.engine.workers.entrypoint",
                 rank_environment(os.environ, order.gang, rank=number, master_port=port),
                 settings,
                 max_bytes=messages.MAX_MESSAGE_BYTES,

@@ -443,7 +443,9 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
 
 
 ToWorker = RunJob | Shutdown
-OfJob = JobStarted | JobProgress | JobFinished | JobRaised | AttemptStopped
+Said = JobFinished | JobRaised | AttemptStopped
+"""What a worker, or a rank, answers of a job that is over."""
+OfJob = JobStarted | JobProgress | Said
 Report = WorkerReady | Heartbeat | OfJob
 """What a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable

@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -25,21 +26,9 @@ from msgspec.structs import replace
 import pipeline
 from pipeline import arithmetic
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store, Verified
-from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobFinished, JobRaised, JobStarted, RunJob
-from pipeline.engine.workers.work import (
-    OutputTo,
-    Work,
-    begin_measuring,
-    call_entry,
-    contained,
-    ended_by,
-    finished,
-    give_back,
-    held_mb,
-    raised,
-    store_at,
-    work_of,
-)
+from pipeline.engine.workers import work as jobs
+from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobStarted, RunJob, Said
+from pipeline.engine.workers.work import OutputTo, Work
 from pipeline.errors import DamagedOutput
 from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output
@@ -119,36 +108,59 @@ def _differs(before: object, now: object) -> bool:
         return True
 
 
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a rank is told on its command line: its part of a job of several devices, which its leader stores.
+
+    Attributes:
+        rank: Which it is.
+        device: What it computes on, as `torch.device` takes it.
+        out: Folder for what it writes.
+    """
+
+    rank: int
+    device: str
+    out: str
+
+
 class JobRunner:
     """Runs jobs one at a time and keeps between them what they load.
 
     Attributes:
+        device: ``cpu`` or ``cuda``, or that of a rank.
+        name: Product name of the device.
+        part: Which part of a job of several devices it runs, and stores nothing of; None for whole jobs.
         memory: Handed to every job as `Work.memory`.
         stop_requested: No further job will come, and the present one should save a checkpoint or finish.
         cut_off: The patience with the present job is over, so a `KeyboardInterrupt` is not the job's own.
     """
 
     def __init__(
-        self, send: Callable[[FromWorker], None], device: str, *, name: str = "GPU", own_process: bool = True
+        self,
+        send: Callable[[FromWorker], None],
+        device: str = "cpu",
+        name: str = "GPU",
+        *,
+        own_process: bool = True,
     ) -> None:
         """Prepare to run jobs.
 
         Args:
             send: Takes what happens during a job.
-            device: ``cpu`` or ``cuda``.
-            name: Product name of the device.
+            device: See above.
+            name: Likewise.
             own_process: Whether the standard streams are this worker's alone. Otherwise they are given back
                 while `send` runs.
         """
+        self.device, self.name = device, name
+        self.part: Part | None = None
         self.memory: dict[str, Any] = {}
         self.stop_requested = False
         self.cut_off = False
         self._in_body = False
         self._send = send
-        self._device = device
         self._own_process = own_process
         self._as_begun: dict[str, object] | None = None
-        self._name = name
         self._arithmetic = ""
 
     def interrupt(self) -> None:
@@ -162,7 +174,7 @@ class JobRunner:
         if self._in_body:
             raise KeyboardInterrupt
 
-    def run(self, order: RunJob) -> JobFinished | JobRaised | AttemptStopped:
+    def run(self, order: RunJob) -> Said:
         """Run a job to its end.
 
         Raises:
@@ -171,21 +183,19 @@ class JobRunner:
         start = time.monotonic()
         if self._as_begun is None and self._own_process:  # there is no replacing of the engine's own process
             self._as_begun = process_state()
-        said: JobFinished | JobRaised | AttemptStopped | None = None
+        said: Said | None = None
         try:
-            with OutputTo(order.log_path) as output:
+            with nullcontext() if self.part else OutputTo(order.log_path) as output:
                 said = self._run_logged(order, output, start)
         except Exception as error:  # the log cannot be written; or its descriptors were closed, when all is said
-            said = said or raised(order, error, start)
+            said = said or jobs.raised(order, error, start)
         if self._as_begun is None or isinstance(said, AttemptStopped) or order.gang:  # whose ranks were others
             return said
         return replace(said, left_changed=changed_since(self._as_begun))
 
-    def _run_logged(
-        self, order: RunJob, output: OutputTo, start: float
-    ) -> JobFinished | JobRaised | AttemptStopped:
+    def _run_logged(self, order: RunJob, output: OutputTo | None, start: float) -> Said:
         def send(message: FromWorker) -> None:
-            with self._streams(output):
+            with nullcontext() if self._own_process or output is None else output.paused():
                 self._send(message)
 
         def report(message: FromWorker) -> None:
@@ -198,9 +208,11 @@ class JobRunner:
         except BaseException as error:  # SystemExit too: a job may end itself, not its worker
             if self.cut_off:  # whatever the job makes of that
                 raise KeyboardInterrupt from error
-            failed = ended_by(order, error, start, stop_requested=self.stop_requested)
+            failed = jobs.ended_by(order, error, start, stop_requested=self.stop_requested)
         else:
-            return finished(order, work, start, self._held_mb(order) if work.held_mb is None else work.held_mb)
+            return jobs.finished(
+                order, work, start, self._held_mb(order) if work.held_mb is None else work.held_mb
+            )
         # Not inside `except`: the traceback there holds the frames of the job and all their tensors.
         return failed if isinstance(failed, AttemptStopped) else replace(failed, held_mb=self._held_mb(order))
 
@@ -208,11 +220,8 @@ class JobRunner:
         """What stays on a device with other workers; where there are none it is nobody's concern."""
         if order.slots == 1:
             return 0
-        give_back(self._device)
-        return held_mb(self._device)
-
-    def _streams(self, output: OutputTo) -> AbstractContextManager[None]:
-        return nullcontext() if self._own_process else output.paused()
+        jobs.give_back(self.device)
+        return jobs.held_mb(self.device)
 
     @contextmanager
     def _body(self) -> Iterator[None]:
@@ -221,7 +230,7 @@ class JobRunner:
         try:
             if self.cut_off:
                 raise KeyboardInterrupt
-            with contained():
+            with jobs.contained():
                 yield
         finally:
             self._in_body = False
@@ -235,47 +244,55 @@ class JobRunner:
             raise KeyboardInterrupt
 
     def _execute(self, order: RunJob, report: Callable[[FromWorker], None], start: float) -> Work:
-        store, scratch = store_at(order.store), _folder(order.scratch)
-        out = store.begin(scratch, order.key, order.attempt) if order.key else scratch
-        work = work_of(
-            order, out, self._device, memory=self.memory, send=report, stopping=lambda: self.stop_requested
+        store, scratch, part = jobs.store_at(order.store), _folder(order.scratch), self.part
+        key = "" if part else order.key
+        out = Path(part.out) if part else store.begin(scratch, key, order.attempt) if key else scratch
+        work = jobs.work_of(
+            order,
+            out,
+            self.device,
+            memory=self.memory,
+            send=report,
+            stopping=lambda: self.stop_requested,
+            rank=part.rank if part else 0,
         )
         if not order.keep_models:
             self.memory.clear()
-            give_back(self._device)
-        begin_measuring(self._device)
+            jobs.give_back(self.device)
+        jobs.begin_measuring(self.device)
         try:
-            _check_inputs(order, store)
+            if not part:
+                _check_inputs(order, store)
             work.hold_to_limit()
             with self._body():
-                if order.gang:
+                if order.gang and not part:
                     from pipeline.engine.workers.gang import run_gang  # most workers never lead one
 
                     run_gang(order, work)
                 else:
-                    call_entry(order, work)
+                    jobs.call_entry(order, work)
             work.check_counts()
-            if order.key:
+            if key:
                 entries = check_output(out)
                 # What went on from a checkpoint took longer than this attempt.
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start
-                store.commit(order.key, out, self._about(order), took_s, entries)
+                store.commit(key, out, self._about(order), took_s, entries)
                 _link(order)
-                store.costs.note(order.key, _cost(work, start))
+                store.costs.note(key, _cost(work, start))
                 if resumed:
                     remove_tree(work.checkpoints)
         except BaseException as error:
             if isinstance(error, DamagedOutput):
                 self.memory.clear()  # it may have been loaded before that was found
-            if order.key:
+            if key:
                 remove_tree(out)
             raise
         return work
 
     def _about(self, order: RunJob) -> dict[str, str]:
         # What a CPU computes by, libraries have read from the environment once.
-        self._arithmetic = self._arithmetic or arithmetic.describe(os.environ, self._device, self._name)
+        self._arithmetic = self._arithmetic or arithmetic.describe(os.environ, self.device, self.name)
         return {"job": order.job_id, "arithmetic": self._arithmetic, **_versions()}
 
 

@@ -406,9 +406,7 @@ def finished(order: messages.RunJob, work: Work, start: float, held_mb: int = 0)
     )
 
 
-def ended_by(
-    order: messages.RunJob, error: BaseException, start: float, *, stop_requested: bool
-) -> messages.JobRaised | messages.AttemptStopped:
+def ended_by(order: messages.RunJob, error: BaseException, start: float, *, stop_requested: bool) -> messages.Said:
     """What to say, in the job's log too, of a job whose code has raised. Called while that is handled.
 
     Args:
