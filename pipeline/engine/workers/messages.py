@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from msgspec import Meta, Raw, Struct, field
 from msgspec.json import Encoder
@@ -236,6 +236,14 @@ def _escaped(found: re.Match[str]) -> str:
 class _Message(Struct, frozen=True, forbid_unknown_fields=True):
     """Made for every job, and defined in every worker: of a dataclass either takes ten times as long."""
 
+    _lines: ClassVar[tuple[str, ...]] = ()
+    """Fields of one line, which are made such."""
+
+    def __post_init__(self) -> None:
+        for name in self._lines:
+            if text := getattr(self, name):
+                force_setattr(self, name, _plain_line(text))
+
 
 class RunJob(_Message, frozen=True, kw_only=True):
     """Engine -> worker: run a job, after those that it was sent before."""
@@ -286,8 +294,7 @@ class WorkerReady(_Message, frozen=True, kw_only=True):
     not_free: Line = ""
     """What the process before it left on its device and did not come back in time, in words; "" for nothing."""
 
-    def __post_init__(self) -> None:
-        _make_plain(self, "device", "visible", "node", "not_free")
+    _lines = ("device", "visible", "node", "not_free")
 
 
 class JobStarted(_Message, frozen=True, kw_only=True):
@@ -367,8 +374,7 @@ class JobFinished(_Message, frozen=True, kw_only=True):
         """Whether no other job may run in the process."""
         return bool(self.left_changed)
 
-    def __post_init__(self) -> None:
-        _make_plain(self, "left_changed")
+    _lines = ("left_changed",)
 
 
 class JobRaised(_Message, frozen=True, kw_only=True):
@@ -401,8 +407,10 @@ class JobRaised(_Message, frozen=True, kw_only=True):
         """The exception as users read it: its class, where that says something, and its message."""
         return ": ".join(part for part in (self.error_type, self.message.strip()) if part)
 
+    _lines = ("error_type", "damaged_key", "left_changed")
+
     def __post_init__(self) -> None:
-        _make_plain(self, "error_type", "damaged_key", "left_changed")
+        super().__post_init__()
         force_setattr(self, "message", _plain_text(self.message))
         force_setattr(self, "traceback", _plain_text(self.traceback, keep_end=True))
 
@@ -450,19 +458,8 @@ Report = WorkerReady | Heartbeat | OfJob
 """What a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
-_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in (RunJob, Shutdown)}
-_REPORTS: dict[str, type[Report]] = {
-    kind.__name__: kind
-    for kind in (
-        WorkerReady,
-        Heartbeat,
-        JobStarted,
-        JobProgress,
-        JobFinished,
-        JobRaised,
-        AttemptStopped,
-    )
-}
+_ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in get_args(ToWorker)}
+_REPORTS: dict[str, type[Report]] = {kind.__name__: kind for kind in get_args(Report)}
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
@@ -477,16 +474,12 @@ def encode(message: ToWorker | FromWorker) -> bytes:
 
 
 def decode_order(data: bytes) -> ToWorker:
-    """Read what the engine sent to a worker.
+    """Read what the engine sent to a worker, in whose payload a temperature may be infinite.
 
     Raises:
         WorkerError: The bytes are no message that an engine sends.
     """
-    try:
-        # A payload may say that a temperature is infinite.
-        return _message(parse_json(data, infinite=True), _ORDERS)
-    except ForeignDataError as error:
-        raise _unreadable(data, error) from error
+    return _decoded(data, _ORDERS, infinite=True)
 
 
 def decode_report(data: bytes) -> Report:
@@ -495,10 +488,7 @@ def decode_report(data: bytes) -> Report:
     Raises:
         WorkerError: The bytes are no message that a worker sends.
     """
-    try:
-        return _message(parse_json(data), _REPORTS)
-    except ForeignDataError as error:
-        raise _unreadable(data, error) from error
+    return _decoded(data, _REPORTS)
 
 
 def is_number_name(name: object) -> bool:
@@ -506,18 +496,15 @@ def is_number_name(name: object) -> bool:
     return isinstance(name, str) and bool(_NUMBER_NAME.match(name))
 
 
-def _message(value: Any, kinds: Mapping[str, type[_T]]) -> _T:
-    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], dict)):
-        raise ForeignDataError("a message is a name and its fields")
-    name, fields = value
-    kind = kinds.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ForeignDataError(f"a message here is one of {', '.join(kinds)}")
-    return converted(fields, kind)
-
-
-def _unreadable(data: bytes, error: Exception) -> WorkerError:
-    return WorkerError(f"it sent what is no message ({_plain_line(str(error))}): {data[:_SHOWN_BYTES]!r}")
+def _decoded(data: bytes, kinds: Mapping[str, type[_T]], *, infinite: bool = False) -> _T:
+    try:
+        match parse_json(data, infinite=infinite):
+            case [str(name), dict(fields)] if name in kinds:
+                return converted(fields, kinds[name])
+        raise ForeignDataError(f"a message here is the name of one of {', '.join(kinds)}, and its fields")
+    except ForeignDataError as error:
+        said = f"it sent what is no message ({_plain_line(str(error))})"
+        raise WorkerError(f"{said}: {data[:_SHOWN_BYTES]!r}") from error
 
 
 def _plain_data(value: Any) -> Any:
@@ -527,9 +514,3 @@ def _plain_data(value: Any) -> Any:
 _FAST = Encoder()
 # `json.dumps` would make one for every call.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain_data)
-
-
-def _make_plain(message: Any, *lines: str) -> None:
-    for name in lines:
-        if text := getattr(message, name):
-            force_setattr(message, name, _plain_line(text))

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from msgspec.structs import replace
+
 from pipeline.engine.store.store import Store, remedy
 from pipeline.engine.workers import messages
 from pipeline.errors import DamagedOutput, GangError, JobError, JobStopped, PipelineError, StoreError, own_place
@@ -342,31 +344,26 @@ def _end(error: BaseException) -> None:
 
 
 class _RegularProgress:
-    """Sends progress, but no more often than anyone can read it."""
+    """Sends progress, but no more often than anyone can read it; not from a process that the job has forked."""
 
     def __init__(self, order: messages.RunJob, send: Callable[[messages.JobProgress], None]) -> None:
-        self._order = order
         self._send = send
         self._next = 0.0
         self._pid = os.getpid()
-        self._last: dict[str, Any] = {"done": 0, "total": 0, "tokens": 0}
+        self._last = messages.JobProgress(job_id=order.job_id, attempt=order.attempt, done=0, total=0, tokens=0)
 
     def __call__(self, done: int, total: int, tokens: int, numbers: Mapping[str, float | None]) -> None:
-        """Tell how far the job is, unless that was just done, or this is a process that the job has forked."""
+        """Tell how far the job is, unless that was just done."""
         now = time.monotonic()
-        self._last = {"done": done, "total": total, "tokens": tokens, "numbers": numbers}
-        if now >= self._next:
+        self._last = replace(self._last, done=done, total=total, tokens=tokens, numbers=numbers, loading=False)
+        if now >= self._next and os.getpid() == self._pid:
             self._next = now + PROGRESS_INTERVAL_S
-            self._tell(loading=False)
+            self._send(self._last)
 
     def loading(self, begins: bool) -> None:
         """Tell that the job loads something, or works again. That is told at once: it may take long."""
-        self._tell(loading=begins)
-
-    def _tell(self, *, loading: bool) -> None:
         if os.getpid() == self._pid:
-            job_id, attempt = self._order.job_id, self._order.attempt
-            self._send(messages.JobProgress(job_id=job_id, attempt=attempt, loading=loading, **self._last))
+            self._send(replace(self._last, loading=begins))
 
 
 def _load_entry(path: str) -> Entry:
