@@ -359,17 +359,15 @@ class _Draft:
     def _of_kind(self, kind: Kind, alike: Buckets) -> Iterator[_Turn]:
         """New jobs that may run in the same places; equally urgent ones go by the models that are at hand."""
         count, like = 0, self.state.needs.like(*kind)
-        for (priority, path_s), devices, bucket, takes_s in alike.buckets():
-            if min(takes_s) >= self._in_vain_s.get(like, math.inf) and not self._may_promise(kind):
-                continue
+        for (priority, path_s), devices, bucket in alike.buckets():
             waiting = {affinity: iter(names) for affinity, names in bucket.items()}
             while waiting:
                 affinity = self._next_model(waiting)
                 if (job_id := next(waiting[affinity], None)) is None:
                     del waiting[affinity]
                     continue
-                if min(takes_s) >= self._in_vain_s.get(like, math.inf) and not self._may_promise(kind):
-                    break
+                if not self._in_vain_s.get(like, 1) and not self._may_promise(kind):
+                    return
                 count += 1
                 yield -priority, True, -path_s, -devices, count, job_id
 

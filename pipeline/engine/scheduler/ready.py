@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pipeline.engine.devices.select import Layout
@@ -27,7 +26,6 @@ class Buckets:
         self._urgency = urgency
         self._order: list[tuple[Urgency, int]] = []
         self._buckets: dict[tuple[Urgency, int], dict[str, dict[str, None]]] = {}
-        self._takes_s: dict[tuple[Urgency, int], Counter[float]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -36,36 +34,27 @@ class Buckets:
     def push(self, job: Job) -> None:
         """Add a job."""
         place = self._place(job)
-        bucket = self._buckets.get(place)
-        if bucket is None:
+        if (bucket := self._buckets.get(place)) is None:
             insort(self._order, place)
             bucket = self._buckets[place] = {}
-            self._takes_s[place] = Counter()
         bucket.setdefault(job.affinity, {})[job.id] = None
-        self._takes_s[place][job.seconds] += 1
         self._count += 1
 
     def remove(self, job: Job) -> None:
         """Take a job out."""
         place = self._place(job)
         bucket = self._buckets[place]
-        names = bucket[job.affinity]
-        del names[job.id]
-        takes_s = self._takes_s[place]
-        takes_s[job.seconds] -= 1
-        if not takes_s[job.seconds]:
-            del takes_s[job.seconds]
-        if not names:
+        del bucket[job.affinity][job.id]
+        if not bucket[job.affinity]:
             del bucket[job.affinity]
         if not bucket:
-            del self._buckets[place], self._takes_s[place]
-            del self._order[bisect_left(self._order, place)]
+            del self._buckets[place], self._order[bisect_left(self._order, place)]
         self._count -= 1
 
-    def buckets(self) -> Iterator[tuple[Urgency, int, Bucket, Collection[float]]]:
-        """All buckets: the urgency of its jobs, the devices that each needs, the jobs, and their estimates."""
+    def buckets(self) -> Iterator[tuple[Urgency, int, Bucket]]:
+        """All buckets: the urgency of its jobs, the devices that each needs, and the jobs."""
         for place in reversed(self._order):
-            yield *place, self._buckets[place], self._takes_s[place]
+            yield *place, self._buckets[place]
 
     def _place(self, job: Job) -> tuple[Urgency, int]:
         return self._urgency[job.id], job.devices
@@ -112,7 +101,7 @@ class ReadyQueue:
     def first(self) -> tuple[int, Bucket]:
         """The most urgent jobs, and of these the widest, of one kind: their width, and which they are."""
         firsts = (next(alike.buckets()) for alike in self.alike.values())
-        _, devices, bucket, _ = max(firsts, key=lambda found: found[:2])
+        _, devices, bucket = max(firsts, key=lambda found: found[:2])
         return devices, bucket
 
 
