@@ -109,7 +109,7 @@ def run_experiment(
         request = request if is_new else _tried(request, stored, console)
         check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
         # Those of a cluster are Ray's to give.
-        with LeaseSet(request.devices, {}) if requests.on_cluster(config) else leased(config, console) as lease:
+        with LeaseSet(request.devices) if requests.on_cluster(config) else leased(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
 
 

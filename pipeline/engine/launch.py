@@ -6,6 +6,7 @@ this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever t
 from __future__ import annotations
 
 import importlib.machinery
+import math
 import os
 import shutil
 import signal
@@ -219,15 +220,43 @@ def supervise(
         Its exit code; 128 + n after signal n, be it one that came to this process before its end.
     """
     descendants.adopt_orphans()
-    fds = [server.fileno()] if server else []
-    parent = os.getpid()
-    with _Signals(grace_s + MARGIN_S if own else grace_s, to_group=not own) as signals:
+    parent, received, end_s = os.getpid(), 0, math.inf
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int) -> None:
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            if not own:
+                os.killpg(process.pid, number)
+            elif number in _STOP:
+                process.send_signal(number)
+            else:
+                for one in descendants.below(process.pid):
+                    if one.parent == process.pid:  # a rank
+                        os.kill(one.pid, number)
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        nonlocal received, end_s
+        if number in _STOP:
+            if process is not None and process.poll() is not None:
+                return  # it has ended by itself, which is what its exit code is to say
+            if received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
+                end_s = end_s if number == signal.SIGHUP else 0
+                return
+            received, end_s = number, time.monotonic() + grace_s + (MARGIN_S if own else 0)
+        pass_on(number)
+
+    # `nohup` ignores SIGHUP, and means it.
+    taken = [one for one in (*_STOP, *_PASS_ON) if (one, signal.getsignal(one)) != (signal.SIGHUP, signal.SIG_IGN)]
+    before = {number: signal.signal(number, handle) for number in taken}
+    try:
         process = subprocess.Popen(
             words,
             env=environment,
             cwd=folder,
             start_new_session=True,
-            pass_fds=fds,
+            pass_fds=[server.fileno()] if server else [],
             stdin=None if output is None else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -236,15 +265,19 @@ def supervise(
         if server:
             server.close()  # so that the port is closed when the process ends
         on_start(process.pid)
-        signals.to(process)
+        if received:  # before it could be told
+            pass_on(received)
         try:
             while (code := _wait(process)) is None:
-                if signals.overdue():
+                if time.monotonic() >= end_s:
                     process.kill()
         finally:
             descendants.end_own(MARGIN_S)
-        if signals.received:
-            return SIGNALLED + signals.received
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+    if received:
+        return SIGNALLED + received
     return code if code >= 0 else SIGNALLED - code
 
 
@@ -252,77 +285,6 @@ def _wait(process: subprocess.Popen[bytes]) -> int | None:
     with suppress(subprocess.TimeoutExpired):
         return process.wait(0.5)
     return None
-
-
-class _Signals:
-    """While entered, passes signals on to a process, and remembers the first request to stop.
-
-    Attributes:
-        received: Its number; 0 for none.
-    """
-
-    def __init__(self, grace_s: float, *, to_group: bool) -> None:
-        self.received = 0
-        self._to_group = to_group
-        self._grace_s = grace_s
-        self._end = float("inf")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._previous: dict[int, object] = {}
-
-    def __enter__(self) -> _Signals:
-        for number in (*_STOP, *_PASS_ON):
-            # `nohup` ignores SIGHUP, and means it.
-            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)  # type: ignore[arg-type]
-
-    def to(self, process: subprocess.Popen[bytes]) -> None:
-        """Whom to pass them on to; one that came before is passed on now."""
-        self._process = process
-        if self.received:
-            self._ask(self.received)
-
-    def overdue(self) -> bool:
-        """Whether the time to stop is over."""
-        return time.monotonic() >= self._end
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number in _PASS_ON:
-            self._to_ranks(number)
-            return
-        if self._process is not None and self._process.poll() is not None:
-            return  # it has ended by itself, which is what its exit code is to say
-        if self.received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
-            if number != signal.SIGHUP:
-                self._end = 0
-            return
-        self.received = number
-        self._end = time.monotonic() + self._grace_s
-        self._ask(number)
-
-    def _ask(self, number: int) -> None:
-        if self._process is None or self._process.returncode is not None:
-            return
-        with suppress(ProcessLookupError):
-            if self._to_group:
-                os.killpg(self._process.pid, number)
-            else:
-                self._process.send_signal(number)
-
-    def _to_ranks(self, number: int) -> None:
-        if self._to_group:
-            self._ask(number)
-            return
-        import psutil
-
-        if self._process is not None:
-            with suppress(psutil.Error):
-                for rank in psutil.Process(self._process.pid).children():
-                    rank.send_signal(number)
 
 
 _NAMES = ("--num-gpus", "--gpus")
@@ -379,7 +341,7 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
         DeviceError: There are none such, or others hold them.
     """
     if request.nproc is not None:
-        return LeaseSet(inventory.cpu_slots(request.nproc), {})
+        return LeaseSet(inventory.cpu_slots(request.nproc))
     asked = DeviceRequest(
         device=DeviceChoice.cuda,
         num_gpus=request.num_gpus,

@@ -116,60 +116,30 @@ def guard(folder: Path) -> Claim:
     return held
 
 
-class Ticket:
-    """A place in the queue: a file whose name sorts by time, locked while its owner waits."""
+def wanted_before(folder: Path, ticket: str, names: set[str]) -> Iterator[set[str]]:
+    """What those wait for whose ticket was drawn before one, or before any that is yet to be drawn.
 
-    def __init__(self, folder: Path, names: set[str]) -> None:
-        """Draw none yet.
+    A ticket is a file in ``queue`` whose name sorts by time, claimed while its owner waits. Who does not want to
+    wait has none and goes after all who have one: otherwise a stream of small runs would keep one that needs many
+    GPUs waiting for ever. Called under the guard.
 
-        Args:
-            folder: The folder of leases.
-            names: What is wanted.
-        """
-        self._path = folder / "queue" / f"{time.time_ns():020d}-{os.getpid()}"
-        self._names = names
-        self._held: Claim | None = None
-
-    def queue(self) -> bool:
-        """Line up; called under the guard. False if this was done before."""
-        if self._held is not None:
-            return False
-        self._held = claim_lease(self._path)
-        assert self._held is not None
-        self._held.write(json.dumps(sorted(self._names)))
-        return True
-
-    def is_next(self) -> bool:
-        """Whether nobody who came earlier waits for any of these devices; called under the guard.
-
-        Who does not want to wait has no ticket and goes after all who have one: otherwise a stream of small runs
-        would keep one that needs many GPUs waiting for ever.
-        """
-        return not any(self._names & wanted for wanted in self._earlier())
-
-    def _earlier(self) -> Iterator[set[str]]:
-        queue = self._path.parent
-        for path in sorted(queue.iterdir()) if queue.is_dir() else ():
-            if self._held is not None and path.name >= self._path.name:
-                return
-            with suppress(DeviceError):  # what is no file is nobody's ticket
-                text = _held_text(path)
-                if text is None:  # its owner is gone
-                    path.unlink(missing_ok=True)
-                    continue
-                try:
-                    yield read_json(text, set[str])
-                except ForeignDataError:  # who waits for something that cannot be read may wait for anything
-                    yield self._names
-
-    def __enter__(self) -> Self:
-        """The ticket; nobody queues yet."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave the queue."""
-        if self._held is not None:
-            self._held.release()
+    Args:
+        folder: The folder of leases.
+        ticket: Name of the ticket, or "".
+        names: What who asks wants: of one that waits for something that cannot be read it may be the same.
+    """
+    queue = folder / "queue"
+    for path in sorted(queue.iterdir()) if queue.is_dir() else ():
+        if ticket and path.name >= ticket:
+            return
+        with suppress(DeviceError):  # what is no file is nobody's ticket
+            if (text := _held_text(path)) is None:  # its owner is gone
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                yield read_json(text, set[str])
+            except ForeignDataError:
+                yield names
 
 
 POLL_S = 0.2
@@ -203,9 +173,9 @@ class Holder:
 class LeaseSet:
     """Devices that this process holds until it gives them back or ends. A context manager."""
 
-    def __init__(self, devices: Sequence[Device], files: dict[str, Claim]) -> None:
+    def __init__(self, devices: Sequence[Device], claims: Collection[Claim] = ()) -> None:
         self.devices = list(devices)
-        self._files = files
+        self._claims = claims
 
     @classmethod
     def acquire(
@@ -233,40 +203,38 @@ class LeaseSet:
         """
         count = len(devices) if count is None else count
         if all(device.kind == "cpu" for device in devices):
-            return cls(devices[:count], {})
+            return cls(devices[:count])
         if count > len(devices):
             raise DeviceError(f"{count} GPUs asked for, but there are {len(devices)} to choose from")
-        folder = lease_dir()
-        holder = _holder(experiment)
-        with Ticket(folder, {_name(device) for device in devices}) as ticket:
+        folder, names, holder = lease_dir(), set(map(_name, devices)), _holder(experiment)
+        place, ticket = folder / "queue" / f"{time.time_ns():020d}-{os.getpid()}", None
+        try:
             while True:
                 with guard(folder):
-                    files = _take(folder, devices, count, holder) if ticket.is_next() else None
-                    if files is not None:
-                        return cls([device for device in devices if _name(device) in files], files)
+                    earlier = wanted_before(folder, place.name if ticket else "", names)
+                    is_next = not any(names & wanted for wanted in earlier)
+                    if is_next and (taken := _take(folder, devices, count, holder)):
+                        return cls(list(taken), taken.values())
                     busy = _refusal(folder, devices, count)
                     if not wait:
                         raise DeviceError(
                             f"{busy}. Ask for fewer or for others, or wait for them with {how_to_wait}."
                         )
-                    queued = ticket.queue()
-                if queued and on_wait:
+                    if is_new := ticket is None:
+                        ticket = claim_lease(place)
+                        assert ticket is not None
+                        ticket.write(json.dumps(sorted(names)))
+                if is_new and on_wait:
                     on_wait(busy)
                 time.sleep(POLL_S)
+        finally:
+            if ticket is not None:
+                ticket.release()
 
     def release(self) -> None:
         """Give all back; a second time does nothing."""
-        for name in list(self._files):
-            self._close(name)
-
-    def give_back(self, device: Device) -> None:
-        """Give one device back and keep the others."""
-        self.devices = [kept for kept in self.devices if kept != device]
-        self._close(_name(device))
-
-    def _close(self, name: str) -> None:
-        if (file := self._files.pop(name, None)) is not None:
-            file.release()
+        for claimed in self._claims:
+            claimed.release()
 
     def __enter__(self) -> Self:
         """The set itself."""
@@ -284,17 +252,18 @@ def holders(devices: Sequence[Device]) -> dict[str, Holder]:
         return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
 
 
-def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[str, Claim] | None:
-    taken: dict[str, Claim] = {}
+def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[Device, Claim]:
+    """So many of some devices, or none."""
+    taken: dict[Device, Claim] = {}
     for device in devices:
-        if len(taken) < count and (file := claim_lease(_path(folder, device))) is not None:
-            taken[_name(device)] = file
-            file.write(json.dumps(asdict(holder)))
-    if len(taken) < count:
-        for file in taken.values():
-            file.release()
-        return None
-    return taken
+        if len(taken) < count and (held := claim_lease(_path(folder, device))) is not None:
+            taken[device] = held
+            held.write(json.dumps(asdict(holder)))
+    if len(taken) == count:
+        return taken
+    for held in taken.values():
+        held.release()
+    return {}
 
 
 def _refusal(folder: Path, devices: Sequence[Device], count: int) -> str:
@@ -339,12 +308,6 @@ def _name(device: Device) -> str:
 
 def _path(folder: Path, device: Device) -> Path:
     return folder / f"{_name(device).replace('/', '_')}.lock"
-
-
-# -- resolve -----------------------------------------------------------------------------------------------------
-# From what was asked for to devices, within what the environment shows. Numbers of GPUs are positions in the
-# visible set, as torch counts them: with CUDA_VISIBLE_DEVICES=4,5,6,7 the ids 0 and 2 are the machine's GPUs
-# 4 and 6.
 
 
 # -- ranking -----------------------------------------------------------------------------------------------------
