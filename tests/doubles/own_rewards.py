@@ -1,5 +1,6 @@
 """Rewards as users write them, most with a mistake. Modules of tests cannot be imported by a grading process."""
 
+import asyncio
 import json
 import os
 import re
@@ -120,6 +121,38 @@ awaited_object = Awaited()
 def hands_on(**given: Any) -> Any:
     """No coroutine function, but what it returns is one."""
     return awaited_object(**given)
+
+
+def _with_words(function: Any) -> Any:
+    @wraps(function)
+    def wrapper(*args: Any, **given: Any) -> Any:
+        return function(*args, words=str.split, **given)
+
+    return wrapper
+
+
+@_with_words
+def handed_words(completions: Sequence[str], words: Any, **_: Any) -> list[float]:
+    return [float(len(words(text))) for text in completions]
+
+
+@_with_words
+def handed_no_level(completions: Sequence[str], level: Sequence[int], **_: Any) -> list[float]:
+    return [float(each) for each in level]
+
+
+_busy = asyncio.Lock()
+
+
+async def one_after_the_other(completions: Sequence[str], **_: Any) -> list[float]:
+    """Hold a lock that belongs to the loop in which it was first waited for, as the clients of judges do."""
+
+    async def length(text: str) -> float:
+        async with _busy:
+            await asyncio.sleep(0)
+            return float(len(text))
+
+    return await asyncio.gather(*map(length, completions))
 
 
 def hint_or_default(completions: Sequence[str], hint: Sequence[str] | None = None, **_: Any) -> list[float | None]:

@@ -431,14 +431,14 @@ def _serve(request: dict[str, Any], answer: Callable[..., None], memory_gib: flo
     _limit_memory(memory_gib)
     answer(loaded=True)
     if is_async(bound.function):
-        asyncio.run(_all_at_once(bound, request["calls"], answer))
+        loop().run(_all_at_once(bound, request["calls"], answer))
         return
     for call in request["calls"]:
         items = [Item(**item) for item in call["items"]]
         _seed(items)
         try:
             given = bound.function(**arguments(items, bound.arguments))
-            given = asyncio.run(_awaited(given)) if inspect.isawaitable(given) else given
+            given = loop().run(_awaited(given)) if inspect.isawaitable(given) else given
             scores = scores_of(given, bound.traits, items)
         except BaseException as error:  # whatever it is belongs to this call alone
             answer(id=call["id"], error=_said(error), certain=_is_certain(error))
@@ -473,6 +473,12 @@ def _seed(items: Sequence[Item]) -> None:
         numpy.random.seed(seed)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)
+
+
+@cache
+def loop() -> asyncio.Runner:
+    """The one event loop in which rewards are awaited: clients and locks that they keep belong to a loop."""
+    return asyncio.Runner(loop_factory=asyncio.new_event_loop)  # and so that of no one else
 
 
 async def _awaited(given: Any) -> Any:

@@ -39,7 +39,16 @@ from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit,
 from pipeline.foreign import parse_json
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import ARGUMENTS
-from pipeline.learning.rewards.calling import Item, arguments, batches, bind, items_of, needed_columns, scores_of
+from pipeline.learning.rewards.calling import (
+    Item,
+    arguments,
+    batches,
+    bind,
+    items_of,
+    loop,
+    needed_columns,
+    scores_of,
+)
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
 from pipeline.learning.rewards.traits import WrongScores, is_async
 from pipeline.machine.children import Child, end
@@ -504,7 +513,7 @@ def _here(reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[list[Gr
     """Call a function in this process; what can be awaited is, for all batches at once."""
     try:
         given = [reward.function(**arguments(call, reward.arguments)) for call in calls]
-        given = asyncio.run(_awaited(given)) if any(map(isawaitable, given)) else given
+        given = loop().run(_awaited(given)) if any(map(isawaitable, given)) else given
         scores = [scores_of(one, reward.traits, call) for one, call in zip(given, calls, strict=True)]
     except PipelineError:
         raise

@@ -154,6 +154,15 @@ def test_what_a_reward_draws_is_the_same_at_every_run() -> None:
     assert len({*first, *other}) == 4
 
 
+@pytest.mark.parametrize("isolated", [True, False])
+def test_what_belongs_to_an_event_loop_outlives_a_call(isolated: bool) -> None:
+    reward = f"{own_rewards.__name__}.one_after_the_other"
+    with Scorer(dataset({reward: 1.0}, isolated=isolated, timeout_s=30.0)) as scorer:
+        for texts in (["a", "bb"], ["ccc", "a", "b"]):
+            found = scorer.score([Row(0, "p", {})] * len(texts), texts, [[1]] * len(texts))
+            assert found.values.tolist() == [len(text) for text in texts]
+
+
 def test_equal_completions_of_a_prompt_are_graded_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     rows = [Row(i, "p", {"log": str(log)}) for i in (0, 0, 1)]
