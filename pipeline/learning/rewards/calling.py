@@ -389,10 +389,10 @@ def _made(factory: Callable[..., Any], options: Mapping[str, Any], name: str) ->
 
 
 def _are_messages(hint: object) -> bool:
-    """Whether an annotation of several texts says that each is a list."""
+    """Whether an annotation of several texts says that each is a list, and none of them text."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    members = typing.get_args(hint) if union else (hint,)
-    return any(_is_list(entry) for one in members for entry in typing.get_args(one)[:1] if _is_list(one))
+    members = [one for one in typing.get_args(hint) if one is not types.NoneType] if union else [hint]
+    return all(_is_list(one) and any(map(_is_list, typing.get_args(one)[:1])) for one in members)
 
 
 def _is_list(hint: object) -> bool:

@@ -24,7 +24,7 @@ _LONGEST = 300
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 CORRECT = 1.0
 """Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
-GRADING = 5
+GRADING = 6
 """Version of `learning.rewards`: how scores and preferences follow from what rewards say; see `plan.contents`."""
 
 

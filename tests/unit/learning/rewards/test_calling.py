@@ -75,6 +75,29 @@ def test_what_a_signature_needs(
         assert said in found.said
 
 
+def test_what_a_wrapper_passes_on_is_its_own_affair() -> None:
+    anything = decorated(lambda *_, **given: [1.0 for _ in given["completions"]])
+    assert needed_columns(anything) == ()
+    assert not makes_rewards(anything)
+
+
+@pytest.mark.parametrize(
+    ("hint", "messages"),
+    [
+        (list[list[dict[str, str]]], True),
+        (Sequence[Sequence[Any]] | None, True),
+        (list[str] | list[list[dict[str, str]]], False),
+        (list[str | list[dict[str, str]]], False),
+        (list[str], False),
+    ],
+)
+def test_messages_are_asked_for_by_an_annotation_that_allows_no_text(hint: Any, messages: bool) -> None:
+    def asks(completions: Any, **_: Any) -> None: ...
+
+    asks.__annotations__["completions"] = hint
+    assert takes_messages(asks) == ({"completions"} if messages else set())
+
+
 # -- test trl rewards --------------------------------------------------------------------------------------------
 # TRL's own rewards work unchanged, by name and by path, and say what they verify.
 
