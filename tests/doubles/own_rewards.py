@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from functools import wraps
 from typing import Any
 
 from pipeline.learning.rewards.answers import gold_box

@@ -182,14 +182,18 @@ class Mismatch:
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
     """How a function is called, None where it names no signature (compiled ones do not).
 
-    One that is decorated is called as its wrapper, unless that passes all on (``*a, **k``).
+    One that is decorated is called as its wrapper: what that passes on is its own affair.
     """
     try:
-        own = inspect.signature(function, follow_wrapped=False)
-        passes_on = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
-        return list((inspect.signature(function) if passes_on else own).parameters.values())
+        return list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except (ValueError, TypeError):
         return None
+
+
+def behind(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a wrapper that takes anything (``*a, **k``) most likely hands it to; any other function as it is."""
+    anything = any(each.kind is each.VAR_POSITIONAL for each in _parameters(function) or ())
+    return inspect.unwrap(function) if anything else function
 
 
 def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) -> tuple[str, ...]:

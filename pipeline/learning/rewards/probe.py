@@ -36,7 +36,7 @@ from pipeline.learning.datasets.from_files import FilesDataset, of_dataset, type
 from pipeline.learning.datasets.prepared import PreparedDataset
 from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.answers import is_missing
-from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns
+from pipeline.learning.rewards.calling import Mismatch, behind, columns_of, items_of, mismatch, needed_columns
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
 from pipeline.learning.rewards.scoring import Graded, GraderPool
 from pipeline.machine.children import Channel
@@ -44,6 +44,7 @@ from pipeline.machine.descendants import begin
 
 _MADE_UP = "0"
 _WHOLE = re.compile(r"(-?\d+)\.0+")
+_UNBOUND = re.compile(r"TypeError: .*(required (positional|keyword-only) argument|unexpected keyword argument)")
 _ROWS = 8
 """Rows that are looked at for their columns, as each may lack some."""
 _LONGEST = 4000
@@ -180,10 +181,13 @@ def check_rewards(
             graded = _graded(pool, reward, config, row, text)
             unscored = unscored and bool(graded) and all(one.value is None for one in graded)
             if graded and graded[0].fault is not None:
+                inner = None
+                if _UNBOUND.match(graded[0].message):  # as a wrapper's signature does not tell
+                    inner = mismatch(behind(reward.function), known, reward.arguments)
                 # Those that ship raise for no completion, so it must be the row.
-                if graded[0].fault == "error" and (graded[0].certain or ships(reward)):
+                if graded[0].fault == "error" and (graded[0].certain or ships(reward) or inner):
                     message = graded[0].message.partition("WrongScores: the reward ")[2]
-                    said = Mismatch(said=message or f"fails: {graded[0].message}")
+                    said = inner or Mismatch(said=message or f"fails: {graded[0].message}")
                     raise ConfigError(_refusal(reward, said, name, dataset, row, known))
                 warnings.append(
                     f"{tried} the reward '{reward.name}' gives no score: {graded[0].message}. If it does so for "

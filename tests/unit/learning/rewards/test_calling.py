@@ -13,7 +13,7 @@ from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.tables import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.calling import bind, mismatch
+from pipeline.learning.rewards.calling import bind, makes_rewards, mismatch, needed_columns, takes_messages
 from pipeline.learning.rewards.registry import load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from tests.doubles import own_rewards
@@ -59,7 +59,7 @@ class Callable_:
         (by_place, [], (), "takes completions by position alone"),
         (lambda completions: [1.0], [], (), "takes completions, but is called with prompts, completion_ids"),
         (decorated(lambda completions, **_: None), [], None, ""),
-        (decorated(lambda *a, **k: None), ["level"], ("completion",), ""),
+        (decorated(lambda *a, **k: None), [], None, ""),
         (max, [], None, ""),  # a compiled function names no signature
     ],
 )

@@ -83,6 +83,10 @@ def test_an_answer_that_cannot_be_compared_is_told_with_file_and_line_whichever_
     ("reward", "said"),
     [
         ("needs_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
+        (
+            "handed_no_level",
+            "needs a column `level`; this dataset has: prompt, solution; choose another reward by",
+        ),
         ("reads_prompt", "needs `prompt`, but is given `prompts`, `completions` and further columns"),
         ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
         ("one_number", "returned 1.0, but must return a list with one number"),
@@ -126,7 +130,7 @@ def test_a_reward_for_texts_that_would_mean_nothing_in_conversations_is_told() -
 
 
 def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
-    assert tried("right") == tried("awaited_object") == tried("hands_on") == []
+    assert tried("right") == tried("awaited_object") == tried("hands_on") == tried("handed_words") == []
     assert tried({"right": 1.0, "not_a_number": 0.5}, correct_by="nothing") == []  # another one gives a score
     assert tried({"exact_match": 1.0, "length": 0.1}) == []
 
