@@ -126,6 +126,6 @@ def test_the_engines_log_is_followed_to_its_last_words(tmp_path: Path) -> None:
 
     run.end(done=6)
     following = Following(run, more)
-    follow_run(LoadedRun(run.folder), following.out, following.notes.append, None, following.pause)
+    follow_run(LoadedRun(run.folder), following.out, following.notes.append, 2, following.pause)
     assert following.out.getvalue() == "engine's last line\nmakespan\n"
     assert following.notes == ["the run is over: done"]
