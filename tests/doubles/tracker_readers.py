@@ -1,6 +1,6 @@
-"""What trackers have of the chain of `tracked`, read by their own packages: ``python -m ... TRACKER OUTPUT_DIR``.
+"""What trackers have of the chain of `tracked`, read by their packages: ``python -m ... TRACKER... OUTPUT_DIR``.
 
-Prints JSON: name -> [place, value] of every point, in the order in which they stand there, and what else is there.
+Prints JSON: tracker -> name -> [place, value] of every point, in the order in which they stand there, and more.
 A process of its own, since the packages take long to import and stay for good.
 """
 
@@ -90,5 +90,5 @@ def _records(data: bytes) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    read = {"tensorboard": tensorboard, "trackio": trackio, "wandb": wandb}[sys.argv[1]]
-    print(json.dumps(read(Path(sys.argv[2]))))
+    read = {"tensorboard": tensorboard, "trackio": trackio, "wandb": wandb}
+    print(json.dumps({name: read[name](Path(sys.argv[-1])) for name in sys.argv[1:-1]}))

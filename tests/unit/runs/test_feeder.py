@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipeline.plan.graph import Job
 from pipeline.runs.feeder import BatchReader, Feed, tracked_chains
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.trackers import ROUND, STEP, Batch, TrackedChain, TrackerPlace, Wandb, own_runs
+from pipeline.runs.trackers import STEP, Batch, TrackedChain, TrackerPlace, Wandb, own_runs
 from tests.doubles.tracked import STEPS, TrackedRun, job_id
 
 
@@ -232,16 +232,6 @@ def test_online_a_run_goes_on_where_the_server_is(wandb: Any, tmp_path: Path) ->
     assert wandb.logged == [4, 5]
     asked = {name: wandb.asked[name] for name in ("id", "mode", "resume", "project", "entity", "group")}
     assert list(asked.values()) == ["chain-id", "online", "allow", "p", "me", "x"]
-
-
-def test_offline_nothing_is_resumed_and_all_is_told(wandb: Any, tmp_path: Path) -> None:
-    run = begun(tmp_path, is_online=False)
-    run.add(batch(3), 0)
-    run.add(Batch(id="c", round=2, time=0.0, axis=ROUND, rows=[(2, {"eval/x": 0.5})]), 7)
-    assert wandb.logged == [0, 1, 2, 7]
-    assert (wandb.asked["mode"], "resume" in wandb.asked) == ("offline", False)
-    assert wandb.asked["settings"]["console"] == "off"
-    assert wandb.asked["settings"]["x_disable_stats"]
 
 
 def test_runs_of_chains_have_nothing_of_one_run() -> None:

@@ -324,3 +324,27 @@ def test_a_job_that_is_none_or_many_is_refused() -> None:
         find_job(chain_plan().jobs, "S0/XX")
     with pytest.raises(ConfigError, match=r"no job fits .none.. There are:\n  d/m"):
         find_job(chain_plan().jobs, "none")
+
+
+def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
+    run = written(tmp_path)
+    run.worker(1, "gpu 8")
+    for shard in SHARDS:
+        run.begin(shard)
+        run.finish(shard)
+    run.write("JobReopened", job=SHARDS[0], reason="bytes differ")
+    run.write("JobFoundStored", job=SHARDS[0])
+    run.begin(TRAIN)
+    run.write("JobStopped", job=TRAIN, attempt=1)
+    run.write("JobWaits", job=f"{CHAIN}/r2/train", reason="another run computes it")
+    run.write("DeviceQuarantined", worker=1, device="gpu 8", reason="lost thrice", failed_jobs=[TRAIN])
+    run.write("WorkerExited", worker=1, exit_code=0)
+    view = LoadedRun(run.folder).view
+    assert view.workers[1].status == "quarantined"
+    run.write("DeviceReleased", worker=1)
+    assert LoadedRun(run.folder).view.quarantined == []
+    reopened, train = view.jobs[SHARDS[0]], view.jobs[TRAIN]
+    assert (reopened.status, reopened.found_stored, reopened.reopened) == ("stored", True, ["bytes differ"])
+    assert (train.status, train.stopped, train.attempts[0].outcome) == ("pending", True, "stopped")
+    assert view.jobs[f"{CHAIN}/r2/train"].waits == "another run computes it"
+    assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]

@@ -108,20 +108,9 @@ JOB = {
 }
 
 
-def test_the_job_of_slurm_is_read_from_the_environment() -> None:
-    assert slurm_job({"HOME": "/x", "SLURM_CONF": "/y"}) == {}
-    assert slurm_job(JOB) == {
-        "job": "41",
-        "array": "40",
-        "task": "1",
-        "nodes": "n1",
-        "partition": "main",
-        "restarts": "2",
-    }
-
-
 def test_status_and_logs_know_the_job(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(1))
+    assert slurm_job({"HOME": "/x", "SLURM_CONF": "/y"}) == {}
     write_origin(run.folder.path, Origin(slurm=slurm_job(JOB)))
     assert read_origin(run.folder.path).slurm["job"] == "41"
     out = io.StringIO()
