@@ -19,13 +19,15 @@ from difflib import get_close_matches
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from yaml import YAMLError
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.foreign import LARGEST_FILE, read_resolved
+
+T = TypeVar("T")
 
 JSON = (".jsonl", ".ndjson", ".json")
 CSV = (".csv", ".tsv")
@@ -42,11 +44,12 @@ SPLIT_WORDS = {
 """What splits are called in names of files and folders -> our name, as `datasets` has it."""
 _SHARD = re.compile(r"(?:(.+?)-)?[0-9]{4,}(?:-of-[0-9]+(?:-[0-9a-f]+)?)?")
 """Names that programs give to parts of a split: ``train_sft-00000-of-00002``, and ``0000`` in its folder."""
-_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json"}
+_PACKED = re.compile(r"(.+)\.(?:zst|bz2|xz|lzma|lz4|zip|7z)", re.IGNORECASE)
 _HEAD = re.compile(rb"(?:\xef\xbb\xbf)?\s*---[ \t]*\r?\n(.*?\n)---", re.DOTALL)
 """The YAML at the top of a card."""
 _ANY = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-"""What the patterns of a card match, besides ranges of digits."""
+"""What the patterns of a card match, besides one of several signs: ``[0-9]``, ``[!ab]``."""
 _CACHE = re.compile(r"cache-[0-9a-f]+.*\.arrow")
 """What `datasets` writes beside the rows: about them, and what was made of them by `map` and `filter`."""
 
@@ -77,7 +80,13 @@ Location = LocalFiles | HubDataset
 
 
 def locate(
-    path: str, formats: Collection[str], *, hub: bool, subset: str | None = None, revision: str | None = None
+    path: str,
+    formats: Collection[str],
+    *,
+    hub: bool,
+    subset: str | None = None,
+    revision: str | None = None,
+    is_usual: bool = False,
 ) -> Location:
     """Find out what a path means.
 
@@ -87,11 +96,14 @@ def locate(
         hub: Whether an id of the hub is allowed.
         subset: Configuration of the hub's dataset or its card, or a folder inside `path`.
         revision: Of the hub's dataset.
+        is_usual: Whether `subset` is the dataset's own, which a folder need not have.
 
     Raises:
-        DataError: There is nothing of that name, nothing in it that can be read, or several subsets.
+        DataError: There is nothing of that name, nothing in it that can be read, no such subset, or several.
     """
     root = Path(path).expanduser()
+    if (ref := root / "refs" / (revision or "main")).is_file() and (root / "snapshots").is_dir():
+        root = root / "snapshots" / ref.read_text().strip()  # it is a folder of the hub's cache
     if root.is_file():
         if format_of(root) not in formats:
             raise DataError(
@@ -101,13 +113,18 @@ def locate(
     if root.is_dir():
         if not os.access(root, os.R_OK | os.X_OK):
             raise DataError(f"{root}: may not be looked into. See that you may read the folder.")
-        splits = _by_card(root, subset, formats)
+        splits = _by_card(root, subset, formats, is_usual=is_usual)
         if splits is None:
             inside = root / subset if subset and (root / subset).is_dir() else root
+            if subset and inside == root and not is_usual:
+                raise DataError(
+                    f"{root}: has no subset '{subset}': no folder of that name is in it, nor does a README.md "
+                    "name it. Leave subset out to read all of it."
+                )
             if not (found := _readable(inside, formats)):
                 raise DataError(f"{inside}: holds no file that can be read here ({', '.join(formats)}).")
             splits = _by_split(inside, found)
-        _check_kinds(root, splits)
+        _check_files(root, splits)
         return LocalFiles(root, splits)
     if root.exists() or root.is_symlink():
         raise DataError(f"{root}: is no file of data but a pipe or a device, or a link to nothing.")
@@ -126,8 +143,10 @@ def format_of(path: Path) -> str:
     return Path(name).suffix
 
 
-def _by_card(folder: Path, subset: str | None, known: Collection[str]) -> dict[str, tuple[Path, ...]] | None:
-    """The splits that a dataset's card names, as `datasets` has it; None where it names nothing that is here.
+def _by_card(
+    folder: Path, subset: str | None, known: Collection[str], *, is_usual: bool
+) -> dict[str, tuple[Path, ...]] | None:
+    """The splits that a dataset's card names, as `datasets` has it; None where it names none.
 
     Raises:
         DataError: It cannot be read, has several subsets of which none is chosen, or files are missing.
@@ -146,10 +165,16 @@ def _by_card(folder: Path, subset: str | None, known: Collection[str]) -> dict[s
         said = f"the `configs` at its top cannot be read ({_line(error)})"
         raise DataError(f"{card}: {said}. Correct them, or leave them out.") from error
     here = {name: splits for name, splits in named.items() if any(splits.values())}
-    if not here or (subset and subset not in here and (folder / subset).is_dir()):
+    if not named or (subset and subset not in here and (folder / subset).is_dir()):
         return None
+    if not here:
+        raise DataError(
+            f"{folder}: the files that its README.md names are not here, or of another kind than "
+            f"{', '.join(known)}. Fetch them, or name a file or folder inside."
+        )
     likely = [subset] if subset else [*default, "default"]
-    chosen = next((name for name in likely if name in here), next(iter(here)) if len(here) == 1 else None)
+    only = next(iter(here)) if len(here) == 1 and (is_usual or not subset) else None
+    chosen = next((name for name in likely if name in here), only)
     if chosen is None:
         unknown = f"has no subset '{subset}'; its subsets are" if subset else "has several subsets:"
         raise DataError(
@@ -161,7 +186,16 @@ def _by_card(folder: Path, subset: str | None, known: Collection[str]) -> dict[s
             f"{folder}: its README.md names files of the split '{missing[0]}' that are not here, or of another "
             f"kind than {', '.join(known)}. Fetch them, or take the split out there."
         )
-    return here[chosen]
+    return usually_named(here[chosen])
+
+
+def usually_named(splits: Mapping[str, T]) -> dict[str, T]:
+    """Splits by our names where the source has others for them: its `dev` is validation if it has no other."""
+    named = dict(splits)
+    for word, split in SPLIT_WORDS.items():
+        if word in named and split not in named:
+            named[split] = named.pop(word)
+    return named
 
 
 def _named(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> dict[str, tuple[Path, ...]]:
@@ -175,9 +209,12 @@ def _named(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> d
     for one in [given] if isinstance(given, str) else given:
         split, patterns = ("train", one) if isinstance(one, str) else (str(one["split"]), one["path"])
         for pattern in [patterns] if isinstance(patterns, str) else patterns:
-            parts = re.split(r"(\*\*/|\*\*|\*|\?|\[\d-\d\])", os.path.normpath(f"{inside or '.'}/{pattern}"))
+            parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^]/]+\])", os.path.normpath(f"{inside or '.'}/{pattern}"))
             wanted = re.compile(
-                "".join(_ANY.get(part) or (part if at % 2 else re.escape(part)) for at, part in enumerate(parts))
+                "".join(
+                    _ANY.get(part) or (part.replace("[!", "[^") if at % 2 else re.escape(part))
+                    for at, part in enumerate(parts)
+                )
             )
             match = {path for at, path in found.items() if wanted.fullmatch(at.as_posix())}
             by_split[split] = tuple(sorted({*by_split.get(split, ()), *match}))
@@ -185,21 +222,27 @@ def _named(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> d
 
 
 def _readable(folder: Path, known: Collection[str]) -> list[Path]:
-    """The files below a folder that hold rows, sorted."""
+    """The files below a folder that hold rows, packed or as links to nothing too, sorted."""
     return sorted(
         path
         for path in _visible(folder)
         # Not path.is_file(), which raises for what may not be looked at.
-        if format_of(path) in known
+        if format_of(_unpacked(path)) in known
         and path.name not in _ABOUT
         and not _CACHE.fullmatch(path.name)
-        and os.path.isfile(path)  # noqa: PTH113
+        and (os.path.isfile(path) or os.path.islink(path))  # noqa: PTH113, PTH114
     )
+
+
+def _unpacked(path: Path) -> Path:
+    packed = _PACKED.fullmatch(path.name)
+    return path.with_name(packed[1]) if packed else path
 
 
 def _by_split(folder: Path, found: Sequence[Path]) -> dict[str, tuple[Path, ...]]:
     exact = {path: _split_word(path.relative_to(folder)) for path in found}
     loosely = {path: _loosely(path.relative_to(folder)) for path in found if exact[path] is None}
+    given = {path: _given(path) for path in found}
     certain = {*exact.values()}
     several = Counter(split for split, own in {*loosely.values()} if own)
     splits: dict[str, list[Path]] = {}
@@ -208,17 +251,22 @@ def _by_split(folder: Path, found: Sequence[Path]) -> dict[str, tuple[Path, ...]
         # train_gen-00000-of-00001.parquet neither does: these are the names of two splits on the hub.
         split, own = loosely.get(path, (exact[path], ""))
         if split is None or (path in loosely and split in certain):
-            split = f"/{own or _stem(path)}"
+            split = f"/{given[path] or own or _stem(path)}"
         elif own and several[split] > 1:
             split = own
         splits.setdefault(split, []).append(path)
-    if all(name.startswith("/") for name in splits):
+    if all(name.startswith("/") for name in splits) and not all(given.values()):
         splits = {"train": [*found]}
     return {name.lstrip("/"): tuple(paths) for name, paths in splits.items()}
 
 
-def _check_kinds(folder: Path, splits: Mapping[str, Sequence[Path]]) -> None:
+def _check_files(folder: Path, splits: Mapping[str, Sequence[Path]]) -> None:
     for name, paths in splits.items():
+        for path in paths:
+            if not os.path.isfile(path):  # noqa: PTH113
+                raise DataError(f"{path}: is a link to nothing. Fetch what it leads to, or remove it.")
+            if _unpacked(path) != path:
+                raise DataError(f"{path}: is compressed in a way that is not read here. Unpack it, or use gzip.")
         if len(formats := sorted({format_of(path) for path in paths})) > 1:
             raise DataError(
                 f"{folder}: split '{name}' has files of several kinds ({', '.join(formats)}), which may hold the "
@@ -228,8 +276,15 @@ def _check_kinds(folder: Path, splits: Mapping[str, Sequence[Path]]) -> None:
 
 def _visible(folder: Path) -> Iterator[Path]:
     """What is below a folder but for hidden entries; folders that are removed meanwhile are passed over."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        above = os.path.realpath(parent)
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith((".", "__"))
+            # A link to a folder that it is in would lead round and round.
+            and not f"{above}/".startswith(f"{os.path.realpath(os.path.join(parent, name))}/")  # noqa: PTH118
+        ]
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
@@ -253,12 +308,21 @@ def _loosely(relative: Path) -> tuple[str | None, str]:
     return None, (shard[1] or "") if shard else ""
 
 
+def _given(path: Path) -> str:
+    """What `datasets` calls the split of a file that it has written, whatever the name; empty of other files."""
+    if (path.parent.parent / "dataset_dict.json").is_file():
+        return path.parent.name
+    shard = _SHARD.fullmatch(_stem(path)) if path.parent.name == "data" else None
+    return (shard[1] or "") if shard else ""
+
+
 def _words(name: str) -> list[str]:
     return re.split(r"[^a-z]+", name.lower())
 
 
 def _stem(path: Path) -> str:
-    return path.name.split(".")[0]
+    """The name without what says its format: ``snli_1.0_test`` of ``snli_1.0_test.jsonl.gz``."""
+    return re.sub(r"(\.[^.]*?)(\.gz)?$", "", path.name, flags=re.IGNORECASE)
 
 
 # -- hub ---------------------------------------------------------------------------------------------------------
@@ -689,7 +753,8 @@ def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
                 f"--repo-type dataset {repo} --local-dir FOLDER`, copy FOLDER here and set the dataset's path to "
                 "it; a local path needs no network."
             ) from cause
-    return {str(name): partial(_numbered, f"{repo} [{name}]", rows) for name, rows in loaded.items()}
+    rows = {str(name): partial(_numbered, f"{repo} [{name}]", rows) for name, rows in loaded.items()}
+    return usually_named(rows)
 
 
 def _numbered(whose: str, rows: Iterable[Mapping[str, Any]]) -> Iterator[Record]:

@@ -13,7 +13,7 @@ import re
 import shlex
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -592,7 +592,7 @@ class FilesDataset(Dataset):
     """
 
     prepared = True
-    version = 2
+    version = 3
     config_class: ClassVar[type[DatasetConfig]] = FilesConfig
     formats: ClassVar[tuple[str, ...]] = files.TABLES
     hub: ClassVar[bool] = True
@@ -620,11 +620,14 @@ class FilesDataset(Dataset):
         """
         given = {name: getattr(self.source, name) for name in PATHS}
         found: dict[str, files.Location] = {}
+        usual = next(each.default for each in fields(self.source) if each.name == "subset")
         for name, path in given.items():
             if path:
                 # Subset and revision belong to the main source.
                 subset, revision = (self.source.subset, self.source.revision) if name == "path" else (None, None)
-                found[name] = files.locate(path, self.formats, hub=self.hub, subset=subset, revision=revision)
+                found[name] = files.locate(
+                    path, self.formats, hub=self.hub, subset=subset, revision=revision, is_usual=subset == usual
+                )
         return found
 
     def rows_of(self) -> dict[str, files.Rows]:

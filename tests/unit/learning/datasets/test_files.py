@@ -60,6 +60,14 @@ def splits_of(root: Path, **options: object) -> dict[str, list[str]]:
         {"train_a/0.jsonl": "train", "train_b/0.jsonl": "train"},
         {"train.jsonl": "train", "my_eval.jsonl": "test"},
         {"math-00000-of-00001.parquet": "train", "code-00000-of-00001.parquet": "train"},
+        {"data/math-00000-of-00001.parquet": "math", "data/code-00000-of-00001.parquet": "code"},
+        {
+            "dataset_dict.json": "",
+            "math/data-00000-of-00001.arrow": "math",
+            "code/data-00000-of-00001.arrow": "code",
+        },
+        {"snli_1.0_train.jsonl": "train", "snli_1.0_dev.jsonl.gz": "validation", "snli_1.0.test.JSONL.GZ": "test"},
+        {"data.json": "train", "config.json": "", "__pycache__/test.json": ""},
     ],
     ids=lambda split_of: ", ".join(split_of),
 )
@@ -74,7 +82,38 @@ def test_splits_of_a_folder(tmp_path: Path, split_of: dict[str, str]) -> None:
 def test_a_subset_is_a_folder_inside(tmp_path: Path) -> None:
     made(tmp_path, "main/train.jsonl", "socratic/train.jsonl")
     assert splits_of(tmp_path, subset="main") == {"train": ["main/train.jsonl"]}
-    assert splits_of(tmp_path, subset="other") == {"train": ["main/train.jsonl", "socratic/train.jsonl"]}
+    both = {"train": ["main/train.jsonl", "socratic/train.jsonl"]}
+    assert splits_of(tmp_path, subset="other", is_usual=True) == both
+    with pytest.raises(DataError, match="has no subset 'other'"):
+        splits_of(tmp_path, subset="other")
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    root = made(tmp_path / "root", "train.jsonl")
+    made(tmp_path, "kept/0.jsonl")
+    (root / "test").symlink_to(tmp_path / "kept")
+    (root / "test" / "up").symlink_to(tmp_path)
+    (root / "again").symlink_to(root)
+    splits = splits_of(root)
+    assert splits["train"] == ["train.jsonl"]
+    assert "test/0.jsonl" in splits["test"]
+    (root / "dev.jsonl").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"dev\.jsonl: is a link to nothing"):
+        splits_of(root)
+
+
+@pytest.mark.parametrize("name", ["test.jsonl.zst", "train-1.csv.zip", "x.parquet.bz2"])
+def test_a_compressed_part_is_not_passed_over(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=f"{name}: is compressed"):
+        splits_of(made(tmp_path, "train-0.jsonl", name))
+
+
+def test_a_folder_of_the_hubs_cache_is_its_snapshot(tmp_path: Path) -> None:
+    made(tmp_path, *(f"snapshots/{commit}/{file}" for commit in ("a", "b") for file in ("train.csv", "test.csv")))
+    for name, commit in (("main", "b"), ("v1", "a")):
+        (made(tmp_path, f"refs/{name}") / "refs" / name).write_text(commit)
+        revision = {} if name == "main" else {"revision": name}
+        assert splits_of(tmp_path, **revision)["test"] == [f"snapshots/{commit}/test.csv"]
 
 
 CARD = """\ufeff---
@@ -84,7 +123,8 @@ configs:
   data_files:
   - {split: train, path: "data/*.jsonl"}
   - {split: test, path: ["./kept.jsonl", "../../*.jsonl"]}
-- {config_name: other, data_files: "**/part-[0-9].*"}
+- config_name: other
+  data_files: [{split: dev, path: "**/part-[0-9].*"}, {split: train, path: "[!k]*/[ab]*"}]
 - {config_name: folder, data_dir: deep}
 - {config_name: elsewhere, data_dir: /}
 ---
@@ -93,11 +133,12 @@ configs:
 
 def test_the_card_of_a_folder_says_its_subsets_and_splits(tmp_path: Path) -> None:
     root = made(tmp_path / "a" / "b", "data/my_test.jsonl", "kept.jsonl", "deep/part-1.jsonl", "deep/test.jsonl")
+    made(root, "x/a.jsonl", "x/c.jsonl")
     made(tmp_path, "outside.jsonl")
     (root / "README.md").write_text(CARD)
     main = {"train": ["data/my_test.jsonl"], "test": ["kept.jsonl"]}
     assert splits_of(root, subset="main") == main
-    assert splits_of(root, subset="other") == {"train": ["deep/part-1.jsonl"]}
+    assert splits_of(root, subset="other") == {"validation": ["deep/part-1.jsonl"], "train": ["x/a.jsonl"]}
     assert splits_of(root, subset="folder") == {"part-1": ["deep/part-1.jsonl"], "test": ["deep/test.jsonl"]}
     assert splits_of(root, subset="data") == {"test": ["data/my_test.jsonl"]}
     for subset, said in (("mian", "no subset 'mian'"), (None, "several subsets: main, other, folder")):
@@ -108,6 +149,13 @@ def test_the_card_of_a_folder_says_its_subsets_and_splits(tmp_path: Path) -> Non
     (root / "kept.jsonl").unlink()
     with pytest.raises(DataError, match="split 'test' that are not here"):
         splits_of(root)
+    (root / "README.md").write_text("---\nconfigs: [{config_name: only, data_files: data/*.parquet}]\n---\n")
+    with pytest.raises(DataError, match=r"files that its README\\.md names are not here"):
+        splits_of(root)
+    (root / "README.md").write_text("---\nconfigs: [{config_name: only, data_files: x/a.jsonl}]\n---\n")
+    assert splits_of(root) == splits_of(root, subset="main", is_usual=True) == {"train": ["x/a.jsonl"]}
+    with pytest.raises(DataError, match="no subset 'main'"):
+        splits_of(root, subset="main")
     for broken in (
         "configs: [",
         "configs: 3",
