@@ -22,8 +22,15 @@ from pipeline.commands.help import typed_command, usage
 from pipeline.commands.run import run_experiment
 from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwritten
 from pipeline.config.checks import check_config
-from pipeline.config.explain import as_meant, explain
-from pipeline.config.load import VERSION_BASE, load_config, read_settings, register_schemas, typed
+from pipeline.config.load import (
+    VERSION_BASE,
+    as_meant,
+    explain,
+    load_config,
+    read_settings,
+    register_schemas,
+    typed,
+)
 from pipeline.config.plain import refuse_all
 from pipeline.config.tables import conf_dir
 from pipeline.errors import PipelineError

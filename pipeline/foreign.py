@@ -232,9 +232,9 @@ def check_yaml(document: str | bytes, most: int = MOST_VALUES) -> None:
             if name:
                 sizes[name] = count - before
         if len(open_) > DEEPEST or count > most:
+            deep = f"more than {DEEPEST} tables and lists inside each other"
             raise ConfigError(
-                f"more than {DEEPEST} tables and lists inside each other, or more than {most:,} values, what its "
-                "aliases (*name) repeat counted each time"
+                f"{deep}, or more than {most:,} values, what aliases (*name) repeat counted each time"
             )
 
 

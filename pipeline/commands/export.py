@@ -101,10 +101,8 @@ def _made_again(found: Trained, scratch: Path, console: Console) -> Iterator[Non
     request = _request_of(found)
     target = next((job for job in request.plan.jobs.values() if job.key == key), None)
     if target is None:
-        raise ConfigError(
-            f"{found.job.id}: its weights are gone, and its run would make others now: the code, the data or "
-            "a model has changed since. `python -m pipeline why` says what. Run the experiment again"
-        )
+        said = "its weights are gone, and its run would make others now (`python -m pipeline why`)"
+        raise ConfigError(f"{found.job.id}: {said}. Run the experiment again")
     plan = request.plan.up_to([target.id])
     with store.in_use(found.run.folder.path.parent.parent), notes_of(request) as verified:
         missing = missing_jobs(
@@ -167,7 +165,7 @@ _SECTIONS = ("training", "data_collection", "generation", "evaluation", "system"
     epilog=examples(
         "pipeline export first_run PITA --to models/pita",
         "pipeline export first_run s0/QSharp --round 1 --to models/qsharp",
-    ),
+    )
 )
 def export(
     name: Experiment,

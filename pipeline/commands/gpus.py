@@ -21,7 +21,7 @@ from pipeline.terminal.columns import EXTRA, Column, FittedTable
 from pipeline.terminal.console import make_console, print_json, say
 
 app = typer.Typer(
-    epilog=examples("pipeline gpus", "pipeline gpus --watch", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M"),
+    epilog=examples("pipeline gpus", "pipeline gpus --watch", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M")
 )
 GB = memory.GB
 _MOST, _MOST_GPUS = 1_000_000, 10_000
@@ -238,10 +238,10 @@ def of_writing(
         verdict = f"it does not fit into the {usable / GB:.1f} GB that are usable; it can be split over "
         verdict += " or ".join(map(str, shape.widths))
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.items())
-    return (
-        f"Writing {rows} texts of {work.tokens} tokens at once takes {total / GB:.1f} GB of "
-        f"each of {width} GPUs ({parts}): {verdict}."
+    text = (
+        f"Writing {rows} texts of {work.tokens} tokens at once takes {total / GB:.1f} GB of each of {width} GPUs"
     )
+    return f"{text} ({parts}): {verdict}."
 
 
 def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Callable[[int], int]]:
@@ -283,10 +283,8 @@ def summary(found: memory.Fit, effective_batch: int | None) -> str:
     if effective_batch is None:
         return f"{chosen.label}: {at_once} sequences a step ({micro} x {ranks} GPUs), times accumulation."
     if effective_batch < at_once:
-        raise ConfigError(
-            f"--effective-batch {effective_batch} is less than the {at_once} sequences that {ranks} GPUs take at "
-            f"once: use --batch {max(1, effective_batch // ranks)} or fewer GPUs"
-        )
+        less = f"use --batch {max(1, effective_batch // ranks)} or fewer GPUs"
+        raise ConfigError(f"--effective-batch {effective_batch}: {ranks} GPUs take {at_once} at once: {less}")
     steps = -(-effective_batch // at_once)
     real = steps * at_once
     note = "" if real == effective_batch else f" rather than {effective_batch}, which they do not divide"

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipeline.config.explain import class_paths, other_names, unknown_key
+from pipeline.config.load import class_paths, other_names, unknown_key
 from pipeline.config.meaning import Meaning, about, meanings_of, sections, shipped_meanings, shipped_sections
 from pipeline.config.tables import TABLES, conf_dir, settings_class
 from pipeline.errors import ConfigError

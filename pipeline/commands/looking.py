@@ -34,7 +34,7 @@ app = typer.Typer()
         "pipeline show first_run",
         "pipeline show first_run --run 2026-11-27_09",
         "pipeline show first_run --output-dir /data/outputs",
-    ),
+    )
 )
 def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.OutputDir = typed.OUTPUTS) -> None:
     """Print results that are on disk; of a run that is not done, so that rows may be missing, how it stands."""
@@ -53,10 +53,8 @@ def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.Outp
 
 @app.command(
     epilog=typed.examples(
-        "pipeline status",
-        "pipeline status first_run --watch",
-        "pipeline status first_run --json",
-    ),
+        "pipeline status", "pipeline status first_run --watch", "pipeline status first_run --json"
+    )
 )
 def status(
     name: Annotated[
@@ -65,8 +63,7 @@ def status(
     run: typed.Stamp = None,
     as_json: typed.AsJson = False,
     watch: Annotated[
-        bool,
-        typer.Option("--watch", "-w", help="Show one run again and again, until it is over."),
+        bool, typer.Option("--watch", "-w", help="Show one run again and again, until it is over.")
     ] = False,
     every: typed.Every = 2.0,
     output_dir: typed.OutputDir = typed.OUTPUTS,
@@ -137,7 +134,7 @@ def _glances(output_dir: Path) -> list[dict[str, Any]]:
         "pipeline logs first_run -f",
         "pipeline logs first_run PITA/r1/train",
         "pipeline logs first_run 'PITA/r1/*/003' --attempt 1",
-    ),
+    )
 )
 def logs(
     name: typed.Experiment,
@@ -231,9 +228,8 @@ def note_of_log(text: str) -> None:
 
 @app.command(
     epilog=typed.examples(
-        "pipeline why first_run PITA/r2/metrics",
-        "pipeline why first_run PITA/r2/metrics algos.PITA.eta=0.5",
-    ),
+        "pipeline why first_run PITA/r2/metrics", "pipeline why first_run PITA/r2/metrics algos.PITA.eta=0.5"
+    )
 )
 def why(
     name: typed.Experiment,
@@ -283,10 +279,7 @@ def _of_request(output_dir: Path, name: str, job: str, stamp: str | None, overri
     config = named_by_bits(config)
     run = load_planned(choose_run(output_dir, name, stamp))
     plan = build_plan(
-        config,
-        sources=read_sources(config),
-        models=read_models(config),
-        plain_attention=plain_attention(config),
+        config, sources=read_sources(config), models=read_models(config), plain_attention=plain_attention(config)
     )
     store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
     return explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 
-from pipeline.config.explain import did_you_mean, known_keys
+from pipeline.config.load import did_you_mean, known_keys
 from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps.reporting import TRIALS, own_trial
@@ -121,10 +121,7 @@ def check_sweeper() -> None:
         ConfigError: It is another one than that which runs what it is told.
     """
     if in_multirun() and (sweeper := HydraConfig.get().sweeper.get("_target_")) != _ONLY_LISTS:
-        raise ConfigError(
-            f"hydra/sweeper ({sweeper}): a sweeper of Hydra's is given no results here. `python -m pipeline sweep "
-            "run FILE` searches settings: docs/sweeps.md"
-        )
+        raise ConfigError(f"hydra/sweeper ({sweeper}) is given no results here: use `sweep run` (docs/sweeps.md)")
 
 
 # -- flags -------------------------------------------------------------------------------------------------------

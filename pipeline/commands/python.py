@@ -67,8 +67,7 @@ def run(settings: Sequence[str]) -> Run:
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name.partition(".")[0] == __name__.partition(".")[0]:
         raise ConfigError(
-            "pipeline.run is called by a module that a run imports, for what it defines. Put the call under "
-            "`if __name__ == '__main__':`, or what the run needs into a module of its own"
+            "a run imports the module that calls pipeline.run: call it under `if __name__ == '__main__'`"
         )
     given = _settings(settings)
     folders: list[Path] = []
@@ -107,14 +106,12 @@ def _settings(settings: Sequence[str]) -> list[str]:
     is_list = isinstance(settings, Iterable) and not isinstance(settings, str)
     if not is_list or not all(isinstance(word, str) for word in settings):
         raise ConfigError(
-            'settings are a list of texts, as in pipeline.run(["experiment.name=x", "algos=[PITA]"]), not '
-            f"{settings!r}"
+            f'settings are a list of texts, as in ["experiment.name=x", "algos=[PITA]"], not {settings!r}'
         )
     asked = read_flags(settings)
     if flags := for_hydra(asked, ()):
         raise ConfigError(
-            f"{flags[0]} is for the command line. pipeline.run takes KEY=VALUE, and {', '.join(FLAGS)}; for "
-            "several runs call it in a loop"
+            f"{flags[0]} is for the command line: pipeline.run takes KEY=VALUE and {', '.join(FLAGS)}"
         )
     return list(asked.overrides)
 
@@ -128,8 +125,7 @@ def _alone() -> Iterator[None]:
     """
     if not _UNDER_WAY.acquire(blocking=False):
         raise ConfigError(
-            "another pipeline.run is under way in this process: wait for it, or start another process. One "
-            "request may have several algorithms, datasets, models and seeds, which run at the same time"
+            "another pipeline.run is under way in this process: wait for it, or start another process"
         )
     try:
         yield
@@ -293,8 +289,7 @@ def _of_folder(folder: Path) -> _Found:
     adapters = _read(folder / saved.ADAPTERS, saved.read_adapters)
     if adapters is None and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{folder} holds no model. Give the name of an experiment, the folder of a run, of the output of a "
-            "training or of an exported model, or the id of a model on the hub"
+            f"{folder} holds no model: give an experiment, a folder of a run or a model, or a hub id"
         )
     usage, guidance = (
         _read(folder / saved.USAGE, saved.read_usage),
@@ -335,10 +330,7 @@ def _reference_of(folder: Path, exported: Pointer | None, key: str | None) -> st
             return str(place)
     if exported is not None and exported.hub is not None:
         return snapshot(exported.hub, exported.commit)
-    raise ConfigError(
-        f"{folder}: the reference of this model is not there any more; give it as reference=FOLDER, which "
-        "must be the one that the model was trained for"
-    )
+    raise ConfigError(f"{folder}: its reference is not there any more; give the one that it had: reference=FOLDER")
 
 
 def _read(path: Path, read: Callable[[Path], _T]) -> _T | None:
@@ -387,13 +379,7 @@ def _loaded(
     alone = drawing if guide is None else replace(drawing, temperature=1.0, top_p=1.0)
     policy.generation_config = for_generate(policy.generation_config, tokenizer, alone)
     return Guided(
-        policy,
-        tokenizer,
-        guide,
-        drawing=drawing,
-        prompting=found.usage.prompting,
-        eta=eta,
-        device=chosen,
+        policy, tokenizer, guide, drawing=drawing, prompting=found.usage.prompting, eta=eta, device=chosen
     )
 
 

@@ -80,8 +80,7 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
         of_sweep = sweep.begun and not (is_page and target == sweep.report)
         if place in roots or is_store(place) or of_run or of_sweep:
             raise ConfigError(
-                f"{option} {path}: that is inside {place}, which holds what runs left alone; name a place outside "
-                "of it"
+                f"{option} {path}: that is inside {place}, which is for runs; name a place outside of it"
             )
 
 
@@ -183,14 +182,13 @@ def _runs_meant(output_dir: Path, name: str, *, alone: bool) -> list[LoadedRun]:
 @app.command(
     epilog=examples(
         "pipeline figures first_run --out figures", "pipeline figures first_run --out figures --format pdf"
-    ),
+    )
 )
 def figures(
     name: Experiment,
     out: Annotated[Path, typer.Option(help="Folder to write to.")],
     formats: Annotated[
-        list[Format] | None,
-        typer.Option("--format", help="Which, once for each; all if left out."),
+        list[Format] | None, typer.Option("--format", help="Which, once for each; all if left out.")
     ] = None,
     run: Stamp = None,
     output_dir: OutputDir = OUTPUTS,
@@ -209,9 +207,7 @@ def figures(
     say(console, f"{count(len(files), 'file')} written:", copy=str(out))
 
 
-@app.command(
-    epilog=examples("pipeline report first_run", "pipeline report first_run second_run --out both.html"),
-)
+@app.command(epilog=examples("pipeline report first_run", "pipeline report first_run second_run --out both.html"))
 def report(
     names: Annotated[list[str], typer.Argument(help="Experiments; of each the newest run.", metavar="NAME...")],
     run: Stamp = None,
@@ -250,10 +246,8 @@ def track(
         raise PipelineError(f"{found.folder.config} cannot be used: tracking: {error}") from error
     tracking = replace(tracking, report_to=report_to or tracking.report_to)
     if not tracking.report_to:
-        raise ConfigError(
-            f"run {found.stamp} of {name} asked for no tracker: say which by --report-to "
-            f"{', '.join(tracker.value for tracker in Tracker)}"
-        )
+        which = ", ".join(tracker.value for tracker in Tracker)
+        raise ConfigError(f"run {found.stamp} of {name} asked for no tracker: say which by --report-to {which}")
     warned: list[str] = []
     feeders = Feeders(found.folder, tracking, warned.append)
     try:

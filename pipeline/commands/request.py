@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together, idle_settings
-from pipeline.config.schema import AUTO, Backend, Config, ExecutionConfig, Keep
+from pipeline.config.schema import Backend, Config, ExecutionConfig, Keep
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.devices.select import Layout, choose_devices, make_layout
 from pipeline.engine.keeper import Keeper
@@ -194,10 +194,7 @@ def _check_ray(config: Config) -> None:
     if config.execution.backend is not Backend.ray:
         return
     if not has_package("ray"):
-        raise ConfigError(
-            f"execution.backend=ray needs Ray, which is not installed: {install_command('ray')}, or set "
-            "execution.backend=local"
-        )
+        raise ConfigError(f"execution.backend=ray needs Ray, which is not installed: {install_command('ray')}")
     check_fits_ray(config)
     from pipeline.engine.workers.on_ray import check_environment  # as above
 
@@ -216,16 +213,10 @@ def check_fits_ray(config: Config) -> None:
 
     check_address(config.execution.ray)
     if (asked := config.execution.jobs_per_device) != 1:
-        raise ConfigError(
-            f"execution.jobs_per_device={asked} with execution.backend=ray: Ray gives each worker a device of its "
-            "own. Use execution.jobs_per_device=1"
-        )
+        raise ConfigError(f"execution.jobs_per_device={asked}: Ray gives each worker a device of its own. Use 1")
     if on_cluster(config) and config.distributed.ids is not None:
-        raise ConfigError(
-            f"distributed.gpu_ids={config.distributed.ids} with execution.ray.address="
-            f"{config.execution.ray.address}: Ray chooses the GPUs of a cluster. Say how many with "
-            "distributed.num_gpus"
-        )
+        given = f"distributed.gpu_ids={config.distributed.ids}"
+        raise ConfigError(f"{given}: Ray chooses the GPUs of a cluster. Say how many with distributed.num_gpus")
 
 
 def _check_places(config: Config, store: Path) -> None:
@@ -244,19 +235,14 @@ def _check_places(config: Config, store: Path) -> None:
                 # By a try: rights do not tell it of what is no disk, such as /proc.
                 Path(mkdtemp(prefix=".", dir=there)).rmdir()
         except OSError as error:
-            raise ConfigError(
-                f"{key}: nothing can be written in {folder}: {there}: {error.strerror}. Set {key} to a place "
-                "where you may write, or move away what stands there"
-            ) from error
+            why = f"{there}: {error.strerror}. Set {key} to a place where you may write"
+            raise ConfigError(f"{key}: nothing can be written in {folder}: {why}") from error
 
 
 def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
     asked = config.execution.jobs_per_device
     if isinstance(asked, int) and asked > 1 and all(device.kind == "cpu" for device in devices):
-        raise ConfigError(
-            f"execution.jobs_per_device={asked} is for GPUs, and this run has CPU slots, which take one job each. "
-            f"Ask for more slots with execution.workers, or use execution.jobs_per_device={AUTO}, which is 1 there"
-        )
+        raise ConfigError(f"execution.jobs_per_device={asked}: CPU slots take one job each. Use execution.workers")
 
 
 @memory.no_garbage_collection()
@@ -357,10 +343,8 @@ def check_room(request: Request, stored: Stored) -> None:
     if free is None or need.least <= max(free, _LEAST) or need.least <= free + _removed_first(request, stored):
         return
     raise StoreError(
-        f"the disk of {request.store.root} has {decimal(free)} free, and the models that this run trains take "
-        f"{decimal(need.least)} at least. Use execution.store=FOLDER on a larger disk, free space (python -m "
-        "pipeline store gc), keep fewer weights (execution.keep=last), or ask for fewer rounds_of_training, "
-        "experiment.seeds or algos"
+        f"the disk of {request.store.root} has {decimal(free)} free, and the models of this run take "
+        f"{decimal(need.least)} at least. Set execution.store or execution.keep=last, or use `store gc`"
     )
 
 
@@ -430,9 +414,9 @@ def fewer_rows(rows: Mapping[str, Mapping[str, int]], asked: int) -> list[str]:
         rows: Dataset -> rows of each split, as far as they are known.
         asked: Prompts of a round.
     """
+    more = f"so each round draws from all; data_collection.prompts_per_round={asked} asks for more."
     return [
-        f"datasets.{name} has {count(train, 'row')} to train on, so each round draws from all of them; "
-        f"data_collection.prompts_per_round={asked} asks for more."
+        f"datasets.{name} has {count(train, 'row')} to train on, {more}"
         for name, splits in rows.items()
         if 0 < (train := splits.get("train", asked)) < asked
     ]

@@ -64,12 +64,7 @@ def leave_results(
     """
     store, asked = request.store, request.config.evaluation
     results = results_of(
-        store,
-        jobs,
-        request.config.rounds_of_training,
-        asked,
-        bounded=with_bounded_kl(request.config),
-        tell=tell,
+        store, jobs, request.config.rounds_of_training, asked, bounded=with_bounded_kl(request.config), tell=tell
     )
     write_results(run, results)
     write_samples(run, store, jobs, tell)
@@ -139,10 +134,8 @@ def tracked(
 
     online = Tracker.wandb in tracking.report_to and tracking.mode is TrackingMode.online
     if sweep_trial() is not None and not online:
-        warn(
-            "this run is a trial of a sweep at W&B, which hears nothing of it now: that needs "
-            "'tracking.report_to=[wandb]' tracking.mode=online in the sweep's command"
-        )
+        needed = "'tracking.report_to=[wandb]' tracking.mode=online in the sweep's command"
+        warn(f"the sweep at W&B that this run is a trial of hears nothing of it: that needs {needed}")
     if not tracking.report_to:
         yield lambda: None
         return
@@ -305,9 +298,7 @@ def bring_model(found: Trained, scratch: Path, console: Console) -> None:
 
 def _tell_away(why: str, console: Console) -> None:
     say(
-        console,
-        f"warning: the shared store cannot be reached ({why}): this run goes on with what is here",
-        "bold",
+        console, f"warning: the shared store cannot be reached ({why}): this run goes on with what is here", "bold"
     )
 
 

@@ -133,10 +133,8 @@ def _check_arithmetic(request: Request) -> None:
         return
     if late := arithmetic.imported_unpinned():
         raise ConfigError(
-            f"system.portable=true with system.use_parallel_execution=false: this process imported "
-            f"{' and '.join(late)} before, for the processor's own instructions. Start it by run_parallel.py, "
-            "call pipeline.pin('numpy', 'torch') first, import torch in the methods of yours that need it, or set "
-            "system.portable=false"
+            f"system.portable=true: this process imported {' and '.join(late)} before, for the processor's own "
+            "instructions. Call pipeline.pin('numpy', 'torch') first, or set system.portable=false"
         )
 
 

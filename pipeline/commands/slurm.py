@@ -32,9 +32,12 @@ from pipeline.slurm.script import (
     check_request,
     check_script,
     check_text,
+    head_address,
     interpreter,
+    keep_node,
     options_of,
     script_text,
+    wait_for_nodes,
 )
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
@@ -256,8 +259,7 @@ def _launch(words: Sequence[str], *, ray: bool) -> JobRequest:
     request = launch.requested(**_parsed(launch.app, "python -m pipeline ", "launch", words))
     if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:
         raise ConfigError(
-            "--nnodes, --node-rank and --master-addr are for machines without Slurm: the script says them, and "
-            "--nodes before the command how many machines there are"
+            "--nnodes, --node-rank, --master-addr: the script says them; --nodes comes before launch"
         )
     options = list(words[: len(words) - len(request.program)])
     program = find_program(request.program, Path.cwd())
@@ -278,8 +280,6 @@ Address = Annotated[str, typer.Option(help="HOST:PORT of the head.")]
 @ray_app.command(hidden=True)
 def address() -> None:
     """On the first node: print where the head of Ray is going to be."""
-    from pipeline.slurm.ray_nodes import head_address
-
     typer.echo(head_address(os.environ))
 
 
@@ -290,8 +290,6 @@ def start(
     head: Annotated[bool, typer.Option("--head", help="Whether this is the first node.")] = False,
 ) -> None:
     """On each node: be a node of Ray, by `ray start`, until SIGUSR1; leave nothing behind."""
-    from pipeline.slurm.ray_nodes import keep_node
-
     keep_node(address, os.environ, words or [], head=head)
 
 
@@ -303,8 +301,6 @@ def wait(
 ) -> None:
     """On the first node: wait until all nodes of the job have joined, and name those that have not."""
     import psutil
-
-    from pipeline.slurm.ray_nodes import wait_for_nodes
 
     there, missing = wait_for_nodes(
         address, os.environ, within, lambda: head_pid is None or psutil.pid_exists(head_pid)

@@ -112,11 +112,9 @@ def _missing(module: str | None) -> str:
 
     from pipeline.errors import install_command
 
-    return (
-        f"the package '{module}' is missing from {sys.executable}. Use the Python that has it, in a checkout "
-        "`.venv/bin/python` in the place of `python`, or type `source .venv/bin/activate` before; or install all "
-        f"that is needed here: `{shlex.quote(sys.executable)} -m {install_command()}`"
-    )
+    install = f"`{shlex.quote(sys.executable)} -m {install_command()}`"
+    other = "Use the Python that has it, in a checkout `.venv/bin/python`"
+    return f"the package '{module}' is missing from {sys.executable}. {other}, or install all: {install}"
 
 
 def _end_with(code: int, signals: Sequence[signal.Signals]) -> None:

@@ -134,10 +134,8 @@ def _kept(
     """The runs whose outputs stay."""
     runs = garbage.find_runs(folders, store.root)
     if not runs:
-        raise ConfigError(
-            f"no run was found in {', '.join(map(str, folders)) or 'any folder'}, so every output would go. Give "
-            f"the folder of the runs with --output-dir; to remove everything, delete {store.root} itself"
-        )
+        there = ", ".join(map(str, folders)) or "any folder"
+        raise ConfigError(f"no run was found in {there}, so every output would go. Say where with --output-dir")
     if keep_runs is not None:
         return garbage.newest_runs(runs, keep_runs)
     return runs if older_than is None else garbage.runs_since(runs, datetime.now() - timedelta(days=older_than))

@@ -77,7 +77,7 @@ def _where(device: DeviceChoice, agents: int | None, each: int | None, gpu_list:
         "pipeline sweep run lr.yaml --agents 4 --gpus-per-agent 2",
         "pipeline sweep run lr.yaml --device cpu --agents 2 epochs=3",
         "pipeline sweep run lr.yaml balanced 27 2 --dry-run",
-    ),
+    )
 )
 def run(
     file: Annotated[Path, typer.Argument(help="The sweep file, as W&B has it.")],
@@ -288,7 +288,7 @@ _order("resume", "Let a sweep go on; what has failed gets another chance.")
     epilog=examples(
         "pipeline sweep multi my_sweep 4 2 8 rounds_of_training=3",
         "pipeline sweep multi my_sweep 1 2 device=cpu training.grad_clip=0.5,2",
-    ),
+    )
 )
 def multi(
     name: Annotated[str, typer.Argument(help="What the names of the experiments begin with.")],

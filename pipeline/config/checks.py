@@ -73,10 +73,8 @@ def _problems(config: Config) -> Iterator[str]:
 def _experiment(config: Config) -> Iterator[str]:
     name = config.experiment.name
     if not _NAME.fullmatch(name):
-        yield (
-            f"experiment.name={brief(name)} is not a plain name: it becomes a folder under output_dir, so use up "
-            "to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
-        )
+        allowed = "up to 100 letters, digits, '.', '_' or '-', a letter or digit first"
+        yield f"experiment.name={brief(name)} is not a plain name, as it becomes a folder: {allowed}"
     if not config.experiment.seeds:
         yield "experiment.seeds is empty: give at least one, for example experiment.seeds=[0]"
     if "" in config.generation.stop:
@@ -86,10 +84,8 @@ def _experiment(config: Config) -> Iterator[str]:
 def _timeouts(config: Config) -> Iterator[str]:
     beats = config.execution
     if beats.heartbeat_timeout_s <= beats.heartbeat_s:
-        yield (
-            f"execution.heartbeat_timeout_s={beats.heartbeat_timeout_s}: must be longer than "
-            f"execution.heartbeat_s={beats.heartbeat_s}"
-        )
+        told = f"execution.heartbeat_timeout_s={beats.heartbeat_timeout_s}"
+        yield f"{told}: must be longer than execution.heartbeat_s={beats.heartbeat_s}"
 
 
 def _repeats(config: Config) -> Iterator[str]:
@@ -105,49 +101,33 @@ def _repeats(config: Config) -> Iterator[str]:
             yield f"{key}={brief(values)} names {twice[0]} twice"
     over = [algo for algo, point in map(point_of, config.algos) if "eta" in settings_of(point)]
     if config.evaluation.etas and over:
-        yield (
-            f"algos.{over[0]}.front and evaluation.etas: both set the strength of guidance, and what is tested "
-            "would not be what a point of the front is called; leave one of them out"
-        )
+        yield f"algos.{over[0]}.front and evaluation.etas: both set the strength of guidance; leave one out"
 
 
 def _ranks(config: Config) -> Iterator[str]:
     asked, several, wide = config.distributed, schema.devices_per_training(config), config.generation.gpus_per_job
     if not config.system.use_parallel_execution and (max(several, wide) > 1):
-        yield (
-            "system.use_parallel_execution=false runs everything in one process, and a training asks for "
-            f"{several} devices, generation.gpus_per_job for {wide}: ask for 1, or leave it true"
-        )
+        asks = f"a training asks for {several} devices, generation.gpus_per_job for {wide}"
+        yield f"system.use_parallel_execution=false runs everything in one process, and {asks}: ask for 1"
     optimizer = config.training.optimizer
     if several > 1 and optimizer is not Optimizer.adamw and schema.spread(config)["strategy"] != Strategy.ddp.name:
-        yield (
-            f"training.optimizer={optimizer.name}: a training has {several} devices, and fsdp cannot spread what "
-            "this one remembers. Use training.strategy=ddp, or training.optimizer=adamw"
-        )
+        why = f"a training has {several} devices, and fsdp cannot spread what this one remembers"
+        yield f"training.optimizer={optimizer.name}: {why}. Use training.strategy=ddp, or adamw"
     if asked.enabled and asked.num_gpus is None and asked.ids is None and config.training.gpus_per_job == 1:
-        yield (
-            "distributed.enabled=true lets one training use several GPUs: say how many with "
-            "training.gpus_per_job, or which with distributed.num_gpus or distributed.gpu_ids"
-        )
+        which = "training.gpus_per_job, distributed.num_gpus or distributed.gpu_ids"
+        yield f"distributed.enabled=true has one training use several GPUs: say how many with {which}"
     if asked.gpu_ids is not None and asked.gpu_list is not None:
-        yield (
-            f"distributed.gpu_ids={asked.gpu_ids} and distributed.gpu_list={asked.gpu_list} are two names of one "
-            "setting; give one of them, and null for the other where a file has it"
-        )
+        both = f"distributed.gpu_ids={asked.gpu_ids} and distributed.gpu_list={asked.gpu_list}"
+        yield f"{both} are two names of one setting; give one of them, and null for the other"
     for key, strategy in (("training", config.training.strategy), ("distributed", asked.strategy)):
         if strategy is Strategy.single and config.training.gpus_per_job > 1:
-            yield (
-                f"{key}.strategy=single with training.gpus_per_job={config.training.gpus_per_job}: it trains on "
-                "one device. Use ddp, or fsdp for models that do not fit on one"
-            )
+            several = f"training.gpus_per_job={config.training.gpus_per_job}"
+            yield f"{key}.strategy=single with {several}: it trains on one device. Use ddp or fsdp"
 
 
 def _tables(config: Config) -> Iterator[str]:
     if not any(algo.enabled for algo in config.algos.values()):
-        yield (
-            "no algorithm is enabled: name some, as in 'algos=[PITA,DPO]', or set algos.<NAME>.enabled=true for "
-            f"one of {', '.join(config.algos)}"
-        )
+        yield f"no algorithm is enabled: name some, as in 'algos=[PITA,DPO]'. Known: {', '.join(config.algos)}"
     for table, names in (("datasets", config.datasets), ("models", config.models), ("algos", config.algos)):
         if not names:
             group = TABLES[table].group
@@ -190,10 +170,8 @@ def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
     split = config.evaluation.split
     size = {"test": dataset.test_size, "validation": dataset.validation_size}.get(split)
     if size is not None and size < config.evaluation.num_prompts:
-        yield (
-            f"evaluation.num_prompts={config.evaluation.num_prompts}: {key}.{split}_size sets aside {size} "
-            f"prompts at most; ask for fewer or raise it"
-        )
+        told = f"{key}.{split}_size sets aside {size} prompts at most; ask for fewer or raise it"
+        yield f"evaluation.num_prompts={config.evaluation.num_prompts}: {told}"
 
 
 def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:

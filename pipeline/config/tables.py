@@ -161,10 +161,7 @@ def points_of(name: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any
     """
     key, asked = f"algos.{name}.front", settings["front"]
     if not isinstance(asked, Mapping) or not all(isinstance(values, list) and values for values in asked.values()):
-        raise ConfigError(
-            f"{key}={brief(asked)}: must be a table of settings, each with a list of one value or more, for "
-            "example {learning_rate: [1e-4, 3e-4]}"
-        )
+        raise ConfigError(f"{key}={brief(asked)}: must be a table of lists, as {{learning_rate: [1e-4, 3e-4]}}")
     usable = {one for one, value in settings.items() if not isinstance(value, Mapping)} - _NO_SETTINGS
     if unknown := [str(setting) for setting in asked if setting not in usable]:
         said = unknown_name(f"setting of algos.{name}", unknown[0], usable)
@@ -285,10 +282,8 @@ def _own_settings(owner: str, path: str, about: Table) -> type[Any]:
     found = import_object(path)
     schema = getattr(found, "config_class", None)
     if schema is None:
-        raise ConfigError(
-            f"{owner} is no {(parent := about.parent.rpartition('.')[2])}: it has no config_class. It must be a "
-            f"subclass of pipeline.{parent}."
-        )
+        parent = about.parent.rpartition(".")[2]
+        raise ConfigError(f"{owner} is no {parent}: it has no config_class. Subclass pipeline.{parent}.")
     check_settings_class(owner, schema, about.base)
     _refuse_other_family(owner, found, schema)
     own: type[Any] = schema
@@ -300,10 +295,8 @@ def _refuse_other_family(owner: str, found: type[Any], schema: type[Any]) -> Non
     ours = next((base for base in getattr(found, "__mro__", ()) if _ships(base)), None)
     needed = getattr(ours, "config_class", schema)
     if ours is not None and not issubclass(schema, needed):
-        raise ConfigError(
-            f"{owner}: its config_class {schema.__name__} does not build on {needed.__name__}, the settings of "
-            f"{ours.__name__}, whose methods read them; build it on that"
-        )
+        whose = f"{needed.__name__}, the settings of {ours.__name__}, whose methods read them"
+        raise ConfigError(f"{owner}: its config_class {schema.__name__} does not build on {whose}")
 
 
 def _ships(kind: type) -> bool:

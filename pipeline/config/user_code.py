@@ -57,16 +57,11 @@ def split_path(path: str) -> tuple[str, str]:
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     parts = [*module.split("."), *name.split(".")]
     if not all(part.isidentifier() and not iskeyword(part) for part in parts) or name == "py":
-        raise ConfigError(
-            f"cannot import '{path}': this is no dotted path. Write my_package.my_module.MyName for what a file "
-            "my_package/my_module.py defines, or my_package.my_module:Outer.Inner for a name inside a class; no "
-            "part can have a '-'."
-        )
+        how = "Write my_package.my_module.MyName, or my_package.my_module:Outer.Inner for a name inside a class"
+        raise ConfigError(f"cannot import '{path}': this is no dotted path. {how}.")
     if parts[0] == "__main__":
-        raise ConfigError(
-            f"cannot import '{path}': workers do not run your script again, so they cannot find what it defines. "
-            f"Move {name} to a module of its own and name that."
-        )
+        move = f"Move {name} to a module of its own and name that."
+        raise ConfigError(f"cannot import '{path}': workers do not run your script again. {move}")
     return module, name
 
 
@@ -148,9 +143,9 @@ def check_unchanged(planned: Mapping[str, str | None]) -> None:
     """
     for path, expected in planned.items():
         if source_hash(path) != expected:
+            again = "Run the same command again: what the change touches is made anew."
             raise JobError(
-                f"{source_file(path)} was changed after this run had begun, or what it imports, and this job "
-                "would have run the new version. Run the same command again: what the change touches is made anew."
+                f"{source_file(path)} was changed after this run had begun, or what it imports. {again}"
             )
 
 
@@ -192,9 +187,9 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
         raise ConfigError(f"{owner}: its config_class {path} is made in a function, where workers cannot find it")
     fields = vars(schema).get("__annotations__", {})
     if not is_dataclass(schema) or (fields and "__dataclass_fields__" not in vars(schema)):
+        lost = f"so that its {', '.join(fields)} could not be set"
         raise ConfigError(
-            f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, so that its "
-            f"{', '.join(fields)} could not be set"
+            f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, {lost}"
         )
     from omegaconf import OmegaConf  # slow to import, and seldom needed
     from omegaconf.errors import OmegaConfBaseException
@@ -233,10 +228,8 @@ def other_arguments(kind: type, told: Collection[str] = ()) -> Iterator[str]:
             inspect.signature(given).bind(*[None] * (len(wanted) - len(by_name)), **by_name)
         except TypeError:
             listed = ", ".join(each.name for each in wanted)
-            yield (
-                f"its method {name}() is called as that of {ours.__name__}, which it overrides: write "
-                f"def {name}({listed}), or call it otherwise if it is something else"
-            )
+            how = f"write def {name}({listed}), or call it otherwise if it is something else"
+            yield f"its method {name}() is called as that of {ours.__name__}, which it overrides: {how}"
 
 
 def ships(kind: type) -> bool:
@@ -273,10 +266,8 @@ def _no_such_module(path: str, missing: str) -> str:
     searched = list(getattr(sys.modules[parent], "__path__", ())) if parent else list(dict.fromkeys(own))
     near = _near(leaf, (info.name for info in pkgutil.iter_modules(searched)))
     start = " Start the command in the folder that holds it, or name that folder in PYTHONPATH."
-    return (
-        f"cannot import '{path}': there is no module '{leaf}' in {', '.join(searched) or parent}.{near}"
-        f"{'' if parent else start}"
-    )
+    where = ", ".join(searched) or parent
+    return f"cannot import '{path}': there is no module '{leaf}' in {where}.{near}{'' if parent else start}"
 
 
 def _no_such_name(path: str, module: str, name: str, found: Any) -> str:

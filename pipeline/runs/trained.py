@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.config.explain import COMPOSITION_ERRORS, explain
-from pipeline.config.load import config_from_plain
+from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain
 from pipeline.config.plain import refuse_all, value_problems
 from pipeline.config.schema import Config, DatasetConfig, LongPrompts, ModelConfig
 from pipeline.errors import ConfigError, StoreError

@@ -1,4 +1,4 @@
-"""Batch scripts of Slurm: options of sbatch, the text of a script, plain as people write it, what hangs in one.
+"""Jobs of Slurm: options of sbatch, the text of a script, what hangs in one, and what one runs to have Ray.
 
 What it is built on, as Slurm does none of it by itself:
 
@@ -11,17 +11,26 @@ What it is built on, as Slurm does none of it by itself:
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.engine.devices.inventory import NOTHING, VISIBLE
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, WorkerError, has_package, install_command
 from pipeline.files import open_plain
+from pipeline.machine import descendants
 from pipeline.terminal.console import Check, failed, passed, warned
 
 MARK = "#SBATCH"
@@ -226,28 +235,21 @@ def _problems(request: JobRequest) -> Iterator[str]:
             yield f"--{name}: the script has a line of its own for it, or none; see --help"
     seconds = seconds_of(options.get("time", "infinite"))
     if seconds is not None and request.notice and seconds < request.notice + 2 * LEAST_NOTICE_S:
-        yield (
-            f"--time {options['time']} with a notice of {request.notice} s: the job would stop as soon as it has "
-            "begun. Give it more time, a shorter --notice, or --no-requeue"
-        )
+        longer = "Give it more time, a shorter --notice, or --no-requeue"
+        yield f"--time {options['time']} with a notice of {request.notice} s: it would stop once begun. {longer}"
     if request.ray and kind != "run":
         yield f"--ray is for an experiment; {kind} needs no Ray. Leave it out"
     if nodes > 1 and kind != "launch" and not request.ray:
-        yield (
-            f"--nodes {nodes}: a run has its workers, and an agent its trials, on one machine. --ray brings up a "
-            "Ray cluster for a run; a sweep has an array of agents (--array 0-3); launch takes any program"
-        )
+        ways = "--ray for a run, an array of agents (--array 0-3) for a sweep, or launch"
+        yield f"--nodes {nodes}: a run has its workers, and an agent its trials, on one machine. Use {ways}"
     if array is not None and (kind != "sweep" or array.partition("%")[0].isdigit()):
         yield f"--array {array}: an array is for several agents of a sweep, as --array 0-3 ... sweep agent NAME"
     if request.ray and not gpus and not request.on_cpu:
         yield "--ray without GPUs: ask for those of each node by --gres gpu:8, or run on its CPUs by device=cpu"
     width, most = request.widest, gpus * nodes if request.ray else gpus
     if gpus and not request.on_cpu and width > gpus and (width % gpus or width > most):
-        yield (
-            f"the widest job of this run takes {width} GPUs (training.gpus_per_job, generation.gpus_per_job), and "
-            f"a node has {gpus}: ask for --gres gpu:{width}, for fewer GPUs in a job, or, through --ray, for all "
-            "GPUs of several nodes"
-        )
+        wide = f"a job takes {width} GPUs (training.gpus_per_job, generation.gpus_per_job)"
+        yield f"{wide}, and a node has {gpus}: ask for --gres gpu:{width}, or by --ray for all GPUs of several"
 
 
 def interpreter(executable: str, folder: Path) -> str:
@@ -522,7 +524,7 @@ def check_text(text: str) -> list[Check]:
     faults = [*_read_header(lines, options)]
     commands = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace("\\\n", " ")
     job = _job_of(commands, options)
-    return [*faults, *_faults_of_commands(commands, job), *faults_of_job(job)] or [passed("Slurm", _seen(job))]
+    return [*faults, *faults_of_job(job)] or [passed("Slurm", _seen(job))]
 
 
 def _job_of(commands: str, options: Mapping[str, str]) -> SlurmJob:
@@ -569,46 +571,208 @@ def _read_header(lines: Sequence[str], options: dict[str, str]) -> Iterator[Chec
         yield warned("Slurm: no folder for the output", f"{detail} without a word", f"mkdir -p {folder}")
 
 
-_RANKS = r"\$\{?(SLURM_(?:PROCID|NODEID|LOCALID))\b"
-_EARLY = re.compile(rf"\bsrun\b[^\n]*?(?<!\\){_RANKS}|^\s*(?:export\s+)?\w+=[\"']?{_RANKS}", re.MULTILINE)
-_TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b")
-_MEETING = re.compile(r"--(?:rdzv|master)[_-](?:endpoint|addr)\b|\bPET_(?:RDZV|MASTER)")
+# -- ray nodes ---------------------------------------------------------------------------------------------------
+# What a script that brings up a Ray cluster runs on the nodes of its job.
+#
+#     address   once, on the first node: where the head is going to be
+#     start     on each node: Ray, until SIGUSR1
+#     wait      once: until Slurm's nodes are Ray's
+#
+# Slurm tells every process of a step that the job is to end, and those of Ray would end at once, before the run
+# has saved what it needs. So they are started with such signals held back, which they hand on to all they start in
+# turn; workers of a run let them through again. SIGKILL, by which Slurm ends what does not end by itself, nobody
+# holds back.
 
 
-def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
-    """What leaves ranks alone, or ends them.
+JOIN_S = 300.0
+"""What a node is given to join: Python and Ray may come from a disk that all nodes read at once."""
+_FIRST_PORT, _PAIRS = 20_000, 5_000
+"""Below those that the system gives to whoever asks for any."""
+_HELD = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+_POLL_S = 0.5
+_ASK_S = 10.0
+_SLURM_S = 60.0
+_LAST_LINES = 12
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_AUTO_CONNECT": "0"}
+_OPTIONS = (
+    "--block",
+    "--disable-usage-stats",
+    "--include-log-monitor=false",
+    # The least that Ray takes: no message of a run is put there.
+    f"--object-store-memory={80 << 20}",
+    # 0 is any free port. Nodes of other jobs may be on this machine.
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+    "--dashboard-agent-listen-port=0",
+)
+
+
+def _of_job(environ: Mapping[str, str], name: str) -> str:
+    if value := environ.get(name):
+        return value
+    raise ConfigError(
+        f"{name} is not set, so this is no job of Slurm: a script that `slurm write --ray` has written calls this"
+    )
+
+
+def _check_installed() -> None:
+    if not has_package("ray"):
+        raise ConfigError(f"a job with --ray needs Ray, which {sys.executable} has not: {install_command('ray')}")
+
+
+def _scontrol(*words: str) -> str:
+    """What it prints; "" where it cannot tell."""
+    program = shutil.which("scontrol") or "scontrol"
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=_SLURM_S, check=True)
+        return done.stdout
+    return ""
+
+
+# -- address ---------------------------------------------------------------------------------------------------
+
+
+def head_address(environ: Mapping[str, str]) -> str:
+    """Where the head is to listen: the first node as Slurm calls it, and a port that follows from the job.
+
+    Raises:
+        ConfigError: This is not the first node of a job, Ray is not installed, or no port is free.
+    """
+    job, node = _of_job(environ, "SLURM_JOB_ID"), _of_job(environ, "SLURMD_NODENAME")
+    _check_installed()
+    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("--oneliner", "show", "node", node))
+    name = found[1] if found else node
+    try:
+        host = socket.gethostbyname(name)
+    except OSError as error:
+        raise ConfigError(f"nobody knows the address of {name}, as Slurm calls node {node}: {error}") from error
+    return f"{host}:{free_port(int(job))}"
+
+
+def free_port(job: int) -> int:
+    """A port that is free here, as is the next one, which Ray may take for clients."""
+    for at in range(_PAIRS):
+        port = _FIRST_PORT + 2 * ((job + at) % _PAIRS)
+        if all(map(_is_free, (port, port + 1))):
+            return port
+    raise ConfigError(f"no port from {_FIRST_PORT} on is free on {socket.gethostname()}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+# -- start -----------------------------------------------------------------------------------------------------
+
+
+def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *, head: bool) -> None:
+    """Be a node of Ray until SIGUSR1; nothing of it is left on this machine then.
 
     Args:
-        commands: Of the script, each on one line.
-        job: What it asks for.
+        address: Of the head, as `head_address` gives it.
+        environ: Of the job. The token of the cluster is in it.
+        words: Further options of `ray start`, which win.
+        head: Whether this is the head.
+
+    Raises:
+        ConfigError: This is no job of Slurm, or Ray is not installed here.
+        WorkerError: There is no head, or Ray ends by itself; its last words.
     """
-    several = job.nodes * job.here > 1
-    ranks = "RANK|LOCAL_RANK" if several else "RANK|LOCAL_RANK|WORLD_SIZE"  # that of several counts the tasks
-    if found := re.search(rf"^\s*export\s+({ranks})=", commands, re.MULTILINE):
-        yield failed(
-            "Slurm: ranks by hand",
-            f"{found[1]} is set: frameworks take it for a sign that the ranks exist already",
-            "leave it out; the launcher sets it",
-        )
-    if several and _EARLY.search(re.sub(r"'[^'\n]*'", "", commands)):
-        yield failed(
-            "Slurm: one rank for all",
-            "the rank of a task is replaced by the shell of the script, in which it is 0, before srun starts the "
-            "tasks: each takes itself for the first",
-            "have a shell of each task replace it: srun bash -c '... --machine_rank $SLURM_PROCID ...', in single "
-            "quotes",
-        )
-    if re.search(r"(?<!&)&[ \t]*$", commands, re.MULTILINE) and not re.search(r"\bwait\b", commands):
-        yield failed(
-            "Slurm: nobody waits",
-            "what is started in the background by & is killed when the script is at its end, which is at once",
-            "`wait` in the last line, or no &",
-        )
-    if job.nodes > 1 and _TORCHRUN.search(commands) and not _MEETING.search(commands):
-        yield failed(
-            "Slurm: nowhere to meet",
-            f"torchrun on {job.nodes} nodes without --rdzv-endpoint or --master-addr: with --nnodes each waits "
-            "for the others on its own node; without, each is a training of its own over the same checkpoints",
-            '--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint="$(hostname):29500"; or start the program '
-            "by `python -m pipeline launch`, as `slurm write` does",
-        )
+    node, parent = _of_job(environ, "SLURMD_NODENAME"), os.getpid()
+    _check_installed()
+    host, _, port = address.rpartition(":")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    descendants.adopt_orphans()
+    if not head and not _is_head_there(host, int(port), node):
+        return
+    where = [f"--node-ip-address={host}", f"--port={port}", f"--ray-client-server-port={int(port) + 1}"]
+    of_head = ["--head", *where, "--include-dashboard=false"]
+    with (
+        # In /tmp, as the paths of sockets may have some hundred characters.
+        tempfile.TemporaryDirectory(prefix="ppl-slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        (Path(folder) / "said").open("w+b") as said,
+    ):
+        options = [*(of_head if head else [f"--address={address}"]), f"--node-name={node}", f"--temp-dir={folder}"]
+        try:
+            ray = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", "start", *_OPTIONS, *options, *words],
+                env={**environ, **_QUIET},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                preexec_fn=lambda: descendants.die_with_parent(parent),
+            )
+            while ray.poll() is None:
+                if _is_told():
+                    return
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+            raise WorkerError(f"Ray on {node} has ended by itself: {' / '.join(lines) or 'it has said nothing'}")
+        finally:
+            descendants.end_own()
+
+
+def _is_told() -> bool:
+    """Whether SIGUSR1 has come, or comes within a moment."""
+    return signal.sigtimedwait({signal.SIGUSR1}, _POLL_S) is not None
+
+
+def _is_head_there(host: str, port: int, node: str) -> bool:
+    """Wait for the head; False if this node is told to end before."""
+    give_up = time.monotonic() + JOIN_S
+    while not _is_told():
+        with suppress(OSError):
+            socket.create_connection((host, port), timeout=_ASK_S).close()
+            return True
+        if time.monotonic() >= give_up:
+            raise WorkerError(f"{node} has found no head of Ray at {host}:{port} within {JOIN_S:g} s")
+    return False
+
+
+# -- wait ------------------------------------------------------------------------------------------------------
+
+
+def wait_for_nodes(
+    address: str, environ: Mapping[str, str], within_s: float = JOIN_S, lives: Callable[[], bool] = lambda: True
+) -> tuple[list[str], list[str]]:
+    """Wait until every node of a job is one of Ray's.
+
+    Args:
+        address: Of the head.
+        environ: Of the job.
+        within_s: Seconds that they are given.
+        lives: Whether the head may still come.
+
+    Returns:
+        The names of those that have joined, and of those that have not.
+
+    Raises:
+        ConfigError: This is no job of Slurm.
+        WorkerError: The head has not, so there is nothing to begin with; or Slurm does not answer.
+    """
+    wanted = _scontrol("show", "hostnames", _of_job(environ, "SLURM_JOB_NODELIST")).split()
+    if not wanted:
+        raise WorkerError("scontrol does not say which nodes the job has")
+    give_up = time.monotonic() + within_s
+    while not set(wanted) <= (there := _nodes(address)) and time.monotonic() < give_up:
+        if not lives():
+            raise WorkerError("the head of Ray has ended, for the reason above")
+        time.sleep(_POLL_S)
+    if not there:
+        raise WorkerError(f"there is no head of Ray at {address} after {within_s:g} s")
+    return [name for name in wanted if name in there], [name for name in wanted if name not in there]
+
+
+def _nodes(address: str) -> set[str]:
+    """Nodes of a cluster, asked for as `ray symmetric-run` does: a driver would have workers started for it."""
+    try:
+        client = importlib.import_module("ray._raylet").GcsClient(address=address)
+        return {node.node_name for node in client.get_all_node_info(timeout=_ASK_S).values() if not node.state}
+    except Exception:  # Ray has errors of many kinds for what is not there yet
+        return set()

@@ -14,7 +14,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from pipeline.config.explain import explain
+from pipeline.config.load import explain
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, describe_exit

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import load
-from pipeline.config.explain import as_meant, explain
+from pipeline.config.load import as_meant, explain
 from pipeline.config.schema import Config
 from pipeline.config.tables import conf_dir
 

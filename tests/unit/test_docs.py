@@ -13,7 +13,7 @@ import pipeline
 from docs.made import on_page_markdown
 from pipeline.__main__ import app
 from pipeline.commands.help import help_on
-from pipeline.config.explain import known_keys
+from pipeline.config.load import known_keys
 from pipeline.config.meaning import shipped_meanings
 from pipeline.learning.from_trl import OF_ALGORITHM, counterparts
 from pipeline.slurm.script import check_script, interpreter

@@ -73,7 +73,7 @@ def test_what_stood_in_the_place_of_a_script_is_kept(here: Path) -> None:
         (["sweep", "run", "missing.yaml"], "missing.yaml"),
         (["sweep", "agent", "no/such"], "there is no folder"),
         (["sweep", "agent", "lr", "--agents", "-4"], "See `python -m pipeline sweep agent --help`"),
-        (["launch", "--nnodes", "2", "--", "/bin/true"], "are for machines without Slurm"),
+        (["launch", "--nnodes", "2", "--", "/bin/true"], "--node-rank"),
         (["launch", "--", "missing.py"], "there is no file missing.py"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.ray.address=auto"], "execution.ray.address"),
         (["--ray", "--gres", "gpu:4", *RUN, "execution.backend=local"], "execution.backend"),

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.explain import as_meant
-from pipeline.config.load import load_config
+from pipeline.config.load import as_meant, load_config
 from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pipeline.config.explain import known_keys
+from pipeline.config.load import known_keys
 from pipeline.config.meaning import meanings, shipped_meanings, shipped_sections
 from pipeline.config.schema import AlgoConfig, number
 from pipeline.config.tables import TABLES

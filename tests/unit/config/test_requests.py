@@ -12,8 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.checks import check_config
-from pipeline.config.explain import explain
-from pipeline.config.load import load_config, typed
+from pipeline.config.load import explain, load_config, typed
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Config
 from pipeline.errors import PipelineError
