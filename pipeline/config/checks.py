@@ -121,8 +121,8 @@ def _ranks(config: Config) -> Iterator[str]:
         yield f"{both} are two names of one setting; give one of them, and null for the other"
     for key, strategy in (("training", config.training.strategy), ("distributed", asked.strategy)):
         if strategy is Strategy.single and config.training.gpus_per_job > 1:
-            several = f"training.gpus_per_job={config.training.gpus_per_job}"
-            yield f"{key}.strategy=single with {several}: it trains on one device. Use ddp or fsdp"
+            given = f"training.gpus_per_job={config.training.gpus_per_job}"
+            yield f"{key}.strategy=single with {given}: it trains on one device. Use ddp or fsdp"
 
 
 def _tables(config: Config) -> Iterator[str]:

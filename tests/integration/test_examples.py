@@ -181,16 +181,3 @@ def test_a_module_of_the_current_folder_is_found_by_workers_and_runs_again_when_
     file.write_text(file.read_text().replace('name: ClassVar[str] = "Counted"', 'name: ClassVar[str] = "Mine"'))
     run_here(*MINE)
     assert sorted(started(light)) == sorted(first)
-
-
-def test_own_code_that_cannot_be_used_is_one_message_and_exit_code_2(
-    own: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (own / "my_package" / "broken.py").write_text("import nothing_like_it\n")
-    monkeypatch.chdir(own)
-    monkeypatch.syspath_prepend(str(own))
-    printed = run_here("algos.X.class_path=my_package.broken.X", code=2)
-    assert printed.startswith("error: ")
-    assert len(printed.strip().splitlines()) == 1
-    assert "broken.py:1)" in printed
-    assert not (own / "outputs").exists()

@@ -15,6 +15,7 @@ SAME = {name: version(name).partition("+")[0] for name in MADE_WITH} == MADE_WIT
 
 def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path) -> None:
     # Whatever the processor offers and whatever is set outside, the arithmetic of workers is the portable one.
+    core = min(os.sched_getaffinity(0))  # one: several workers at once other tests have
     outside = {
         "ATEN_CPU_CAPABILITY": "avx512",
         "MKL_CBWR": "AUTO",
@@ -22,7 +23,7 @@ def test_it_passes_here_and_says_which_process_used_which_device(tmp_path: Path)
         "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
-        [sys.executable, str(ROOT / "test_parallel_setup.py")],
+        ["taskset", "--cpu-list", str(core), sys.executable, str(ROOT / "test_parallel_setup.py")],
         cwd=tmp_path,
         env={**os.environ, **outside},
         capture_output=True,

@@ -31,17 +31,20 @@ def said_by(code: str, **variables: str) -> object:
     return json.loads(done.stdout)
 
 
-def test_what_is_set_outside_is_overridden_and_told() -> None:
+def test_what_is_set_outside_is_overridden_and_told_and_programs_of_others_get_it() -> None:
     code = (
         "import json, os; from pipeline import arithmetic; late = arithmetic.pin('numpy', 'torch'); import numpy; "
         "kept = [name for name, on in numpy._core._multiarray_umath.__cpu_features__.items() if on]; "
-        "print(json.dumps([late, dict(os.environ), arithmetic.overridden('numpy', 'torch'), kept]))"
+        "told = arithmetic.overridden('numpy', 'torch'); "
+        "print(json.dumps([late, dict(os.environ), told, kept, arithmetic.outside(os.environ)]))"
     )
-    late, environment, told, features = said_by(code, **CONTRARY)  # type: ignore[misc]
+    late, environment, told, features, outside = said_by(code, **CONTRARY)  # type: ignore[misc]
     assert late == []
     assert arithmetic.is_pinned(environment, "numpy", "torch")
     assert sorted(told) == sorted(f"{name}={value}" for name, value in CONTRARY.items())
     assert not {"X86_V3", "X86_V4", "AVX512_ICL"} & set(features)
+    names = [*arithmetic.pinned({}, *arithmetic.PINS), *CONTRARY]
+    assert {name: outside[name] for name in names if name in outside} == CONTRARY
 
 
 def test_a_library_that_was_imported_before_is_told() -> None:
@@ -51,17 +54,6 @@ def test_a_library_that_was_imported_before_is_told() -> None:
     )
     assert said_by(code) == [["numpy"], ["numpy"]]
     assert said_by(code, **arithmetic.PINS["numpy"]) == [[], []]  # which were right before
-
-
-def test_programs_of_others_get_what_was_set_outside() -> None:
-    code = (
-        "import json, os; from pipeline import arithmetic; arithmetic.pin('numpy', 'torch'); "
-        "print(json.dumps(arithmetic.outside(os.environ)))"
-    )
-    found = said_by(code, **CONTRARY)
-    assert isinstance(found, dict)
-    names = [*arithmetic.pinned({}, *arithmetic.PINS), *CONTRARY]
-    assert {name: found[name] for name in names if name in found} == CONTRARY
 
 
 def test_a_manifest_says_portable_or_which_processor() -> None:

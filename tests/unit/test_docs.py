@@ -16,8 +16,7 @@ from pipeline.commands.help import help_on
 from pipeline.config.load import known_keys
 from pipeline.config.meaning import shipped_meanings
 from pipeline.learning.from_trl import OF_ALGORITHM, counterparts
-from pipeline.slurm.script import check_script, interpreter
-from pipeline.terminal.console import Verdict
+from pipeline.slurm.script import interpreter
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -113,17 +112,6 @@ def test_links_of_pages_outside_of_the_site_lead_somewhere() -> None:
         f"{page.name}: {link}" for page, link in links if ":" not in link and not (page.parent / link).exists()
     ]
     assert not lost
-
-
-def test_the_script_for_slurm_passes_the_doctor(tmp_path: Path) -> None:
-    page = (DOCS / "slurm.md").read_text()
-    found = re.search(r"^    #!/bin/bash\n(?:    .*\n|\n(?=    ))+", page, re.MULTILINE)
-    assert found
-    script = tmp_path / "compare.sbatch"
-    script.write_text(re.sub(r"^    ", "", found[0], flags=re.MULTILINE))
-    said = [*check_script(script)]
-    assert said
-    assert [each for each in said if each.verdict is not Verdict.PASS] == []
 
 
 # -- coming from TRL ---------------------------------------------------------------------------------------------
