@@ -249,7 +249,9 @@ def _copy(source: Path, target: Path) -> None:
     """The files that a loaded model follows from."""
     target.mkdir()
     for file in model_files(source):
-        shutil.copyfile(file, target / file.name)  # what a link leads to, as snapshots of the hub have links
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copy)  # what a link leads to, as snapshots of the hub have links
 
 
 def _merge(found: Trained, folder: Path) -> None:

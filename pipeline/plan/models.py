@@ -142,6 +142,8 @@ MAGIC = b"GGUF"
 OLDEST_FOR_GGUF = "5.23"
 """The first transformers that was seen to read the special tokens of GGUF files; 5.17 does not."""
 CONFIG = "config.json"
+TEMPLATES = "additional_chat_templates"
+"""A folder beside it: templates by name, of which rows with tools may get another than the usual one."""
 _SETTINGS = (kinds.ENDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 """Files of settings besides, each of which a folder may lack."""
 LARGEST_CONFIG = 10_000_000
@@ -150,8 +152,8 @@ _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
 TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
 """What output layers and embeddings are called."""
 _MODEL_FILES = re.compile(
-    r".*\.safetensors|.*\.safetensors\.index\.json|.*\.py|.*\.jinja|config\.json|generation_config\.json|tokenizer.*"
-    r"|special_tokens_map\.json|added_tokens\.json|vocab\..*|merges\.txt|spiece\.model|adapter_config\.json"
+    r".*\.(safetensors|safetensors\.index\.json|py|jinja|model|tiktoken)|tokenizer.*|vocab.*|merges\.txt"
+    r"|(config|generation_config|adapter_config|special_tokens_map|added_tokens|tekken|emoji)\.json"
 )
 """What a loaded model or its tokenizer may follow from; README files and other formats of the weights do not."""
 
@@ -322,7 +324,7 @@ def lacks_sdpa(model: ModelConfig) -> bool:
 def model_files(folder: Path) -> list[Path]:
     """The files of a folder that a loaded model or its tokenizer may follow from, by name."""
     named = [path for path in folder.iterdir() if _MODEL_FILES.fullmatch(path.name) and path.name != OPTIMIZER]
-    return sorted(path for path in named if path.is_file())
+    return sorted(path for path in [*named, *(folder / TEMPLATES).glob("*.jinja")] if path.is_file())
 
 
 def count_weights(model: ModelConfig) -> int:
@@ -366,7 +368,8 @@ def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str
     whole = hashlib.sha256()
     for file in files:
         # A GGUF file may be called anything; the files of a folder have fixed names.
-        whole.update(f"{GGUF if is_gguf(file) else file.name} {file_hash(file)}\n".encode())
+        name = GGUF if is_gguf(file) else file.relative_to(path).as_posix()
+        whole.update(f"{name} {file_hash(file)}\n".encode())
     return {"files": len(files), "bytes": sum(file.stat().st_size for file in files), "sha256": whole.hexdigest()}
 
 

@@ -33,7 +33,7 @@ from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
-from pipeline.plan.models import CONFIG, is_gguf, read_config, reason
+from pipeline.plan.models import CONFIG, TEMPLATES, is_gguf, read_config, reason
 
 # -- rows ------------------------------------------------------------------------------------------------------
 # Whether datasets hold the pairs, completions and turns that algorithms ask of them.
@@ -103,7 +103,6 @@ FILE = "tokenizer.json"
 TOKENS = "tokenizer.ggml.tokens"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
-TEMPLATES = "additional_chat_templates"
 LARGEST_TOKENIZER = 500_000_000
 """Bytes; the largest known ones have some tens of millions."""
 _OF_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json", "*token*.py")

@@ -67,11 +67,18 @@ def test_where_a_model_is_kept_does_not_matter(tmp_path: Path) -> None:
     assert keys(request(f"models.hf.path={one}")) == keys(request(f"models.hf.path={other}"))
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"),
+        *("additional_chat_templates/tool_use.jinja", "sentencepiece.bpe.model", "tekken.json", "qwen.tiktoken"),
+    ],
+)
 def test_every_file_that_is_loaded_matters(tmp_path: Path, name: str) -> None:
     folder = folder_of(tmp_path / "model")
     config = request(f"models.hf.path={folder}")
     before, keys_before = identity(folder), keys(config)
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(b"{} ")
     assert identity(folder) != before
     assert not set(keys(config).values()) & set(keys_before.values())
