@@ -34,7 +34,7 @@ from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 from pipeline.plan.compatibility import decodes_itself, with_attention
 from pipeline.plan.graph import determining, result_key
-from pipeline.plan.models import REWARD_FILES
+from pipeline.plan.models import FILES, REWARD_FILES
 
 # -- chains ------------------------------------------------------------------------------------------------------
 # One algorithm on one dataset, model, reference and seed: what a request stands for.
@@ -248,13 +248,15 @@ def dataset_source(dataset: DatasetConfig) -> dict[str, str | None]:
     return class_source(dataset.class_path) | {path: source_hash(path) for path in rewards}
 
 
-def _without_places(dataset: Mapping[str, Any], files: Collection[str]) -> dict[str, Any]:
-    """A dataset's section without the places of what rewards read, where its content is known."""
-    options = {
-        name: {option: value for option, value in (own or {}).items() if f"{name}.{option}" not in files}
-        for name, own in dataset["grading"]["options"].items()
-    }
-    return {**dataset, "grading": {**dataset["grading"], "options": options}}
+def _without_places(settings: Mapping[str, Any], files: Collection[str], at: str = "") -> dict[str, Any]:
+    """Settings without the places of what is named by them, where its content is known."""
+    found = {}
+    for name, value in settings.items():
+        if f"{at}{name}" not in files:
+            inner: Any = dict(enumerate(value)) if isinstance(value, list) else value
+            below = [each for each in files if each.startswith(f"{at}{name}.")]
+            found[name] = _without_places(inner, below, f"{at}{name}.") if below else value
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,7 +379,10 @@ class JobContents:
             spread = {"strategy": schema.BY_TENSORS} if by_tensors else schema.spread(self.config)
             together = {"devices": devices, "spread": spread}
         source = self.sources.get(chain.dataset, {}) if stage == PREPARE else None
-        known_source = {} if source is None else {"source": {k: v for k, v in source.items() if k != REWARD_FILES}}
+        of_settings = {FILES, REWARD_FILES}
+        known_source = (
+            {} if source is None else {"source": {k: v for k, v in source.items() if k not in of_settings}}
+        )
         code = {} if drawn_with is not None else class_source(chain.config.class_path)
         code |= dataset_source(dataset) if "dataset" in stage.config else {}
         digest = result_key({"config": known, "spread": together.get("spread")})[:12]
@@ -395,9 +400,16 @@ class JobContents:
     def _known(self, chain: Chain, stage: Stage, sections: Mapping[str, object]) -> dict[str, Any]:
         """What of the sections that a stage declares its key covers."""
         known = {name: determining(section) for name, section in sections.items()}
-        files = self.sources.get(chain.dataset, {}).get(REWARD_FILES)
-        if "dataset" in known and stage.judges and files:
-            known["dataset"] = {**_without_places(known["dataset"], files), REWARD_FILES: files}
+        if "dataset" in known:
+            source = self.sources.get(chain.dataset, {})
+            if files := source.get(FILES):
+                known["dataset"] = {**_without_places(known["dataset"], files), FILES: files}
+            if stage.judges and (files := source.get(REWARD_FILES)):
+                grading = known["dataset"]["grading"]
+                grading = {**grading, "options": _without_places(grading["options"], files)}
+                known["dataset"] = {**known["dataset"], "grading": grading, REWARD_FILES: files}
+        if "algo" in known and (files := self.sources.get(f"algos.{chain.algo}", {}).get(FILES)):
+            known["algo"] = {**_without_places(known["algo"], files), FILES: files}
         if "model" in known:
             # To the work that all chains share value models do not matter.
             content = {

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from msgspec import Meta
 from packaging.version import Version
 from safetensors import SafetensorError, safe_open
 
-from pipeline.config.schema import Config, DatasetConfig, ModelConfig
+from pipeline.config.schema import PATH, AlgoConfig, Config, DatasetConfig, ModelConfig
 from pipeline.config.tables import REWARD_MODEL
 from pipeline.errors import ConfigError, install_command
 from pipeline.files import file_sha256, open_plain
@@ -39,7 +40,9 @@ from pipeline.outputs.formats import DATASET, OPTIMIZER, read_prepared_rows
 
 
 REWARD_FILES = "content of rewards"
-"""In a source: models and files that options of rewards name, by ``reward.option``."""
+"""In a source: models, files and folders that options of rewards name, by ``reward.option``."""
+FILES = "content of settings"
+"""Those that other settings name which the user's own code reads, by setting."""
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapter_config.json"
@@ -148,6 +151,8 @@ _SETTINGS = (kinds.ENDS, "tokenizer_config.json", "special_tokens_map.json", "ad
 """Files of settings besides, each of which a folder may lack."""
 LARGEST_CONFIG = 10_000_000
 """Bytes; the largest known ones have some ten thousand."""
+_WRITTEN = re.compile(r"(^|_)(cache|debug|dumps?|logs?|out|outputs?|results|save|temp|tmp)(_|$)", re.IGNORECASE)
+"""In names of options for what is written rather than read."""
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
 TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
 """What output layers and embeddings are called."""
@@ -466,6 +471,8 @@ _Sum = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
     """Fingerprints of all datasets of a request, by name; empty for those that make their rows.
 
+    With them, by ``algos.NAME``, those of what settings of algorithms name.
+
     Args:
         config: The request.
         hints: Folder of the store in which hashes are remembered; None, or one that is not there, remembers none.
@@ -474,10 +481,15 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
         PipelineError: A dataset's settings are wrong, or a file is not there.
     """
     known = _Hashes(hints)
-    found = {
-        name: source_fingerprint(load_dataset(section), known.sha256) | _of_rewards(name, section, known.sha256)
-        for name, section in config.datasets.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, section in config.datasets.items():
+        own = _named(f"datasets.{name}", _own_settings(section), known.sha256)
+        rewards = _of_rewards(f"datasets.{name}.grading.options", section, known.sha256)
+        found[name] = source_fingerprint(load_dataset(section), known.sha256)
+        found[name] |= {kind: files for kind, files in ((FILES, own), (REWARD_FILES, rewards)) if files}
+    for name, algo in config.algos.items():
+        if algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), known.sha256)):
+            found[f"algos.{name}"] = {FILES: own}
     known.save()
     return found
 
@@ -504,21 +516,58 @@ def known_rows(config: Config, output: Callable[[str], Path]) -> Callable[[str, 
     return rows
 
 
-def _of_rewards(dataset: str, section: DatasetConfig, file_hash: Callable[[Path], str]) -> dict[str, Any]:
-    """The content of models and files that options of rewards name, by reward and option."""
+def _of_rewards(given: str, section: DatasetConfig, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    """The content of models, files and folders that options of rewards name, by reward and option."""
+    options = {name: dict(own or {}) for name, own in section.grading.options.items()}
+    models = {}
+    for name, own in options.items():
+        if own.get("use", name) == REWARD_MODEL and isinstance(path := own.get("path"), str):
+            models[f"{name}.path"] = identity_of(path, None, file_hash)
+            del own["path"]
+    return models | _named(given, options, file_hash)
+
+
+def _own_settings(section: AlgoConfig | DatasetConfig) -> dict[str, Any]:
+    """Settings that what ships does not read, and that may name files."""
+    own = [
+        each.name
+        for each in fields(section)
+        if each.metadata.get(PATH) and each.metadata.get("affects_result", True)
+    ]
+    return {name: getattr(section, name) for name in ("options", *own)}
+
+
+def _named(given: str, settings: Mapping[str, Any], file_hash: Callable[[Path], str]) -> dict[str, Any]:
+    """The content of files and folders that texts in settings name, by their places in these, with dots.
+
+    What a name says is written is left out.
+    """
     found: dict[str, Any] = {}
-    for name, options in section.grading.options.items():
-        for option, value in (options or {}).items():
-            is_model = option == "path" and options.get("use", name) == REWARD_MODEL
+    for name, value in settings.items():
+        inner = dict(enumerate(value)) if isinstance(value, list) else value
+        if isinstance(inner, Mapping):
+            own = {str(each): one for each, one in inner.items() if not _WRITTEN.search(str(each))}
+            found |= {f"{name}.{at}": of for at, of in _named(f"{given}.{name}", own, file_hash).items()}
+        elif isinstance(value, str) and os.path.exists(value):  # noqa: PTH110 - a text may be no path at all
             try:
-                if is_model and isinstance(value, str):
-                    found[f"{name}.{option}"] = identity_of(value, None, file_hash)
-                elif isinstance(value, str) and os.path.isfile(value):  # noqa: PTH113 - a text may be no path at all
-                    found[f"{name}.{option}"] = {"sha256": file_hash(Path(value))}
+                if content := _content(Path(value), file_hash):
+                    found[name] = content
             except OSError as error:
-                given = f"datasets.{dataset}.grading.options.{name}.{option}={value}"
-                raise ConfigError(f"{given}: cannot read {error.filename or value} ({error.strerror})") from error
-    return {REWARD_FILES: found} if found else {}
+                where = f"{given}.{name}={value}"
+                raise ConfigError(f"{where}: cannot read {error.filename or value} ({error.strerror})") from error
+    return found
+
+
+def _content(path: Path, file_hash: Callable[[Path], str]) -> dict[str, str]:
+    """What identifies a file, or a folder by all in it that is not hidden; nothing of the current one."""
+    if path.is_file():
+        return {"sha256": file_hash(path)}
+    if Path.cwd().is_relative_to(path.resolve()):
+        return {}
+    named = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()}
+    seen = {name: file for name, file in named.items() if not any(part.startswith(".") for part in name.parts)}
+    lines = [f"{name.as_posix()} {file_hash(seen[name])}\n" for name in sorted(seen)]
+    return {"sha256": hashlib.sha256("".join(lines).encode()).hexdigest()} if lines else {}
 
 
 def check_sources(config: Config) -> None:

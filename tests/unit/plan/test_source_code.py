@@ -50,6 +50,10 @@ raise RuntimeError("the engine must not run this")
 def praise(completions, **_):
     return [1.0 for _ in completions]
 """
+CHOSEN = [
+    *("experiment.name=t", "algos=[PITA]", "dataset=[]", "datasets.counting.reward=own_praise.praise"),
+    *("algos.Idea.class_path=own_idea.Idea", "datasets.counting.class_path=own_counting.Counting"),
+]
 OWN = {"own_idea": ALGO, "own_counting": DATASET, "own_praise": REWARD}
 
 
@@ -72,9 +76,7 @@ def forget() -> None:
 
 def plan(*overrides: str) -> Plan:
     forget()
-    own = ["algos.Idea.class_path=own_idea.Idea", "datasets.counting.class_path=own_counting.Counting"]
-    chosen = ["experiment.name=t", "algos=[PITA]", "dataset=[]", "datasets.counting.reward=own_praise.praise"]
-    return build_plan(quick_config([*chosen, *own, *overrides]))
+    return build_plan(quick_config([*CHOSEN, *overrides]))
 
 
 def changed_stages(before: Plan, after: Plan) -> set[str]:
@@ -157,6 +159,35 @@ def test_the_content_of_what_reward_options_name_counts_and_its_place_does_not(t
     first = keys("here", "one")
     assert keys("there", "one") == first
     assert keys("here", "two") != first
+
+
+@pytest.mark.parametrize("named", ["{words: facts/words.txt}", "{words: facts}", "{a: [{b: facts/words.txt}]}"])
+@pytest.mark.parametrize(
+    ("settings", "reached", "left"),
+    [
+        ("algos.Idea.options", "Idea.think", "PITA.train"),
+        ("datasets.counting.options", "PITA.generate", ""),
+        ("datasets.counting.grading.options", "PITA.score", "reference.train"),
+    ],
+)
+def test_files_and_folders_that_options_name_count_for_what_reads_them(
+    folder: Path, settings: str, reached: str, left: str, named: str
+) -> None:
+    def with_words(text: str, beside: str) -> Plan:
+        (folder / "facts").mkdir(exist_ok=True)
+        (folder / "facts" / "words.txt").write_text(text)
+        (folder / "log.txt").write_text(beside)
+        value = f"{{own_praise.praise: {named}}}" if "grading" in settings else named
+        more = [f"{settings}={value}", "algos.PITA.options={log_file: log.txt, folder: .}"]
+        forget()
+        config = quick_config([*CHOSEN, *more])
+        return build_plan(config, sources=read_sources(config))
+
+    before = with_words("one", "a")
+    assert not changed_stages(before, with_words("one", "b"))
+    changed = changed_stages(before, with_words("two", "b"))
+    assert reached in changed
+    assert left not in changed
 
 
 SMALL = ["experiment.name=t", "evaluation.num_prompts=40", "data_collection.prompts_per_round=40"]
