@@ -31,7 +31,6 @@ from pipeline.learning.algos.registry import (
     PREPARE,
     TOKENIZE,
     Preparation,
-    Reference,
     load_algorithm,
     planned_stages,
 )
@@ -51,48 +50,30 @@ MOST_LINKS = 5_000_000
 """Outputs that jobs read of each other: training on all rounds so far takes about the square of the rounds."""
 
 
-def size_of(config: Config) -> tuple[int, int]:
-    """Count the jobs of a plan at most, those that turn out to be the same once each, and the outputs they read.
-
-    Raises:
-        ConfigError: An algorithm cannot be loaded.
-    """
-    prompts = {"train": config.data_collection.prompts_per_round, "eval": config.evaluation.num_prompts}
-    rounds, seeds = config.rounds_of_training, len(config.experiment.seeds)
-    pairs = len(config.datasets) * sum(len(model.references) for model in config.models.values())
-
-    def shards(stage: Stage) -> int:
-        return 1 if stage.shards is None else math.ceil(prompts[stage.shards] / config.execution.shard_size)
-
-    shared = {stage.name: stage for stage in Reference.stages}
-    jobs = pairs * len(Preparation.stages)
-    jobs += pairs * sum(shards(stage) * (seeds if stage.seeded else 1) for stage in shared.values())
-    links = 0
-    for name, algo in [(name, algo) for name, algo in config.algos.items() if algo.enabled]:
-        stages = {each.name: each for each in planned_stages(load_algorithm(name, algo.class_path), algo, config)}
-        jobs += pairs * seeds * rounds * sum(map(shards, stages.values()))
-        for stage, read in [(each, read) for each in stages.values() for read in each.reads]:
-            source = (stages if read.algo == "self" else shared).get(read.stage)
-            times = rounds * (rounds + 1) // 2 if read.rounds == "so_far" else rounds
-            each = 1 if source is None or read.rounds == "shard" else shards(source)
-            links += pairs * seeds * shards(stage) * times * each
-    return jobs, links
-
-
 def check_size(config: Config) -> None:
-    """Refuse a request whose plan would be too large.
+    """Refuse a request whose plan would be too large, as far as its methods make it so.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
         PlanError: It is too large; says what makes it so.
     """
-    jobs, links = size_of(config)
+    size, rounds, seeds = config.execution.shard_size, config.rounds_of_training, len(config.experiment.seeds)
+    drawn = math.ceil(config.data_collection.prompts_per_round / size)
+    shards = {None: 1, "train": drawn, "eval": math.ceil(config.evaluation.num_prompts / size)}
+    chains_each = seeds * len(config.datasets) * sum(len(model.references) for model in config.models.values())
+    jobs = links = 0
+    for name, algo in [(name, algo) for name, algo in config.algos.items() if algo.enabled]:
+        stages = list(planned_stages(load_algorithm(name, algo.class_path), algo, config))
+        each = sum(shards[stage.shards] for stage in stages)
+        all_rounds = sum(read.rounds == "so_far" for stage in stages for read in stage.reads)
+        jobs += chains_each * rounds * each
+        links += chains_each * rounds * (each + all_rounds * drawn * (rounds + 1) // 2)
     if jobs > MOST_JOBS or links > MOST_LINKS:
         raise PlanError(
-            f"the plan would have {jobs:,} jobs, which read {links:,} outputs of each other; {MOST_JOBS:,} and "
-            f"{MOST_LINKS:,} are the most. Lower rounds_of_training={config.rounds_of_training}, some of the "
-            f"{len(config.experiment.seeds):,} experiment.seeds, data_collection.prompts_per_round, algos or "
-            f"evaluation.num_prompts, or raise execution.shard_size={config.execution.shard_size}"
+            f"the plan would have some {jobs:,} jobs, which read {links:,} outputs; {MOST_JOBS:,} and "
+            f"{MOST_LINKS:,} are the most. Lower rounds_of_training={rounds}, some of the {seeds:,} "
+            "experiment.seeds, data_collection.prompts_per_round, algos or evaluation.num_prompts, or raise "
+            f"execution.shard_size={size}"
         )
 
 

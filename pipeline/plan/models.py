@@ -154,8 +154,6 @@ LARGEST_CONFIG = 10_000_000
 _WRITTEN = re.compile(r"(^|_)(cache|debug|dumps?|logs?|out|outputs?|results|save|temp|tmp)(_|$)", re.IGNORECASE)
 """In names of options for what is written rather than read."""
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
-TIED = {"lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "word_embeddings"}
-"""What output layers and embeddings are called."""
 _MODEL_FILES = re.compile(
     r".*\.(safetensors|safetensors\.index\.json|py|jinja|model|tiktoken)|tokenizer.*|vocab.*|merges\.txt"
     r"|(config|generation_config|adapter_config|special_tokens_map|added_tokens|tekken|emoji)\.json"
@@ -195,7 +193,6 @@ def check_models(config: Config) -> None:
                 _check_place(f"models.{name}", key, given, place, model.trusts_code)
             except OSError as error:
                 raise _unreadable(given, error) from error
-        _check_adapters(config, f"models.{name}", model)
 
 
 def _check_place(model: str, key: str, given: str, place: Base, trusted: bool) -> None:
@@ -253,39 +250,6 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
 def _places(model: ModelConfig) -> tuple[tuple[str, str | None, str], ...]:
     """Settings that say where a model is, their values, and the role of what is there."""
     return (("path", model.path, "reference"), ("value_path", model.value_path, "value"))
-
-
-def _check_adapters(config: Config, given: str, model: ModelConfig) -> None:
-    """Refuse adapters for an output layer that is the embedding: one weight, which both would change."""
-    for name, algo in config.algos.items():
-        lora = getattr(algo, "lora", None)
-        if not algo.enabled or not getattr(lora, "rank", None):
-            continue
-        asked = getattr(lora, "target_modules", None) or []
-        outer = [each for each in asked if each.rpartition(".")[2] in TIED]
-        if outer and _is_tied(model):
-            raise ConfigError(
-                f"algos.{name}.lora.target_modules holds {outer[0]}, and the output layer of {given} is its "
-                "embedding: an adapter for the one would change the other too. Leave it out, or train all weights "
-                f"with algos.{name}.lora.rank=0"
-            )
-
-
-def _is_tied(model: ModelConfig) -> bool:
-    """Whether a reference is known to read and write tokens by one weight; of others a training will know."""
-    if model.is_trained or not model.path:
-        return model.is_trained
-    place = with_weights(model.path, model.revisions["reference"])
-    path = Path(place.path)
-    file = path / CONFIG if path.is_dir() else in_cache(place.path, CONFIG, place.revision)
-    if file is None or is_gguf(path):
-        return False  # the training says so
-    config = read_config(file)
-    said = config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings"))
-    if said is None and path.is_dir():  # what is as usual for its kind is not written down
-        tensors = [name for each in weight_files(path) for name in tensors_in(each)]
-        return bool(tensors) and not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in tensors)
-    return said is True
 
 
 def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, PlanError
-from pipeline.plan.build import build_plan, check_size, size_of
+from pipeline.plan.build import build_plan, check_size
 from pipeline.plan.graph import Plan
 from tests.doubles import priorities
 from tests.doubles.composing import quick_config
@@ -33,20 +33,6 @@ def refused(config: Config) -> str:
     with pytest.raises(PlanError):
         build_plan(config)
     return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "changes"),
-    [
-        ([], {}),
-        (["algos=[CD,GRPO,RAFT]"], {"execution__shard_size": 333}),
-    ],
-    ids=["default", "algorithms"],
-)
-def test_the_size_is_that_of_the_plan(overrides: list[str], changes: dict[str, Any]) -> None:
-    config = request_of(*overrides, **changes)
-    unprepared = 2 * sum(section.kind == "addition" for section in config.datasets.values())
-    assert size_of(config)[0] == pytest.approx(len(build_plan(config).jobs) + unprepared, abs=5)
 
 
 @pytest.mark.parametrize(

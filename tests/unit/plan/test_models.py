@@ -261,25 +261,6 @@ def test_what_continues_no_texts_is_refused_before_anything_starts(
         check_models(request(f"models.hf.path={folder}"))
 
 
-@pytest.mark.parametrize(
-    ("model", "tied"),
-    [({"text_config": {"tie_word_embeddings": True}}, True), ({"tie_word_embeddings": False}, False), ({}, True)],
-    ids=["tied", "apart", "by its files"],
-)
-def test_adapters_for_an_output_layer_that_is_the_embedding_are_refused(
-    tmp_path: Path, model: dict[str, object], tied: bool
-) -> None:
-    folder = folder_of(tmp_path / "model", **model)
-    asked = [f"models.hf.path={folder}", "algos=[DPO]", "algos.DPO.lora.rank=4"]
-    check_models(request(*asked, "algos.DPO.lora.target_modules=[c_attn]"))
-    refused = request(*asked, "algos.DPO.lora.target_modules=[c_attn,lm_head]")
-    if not tied:
-        check_models(refused)
-        return
-    with pytest.raises(ConfigError, match=r"target_modules holds lm_head, and the output layer of models.hf is"):
-        check_models(refused)
-
-
 def test_files_that_may_not_be_read_are_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path / "model")
     config, stat = request(f"models.hf.path={folder}"), Path.stat
