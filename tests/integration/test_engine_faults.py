@@ -18,7 +18,6 @@ from pipeline.engine.store.store import NOT_STORED
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import WorkerError
-from tests.doubles import bodies
 from tests.doubles.engine import Engine, job
 from tests.doubles.machine import is_living
 
@@ -47,33 +46,6 @@ def test_short_jobs_run_once_each_whoever_dies_or_raises(engine: Engine, tmp_pat
     assert blamed == Counter([*((name, "lost") for name in died), *((name, "bug") for name in raised)])
     ends = {(attempt.worker, attempt.ended_s) for attempt in outcome.attempts}
     assert any((attempt.worker, attempt.sent_s) in ends for attempt in outcome.attempts), "none had any ahead"
-
-
-FAULTY = {
-    "raise_error": f"ValueError: this body raises ({bodies.__file__}:",
-    "raise_system_exit": "SystemExit: 3",
-    "raise_keyboard_interrupt": "KeyboardInterrupt",
-    "no_function": "does not name a function",
-    "tests.doubles.no_such_module:body": "ModuleNotFoundError",
-    "write_over_a_folder": "IsADirectoryError",
-}
-
-
-def test_an_error_in_a_jobs_own_code_fails_it_at_once(engine: Engine) -> None:
-    """In the engine's own process; for workers the fault table has it."""
-    jobs = [job(f"bad/{number}", body) for number, body in enumerate(FAULTY)]
-    below = [job(f"below/{number}", needs=[bad.id]) for number, bad in enumerate(jobs)]
-    outcome = engine.run(*jobs, *below, *GOOD, backend=Backend.inline, workers=1)
-    expected = dict.fromkeys((one.id for one in jobs), "failed") | dict.fromkeys(
-        (one.id for one in below), "blocked"
-    )
-    assert statuses(outcome) == {**expected, **{one.id: "done" for one in GOOD}}
-    for bad, reason in zip(jobs, FAULTY.values(), strict=True):
-        assert reason in outcome.reason(bad.id)
-        assert len(engine.events("JobStarted", bad.id)) == 1
-        assert "Traceback" in engine.log(bad.id)
-        assert "Traceback" in engine.events("AttemptFailed", bad.id)[0]["traceback"]
-    assert len(engine.events("WorkerStarted")) == 1  # the worker itself is as good as before
 
 
 def test_children_of_a_lost_worker_do_not_outlive_it(engine: Engine, tmp_path: Path) -> None:

@@ -106,20 +106,6 @@ def test_memory_that_runs_out_beside_others_costs_no_attempt(engine: Engine, gpu
     assert "shared: False" in engine.log("greedy", attempt=2)
 
 
-def test_a_gang_has_its_gpus_to_itself(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
-    where = meeting(tmp_path)
-    small = [takes(f"j{number}", said=1, held_mb=5, meeting=where, meets=4) for number in range(4)]
-    gang = job("gang", "rank_facts", [one.id for one in small], devices=2, payload={"meeting": where + "2"})
-    Path(where + "2").mkdir()
-    outcome = engine.run(*small, gang, job("after", "nothing", ["gang"]), devices=gpus(80, 80), jobs_per_device=2)
-    assert set(outcome.jobs.values()) == {JobStatus.done}
-    (started,) = engine.events("JobStarted", "gang")
-    assert sorted([started["worker"], *started["members"]]) in ([0, 1], [0, 3], [1, 2], [2, 3])
-    # All four workers have held memory, so all four were replaced before.
-    at = engine.journal.index(started)
-    assert {event["worker"] for event in engine.journal[:at] if event["event"] == "WorkerExited"} == {0, 1, 2, 3}
-
-
 def test_packing_does_not_change_what_is_stored(engine: Engine, gpus: Gpus, tmp_path: Path) -> None:
     devices = gpus(80)
     jobs = [job(f"j{number}", "write", [f"j{number - 3}"] if number >= 3 else []) for number in range(12)]

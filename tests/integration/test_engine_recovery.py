@@ -17,7 +17,7 @@ from pipeline.config.schema import Backend
 from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import StoreError
-from tests.doubles.engine import HERE, Engine, describe, job, key
+from tests.doubles.engine import Engine, describe, job, key
 
 # -- lateness --------------------------------------------------------------------------------------------------
 
@@ -164,15 +164,13 @@ def test_a_job_that_is_asked_to_stop_goes_on_later_from_its_checkpoint(
     assert not engine.store.checkpoints(key("steps")).exists()
 
 
-@pytest.mark.parametrize("backend", HERE)
-def test_a_job_that_is_nearly_done_may_finish(engine: Engine, tmp_path: Path, backend: Backend) -> None:
+def test_a_job_that_is_nearly_done_may_finish(engine: Engine, tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     signal_when(flag, signal.SIGINT)
     outcome = engine.run(
         job("soon", "finish_soon", payload={"flag": str(flag)}),
         job("below", needs=["soon"]),
         workers=1,
-        backend=backend,
         stop_grace_s=30,
     )
     assert outcome.interrupted == "SIGINT"

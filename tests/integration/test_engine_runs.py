@@ -73,12 +73,6 @@ def test_stored_jobs_do_not_run_again(engine: Engine) -> None:
     assert [event["job"] for event in engine.events("JobStarted")] == ["after"]
 
 
-def test_nothing_to_do_starts_and_ends(engine: Engine) -> None:
-    outcome = engine.run(*DIAMOND, workers=1, stored=[job.id for job in DIAMOND])
-    assert outcome.makespan is None
-    assert set(outcome.jobs.values()) == {JobStatus.stored}
-
-
 def test_the_journal_tells_every_change(by_one_worker: Ran) -> None:
     engine, _ = by_one_worker
     order = [(event["event"], event.get("job")) for event in engine.journal]

@@ -13,7 +13,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import REMOVED
 from pipeline.runs.loaded import LoadedRun, load
 from tests.doubles.shared import made_once
-from tests.doubles.small_runs import INLINE, ROOT, SMALL, command, events, run_here, with_reference
+from tests.doubles.small_runs import INLINE, ROOT, SMALL, events, run_here, with_reference
 
 KILLED = """
 import os, signal, sys
@@ -68,23 +68,12 @@ def results(output_dir: Path) -> bytes:
     return (output_dir / "t" / "latest" / "results.json").read_bytes()
 
 
-def test_two_runs_of_one_store_keep_each_what_it_asks_for(light: list[str], tmp_path: Path) -> None:
-    asked = {"first": "results", "second": "last"}
-    runs = {
-        name: subprocess.Popen(
-            [*command(tmp_path / name, *light, "device=cpu", "execution.workers=1"), f"execution.keep={keep}"],
-            cwd=tmp_path, env=None, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for name, keep in asked.items()
-    }  # fmt: skip
-    said = {name: process.communicate(timeout=800)[0] for name, process in runs.items()}
-    assert [process.returncode for process in runs.values()] == [0, 0], said
-    assert not [line for text in said.values() for line in text.splitlines() if "damaged" in line]
+def test_two_experiments_of_one_store_keep_each_what_it_asks_for(light: list[str], tmp_path: Path) -> None:
+    run_here(tmp_path / "second", *light, "execution.keep=last")
     assert rounds_kept(tmp_path / "second") == [3]
-    # What the other keeps is there for both; the rest of what is repeated is stored.
-    again = run_here(tmp_path / "first", *light, "execution.keep=results")
-    assert "are stored; nothing to run" in again
-    assert rounds_kept(tmp_path / "first") == [3]
+    said = run_here(tmp_path / "first", *light, "execution.keep=results")
+    assert "are stored; nothing to run" in said
+    assert rounds_kept(tmp_path / "first") == [3], "what the other keeps is there for both"
     assert results(tmp_path / "first") == results(tmp_path / "second")
 
 

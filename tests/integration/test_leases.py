@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from pipeline.__main__ import app
 from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.select import holders
 from tests.doubles import fake_nvml
-from tests.doubles.small_runs import SMALL
 
 ROOT = Path(__file__).parents[2]
 
@@ -158,20 +155,3 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
         for child in children:
             os.kill(child, signal.SIGKILL)
         engine.stdout.close()
-
-
-def test_a_run_is_refused_a_gpu_that_another_holds_before_anything_starts(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """That it runs on those which it holds, and gives them back, `test_device_memory` and others see."""
-    fake_nvml.use(monkeypatch, tmp_path, "one")
-    first = start("first", 1)
-    first.go()
-    assert first.hear()["holds"] == [0]
-    asked = [*SMALL, "experiment.name=refused", f"output_dir={tmp_path / 'outputs'}", "distributed.num_gpus=1"]
-    done = CliRunner().invoke(app, ["run", *asked])
-    assert done.exit_code == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert "1 of these 1 are leased: 'first' (pid " in line
-    assert "wait for them with execution.wait_for_devices=true" in line
-    assert not (tmp_path / "outputs" / "refused").exists()

@@ -11,7 +11,7 @@ from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.outcome import account
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
-from pipeline.engine.scheduler.reactions import check_runnable, too_wide
+from pipeline.engine.scheduler.reactions import check_runnable
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.messages import FailureKind
 from pipeline.errors import PlanError
@@ -174,11 +174,6 @@ def wide(name: str, devices: int, seconds: float = 1.0) -> Job:
     return replace(job(name, seconds), devices=devices)
 
 
-def test_a_job_of_several_devices_takes_that_many_idle_workers() -> None:
-    plan = Plan([wide("gang", 3, 5), job("one")], [])
-    assert next_actions(ready_state(plan, 4)) == [Start("gang", 0, (1, 2)), Start("one", 3)]
-
-
 def test_all_devices_of_a_job_are_on_one_machine() -> None:
     places = tuple(Place(label=str(at), node=at // 2) for at in range(6))
     plan = Plan([job("runs", 9), wide("gang", 2, 5), wide("other", 2, 4), wide("last", 2, 3)], [])
@@ -191,27 +186,6 @@ def test_all_devices_of_a_job_are_on_one_machine() -> None:
     state = RunState(Plan([wide("gang", 3)], []), (), 6, layout=Layout(places=places))
     with pytest.raises(PlanError, match="needs 3 devices at once, and there are 2"):
         check_runnable(state.plan, state.layout)
-
-
-def test_idle_workers_are_kept_for_the_most_urgent_job_that_does_not_fit() -> None:
-    plan = Plan([job("runs", 4), wide("gang", 3, 3), job("short", 2), job("long", 2.5)], [])
-    state = ready_state(plan, 3)
-    state.start("runs", 0, now_s=0.0)
-    # The first may use the idle workers until "runs" ends, at 4; the second would delay the job that waits.
-    assert next_actions(state, 1.8) == [Reserve("gang"), Start("short", 1)]
-    state.reserve("gang")
-    assert next_actions(state, 3) == []
-    state.finished(0)
-    assert next_actions(state, 4) == [Start("gang", 0, (1, 2))]
-
-
-def test_jobs_wider_than_what_is_left_are_told_and_keep_nobody_waiting() -> None:
-    plan = Plan([wide("gang", 3, 9), job("one")], [])
-    state = ready_state(plan, 3)
-    assert too_wide(state) == []
-    state.quarantine(1)
-    assert too_wide(state) == ["gang"]
-    assert next_actions(state) == [Start("one", 0)]
 
 
 def test_a_gang_avoids_the_device_that_failed_it_while_there_are_others() -> None:
