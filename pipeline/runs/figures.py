@@ -241,10 +241,16 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
 def _front(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
     """Reward against divergence, with both intervals; settings of a front are joined."""
     figure, axes = _figure()
-    _points(axes, series, look)
+    _points(axes, {name: points for name, points in series.items() if name != _OPTIMUM}, look)
+    (low, high), (bottom, top) = seen = axes.get_xlim(), axes.get_ylim()
+    for best in series.get(_OPTIMUM, ()):
+        _points(axes, {_OPTIMUM: [best]}, look)
+        if best.x > high + (high - low) / 4 or best.y > top + (top - bottom) / 4:  # it would squeeze all others
+            axes.set(xlim=seen[0], ylim=seen[1])
+            where = f"optimum: {best.y:.3g} at {best.x:.3g} nats"
+            axes.text(0.98, 0.02, where, transform=axes.transAxes, ha="right", va="bottom", fontsize=6)
     axes.set_xlabel("KL from the reference (nats per sequence)")
     axes.set_ylabel(metric)
-    _zoom(axes, series)
     return _with_legend(figure, axes)
 
 
@@ -306,25 +312,6 @@ def _points(axes: Axes, series: Series, look: Mapping[str, Look]) -> None:
             zorder=3 if name == _OPTIMUM else 2,
             **look[name],
         )
-
-
-def _zoom(axes: Axes, series: Series) -> None:
-    """Leave an optimum out that lies beyond all others by more than a quarter of their span, and say so."""
-    methods = [point for name, points in series.items() if name != _OPTIMUM for point in points]
-    for best in series.get(_OPTIMUM, ()) if methods else ():
-        limits = []
-        for at, ends in ((0, (0, 2, 3)), (1, (1, 4, 5))):
-            known = [value for point in methods for end in ends if (value := point[end]) is not None]
-            span = max(known) - min(known)
-            outside = span and not min(known) - span / 4 < (best[at] or 0.0) < max(known) + span / 4
-            limits.append((min(known) - 0.06 * span, max(known) + 0.06 * span) if outside else None)
-        if limits[0]:
-            axes.set_xlim(*limits[0])
-        if limits[1]:
-            axes.set_ylim(*limits[1])
-        if any(limits):
-            where = f"optimum: {best.y:.3g} at {best.x:.3g} nats"
-            axes.text(0.98, 0.02, where, transform=axes.transAxes, ha="right", va="bottom", fontsize=6)
 
 
 def _figure() -> tuple[Figure, Any]:

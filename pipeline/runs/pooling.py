@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import combinations, groupby
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -368,37 +368,31 @@ def pooled(
     return sorted(found, key=lambda row: (row.dataset, row.model, row.algo, row.round, row.metric)), comparisons
 
 
-class _Number(NamedTuple):
-    """A number with its interval, what that holds for, and what both rest on: chains and prompts."""
-
-    value: float | None
-    low: float | None
-    high: float | None
-    over: record.Scope
-    grid: Grid
-    prompts: int
-
-    def fields(self, *names: str) -> dict[str, Any]:
-        """The same by the names that value, ends, scope, references, seeds and prompts have in a row."""
-        ends = map(rounded, (self.value, self.low, self.high))
-        rests = (len(self.grid.references), len(self.grid.seeds), self.prompts)
-        return dict(zip(names, (*ends, self.over, *rests), strict=True))
+Fields = dict[str, Any]
+"""Of a row: a number with its interval, what that holds for, and what both rest on."""
 
 
 _LEVEL = ("value", "ci_low", "ci_high", "over", "references", "seeds", "n")
 _APART = tuple(f"difference{part}" for part in ("", "_low", "_high", "_over", "_references", "_seeds", "_n"))
 
 
+def _fields(
+    names: Sequence[str], numbers: Iterable[float | None], over: record.Scope, grid: Grid, prompts: int
+) -> Fields:
+    """By these names: the number and the ends of its interval, scope, references, seeds and prompts."""
+    found = (*map(rounded, numbers), over, len(grid.references), len(grid.seeds), prompts)
+    return dict(zip(names, found, strict=True))
+
+
 def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterator[record.PooledRow]:
     metrics = sorted({name for cell in group.grid.cells for name in group.rows[cell] if _AGAINST not in name})
     apart = _differences(group, reference, metrics, confidence) if reference is not None else {}
     for metric in metrics:
-        level = _level(group, metric, confidence).fields(*_LEVEL)
-        difference = apart[metric].fields(*_APART) if metric in apart else dict.fromkeys(_APART)
+        level, difference = _level(group, metric, confidence), apart.get(metric, dict.fromkeys(_APART))
         yield record.PooledRow(**group.place, algo=group.algo, metric=metric, **level, **difference)
 
 
-def _level(group: Group, metric: str, confidence: float) -> _Number:
+def _level(group: Group, metric: str, confidence: float) -> Fields:
     """The mean over all chains: by prompt where that is known of several, else of what the chains say."""
     grid = group.grid
     if len(grid) > 1 and group.stack is not None and metric in group.stack.sums:
@@ -408,17 +402,18 @@ def _level(group: Group, metric: str, confidence: float) -> _Number:
             low, high = (
                 statistics.share_interval(spread, confidence) if is_share(metric) else (value - half, value + half)
             )
-            return _Number(value, float(low), float(high), grid.scope_of(spread), grid, values.shape[-1])
+            numbers = (value, float(low), float(high))
+            return _fields(_LEVEL, numbers, grid.scope_of(spread), grid, values.shape[-1])
     own = [group.rows[cell][metric] for cell in grid.cells if metric in group.rows[cell]]
     known = [row.value for row in own if row.value is not None]
     mean = fmean(known) if known and len(known) == len(grid) else None
     ends = (own[0].ci_low, own[0].ci_high) if len(grid) == 1 else (None, None)
-    return _Number(mean, *ends, grid.scope, grid, min(row.n for row in own))
+    return _fields(_LEVEL, (mean, *ends), grid.scope, grid, min(row.n for row in own))
 
 
 def _differences(
     group: Group, reference: Group, metrics: Iterable[str], confidence: float
-) -> Mapping[str, _Number]:
+) -> Mapping[str, Fields]:
     """To the reference, of chains and prompts that both have; of metrics that are told prompt by prompt."""
     if group.stack is None or reference.stack is None:
         return {}
@@ -428,8 +423,8 @@ def _differences(
     found = {name: one for name in both if (one := difference_of(ours, theirs, name)) is not None}
     ends = intervals(list(found.values()), confidence)
     return {
-        name: _Number(one.value, low, high, one.over, one.grid, one.prompts)
-        for (name, one), (low, high) in zip(found.items(), ends, strict=True)
+        name: _fields(_APART, (one.value, *bounds), one.over, one.grid, one.prompts)
+        for (name, one), bounds in zip(found.items(), ends, strict=True)
     }
 
 

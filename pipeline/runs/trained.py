@@ -214,13 +214,7 @@ def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None) -> s
     if not named:
         raise ConfigError(f"run {run.stamp} of {run.name} has no chain that trains a model")
     if chain is not None:
-        algo = chain.rstrip("/").rpartition("/")[2]
-        untrained = {job.algo for job in run.plan.jobs.values()} - {name.rpartition("/")[2] for name in chains}
-        if algo in untrained:
-            raise ConfigError(
-                f"{algo} trains no model in run {run.stamp} of {run.name}; these do:\n{listed(named)}"
-            )
-        return find_named(chains, chain, "chain")
+        return find_named(chains, chain, "trained chain")
     if len(named) > 1:
         told = f"run {run.stamp} of {run.name} has several chains that give a model; say which:"
         raise ConfigError(f"{told}\n{listed(named)}")
@@ -278,14 +272,10 @@ def _check_finished(found: Trained, jobs: dict[int, Job], *, also_gone: bool) ->
         return
     there = [str(at) for at, job in sorted(jobs.items()) if store.has(job.key, checksums=False)]
     remedy = f"Rounds that are there: {', '.join(there)}" if there else "No round of it is there"
-    if not was_trained:
-        raise StoreError(
-            f"{name}: round {number} of {found.rounds} is not trained ({problem}). {remedy}. "
-            "The run's command goes on from where it was"
-        )
-    how = "were removed, as execution.keep asked" if problem == REMOVED else f"were lost or damaged ({problem})"
-    raise StoreError(
-        f"{name}: the weights of round {number} of {found.rounds} {how}. {remedy}. "
-        f"`python -m pipeline export {run.name} {name} --round {number} --to DIR` makes them again, for use "
-        "like the run"
-    )
+    again = f"`python -m pipeline export {run.name} {name} --round {number} --to DIR` makes them again"
+    how, then = f"were lost or damaged ({problem})", again
+    if problem == REMOVED:
+        how = "were removed, as execution.keep asked"
+    elif not was_trained:
+        how, then = f"are not trained ({problem})", "The run's command goes on from where it was"
+    raise StoreError(f"{name}: the weights of round {number} of {found.rounds} {how}. {remedy}. {then}")

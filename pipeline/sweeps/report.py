@@ -8,6 +8,7 @@ import os
 import re
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -78,10 +79,8 @@ def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) 
 
 def by_state(trials: Iterable[Trial]) -> dict[str, int]:
     """How many trials are in each state; they add up to all."""
-    found = dict.fromkeys(STATES, 0)
-    for trial in trials:
-        found[trial.state] += 1
-    return found
+    found = Counter(trial.state for trial in trials)
+    return {state: found[state] for state in STATES}
 
 
 def counted(trials: Iterable[Trial]) -> str:
@@ -222,9 +221,6 @@ def trials_table(
     def parameter(name: str) -> Callable[[Trial], str]:
         return lambda trial: said(trial.parameters[name]) if name in trial.parameters else ""
 
-    def taken(trial: Trial) -> str:
-        return "" if (seconds := seconds_of(trial, now)) is None else duration(seconds)
-
     heading = on_one_line(cut[metric]) or "value"
     columns: list[tuple[Column, Callable[[Trial], Cell]]] = [
         (Column(heading="trial", right=True), lambda trial: str(trial.number)),
@@ -243,7 +239,7 @@ def trials_table(
             (Column(heading="batch", right=True, rank=5), lambda trial: str(batches[trial.number] or ""))
         )
     columns += [
-        (Column(heading="time", right=True, rank=4, width=len("59 min 59 s")), taken),
+        (Column(heading="time", right=True, rank=4, width=len("59 min 59 s")), lambda trial: _taken(trial, now)),
         (Column(heading="attempt", right=True, rank=EXTRA + 1), lambda trial: str(trial.attempts or "")),
     ]
     if several:
@@ -256,6 +252,10 @@ def trials_table(
     for trial in shown:
         table.add_row(*(cell(trial) for _, cell in columns))
     return table
+
+
+def _taken(trial: Trial, now: float) -> str:
+    return "" if (seconds := seconds_of(trial, now)) is None else duration(seconds)
 
 
 def devices_in_words(words: Sequence[str]) -> str:
@@ -574,14 +574,11 @@ def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
     Raises:
         ConfigError: There is none.
     """
-    best, asked = best_json(sweep, time.time()), sweep.asked.parameters if sweep.asked is not None else {}
+    best = best_json(sweep, time.time())
     reached = f"{best['metric']} {measured(best['value'])}"
     yield f"trial {best['number']}: {reached} ({best['goal']}; {counted(sweep.trials.values())})", ""
-    fixed = {
-        name for name, each in asked.items() if each.kind == "constant" or len(each.given.get("values", "ab")) == 1
-    }
-    parameters = sweep.trials[best["number"]].parameters
-    searched = [name for name in parameters if name not in fixed] or list(parameters)
+    parameters, differing = sweep.trials[best["number"]].parameters, varied(list(sweep.trials.values()))
+    searched = [name for name in differing if name in parameters]
     yield from ((f"  {name}={on_one_line(typed(parameters[name]))}", "") for name in searched)
     if same := len(parameters) - len(searched):
         yield f"  and {count(same, 'setting')} that all trials have", ""

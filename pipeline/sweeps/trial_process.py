@@ -10,7 +10,6 @@ It is told to stop by a signal, and also ends the program when the agent is gone
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import select
@@ -93,10 +92,6 @@ class Said:
     exit_code: int | None = None
 
 
-_SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
-"""What a machine is short of for a while: files, processes, memory."""
-
-
 def main() -> int:
     """Carry out the order of the agent that has started this process."""
     settings = begin(signal.SIGTERM)
@@ -108,19 +103,9 @@ def main() -> int:
     except DeviceError as error:
         said = Said(busy=str(error).partition(". Ask for ")[0])
     except (PipelineError, OSError, ValueError) as error:  # the last of a word that the locale has not
-        code = next((each.errno for each in (error, error.__cause__) if isinstance(each, OSError)), None)
-        said = Said(busy=str(error)) if code in _SHORT else Said(refused=_refusal(error, code, order))
+        said = Said(refused=str(error))
     channel.send(msgspec.json.encode(said))
     return 0
-
-
-def _refusal(error: Exception, code: int | None, order: Order) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename == order.words[0]:
-        return f"there is no program {order.words[0]} on PATH"
-    if code != errno.E2BIG:
-        return str(error)
-    size = sum(len(os.fsencode(word)) for word in order.words)
-    return f"its command line is longer than the system takes, {size:,} bytes: see ${{args_json_file}}"
 
 
 def _carry_out(order: Order) -> Said:

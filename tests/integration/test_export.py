@@ -276,7 +276,7 @@ def test_a_chain_that_is_not_finished_is_refused(copied: Path, tmp_path: Path) -
     journal = run_of(copied).folder.path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(line for line in lines if "QSharp/r2/train" not in line))
-    said = r"QSharp: round 2 of 2 is not trained.*Rounds that are there: 1\."
+    said = r"QSharp: the weights of round 2 of 2 are not trained.*Rounds that are there: 1\."
     with pytest.raises(StoreError, match=said):
         export(copied, "t", "QSharp", tmp_path / "x")
     with pytest.raises(StoreError, match=said):
