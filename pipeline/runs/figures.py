@@ -108,8 +108,8 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
     written = []
     with styled():
         for name, draw in _figures(run):
-            figure = draw()
             for kind in formats:
+                figure = draw()  # anew, as its layout depends on what was saved before
                 written.append(out / f"{name}.{kind}")
                 try:
                     out.mkdir(parents=True, exist_ok=True)

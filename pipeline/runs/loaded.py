@@ -421,13 +421,7 @@ def logs_in(folder: Path) -> dict[int, Path]:
 
 def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Path | None:
     """The log of an attempt, where there is one: in the run's folder, which may have been moved since."""
-    logs = logs_of(folder, job_id)
-    if attempt is None:
-        return None
-    if attempt.number in logs:
-        return logs[attempt.number]
-    recorded = folder.path / attempt.log
-    return recorded if attempt.log and recorded.is_file() else None
+    return None if attempt is None else logs_of(folder, job_id).get(attempt.number)
 
 
 # -- index -------------------------------------------------------------------------------------------------------

@@ -310,12 +310,9 @@ class Agent:
             self._say_once("offline", f"without a login W&B was not told of trials: wandb sync {files}")
         ended = one.curve.end(said.exit_code, one.asked)
         others = one.curve.other_values(nested(self._sweep.parameters, one.trial.parameters))
-        if others and ended.state in ("done", "stopped"):
-            reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
-        elif one.curve.exit_code and ended.state == "done":
-            reason = f"its run at W&B failed, with exit code {one.curve.exit_code}"
-        else:
+        if not others or ended.state not in ("done", "stopped"):
             return ended
+        reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
         return replace(ended, state="failed", value=None, best=None, reason=reason)
 
     # -- turns -------------------------------------------------------------------------------------------------

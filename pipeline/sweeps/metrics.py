@@ -32,8 +32,7 @@ from pipeline.sweeps.storage import End, TrialFolder
 # -- the file of a run of W&B ------------------------------------------------------------------------------------
 #
 #     7 bytes, then blocks of 32 KiB as in LevelDB's logs; a record is a message of Protocol Buffers:
-#     Record { 2: history { 1: item }   3: summary { 1: update  2: remove }   5: config   17: run { 4: config }
-#              18: exit { 1: exit_code } }
+#     Record { 2: history { 1: item }   3: summary { 1: update  2: remove }   5: config   17: run { 4: config } }
 #     config { 1: update  2: remove }
 #     item   { 1: key   2: nested_key ...   16: value as JSON }
 #
@@ -58,13 +57,11 @@ class WandbRun:
         summary: What stands for the run as a whole so far: mostly the last values. By name; what is nested by
             dotted name. None for what is not finite.
         config: Its settings so far, name -> plain data.
-        exit_code: With which it ended; 0 also where it has not, or was killed.
     """
 
     def __init__(self, path: Path) -> None:
         self.summary: dict[str, float | None] = {}
         self.config: dict[str, Any] = {}
-        self.exit_code = 0
         self._path, self._at, self._parts = path, _HEADER, list[bytes]()
 
     def rows(self) -> Iterator[dict[str, float | None]]:
@@ -118,8 +115,6 @@ class WandbRun:
                     self.config[name] = parse_json(text, infinite=True)
             for name, _ in _items(config.get(2, ())):
                 self.config.pop(name, None)
-        for ended in record.get(18, ()):
-            self.exit_code = int(_fields(ended).get(1, (0,))[0])
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
@@ -406,11 +401,6 @@ class Curve:
     def untold(self) -> Path | None:
         """The folder of runs that W&B was not told of; None where there are none."""
         return next((path.parents[1] for path in self._runs if path.parent.name.startswith("offline-")), None)
-
-    @property
-    def exit_code(self) -> int:
-        """That of the run of W&B that was written to last; 0 where there is none."""
-        return next((run.exit_code for run in reversed(self._runs.values())), 0)
 
     def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
         """What runs of W&B say of parameters that is not what the trial was given, in words.

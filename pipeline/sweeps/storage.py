@@ -512,18 +512,13 @@ class Record:
         try:
             while not lock(descriptor, wait=False):
                 if time.monotonic() >= due:
-                    due, who = time.monotonic() + 60, os.pread(descriptor, 200, 0).decode(errors="replace")
-                    self._say(
-                        f"waiting: {who} has the lock of the sweep; `kill -CONT` lets it go on if it was stopped"
-                    )
+                    due = time.monotonic() + 60
+                    self._say(f"waiting for the lock of the sweep; `fuser {self.folder.lock}` tells who has it")
                 time.sleep(0.02)
         except LocksUnsupportedError as error:
             raise StoreError(
                 f"{self.folder.lock} is on a file system without locks, where sweeps cannot be: give --output-dir"
             ) from error
-        with suppress(OSError):  # a full disk: then nobody is told who it is
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
     def tell(self, now: float | None = None, **changed: Any) -> None:
         """Note how the sweep stands, inside a turn: fields of `About`."""

@@ -111,13 +111,6 @@ def test_why_a_job_would_run_with_other_settings(twice: Path) -> None:
     assert "KEY=VALUE" in look(twice, "why", "t", ADD, "rubbish", code=2).output
 
 
-def test_why_after_the_store_was_emptied(twice: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "outputs"
-    shutil.copytree(twice, copy, symlinks=True)
-    shutil.rmtree(copy / ".store")
-    assert "The same command would run it again" in look(copy, "why", "t", ADD).output
-
-
 def test_ctrl_c_ends_following_cleanly(tmp_path: Path) -> None:
     written = WrittenRun(tmp_path, chain_plan())
     written.begin(f"{CHAIN}/r1/train", log="at work [1/2]\n")

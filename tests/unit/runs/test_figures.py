@@ -36,7 +36,7 @@ def written(folder: Path) -> dict[str, bytes]:
 
 def test_equal_runs_have_equal_figures_whose_text_is_text(run: WrittenRun, tmp_path: Path) -> None:
     figures.write_figures(load(run.folder), tmp_path / "a", [one.name for one in figures.Format])
-    figures.write_figures(load(run.folder), tmp_path / "b", ["pdf", "svg"])
+    figures.write_figures(load(run.folder), tmp_path / "b", ["svg"])
     first, again = written(tmp_path / "a"), written(tmp_path / "b")
     assert again == {name: first[name] for name in again}
     assert {name.partition(".")[0] for name in first} == {"front_d_m", "rounds_d_m"}

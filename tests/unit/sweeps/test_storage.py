@@ -4,7 +4,6 @@ import errno
 import fcntl
 import json
 import math
-import os
 import pickle
 from pathlib import Path
 from typing import Any, NoReturn
@@ -134,14 +133,14 @@ def test_without_locks_there_are_no_sweeps(paper: SweepOnPaper, monkeypatch: pyt
         pass
 
 
-def test_who_waits_for_the_lock_is_told_who_has_it(paper: SweepOnPaper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_the_lock_is_told_so(paper: SweepOnPaper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.sweeps.storage._PATIENCE_S", 0.0)
 
     class HeardError(Exception):
         pass
 
     def hear(text: str) -> None:
-        assert f"process {os.getpid()} on " in text
+        assert str(paper.folder.lock) in text
         raise HeardError
 
     with paper.record.turn(), pytest.raises(HeardError), Record(paper.folder, hear).turn():
