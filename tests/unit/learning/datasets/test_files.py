@@ -150,7 +150,7 @@ def test_the_card_of_a_folder_says_its_subsets_and_splits(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="split 'test' that are not here"):
         splits_of(root)
     (root / "README.md").write_text("---\nconfigs: [{config_name: only, data_files: data/*.parquet}]\n---\n")
-    with pytest.raises(DataError, match=r"files that its README\\.md names are not here"):
+    with pytest.raises(DataError, match=r"files that its README\.md names are not here"):
         splits_of(root)
     (root / "README.md").write_text("---\nconfigs: [{config_name: only, data_files: x/a.jsonl}]\n---\n")
     assert splits_of(root) == splits_of(root, subset="main", is_usual=True) == {"train": ["x/a.jsonl"]}
