@@ -669,8 +669,15 @@ def _arrow(path: Path) -> Iterator[Record]:
     import pyarrow as pa
 
     try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as batches:
-            _check_different(batches.schema.names, path)
+        with pa.memory_map(str(path)) as file:
+            if file.read(6) == b"ARROW1":
+                whole = pa.ipc.open_file(file)
+                schema, batches = whole.schema, map(whole.get_batch, range(whole.num_record_batches))
+            else:
+                file.seek(0)
+                batches = pa.ipc.open_stream(file)
+                schema = batches.schema
+            _check_different(schema.names, path)
             yield from _table_rows(path, "Arrow", batches)
     except pa.ArrowException as error:
         raise _damaged(path, "Arrow", 0, error) from error

@@ -53,6 +53,8 @@ _ROLES = {
 _TEXTS = ("prompt", "messages", "chosen", "rejected")
 """Columns of TRL's that say what a row is."""
 _CONVERSATIONS = (*_TEXTS, "completion", "conversations")
+_LABELS = {"true": True, "1": True, "false": False, "0": False}
+"""What tables say of whether a completion is wanted, as text."""
 _WRITTEN = re.compile(r"\s*\[\s*\{\s*([\"'])(?:role|content|from|value)\1\s*:")
 """How a list of turns begins that was written as text."""
 
@@ -64,10 +66,10 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
         DataError: A speaker is unknown, or turns cannot be read.
     """
     found = {**columns, **{name: _turns(columns[name], name, place) for name in _CONVERSATIONS if name in columns}}
-    if found.keys() & {"completion", "output", "messages", "conversations"} and str(
-        found.get("label")
-    ).lower() in ("true", "false"):
-        found["label"] = str(found["label"]).lower() == "true"  # tables hold text
+    if found.keys() & {"completion", "output", "messages", "conversations"} and isinstance(
+        label := found.get("label"), str
+    ):
+        found["label"] = _LABELS.get(label.lower(), label)
     pair = [found.get(name) for name in ("chosen", "rejected")]
     if isinstance(found.get("prompt"), str) and all(map(_is_whole, pair)):
         del found["prompt"]  # it is in both; as `trl.maybe_extract_prompt` has it
@@ -346,7 +348,7 @@ def make_row(
 
 def _split_messages(columns: dict[str, Any], place: str) -> bool:
     """Cut a whole conversation before the assistant's last turn, the completion; say whether there is one."""
-    if "prompt" in columns or columns.get("messages") is None:
+    if columns.get("prompt") is not None or columns.get("messages") is None:
         return False
     messages = _text(columns.pop("messages"), "messages", place)
     if isinstance(messages, str):

@@ -155,9 +155,10 @@ class Form:
         found += [(_SPLIT, "split")] * (str(row.columns.get("split")).lower() in SPLIT_WORDS)
         if not isinstance(row.prompt, str):
             found += [(_GONE_ON, "")] * (row.prompt[-1]["role"] == "assistant")
-        elif isinstance(row.completion, str) and row.completion.startswith(row.prompt):
-            found.append((_DOUBLED, ""))
         one, other = row.chosen, row.rejected
+        answers = [answer for answer in (row.completion, one, other) if isinstance(answer, str)]
+        if answers and is_text and not cut:
+            found += [(_DOUBLED, "")] * all(answer.startswith(str(row.prompt)) for answer in answers)
         if cut and isinstance(one, str) and isinstance(other, str):
             found += [(_CUT, "")] * (one.lstrip()[:1] == other.lstrip()[:1] != "")
         for key in found:

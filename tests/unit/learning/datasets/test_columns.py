@@ -59,6 +59,7 @@ def test_messages_end_before_the_assistants_last_turn() -> None:
     turns = [user("a"), assistant("b"), user("c")]
     assert row({"messages": [*turns, assistant("d")]}) == Row(7, turns, completion=[assistant("d")], whole=True)
     assert row({"messages": turns}) == Row(7, turns, whole=True)
+    assert row({"prompt": None, "messages": turns}) == Row(7, turns, whole=True)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,14 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
                 {"prompt": "a?", "completion": "b", "label": given},
                 {"prompt": "a?", "completion": "b", "label": label},
             )
-            for given, label in (("False", False), ("true", True), ("spam", "spam"), (0, 0))
+            for given, label in (
+                ("False", False),
+                ("true", True),
+                ("1", True),
+                ("0", False),
+                ("spam", "spam"),
+                (0, 0),
+            )
         ),
         ({"messages": [_ASK, _ANSWER]}, {"messages": _TURNS}),
         (

@@ -253,6 +253,12 @@ _KIND = {"system": "Be kind."}
             {},
             "completions of 1 row (first train.jsonl:4) begin with all of their prompt",
         ),
+        (
+            {"chosen": "3? Yes", "rejected": "3? No"},
+            {},
+            "completions of 1 row (first train.jsonl:4) begin with all",
+        ),
+        ({"chosen": "3? Yes", "rejected": "3!"}, {}, ""),
         ({"images": ["a.png"]}, {"chat": True}, "`images` of 6 rows (first train.jsonl:1) is shown to no model"),
         ({"system_prompt": "!"}, {}, "`system_prompt` of 6 rows (first train.jsonl:1) is shown to no model"),
         ({"system_prompt": "!"}, {"columns": {"system": "system_prompt"}, "chat": True}, ""),

@@ -57,7 +57,9 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
         stream.write_table(table)
-    for name in ("a.parquet", "a.arrow"):
+    with pa.ipc.new_file(str(tmp_path / "b.arrow"), table.schema) as whole:
+        whole.write_table(table, max_chunksize=1)
+    for name in ("a.parquet", "a.arrow", "b.arrow"):
         records = list(read_records(tmp_path / name))
         assert [record.data for record in records] == ROWS
         assert records[1].place == f"{tmp_path / name}: row 2"
