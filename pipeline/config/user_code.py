@@ -311,11 +311,16 @@ _FOLDERS = {"addsitedir", "path"}
 _VARIABLES = {"environ", "environb", "expandvars", "getenv"}
 _SAID = {"__doc__", "from_callable", "get_json_schema", "getdoc", "model_json_schema", "signature"}
 """By which it may use what functions and classes say of themselves."""
-_WRITES = re.compile(
-    r"\b(write\w*|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|basicConfig)\(|\b(sqlitedict|shelve)\b"
-    r"|\bopen\((.*, )?(mode=)?'[rbt]*[wax+][bt+]*'|INSERT INTO|INSERT OR"
+_WRITES = {"touch", "write", "write_bytes", "write_text", "writelines"}
+"""Methods of what they write to."""
+_WRITES_TO = re.compile(
+    r"write_\w+|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|basicConfig|rename|move"
 )
-"""Of a module that writes files it cannot be told which of them are its data."""
+"""Functions that write to what they are given."""
+_MODE = re.compile("[rbt]*[wax+][bt+]*")
+"""With which `open` writes."""
+_KEEPS = re.compile(r"\b(sqlitedict|shelve)\b|INSERT INTO|INSERT OR")
+"""Of a module that keeps in a data base what it has found, it cannot be told which files are its data."""
 _SAVED = {"config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json", "dataset_dict.json"}
 """In folders of models, tokenizers and datasets, which libraries read as a whole."""
 _LISTS = {"iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
@@ -343,6 +348,7 @@ have others."""
 _HARMLESS = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "total_ordering", "staticmethod"}
 """Decorators that register nothing."""
 _ALL = "*"
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass
@@ -377,12 +383,8 @@ class _Module:
         found: set[str] = set()
         for node in self.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in stored:
-                value = node.value if isinstance(node.value, str) else node.value.decode(errors="ignore")
-                if len(value) <= _LONGEST_NAME and value.isprintable():
-                    found |= {
-                        each for each in (value, *_SIGN.split(value), *value.split()) if re.search(r"\w", each)
-                    }
-        return sorted(found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found})  # noqa: PTH111
+                found |= _parts(node.value)
+        return sorted(found)
 
     @property
     def patterns(self) -> list[str]:
@@ -458,36 +460,139 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
         return None
     modules = sorted(walk.modules.values(), key=lambda each: each.name)
     texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
-    lists = bool(walk.words & _LISTS)
-    read = {line for each, text in zip(modules, texts, strict=True) for line in _files(each, text, lists=lists)}
+    written, lists = _Written(modules).texts, bool(walk.words & _LISTS)
+    files = (_files(each, text, written, lists=lists) for each, text in zip(modules, texts, strict=True))
+    read = {line for lines in files for line in lines}
     if walk.words & _VARIABLES:
         named = {text for each in modules for text in each.texts if text in os.environ}
         read |= {f"${name}={os.environ[name]}" for name in named if not _OUTSIDE.search(name)}
     return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
 
 
-def _files(module: _Module, text: str, *, lists: bool) -> Iterator[str]:
+def _parts(value: str | bytes) -> set[str]:
+    """A text and parts of it, as far as they may name something."""
+    text = value if isinstance(value, str) else value.decode(errors="ignore")
+    if len(text) > _LONGEST_NAME or not text.isprintable():
+        return set()
+    found = {each for each in (text, *_SIGN.split(text), *text.split()) if re.search(r"\w", each)}
+    return found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found}  # noqa: PTH111
+
+
+class _Written:
+    """Finds texts that name what code writes: those of calls that write, and of what names in these stand for.
+
+    Attributes:
+        texts: They.
+    """
+
+    def __init__(self, modules: Iterable[_Module]) -> None:
+        self.texts: set[str] = set()
+        self._calls: list[ast.Call] = []
+        self._within: dict[ast.AST, ast.AST] = {}  # node -> the innermost function that it stands in
+        self._made: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}  # function, name -> what it may be
+        self._seen: set[ast.AST] = set()
+        nodes = [node for module in modules for node in module.nodes]
+        for node in nodes:
+            if isinstance(node, _FUNCTIONS):
+                self._within |= dict.fromkeys((each for one in node.body for each in ast.walk(one)), node)
+        for node in nodes:
+            self._bind(node)
+        for call in self._calls:
+            for place in self._places(call):
+                self._follow(place)
+
+    def _bind(self, node: ast.AST) -> None:
+        """Note what a node makes names stand for."""
+        pairs: list[tuple[ast.AST | None, ast.AST | None]] = []
+        match node:
+            case ast.Call(keywords=keywords):
+                self._calls.append(node)
+                for given in keywords:
+                    self._made.setdefault((None, str(given.arg)), []).append(given.value)
+            case ast.Assign():
+                pairs = [(target, node.value) for target in node.targets]
+            case ast.AnnAssign() | ast.NamedExpr():
+                pairs = [(node.target, node.value)]
+            case ast.For() | ast.comprehension():
+                pairs = [(node.target, node.iter)]
+            case ast.withitem():
+                pairs = [(node.optional_vars, node.context_expr)]
+            case ast.Return() if node in self._within:
+                self._made.setdefault((None, getattr(self._within[node], "name", "")), []).append(node)
+        for target, value in pairs:
+            if target is None or value is None:
+                continue
+            for each in ast.walk(target):
+                if name := _last_name(each):
+                    owner = self._within.get(each) if isinstance(each, ast.Name) else None
+                    self._made.setdefault((owner, name), []).append(value)
+
+    def _places(self, call: ast.Call) -> list[ast.AST]:
+        """What a call writes to; nothing of one that writes nothing."""
+        name, given = _last_name(call.func), [*call.args, *(each.value for each in call.keywords)]
+        if name in _WRITES:
+            return [call.func]
+        modes = (each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str))
+        if name == "open" and any(map(_MODE.fullmatch, modes)):
+            return [call.func, *given]
+        return [*given] if _WRITES_TO.fullmatch(name) else []
+
+    def _follow(self, place: ast.AST) -> None:
+        for node in ast.walk(place):
+            if node in self._seen:
+                continue
+            self._seen.add(node)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
+                self.texts |= _parts(node.value)
+            if isinstance(node, ast.JoinedStr | ast.BinOp):
+                self.texts.add(_PLACE.sub("*", _formed(node)))
+            name, owner = _last_name(node), self._within.get(node)
+            if name and isinstance(node, ast.Name | ast.Attribute):
+                known = self._made.get((owner, name)) if isinstance(node, ast.Name) else None
+                for value in [*(known or self._made.get((None, name), [])), *self._given(owner, name)]:
+                    self._follow(value)
+
+    def _given(self, function: ast.AST | None, name: str) -> Iterator[ast.AST]:
+        """What a parameter of a function is given."""
+        if not isinstance(function, _FUNCTIONS):
+            return
+        named = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        if name not in {*named, *(each.arg for each in function.args.kwonlyargs)}:
+            return
+        yield from [*function.args.defaults, *filter(None, function.args.kw_defaults)]
+        at = named.index(name) - (named[0] in {"self", "cls"}) if name in named else len(named)
+        for call in self._calls:
+            # A class is called by another name than the method that makes one.
+            if function.name in {_last_name(call.func), "__init__"}:
+                yield from call.args[at : at + 1]
+                yield from (each.value for each in call.keywords if each.arg == name)
+
+
+def _files(module: _Module, text: str, written: Collection[str], *, lists: bool) -> Iterator[str]:
     """The files that texts of a module name or mean, and those of folders that are read as a whole.
 
     Args:
         module: It.
         text: Its code.
+        written: Texts that name what is written, and so no data.
         lists: Whether all of a folder may be read.
     """
-    if _WRITES.search(text):
+    if _KEEPS.search(text):
         return
     folders = [each for each in module.folders if not str(each).startswith(_OF_MACHINE)]
-    several = [(folder, pattern) for folder in folders for pattern in module.patterns]
-    several += [(folder, "./**") for folder in folders if lists and folder not in module.around]
+    several = [(folder, pattern) for folder in folders for pattern in module.patterns if pattern not in written]
+    whole = [each for each in folders if lists and each not in module.around and each.name not in written]
+    several += [(folder, "./**") for folder in whole]
     for folder, pattern in several:
         deep = "/" in pattern.partition("*")[0]  # not through all of the current folder
         names = iglob(pattern, root_dir=folder, recursive=deep)  # noqa: PTH207 - a pattern may be absolute
         for name in sorted(islice(names, _MOST_LISTED)):
             file = Path(folder, name)
-            if file.is_file() and not file.suffix.startswith(".py"):
+            if file.is_file() and not file.suffix.startswith(".py") and file.name not in written:
                 with suppress(OSError):
                     yield f"{module.name} {pattern} {name} {file_sha256(file, follow=True)}"
-    places = [(Path(folder, name), name) for folder in folders for name in module.texts]
+    read = [name for name in module.texts if name not in written]
+    places = [(Path(folder, name), name) for folder in folders for name in read]
     for place, name in [each for each in places if not str(each[0]).startswith(_OF_MACHINE)]:
         within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
         if found := [each for each in _SAVED if os.path.isfile(place / each)]:  # noqa: PTH113

@@ -509,6 +509,40 @@ def test_variables_count_but_for_those_of_a_process(
     assert (len(seen) == 2) == counts
 
 
+WRITING = """
+SEEN = 'seen.txt'
+
+def log(what, place):
+    with open(place, mode="a") as file:
+        print(what, file=file)
+
+class Log:
+    def __init__(self, place):
+        self.place = place
+    def add(self, what):
+        self.place.touch()
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import logging\nlogging.basicConfig(level='INFO')\n",
+        "from paths import log\nlog('begun', 'seen.txt')\n",
+        "import sys\nsys.stdout.write('begun')\n",
+        "import json\n\ndef keep(found):\n    json.dump(found, open('seen.txt', 'w'))\n",
+    ],
+)
+def test_what_a_module_reads_counts_beside_what_it_writes(tmp_path: Path, text: str) -> None:
+    own = f"{text}\ndef reward(of, file='words.txt'):\n    return open(file).read()\n"
+    files_in(tmp_path, {"mine": own, "paths": WRITING})
+    seen = set()
+    for content in ("one", "two"):
+        (tmp_path / "words.txt").write_text(content)
+        seen.add(hashed(tmp_path))
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -516,16 +550,22 @@ def test_variables_count_but_for_those_of_a_process(
         "def reward(completions, **_):\n    print(completions, file=open('seen.txt', 'a'))\n    return [1.0]\n",
         "import logging\nlogging.basicConfig(filename='seen.txt')\n\ndef reward(of):\n    return of\n",
         "import sqlite3\n\ndef reward(of):\n    sqlite3.connect('seen.txt').execute('INSERT INTO t VALUES (1)')\n",
+        "from paths import log\n\ndef reward(of):\n    log(of, 'seen.txt')\n",
+        "import paths\nLOG = paths.Log('seen.txt')\n\ndef reward(of):\n    LOG.add(of)\n",
+        "import paths\n\ndef reward(of):\n    with open(paths.SEEN, 'a') as file:\n        file.write(of)\n",
         "import os\nos.environ['LIMIT_OF_MINE'] = '1'\n\ndef reward(completions, **_):\n    return [1.0]\n",
         "import os\nKEY = os.environ.get('MY_API_KEY')\n\ndef reward(completions, **_):\n    return [KEY]\n",
         "def reward(completions, **_):\n    return [len(open('/proc/self/stat').read()) * 0.0]\n",
     ],
-    ids=["written", "printed", "logged", "remembered", "set", "access", "of the machine"],
+    ids=[
+        *("written", "printed", "logged", "remembered", "by a helper", "by an object", "named elsewhere", "set"),
+        *("access", "of the machine"),
+    ],
 )
 def test_what_a_module_writes_or_is_let_in_by_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    files_in(tmp_path, {"mine": text})
+    files_in(tmp_path, {"mine": text, "paths": WRITING})
     before = hashed(tmp_path)
     (tmp_path / "seen.txt").write_text("a")
     for name in ("LIMIT_OF_MINE", "MY_API_KEY"):
