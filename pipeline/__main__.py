@@ -81,10 +81,11 @@ def help_(
     ] = None,
 ) -> None:
     """Say what a key means: its type, range, default, choices, and what it changes."""
-    from pipeline.commands.help import print_help
-    from pipeline.terminal.console import make_console
+    from pipeline.config.meaning import help_on
+    from pipeline.terminal.console import make_console, say
 
-    print_help(make_console(), key, settings or [])
+    for text, style in help_on(key, settings or []):
+        say(make_console(), text, style)
 
 
 def main() -> None:

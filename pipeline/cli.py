@@ -10,6 +10,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 import hydra
@@ -17,22 +19,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import __version__
-from pipeline.commands import multirun
-from pipeline.commands.help import typed_command, usage
-from pipeline.commands.run import run_experiment
-from pipeline.commands.start import INTERRUPTED, complain, refuse, unless_unwritten
-from pipeline.config.checks import check_config
-from pipeline.config.load import (
-    VERSION_BASE,
-    as_meant,
-    explain,
-    load_config,
-    read_settings,
-    register_schemas,
-    typed,
-)
-from pipeline.config.plain import refuse_all
-from pipeline.config.tables import conf_dir
+from pipeline.commands import multirun, run, start
+from pipeline.config import checks, load, plain, tables
 from pipeline.errors import PipelineError
 from pipeline.terminal import streams
 from pipeline.terminal.console import make_console, say
@@ -54,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     streams.install()  # a script of the user's own may call this
     if {"--help", "-h", "--version"} & set(arguments):
         say(make_console(), VERSION if "--version" in arguments else usage().rstrip())
-        return unless_unwritten(0)
+        return start.unless_unwritten(0)
     codes: list[int] = []
     composing, command, folder = True, os.getpid(), None
     multirun.failed_runs.clear()
@@ -69,56 +57,58 @@ def main(arguments: Sequence[str]) -> int:
         try:
             given = HydraConfig.get().overrides.task
             again = [*typed_command().split(), *given, *(["--config-dir", folder] if folder else [])]
-            config = typed(composed)
+            config = load.typed(composed)
             multirun.check_sweeper()
-            code = run_experiment(config, make_console(), label=label, given=given, command=again)
-            codes.append(unless_unwritten(code) if config.dry_run else code)
+            code = run.run_experiment(config, make_console(), label=label, given=given, command=again)
+            codes.append(start.unless_unwritten(code) if config.dry_run else code)
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
-            codes.append(refuse(error))
+            codes.append(start.refuse(error))
             reason = str(error)
         composing = True
         if not label or not codes[-1]:
             return None
-        if os.getpid() == command and codes[-1] >= INTERRUPTED:
+        if os.getpid() == command and codes[-1] >= start.INTERRUPTED:
             raise KeyboardInterrupt  # the runs after it would start in this very process
         return multirun.RunFailed(codes[-1], label, reason)
 
-    entry = hydra.main(version_base=VERSION_BASE, config_path=str(conf_dir()), config_name="config")(one_run)
+    entry = hydra.main(version_base=load.VERSION_BASE, config_path=str(tables.conf_dir()), config_name="config")(
+        one_run
+    )
     try:
         asked = multirun.read_flags(arguments)
         folder = asked.config_dir
-        settings = as_meant(asked.overrides)
+        settings = load.as_meant(asked.overrides)
         _check_settings(asked, settings)
         arguments = multirun.for_hydra(asked, settings)
         with _for_hydra(arguments):
-            register_schemas()
+            load.register_schemas()
             entry()
     except PipelineError as error:
-        codes.append(refuse(error))
+        codes.append(start.refuse(error))
     except KeyboardInterrupt:
-        return max([INTERRUPTED, *codes])
+        return max([start.INTERRUPTED, *codes])
     except Exception as error:
         if not composing:
             raise
-        codes.append(refuse(explain(error)))
+        codes.append(start.refuse(load.explain(error)))
     if multirun.failed_runs:
         say(make_console(), "")  # apart from the last run, as runs are from each other
     for failed in multirun.failed_runs:
-        complain(str(failed))
+        start.complain(str(failed))
     return max([*codes, *(failed.exit_code for failed in multirun.failed_runs)], default=0)
 
 
 def _check_settings(asked: argparse.Namespace, settings: Sequence[str]) -> None:
     """Refuse, all at once, what Hydra would refuse one by one; of several runs each value that one has."""
     own_files = bool(asked.config_path or asked.config_name or asked.config_dir)
-    faults = read_settings(settings, several=asked.multirun, own_files=own_files)[1]
+    faults = load.read_settings(settings, several=asked.multirun, own_files=own_files)[1]
     if own_files:
-        refuse_all(faults)
+        plain.refuse_all(faults)
     elif faults and not asked.multirun:
-        load_config(settings)
+        load.load_config(settings)
     elif asked.multirun:
         for request in multirun.requests(settings):
-            check_config(load_config(request))
+            checks.check_config(load.load_config(request))
 
 
 @contextlib.contextmanager
@@ -135,3 +125,71 @@ def _for_hydra(arguments: Sequence[str]) -> Iterator[None]:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full
+
+
+# -- help -------------------------------------------------------------------------------------------------------
+# What ``--help`` says: what it is for, what is typed most, and where the rest is.
+
+
+_TEXT = """\
+Train and compare methods of language-model post-training, round by round.
+Settings become a plan of jobs, workers on the GPUs or CPU cores of this machine
+carry them out, and a table compares what came of them.
+
+    {command} experiment.name=NAME [KEY=VALUE ...] [FLAG ...]
+
+That alone trains a tiny model on sums, which takes a minute or so on two cores.
+Further words, any of them together:
+    dry_run=true                        the plan, and what of it is stored
+    'algos=[PITA,DPO,GRPO]'             choices of a group
+    'experiment.seeds=[0,1,2]'          three chains for each algorithm
+    rounds_of_training=3 algos.PITA.eta=0.5          any key
+    dataset=jsonl datasets.jsonl.path=FILE           data of your own
+    model=hf models.hf.path=FOLDER_OR_HUB_ID         another model
+    profile=a100_80gb                   values for a GPU
+    --multirun algos.PITA.eta=0.5,1.0   a run for each value
+The same command again goes on from where it was, and computes nothing twice.
+
+Groups (GROUP=CHOICE; algos, dataset and model also 'GROUP=[CHOICE,CHOICE]'):
+{groups}
+
+Flags:
+    --num-gpus N             so many GPUs, the idlest
+    --gpu-ids 0 2 3          these GPUs; `{other} gpus` lists them
+    --device cpu             no GPU
+    --multirun, -m           a run for each combination of values with commas
+    --cfg job                the configuration; `-p algos` a part of it
+    --config-dir, -cd DIR    a folder of groups of your own
+    --hydra-help             further flags, which are Hydra's
+    --version, --help
+
+What a key means, its type, range, unit and default; also of a group of keys:
+    {other} help KEY
+Looking at runs, GPUs and the store:
+    {other} --help
+"""
+
+
+def usage() -> str:
+    """The text, with the command as it was typed."""
+    command = typed_command()
+    groups = [folder for folder in sorted(tables.conf_dir().iterdir()) if any(folder.glob("*.yaml"))]
+    return _TEXT.format(
+        command=command,
+        groups="\n".join(_group(folder) for folder in groups),
+        other="pipeline" if command.startswith("pipeline") else "python -m pipeline",
+    )
+
+
+def typed_command() -> str:
+    """How the main command was called: by its script, by the package or by the installed program."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return "python -m pipeline run"
+    return f"python {program.name}" if program.suffix == ".py" else f"{program.name} run"
+
+
+def _group(folder: Path) -> str:
+    names = ", ".join(sorted((file.stem for file in folder.glob("*.yaml")), key=str.lower))
+    first, more = f"    {folder.name:<12}", " " * 16
+    return fill(names, 79, initial_indent=first, subsequent_indent=more, break_on_hyphens=False)

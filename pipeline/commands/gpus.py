@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.typed import Every, Watch, examples, refuse_both
+from pipeline.commands.typed import examples
 from pipeline.config.schema import DType, Optimizer, Sharding, Strategy
 from pipeline.engine.devices.inventory import GpuUsage, read_machine, visible_gpus
 from pipeline.engine.devices.select import holders, pick
@@ -16,12 +16,11 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.gpus import get_gpu_info
 from pipeline.learning.memory import fit as memory
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
-from pipeline.terminal import console as watching
 from pipeline.terminal.columns import EXTRA, Column, FittedTable
 from pipeline.terminal.console import make_console, print_json, say
 
 app = typer.Typer(
-    epilog=examples("pipeline gpus", "pipeline gpus --watch", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M")
+    epilog=examples("pipeline gpus", "pipeline gpus --json", "pipeline gpus fit HuggingFaceTB/SmolLM2-135M")
 )
 GB = memory.GB
 _MOST, _MOST_GPUS = 1_000_000, 10_000
@@ -97,33 +96,10 @@ def _processes(use: GpuUsage) -> str:
 def gpus(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain JSON; ids and memory in MB.")] = False,
-    watch: Watch = False,
-    every: Every = 2.0,
 ) -> None:
     """Show every GPU with its memory, its load, who holds it and what runs there."""
-    if context.invoked_subcommand is not None:
-        return
-    refuse_both({"--watch": watch, "--json": as_json})
-    if as_json:
-        print_json(get_gpu_info())
-        return
-    table, told = gpu_table(), ""
-    if not watch:
-        make_console().print(table)
-        return
-
-    def look() -> bool:
-        nonlocal table
-        table = gpu_table()
-        return True
-
-    def lines() -> list[str]:
-        nonlocal told
-        rows = (" ".join(filter(None, row)) for row in table.texts)
-        before, told = told, "\n".join([*rows, *table.caption.splitlines()])
-        return [] if told == before else [told]
-
-    watching.watch(make_console(), every, look, lambda _width, _height: [table], lines)
+    if context.invoked_subcommand is None:
+        print_json(get_gpu_info()) if as_json else make_console().print(gpu_table())
 
 
 # -- fit ---------------------------------------------------------------------------------------------------------

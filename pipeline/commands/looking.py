@@ -14,15 +14,12 @@ from rich.console import Console, RenderableType
 from pipeline.commands import typed
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.runs import loaded
+from pipeline.runs import loaded, origin, record
 from pipeline.runs.loaded import LoadedRun, choose_run, find_job, load_planned, logs_of, runs_before, runs_of
-from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.record import read_results
+from pipeline.runs.report import screen, tables
 from pipeline.runs.report.format import command
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
-from pipeline.runs.report.screen import PlainLines
 from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json, watched_run
-from pipeline.runs.report.tables import print_results
 from pipeline.terminal.console import make_console, print_json, say, watch
 from pipeline.terminal.streams import LogOutput, NobodyReads
 
@@ -43,7 +40,7 @@ def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.Outp
         others = [one.stamp for one in runs_of(output_dir, name) if one.results_json.is_file()]
         older = f"; run {others[-1]} has: show {name} --run {others[-1]}" if others else ""
         raise PipelineError(f"{folder.path} has no results yet{older}")
-    print_results(console, read_results(folder.results_json), folder)
+    tables.print_results(console, record.read_results(folder.results_json), folder)
     with suppress(PipelineError):  # results are all that is left of it
         state = LoadedRun(folder).state
         if state != "done":
@@ -98,7 +95,7 @@ def status(
 
 def watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
     """Show one run until it is over."""
-    news = PlainLines(console, every_s=0.0)
+    news = screen.PlainLines(console, every_s=0.0)
 
     def look() -> bool:
         run.refresh()
@@ -170,7 +167,7 @@ def log_output() -> Iterator[LogOutput]:
 
 
 def _log_of_engine(run: LoadedRun, out: LogOutput, lines: int | None, *, follow: bool) -> None:
-    if told := slurm_in_words(run.origin.slurm):
+    if told := origin.slurm_in_words(run.origin.slurm):
         note_of_log(f"{told}; what it printed is in that job's output")
     if follow:
         follow_run(run, out, note_of_log, lines, sleep=out.pause)
@@ -239,25 +236,24 @@ def why(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Settings of a run that is not started yet: KEY=VALUE ...")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option(help="Timestamp of the run to compare with; the one before if left out.")
-    ] = None,
     output_dir: typed.OutputDir = typed.OUTPUTS,
 ) -> None:
     """Explain a job: of a run, or of the request that settings would make."""
     if overrides:
-        lines = _of_request(output_dir, name, job, against, overrides)
+        lines = _of_request(output_dir, name, job, overrides)
     else:
         from pipeline.runs.report.status import explain_job
 
         run = load_planned(choose_run(output_dir, name))
         job_id = find_job(run.plan.jobs, job)
-        lines = explain_job(run, job_id, _earlier(output_dir, run, job_id, against), time.time())
+        earlier = (load_planned(folder) for folder in reversed(runs_before(run.folder)) if folder.plan.is_file())
+        before = next((one for one in earlier if job_id in one.plan.jobs), None)
+        lines = explain_job(run, job_id, before, time.time())
     for line in lines:
         say(make_console(), line)
 
 
-def _of_request(output_dir: Path, name: str, job: str, stamp: str | None, overrides: list[str]) -> list[str]:
+def _of_request(output_dir: Path, name: str, job: str, overrides: list[str]) -> list[str]:
     if wrong := [each for each in overrides if "=" not in each and not each.startswith("~")]:
         raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
     from pipeline.config.checks import check_config  # this and what follows take long to load
@@ -277,20 +273,9 @@ def _of_request(output_dir: Path, name: str, job: str, stamp: str | None, overri
     check_size(config)
     check_models(config)
     config = named_by_bits(config)
-    run = load_planned(choose_run(output_dir, name, stamp))
+    run = load_planned(choose_run(output_dir, name))
     plan = build_plan(
         config, sources=read_sources(config), models=read_models(config), plain_attention=plain_attention(config)
     )
     store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
     return explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())
-
-
-def _earlier(output_dir: Path, run: LoadedRun, job_id: str, stamp: str | None) -> LoadedRun | None:
-    """The run to compare with: the one that was asked for, or the last before this one that has the job."""
-    if stamp is not None:
-        chosen = load_planned(choose_run(output_dir, run.name, stamp))
-        if job_id not in chosen.plan.jobs:
-            raise ConfigError(f"run {chosen.stamp} of {run.name} has no job {job_id}.")
-        return chosen
-    earlier = (load_planned(folder) for folder in reversed(runs_before(run.folder)) if folder.plan.is_file())
-    return next((one for one in earlier if job_id in one.plan.jobs), None)

@@ -18,7 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 
-from pipeline.config.load import did_you_mean, known_keys
+from pipeline.config.meaning import did_you_mean, known_keys
 from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.sweeps.reporting import TRIALS, own_trial

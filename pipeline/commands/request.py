@@ -17,8 +17,7 @@ from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together, idle_settings
 from pipeline.config.schema import Backend, Config, ExecutionConfig, Keep
-from pipeline.engine.devices.inventory import Device
-from pipeline.engine.devices.select import Layout, choose_devices, make_layout
+from pipeline.engine.devices import inventory, select
 from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_jobs import read_durations
 from pipeline.engine.store.shared import SharedStore, check_address
@@ -28,14 +27,8 @@ from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.registry import CHECK, PREPARE
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
-from pipeline.plan import compatibility
-from pipeline.plan.build import build_plan, check_size
-from pipeline.plan.contents import PREPARING
-from pipeline.plan.durations import WORKER_LOAD, estimated_load, estimated_makespan, summarize
-from pipeline.plan.estimates import disk_need
-from pipeline.plan.graph import Job, Plan, duration_name, missing_jobs
+from pipeline.plan import build, compatibility, contents, durations, estimates, graph, rewards
 from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
-from pipeline.plan.rewards import check_chat_templates, check_pairs, check_tokenizers
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration, jobs
 from pipeline.runs.report.tables import plan_table
@@ -47,9 +40,9 @@ class Request:
     """A checked request and its plan."""
 
     config: Config
-    plan: Plan
+    plan: graph.Plan
     store: Store
-    devices: list[Device]
+    devices: list[inventory.Device]
     warnings: tuple[str, ...] = ()
     """What was changed about the request, for the user to know."""
     label: str = ""
@@ -73,14 +66,14 @@ class Request:
         return replace(self.config.execution, backend=Backend.inline)
 
     @property
-    def used_devices(self) -> list[Device]:
+    def used_devices(self) -> list[inventory.Device]:
         """The devices that jobs run on: this very process is on the first."""
         return self.devices[:1] if self.execution.backend is Backend.inline else self.devices
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> select.Layout:
         """Its workers, and which device each is on."""
-        return make_layout(self.devices, self.execution)
+        return select.make_layout(self.devices, self.execution)
 
     def used_datasets(self, missing: Collection[str]) -> list[str]:
         """Names of the datasets that jobs are still to use; rows that are stored may not suit another model."""
@@ -90,7 +83,7 @@ class Request:
         """Names of the models with which something is still to be done."""
         jobs = map(self.plan.jobs.__getitem__, missing)
         reads = (PREPARE.name, CHECK.name)  # which read rows alone
-        return sorted({job.model for job in jobs if job.algo != PREPARING or job.stage not in reads})
+        return sorted({job.model for job in jobs if job.algo != contents.PREPARING or job.stage not in reads})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +122,14 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     if (shared := config.execution.shared_store) is not None:
         check_address(shared)
     _check_ray(config)
-    check_size(config)
+    build.check_size(config)
     store = Store(Path(config.execution.store or Path(config.output_dir) / ".store").absolute())
     _check_places(config, store.root)
     check_together(lambda: check_sources(config), lambda: check_models(config))
     # What joins datasets and models makes sense only of those that are there.
-    check_tokenizers(config)
-    check_pairs(config)
-    check_chat_templates(config)
+    rewards.check_tokenizers(config)
+    rewards.check_pairs(config)
+    rewards.check_chat_templates(config)
     devices = _devices(config)
     _check_jobs_per_device(config, devices)
     gpu = any(device.kind == "cuda" for device in devices)
@@ -148,7 +141,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name: count_weights(model) for name, model in config.models.items()}
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
-    plan = build_plan(
+    plan = build.build_plan(
         config,
         read_durations(store.root),
         sources,
@@ -181,13 +174,13 @@ def on_cluster(config: Config) -> bool:
     return config.system.use_parallel_execution and config.execution.backend is Backend.ray
 
 
-def _devices(config: Config) -> list[Device]:
+def _devices(config: Config) -> list[inventory.Device]:
     execution = config.execution
     if on_cluster(config):
         from pipeline.engine.workers.on_ray import cluster_devices  # most runs have no use for it
 
         return cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
-    return choose_devices(config.device, execution.workers, config.distributed)
+    return select.choose_devices(config.device, execution.workers, config.distributed)
 
 
 def _check_ray(config: Config) -> None:
@@ -239,7 +232,7 @@ def _check_places(config: Config, store: Path) -> None:
             raise ConfigError(f"{key}: nothing can be written in {folder}: {why}") from error
 
 
-def _check_jobs_per_device(config: Config, devices: Sequence[Device]) -> None:
+def _check_jobs_per_device(config: Config, devices: Sequence[inventory.Device]) -> None:
     asked = config.execution.jobs_per_device
     if isinstance(asked, int) and asked > 1 and all(device.kind == "cpu" for device in devices):
         raise ConfigError(f"execution.jobs_per_device={asked}: CPU slots take one job each. Use execution.workers")
@@ -266,7 +259,7 @@ def look_up(request: Request, problem_of: Callable[[str], str | None], shared: C
             return True
         return problem in good
 
-    missing = missing_jobs(
+    missing = graph.missing_jobs(
         request.plan, lambda key: is_stored(key, None), lambda key: is_stored(key, None, REMOVED)
     )
     fetched = [job.id for job in request.plan.jobs.values() if job.key in elsewhere] if elsewhere else []
@@ -296,7 +289,7 @@ def keeper_of(request: Request, missing: Collection[str], scratch: Path) -> Keep
     )
 
 
-def score_of(store: Store, job: Job) -> float | None:
+def score_of(store: Store, job: graph.Job) -> float | None:
     """How well a policy evaluates: the figure that results are judged by, of the job that measures it."""
     try:
         rows = {row.metric: row.value for row in read_metrics(store.path(job.key)).rows}
@@ -339,7 +332,7 @@ def check_room(request: Request, stored: Stored) -> None:
     Raises:
         StoreError: It cannot; says what it needs, what is free and what would help.
     """
-    need, free = disk_need(request.plan, request.config, stored.missing), _free(request)
+    need, free = estimates.disk_need(request.plan, request.config, stored.missing), _free(request)
     if free is None or need.least <= max(free, _LEAST) or need.least <= free + _removed_first(request, stored):
         return
     raise StoreError(
@@ -366,7 +359,7 @@ def _print_need(request: Request, stored: Stored, console: Console) -> None:
     """What the models that the rest of a plan trains take of the disk, and what is free."""
     if not stored.missing:
         return
-    need, free = disk_need(request.plan, request.config, stored.missing), _free(request)
+    need, free = estimates.disk_need(request.plan, request.config, stored.missing), _free(request)
     text = f"About {decimal(need.made)} of models that are trained"
     keep = request.config.execution.keep
     if keep is not Keep.all:
@@ -385,7 +378,7 @@ def _print_need(request: Request, stored: Stored, console: Console) -> None:
 @memory.no_garbage_collection()
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take."""
-    rows = summarize(request.plan, stored.missing)
+    rows = durations.summarize(request.plan, stored.missing)
     console.print(plan_table(rows))
     for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
         say(console, line)
@@ -402,8 +395,10 @@ def in_short(request: Request, stored: Stored) -> str:
     if not missing:
         return text
     timed = read_durations(request.store.root)
-    seconds = estimated_makespan(plan, missing, workers) + estimated_load(plan, missing, workers, timed.seconds)
-    kinds = {WORKER_LOAD, *(duration_name(plan.jobs[job_id]) for job_id in missing)}
+    seconds = durations.estimated_makespan(plan, missing, workers) + durations.estimated_load(
+        plan, missing, workers, timed.seconds
+    )
+    kinds = {durations.WORKER_LOAD, *(graph.duration_name(plan.jobs[job_id]) for job_id in missing)}
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
 
 

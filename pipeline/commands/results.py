@@ -24,24 +24,9 @@ from pipeline.engine.store.store import NOT_STORED, REMOVED, Verified
 from pipeline.errors import StoreError
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.plan.graph import Job, chain_name
-from pipeline.runs.cost import compute_of, results_of, write_compute
-from pipeline.runs.loaded import load
-from pipeline.runs.origin import Maker, collect_makers
-from pipeline.runs.record import (
-    METRICS_STAGE,
-    PRIMARY_METRICS,
-    ResultRow,
-    Results,
-    collect_rows,
-    place_of,
-    write_results,
-    write_samples,
-)
+from pipeline.runs import cost, loaded, origin, record, run_view, trackers, trained
 from pipeline.runs.report.format import count, shown_path
 from pipeline.runs.report.status import shared_in_words
-from pipeline.runs.run_view import RunView
-from pipeline.runs.trackers import Feeders, leave_values, sweep_trial
-from pipeline.runs.trained import Trained
 from pipeline.sweeps import reporting
 from pipeline.terminal.console import say
 
@@ -50,7 +35,7 @@ log = logging.getLogger("pipeline")
 
 def leave_results(
     request: Request, jobs: Sequence[Job], run: RunFolder, tell: Callable[[Job, str], None]
-) -> tuple[Results, list[Maker]]:
+) -> tuple[record.Results, list[origin.Maker]]:
     """Write all files of results into the folder of a run, as far as its jobs are done.
 
     Args:
@@ -63,14 +48,14 @@ def leave_results(
         The results, and what made the outputs that they rest on.
     """
     store, asked = request.store, request.config.evaluation
-    results = results_of(
+    results = cost.results_of(
         store, jobs, request.config.rounds_of_training, asked, bounded=with_bounded_kl(request.config), tell=tell
     )
-    write_results(run, results)
-    write_samples(run, store, jobs, tell)
+    record.write_results(run, results)
+    record.write_samples(run, store, jobs, tell)
     every = request.plan.jobs.values()
-    makers = collect_makers(store, every)
-    write_compute(run.path, compute_of(store, every, results, asked.budgets), makers)
+    makers = origin.collect_makers(store, every)
+    cost.write_compute(run.path, cost.compute_of(store, every, results, asked.budgets), makers)
     return results, makers
 
 
@@ -89,7 +74,7 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
     from pipeline.runs.report.html import page_table, write_page
     from pipeline.runs.report.page import page_of
 
-    runs = [load(folder) for folder in folders]
+    runs = [loaded.load(folder) for folder in folders]
     names = run_names(runs)
     tables = comparison_tables(compare_runs(runs, names)) if len(runs) > 1 else []
     write_page(path, page_of(runs, names, [page_table(table, results_first=True) for table in tables]))
@@ -133,14 +118,14 @@ def tracked(
         say(console, f"warning: {text}", "bold")
 
     online = Tracker.wandb in tracking.report_to and tracking.mode is TrackingMode.online
-    if sweep_trial() is not None and not online:
+    if trackers.sweep_trial() is not None and not online:
         needed = "'tracking.report_to=[wandb]' tracking.mode=online in the sweep's command"
         warn(f"the sweep at W&B that this run is a trial of hears nothing of it: that needs {needed}")
     if not tracking.report_to:
         yield lambda: None
         return
 
-    feeders = Feeders(run, tracking, warn)
+    feeders = trackers.Feeders(run, tracking, warn)
     try:
         yield feeders.look
         if signals.received is None:
@@ -274,7 +259,7 @@ def uploaded_before_end(
     return True
 
 
-def bring_model(found: Trained, scratch: Path, console: Console) -> None:
+def bring_model(found: trained.Trained, scratch: Path, console: Console) -> None:
     """Have a trained model here, and its reference, that its run has left to the shared store.
 
     Raises:
@@ -319,13 +304,13 @@ class TrialRounds:
     def __init__(self, request: Request, run: Path) -> None:
         self._request, self._run = request, run
         self._rounds: dict[int, list[Job]] = defaultdict(list)
-        self._at_wandb = sweep_trial() is not None
+        self._at_wandb = trackers.sweep_trial() is not None
         if self._at_wandb or reporting.own_trial() is not None:
             for job in request.plan.jobs.values():
-                if job.stage == METRICS_STAGE and job.round > 0:
+                if job.stage == record.METRICS_STAGE and job.round > 0:
                     self._rounds[job.round].append(job)
 
-    def update(self, view: RunView) -> None:
+    def update(self, view: run_view.RunView) -> None:
         """Tell of the rounds that have been judged by now."""
         while self._rounds and all(view.jobs[job.id].status in _THERE for job in self._rounds[min(self._rounds)]):
             self._tell(min(self._rounds))
@@ -336,14 +321,14 @@ class TrialRounds:
             self._tell(number)
 
     def _tell(self, number: int) -> None:
-        rows = collect_rows(self._request.store, self._rounds.pop(number))
+        rows = record.collect_rows(self._request.store, self._rounds.pop(number))
         if values := values_of([row for row in rows if is_judged(self._request.config, row)]):
             reporting.log(values, step=number)
             if self._at_wandb:
-                leave_values(self._run, number, values)
+                trackers.leave_values(self._run, number, values)
 
 
-def is_judged(config: Config, row: ResultRow) -> bool:
+def is_judged(config: Config, row: record.ResultRow) -> bool:
     """Whether settings are chosen by the chain that a row is of."""
     if (pattern := config.evaluation.objective) is None:
         return True
@@ -352,14 +337,14 @@ def is_judged(config: Config, row: ResultRow) -> bool:
     return fnmatchcase(chain, pattern) or fnmatchcase(row.algo, pattern)
 
 
-def values_of(rows: Sequence[ResultRow]) -> dict[str, float]:
+def values_of(rows: Sequence[record.ResultRow]) -> dict[str, float]:
     """The means over chains of what all chains of a round have; by the first primary metric they are judged."""
     found: dict[str, list[float]] = defaultdict(list)
-    chains = {place_of(row) for row in rows}
+    chains = {record.place_of(row) for row in rows}
     for row in rows:
         if row.value is not None and COMPARED not in row.metric:
             found[row.metric].append(row.value)
     means = {metric: fmean(values) for metric, values in found.items() if len(values) == len(chains)}
-    if objective := next((metric for metric in PRIMARY_METRICS if metric in means), None):
+    if objective := next((metric for metric in record.PRIMARY_METRICS if metric in means), None):
         means[OBJECTIVE] = means[objective]
     return means

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +18,9 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
+from pipeline.commands import multirun, results, start
 from pipeline.commands import request as requests
-from pipeline.commands import results
-from pipeline.commands.multirun import group_of_run
 from pipeline.commands.request import Request, Stored
-from pipeline.commands.start import INTERRUPTED_BY, settle
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, Config, StageChoice
 from pipeline.engine.devices.select import LeaseSet, lease_devices
@@ -30,27 +28,20 @@ from pipeline.engine.journal import Event, Journal, Listener
 from pipeline.engine.keeper import Keeper, keys_of_weights, tell_needs
 from pipeline.engine.run_folder import RunFolder, create_run_folder
 from pipeline.engine.run_jobs import read_durations, read_peaks, run_jobs, update_durations, update_peaks
+from pipeline.engine.scheduler import reactions, state
 from pipeline.engine.scheduler.outcome import Outcome
-from pipeline.engine.scheduler.reactions import check_runnable
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.scheduler.state import THERE, JobStatus
 from pipeline.engine.store.gc import remove_dead_claims
 from pipeline.engine.store.store import AGAIN, Scratch, Verified, remove_leftovers
 from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.plan.durations import WORKER_LOAD
-from pipeline.plan.graph import WORKER_LOAD_S, Job, Plan, duration_name
-from pipeline.plan.models import fetched_models
-from pipeline.plan.recorded import plan_text
-from pipeline.plan.rewards import try_rewards
-from pipeline.runs import origin
-from pipeline.runs.progress import LiveRun, ProgressFile
+from pipeline.plan import durations, graph, models, recorded, rewards
+from pipeline.runs import origin, progress
 from pipeline.runs.record import METRICS_STAGE
+from pipeline.runs.report import screen, tables
 from pipeline.runs.report.format import jobs, logs_command, shown_path
-from pipeline.runs.report.screen import GpuLog, shown_on
-from pipeline.runs.report.tables import print_results
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting, printable
 
@@ -85,8 +76,16 @@ def run_experiment(
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)
     _warn(request.warnings, console)
-    if config.dry_run:
-        _show_plan(request, peaks, console)
+
+    def check(stored: Stored) -> None:
+        reactions.check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
+
+    if config.dry_run:  # which only looks
+        there = results.looked_at(config, console)
+        stored = requests.look_up(request, lambda key: store.problem(key, checksums=False), there)
+        _tried(request, stored, console)
+        check(stored)
+        requests.print_plan(request, stored, console)
         return 0
 
     # A run that is refused leaves no folder of a store; where there is one, what it holds is looked at first.
@@ -107,19 +106,10 @@ def run_experiment(
             return carry_out(_tried(request, stored, console), stored, verified, console)
         requests.check_room(request, stored)
         request = request if is_new else _tried(request, stored, console)
-        check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
+        check(stored)
         # Those of a cluster are Ray's to give.
         with LeaseSet(request.devices) if requests.on_cluster(config) else leased(config, console) as lease:
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
-
-
-def _show_plan(request: Request, peaks: Mapping[str, int], console: Console) -> None:
-    """What a dry run does: it only looks."""
-    there = results.looked_at(request.config, console)
-    stored = requests.look_up(request, lambda key: request.store.problem(key, checksums=False), there)
-    _tried(request, stored, console)
-    check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
-    requests.print_plan(request, stored, console)
 
 
 def _check_arithmetic(request: Request) -> None:
@@ -169,10 +159,10 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
         return request
     # What the machines of a cluster have in their caches is not known here.
     needed = [] if requests.on_cluster(request.config) else request.needed_models(stored.missing)
-    fetched = fetched_models(request.config, needed)
+    fetched = models.fetched_models(request.config, needed)
     warned = origin.warnings_of_rows(request.store, request.plan.jobs.values())
     used = sorted(request.config.datasets) if preparing else request.used_datasets(stored.missing)
-    tried = try_rewards(request.config, used, lambda said: _warn([said], console))
+    tried = rewards.try_rewards(request.config, used, lambda said: _warn([said], console))
     warnings = tuple(dict.fromkeys([*fetched, *warned, *tried]))
     _warn(warnings, console)
     return replace(request, warnings=(*request.warnings, *warnings))
@@ -235,11 +225,8 @@ def announce(request: Request, stored: Stored, run: RunFolder, console: Console)
         names += f", up to {slots} jobs on each"
     there = f"{total - len(missing):,} stored{stored.in_shared}"
     log.info("%s: %d jobs, %s, on %s", name, total, there, names)
-    say(
-        console,
-        f"{name}: {jobs(total)}, {there}, {len(missing)} to run on {names}. Log:",
-        copy=shown_path(run.log),
-    )
+    text = f"{name}: {jobs(total)}, {there}, {len(missing)} to run on {names}. Log:"
+    say(console, text, copy=shown_path(run.log))
 
 
 def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console: Console) -> int:
@@ -260,32 +247,31 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
         return SOME_FAILED
     if outcome.interrupted:
         note(console, f"interrupted by {outcome.interrupted}; the same command goes on from here")
-        return INTERRUPTED_BY[outcome.interrupted]
+        return start.INTERRUPTED_BY[outcome.interrupted]
     if failures := outcome.failures():
+        first = logs_command(Path(config.output_dir), config.experiment.name, failures[0][0])
         say(console, "logs:", copy=f"{shown_path(run.path)}/jobs/")
-        say(
-            console,
-            "read the first:",
-            copy=logs_command(Path(config.output_dir), config.experiment.name, failures[0][0]),
-        )
+        say(console, "read the first:", copy=first)
         return SOME_FAILED
     return 0
 
 
-def incomplete_chains(plan: Plan, outcome: Outcome) -> list[str]:
+def incomplete_chains(plan: graph.Plan, outcome: Outcome) -> list[str]:
     """One line for every chain that lacks results because jobs failed: what is missing, and the root cause."""
     missing: dict[str, tuple[set[int], set[str]]] = {}
     for job_id, status in outcome.jobs.items():
-        if status in (JobStatus.failed, JobStatus.blocked):
-            job = plan.jobs[job_id]
-            rounds, causes = missing.setdefault(job.chain, (set(), set()))
-            rounds.add(job.round)
+        if status in (state.JobStatus.failed, state.JobStatus.blocked):
+            rounds, causes = missing.setdefault(plan.jobs[job_id].chain, (set(), set()))
+            rounds.add(plan.jobs[job_id].round)
             causes.add(outcome.root_causes.get(job_id, job_id))
-    lines = []
-    for chain, (rounds, causes) in sorted(missing.items()):
-        what = f"round {min(rounds)}" + (f" to {max(rounds)}" if len(rounds) > 1 else "")
-        lines.append(f"incomplete: {chain}: {what}, because of {', '.join(sorted(causes))}")
-    return lines
+
+    def what(rounds: set[int]) -> str:
+        return f"round {min(rounds)}" + (f" to {max(rounds)}" if len(rounds) > 1 else "")
+
+    return [
+        f"incomplete: {chain}: {what(rounds)}, because of {', '.join(sorted(causes))}"
+        for chain, (rounds, causes) in sorted(missing.items())
+    ]
 
 
 def note(console: Console, text: str, style: str = "bold", level: int = logging.WARNING, mark: str = "") -> None:
@@ -354,7 +340,7 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
     with StopSignals() as signals, never_waiting():
         code = _carry_out(request, stored, verified, console, signals)
         if not request.label:
-            settle(code)
+            start.settle(code)
         return code
 
 
@@ -376,7 +362,7 @@ def _carry_out(
                 rounds.conclude()
                 keeper.remove_unneeded()
                 if outcome is not None:  # what another run has made meanwhile
-                    found = {job for job in stored.not_here if outcome.jobs.get(job) is JobStatus.stored}
+                    found = {job for job in stored.not_here if outcome.jobs.get(job) is state.JobStatus.stored}
                     _link_stored(request, run, found)
                 noted = results.note_traffic(request, run)
                 code = _end(request, outcome, verified, run, console)
@@ -400,11 +386,11 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     """Write down what is asked for and what is there, and say it."""
     there = set(request.plan.jobs) - set(stored.not_here)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
-    write_whole(run.plan, plan_text(request.plan, stored=there, keep=request.config.execution.keep))
+    write_whole(run.plan, recorded.plan_text(request.plan, stored=there, keep=request.config.execution.keep))
     made = origin.this_origin(
         request.command,
         request.given,
-        group=group_of_run(),
+        group=multirun.group_of_run(),
         bounded=with_bounded_kl(request.config),
         devices=[device.label for device in request.used_devices],
     )
@@ -423,21 +409,25 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
 
 def _end(request: Request, outcome: Outcome | None, verified: Verified, run: RunFolder, console: Console) -> int:
     """Write and print what came of it; the exit code."""
-    lost = _lost_meanwhile(request, outcome, verified)
-    unreadable: list[str] = []
+    jobs, unreadable = request.plan.jobs, list[str]()
+    measured = [job for job in jobs.values() if job.stage == METRICS_STAGE]
+    done = [job for job in measured if outcome is None or outcome.jobs[job.id] in state.THERE]
+    lost = {
+        job.id: problem for job in done if (problem := verified.problem(job.key)) is not None
+    }  # or changed since
 
-    def tell(job: Job, said: str) -> None:
+    def tell(job: graph.Job, said: str) -> None:
         what = f"incomplete: {job.chain}: round {job.round}: its stored output cannot be used: {said}"
         unreadable.append(f"{what}. The same command makes it again; if not, remove {request.store.path(job.key)}")
 
     for job_id, problem in lost.items():
-        tell(request.plan.jobs[job_id], problem)
-    left = [job for job_id, job in request.plan.jobs.items() if job_id not in lost]
+        tell(jobs[job_id], problem)
+    left = [job for job_id, job in jobs.items() if job_id not in lost]
     found, makers = results.leave_results(request, left, run, tell)
     if request.config.stage is StageChoice.prepare:
         tell_prepared(request, outcome, console)
     else:
-        print_results(console, found, run, request.label)
+        tables.print_results(console, found, run, request.label)
     results.leave_report(run, console)
     if outcome is not None and console.is_interactive:
         for warning in request.warnings:  # those of the beginning are out of sight behind a live view
@@ -446,16 +436,6 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     for line in unreadable:
         note(console, line, "bold red", logging.ERROR)
     return conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
-
-
-def _lost_meanwhile(request: Request, outcome: Outcome | None, verified: Verified) -> dict[str, str]:
-    """Jobs that had left results, and whose outputs have gone or changed since: what is wrong with each."""
-    measured = [
-        job
-        for job in request.plan.jobs.values()
-        if job.stage == METRICS_STAGE and (outcome is None or outcome.jobs[job.id] in THERE)
-    ]
-    return {job.id: problem for job in measured if (problem := verified.problem(job.key)) is not None}
 
 
 def _link_stored(request: Request, run: RunFolder, job_ids: Collection[str]) -> None:
@@ -480,15 +460,15 @@ def _run_missing(
             journal.write("RunFinished", interrupted=None, stored=len(request.plan.jobs))
         return None
     layout, timed = request.layout, read_durations(request.store.root)
-    live = LiveRun(
+    live = progress.LiveRun(
         request.plan,
         set(request.plan.jobs) - set(stored.not_here),
         slots=layout.slots,
         workers=layout.workers,
-        load_s=timed.seconds.get(WORKER_LOAD, WORKER_LOAD_S),
+        load_s=timed.seconds.get(durations.WORKER_LOAD, graph.WORKER_LOAD_S),
     )
-    gpus = GpuLog()
-    with shown_on(console) as redraw, ProgressFile(run) as told:
+    gpus = screen.GpuLog()
+    with screen.shown_on(console) as redraw, progress.ProgressFile(run) as told:
 
         def take(event: Event) -> None:
             live.take({**event, "time": time.time()})
@@ -525,6 +505,6 @@ def _run_missing(
         )
     gpus.conclude()
     # Beside the store, for later plans.
-    update_durations(request.store.root, outcome.durations(request.plan, duration_name))
+    update_durations(request.store.root, outcome.durations(request.plan, graph.duration_name))
     update_peaks(request.store.root, outcome.peaks_mb)
     return outcome

@@ -15,13 +15,9 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_group
 
-from pipeline.commands import launch, sweep
-from pipeline.commands.multirun import read_flags, requests
+from pipeline.commands import launch, multirun, sweep, typed
 from pipeline.commands.request import check_fits_ray
-from pipeline.commands.typed import WRONG_USE, examples, in_words
-from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
-from pipeline.config.schema import Backend, Config, DeviceChoice, devices_per_training
+from pipeline.config import checks, load, schema
 from pipeline.engine.launch import find_program
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.files import write_whole
@@ -39,15 +35,14 @@ from pipeline.slurm.script import (
     script_text,
     wait_for_nodes,
 )
+from pipeline.sweeps import plan, storage
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
-from pipeline.sweeps.plan import plan_agents, split_words
-from pipeline.sweeps.storage import choose_sweep, most_trials
 from pipeline.terminal.console import Verdict, make_console, say
 
 app = typer.Typer(
     no_args_is_help=True,
-    epilog=examples(
+    epilog=typed.examples(
         "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
         "pipeline slurm lint compare.sbatch",
     ),
@@ -77,7 +72,7 @@ class _WithSbatch(TyperCommand):
     cls=_WithSbatch,
     help="Write a batch script for a command of this program. Options of sbatch come first, as sbatch has them: "
     "--gres, --time, --partition, --account, --mem, --nodes, --array, --no-requeue, ...",
-    epilog=examples(
+    epilog=typed.examples(
         "pipeline slurm write --gres gpu:8 --time 24:00:00 run experiment.name=compare profile=a100_80gb",
         "pipeline slurm write --gres gpu:2 --array 0-3 --time 12:00:00 sweep agent lr",
         "pipeline slurm write --nodes 2 --gres gpu:8 launch -- train.py --lr 1e-3",
@@ -159,7 +154,7 @@ def _write(file: Path, text: str) -> str:
     return kept
 
 
-@app.command(epilog=examples("pipeline slurm lint compare.sbatch"))
+@app.command(epilog=typed.examples("pipeline slurm lint compare.sbatch"))
 def lint(script: Path) -> int:
     """Say what would hang, idle or be lost in a batch script."""
     from pipeline.commands.check import print_checks
@@ -196,8 +191,8 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
             command=words,
             name=name,
             ray=ray,
-            widest=max(devices_per_training(config), config.generation.gpus_per_job),
-            on_cpu=config.device is DeviceChoice.cpu,
+            widest=max(schema.devices_per_training(config), config.generation.gpus_per_job),
+            on_cpu=config.device is schema.DeviceChoice.cpu,
             watch=command_line(f"status {shlex.quote(name)} --watch", Path(config.output_dir)),
         )
     if first == "sweep":
@@ -218,23 +213,23 @@ def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Ma
         raise ConfigError(f"{name} {' '.join(words)}: that prints its help and ends, which is no work for a job")
     try:
         return dict(command.commands[name].make_context(f"{of}{name}", list(words)).params)
-    except WRONG_USE as error:
-        raise ConfigError(in_words(error)) from error
+    except typed.WRONG_USE as error:
+        raise ConfigError(typed.in_words(error)) from error
 
 
-def _run_config(words: Sequence[str], more: Sequence[str]) -> Config:
-    asked = read_flags(words)
+def _run_config(words: Sequence[str], more: Sequence[str]) -> schema.Config:
+    asked = multirun.read_flags(words)
     if any((asked.help, asked.hydra_help, asked.version, asked.cfg, asked.info, asked.shell_completion)):
         raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
-    settings = next(requests(asked.overrides)) if asked.multirun else list(asked.overrides)
+    settings = next(multirun.requests(asked.overrides)) if asked.multirun else list(asked.overrides)
     if asked.config_dir:
         settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
     for setting in settings if more else ():
         key, _, value = setting.partition("=")
-        if key == "execution.ray.address" or (key == "execution.backend" and value != Backend.ray.value):
+        if key == "execution.ray.address" or (key == "execution.backend" and value != schema.Backend.ray.value):
             raise ConfigError(f"{setting} with --ray: the script brings a cluster up, and has the run use that")
-    config = load_config([*settings, *more])
-    check_config(config)
+    config = load.load_config([*settings, *more])
+    checks.check_config(config)
     check_fits_ray(config)
     check_size(config)
     return config
@@ -245,13 +240,13 @@ def _sweep_name(words: Sequence[str]) -> str:
         raise ConfigError("a job of a sweep is an agent of it: pipeline slurm write --array 0-3 sweep agent NAME")
     given = _parsed(sweep.app, "python -m pipeline sweep ", words[0], words[1:])
     if words[0] == "agent":
-        return choose_sweep(given["output_dir"].absolute(), given["name"]).name
-    strategy, overrides = split_words(given["words"] or [])
+        return storage.choose_sweep(given["output_dir"].absolute(), given["name"]).name
+    strategy, overrides = plan.split_words(given["words"] or [])
     asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
     check_program(asked)
     sweep.check_settings(asked)
     if strategy:
-        plan_agents(strategy, most_trials(asked))
+        plan.plan_agents(strategy, storage.most_trials(asked))
     return asked.name
 
 

@@ -16,13 +16,10 @@ import typer
 from rich.console import Console, RenderableType
 
 import pipeline
-from pipeline.commands.launch import parse_ids
-from pipeline.commands.looking import log_output, note_of_log
-from pipeline.commands.start import INTERRUPTED_BY, settle
+from pipeline.commands import launch, looking, start
 from pipeline.commands.typed import OUTPUTS, AsJson, Attempt, Every, LastLines, examples, refuse_both
 from pipeline.config.schema import LONGEST_S, DeviceChoice
-from pipeline.engine.devices.inventory import find_gpus
-from pipeline.engine.devices.select import choose_devices, holders
+from pipeline.engine.devices import inventory, select
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError, WorkerError, known_names
 from pipeline.files import json_text, plain_target
@@ -31,11 +28,10 @@ from pipeline.runs.report.format import command, shown_path
 from pipeline.runs.report.format import count as counted
 from pipeline.runs.report.logs import follow_attempts, print_log
 from pipeline.sweeps import agent as agents_of
+from pipeline.sweeps import online, storage
 from pipeline.sweeps import report as reports
-from pipeline.sweeps import storage
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
-from pipeline.sweeps.online import OnlineAgents, created, devices_of_agents, wandb_config
 from pipeline.sweeps.plan import DevicesAsked, check_fits, plan_agents, split_words
 from pipeline.sweeps.storage import Record, SweepFolder, choose_sweep
 from pipeline.terminal.console import make_console, print_json, say
@@ -68,7 +64,7 @@ Count = Annotated[
 
 
 def _where(device: DeviceChoice, agents: int | None, each: int | None, gpu_list: str | None) -> DevicesAsked:
-    ids = None if gpu_list is None else parse_ids(gpu_list, "--gpu-list")
+    ids = None if gpu_list is None else launch.parse_ids(gpu_list, "--gpu-list")
     return DevicesAsked(device=device, agents=agents, each=each, ids=ids)
 
 
@@ -185,7 +181,7 @@ def _work(
     conclude(folder, console)
     record = Record(folder)
     if one.interrupted:
-        return INTERRUPTED_BY[one.interrupted]
+        return start.INTERRUPTED_BY[one.interrupted]
     left = [trial for trial in record.ready(sweep.options.max_attempts) if trial.num_gpus > len(pool.devices)]
     if left and not record.about.halted:
         here = f"the {len(pool.devices)} here"
@@ -250,21 +246,21 @@ def _online(
     sweep: Sweep, where: DevicesAsked, output_dir: Path, console: Console, most: int | None, grace_s: int
 ) -> int:
     """Create a sweep at W&B, or go on with it, and run its trials; 0 where W&B had none left, 1 if agents fail."""
-    share = devices_of_agents(sweep, where.each)
+    share = online.devices_of_agents(sweep, where.each)
     pool = replace(where, each=share).pool(sweep)
     if len(pool.devices) < share:
         raise ConfigError(
             f"trials of this sweep need {counted(share, pool.kind)}, and there are {len(pool.devices)}"
         )
     folder = storage.sweep_folder(output_dir.absolute(), sweep.name).path
-    path, new = created(wandb_config(sweep, share), folder / "wandb.json")
+    path, new = online.created(online.wandb_config(sweep, share), folder / "wandb.json")
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=path)
-    work = OnlineAgents(sweep, path, pool, folder, partial(say, console), limit=most, grace_s=grace_s)
+    work = online.OnlineAgents(sweep, path, pool, folder, partial(say, console), limit=most, grace_s=grace_s)
     with StopSignals() as signals:
         interrupted = work.run(signals)
         say(console, f"{counted(work.trials, 'trial')} run; what they have reached is at W&B")
-        code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if work.gave_up else 0
-        settle(code)
+        code = start.INTERRUPTED_BY[interrupted] if interrupted else FAILED if work.gave_up else 0
+        start.settle(code)
     return code
 
 
@@ -313,7 +309,7 @@ def multi(
 
     total, settings = split_total(words or [])
     on_cpu, folder = "device=cpu" in settings, output_dir.absolute()
-    devices = choose_devices(DeviceChoice.cpu, total) if on_cpu else find_gpus(os.environ)
+    devices = select.choose_devices(DeviceChoice.cpu, total) if on_cpu else inventory.find_gpus(os.environ)
     if total is not None and total > len(devices):
         raise ConfigError(
             f"TOTAL_GPUS {total}, but {counted(len(devices), 'GPU')} can be used; device=cpu has CPU slots"
@@ -325,14 +321,14 @@ def multi(
         check_config(config)
     prepare(configs[0])
     used = [devices[place] for place in sorted({place for one in runs for place in one.places})]
-    held = holders(used)
+    held = select.holders(used)
     if not queue and (leased := [f"{one.label} by {held[one.uuid]}" for one in used if one.uuid in held]):
         raise DeviceError(f"leased by others: {'; '.join(leased)}. Nothing was started; --queue waits for them")
     told = partial(say, make_console())
     with StopSignals() as signals:
         interrupted, left = carry_out(runs, devices, folder, signals, told, queue=queue, grace_s=grace)
-        code = INTERRUPTED_BY[interrupted] if interrupted else FAILED if left else 0
-        settle(code)
+        code = start.INTERRUPTED_BY[interrupted] if interrupted else FAILED if left else 0
+        start.settle(code)
     return code
 
 
@@ -447,7 +443,7 @@ def logs(
         if newest is None:
             raise ConfigError(f"no trial of sweep {name} has begun yet.")
         trial = newest.number
-        note_of_log(f"trial {trial}, {newest.state}; `sweep logs {name} TRIAL` shows another")
+        looking.note_of_log(f"trial {trial}, {newest.state}; `sweep logs {name} TRIAL` shows another")
     if trial not in sweep.trials:
         raise ConfigError(f"sweep {name} has no trial {trial}. There are: 0 to {max(sweep.trials, default=-1)}.")
     folder, number = sweep.folder.trial(trial).path, trial
@@ -460,10 +456,10 @@ def logs(
         why = f": {one.reason}" if one.reason else ""
         return (f"trial {number}: {one.state}{why}" if over else idle), logs_in(folder)
 
-    with log_output() as out:
+    with looking.log_output() as out:
         if follow:
             named = f"trial {number}"
-            follow_attempts(named, look, out, note_of_log, attempt=attempt, lines=lines, sleep=out.pause)
+            follow_attempts(named, look, out, looking.note_of_log, attempt=attempt, lines=lines, sleep=out.pause)
             return
         found = logs_in(folder)
         chosen = max(found, default=1) if attempt is None else attempt

@@ -41,7 +41,6 @@ OUTPUTS = Path("outputs")
 Stamp = Annotated[
     str | None, typer.Option("--run", help="Timestamp of a run, or how it begins; the newest if left out.")
 ]
-Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again; Ctrl-C ends that.")]
 Every = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two looks, with --watch.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")]

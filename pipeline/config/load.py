@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -26,9 +25,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import tables
-from pipeline.config.checks import config_problems
-from pipeline.config.meaning import in_words, meanings_of
+from pipeline.config import checks, tables
+from pipeline.config.meaning import class_paths, did_you_mean, in_words, known_keys, meanings_of, unknown_key
 from pipeline.config.plain import (
     brief,
     default_values,
@@ -41,7 +39,6 @@ from pipeline.config.plain import (
 )
 from pipeline.config.schema import MISSING, MODEL_TEXT, PATH, Config, EvaluationConfig
 from pipeline.config.tables import TABLES, all_shipped, conf_dir, settings_class
-from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 # -- explain -----------------------------------------------------------------------------------------------------
@@ -52,101 +49,6 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Va
 """What composing a configuration raises of what a user wrote."""
 _LONGEST = 1500
 """Characters of a message, so that a setting of thousands does not bury what is said of it."""
-
-_OTHER_NAMES = {
-    "deepspeed": "training.strategy",
-    "eval_steps": "rounds_of_training",
-    "file": "path",
-    "filename": "path",
-    "kl_coef": "algos.<NAME>.beta",
-    "lora_alpha": "alpha",
-    "lora_r": "rank",
-    "lr": "learning_rate",
-    "max_prompt_length": "generation.long_prompts",
-    "model_name_or_path": "models.hf.path",
-    "r": "rank",
-    "ref_model": "reference",
-    "reward_funcs": "rewards",
-    "trackers": "tracking.report_to",
-    "train_dataset": "datasets.hf.path",
-    "warmup_ratio": "training.warmup_steps",
-}
-"""What other programs call a setting, besides the arguments of TRL's configurations: its key, or the end of it."""
-
-
-def known_keys() -> list[str]:
-    """Every key that may be set with what ships, dotted."""
-    sections = {f"{table}.{name}": schema for table in TABLES for name, schema in all_shipped(table).items()}
-    return [*keys_of(Config), *(key for prefix, schema in sections.items() for key in keys_of(schema, prefix))]
-
-
-def keys_of(schema: type[Any], prefix: str = "") -> list[str]:
-    """The keys of a class of settings, those of settings inside it included."""
-    return list(_leaves(schema(), f"{prefix}." if prefix else ""))
-
-
-def _leaves(settings: Any, prefix: str) -> Iterable[str]:
-    for item in fields(settings):
-        value = getattr(settings, item.name)
-        yield from _leaves(value, f"{prefix}{item.name}.") if is_dataclass(value) else [prefix + item.name]
-
-
-def other_names(name: str, algo: str = "") -> list[str]:
-    """Name the keys, or their ends, that another program calls so, of an algorithm; the name where none does."""
-    keys_of = import_object("pipeline.learning.from_trl.keys_of")  # seldom needed
-    found = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else list(map(str, keys_of(name, algo)))
-    return [name] if not found or name in (each.rpartition(".")[2] for each in found) else found
-
-
-def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Name what was probably meant: a key of the same section, else those that end alike, else the most alike."""
-    keys = dict.fromkeys(known)
-    section, _, last = key.rpartition(".")
-    names = other_names(last, section.removeprefix("algos."))
-    if all(name in keys or "<NAME>" in name for name in names):
-        return names
-    name, table = names[0], key.partition(".")[0]
-    beside = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == section}
-    general = dict.fromkeys(
-        re.sub(r"^(\w+)\.[^.]+", r"\1.<NAME>", each) if each.partition(".")[0] in {*TABLES} - {table} else each
-        for each in sorted(keys, key=lambda one: (not one.endswith(f".{name}"), one.count(".")))
-    )
-    ends = [each for each in general if each.endswith((f".{name}", f".{name}s"))]
-    if near := [name] if name in beside else _alike(name, beside) if section or not ends else []:
-        return [beside[near[0]]]
-    if ends and section:  # of a section that is misspelt, or of another one
-        return get_close_matches(key, ends, n=1, cutoff=0.7) or ends[:1]
-    if ends or (section and beside):
-        return ends[:3]
-    by_name = {each.rpartition(".")[2]: each for each in reversed(general)}
-    return get_close_matches(key, general, n=1, cutoff=0.7) or [by_name[each] for each in _alike(name, by_name)]
-
-
-def _alike(name: str, names: Iterable[str]) -> list[str]:
-    found = get_close_matches(name, names, n=1, cutoff=0.7)
-    return found or [each for each in sorted(names) if each.startswith(f"{name}_")][:1]
-
-
-def did_you_mean(key: str, known: Iterable[str], ending: str = "") -> str:
-    """Word what follows a key that there is not, or flag: what was probably meant; "" where nothing is near."""
-    near = " or ".join(f"{each}{ending}" if ending else f"'{each}'" for each in nearest_keys(key, known))
-    return f" Did you mean {near}?" if near else ""
-
-
-def unknown_key(key: str, known: Iterable[str] = ()) -> str:
-    """Word the message for a key that there is not: the one that was meant, and which there are.
-
-    Args:
-        key: What was typed.
-        known: The keys of the request; those of what ships are known besides.
-    """
-    keys = list(dict.fromkeys([*known, *known_keys()]))
-    section = key.rpartition(".")[0]
-    while section and not any(each.startswith(f"{section}.") for each in keys):
-        section = section.rpartition(".")[0]
-    inside = [each.removeprefix(f"{section}.") for each in keys if not section or each.startswith(f"{section}.")]
-    listed = ", ".join(dict.fromkeys(each.partition(".")[0] for each in inside))
-    return f"unknown key '{key}'.{did_you_mean(key, keys)} Known{f' in {section}' if section else ''}: {listed}."
 
 
 def explain(error: Exception) -> ConfigError:
@@ -232,13 +134,6 @@ def as_meant(words: Sequence[str]) -> list[str]:
     own = {table: dict(class_paths(table, words)) for table in ("algos", "datasets")}
     home = _ESCAPED.sub(lambda found: f"\\{found[0]}", os.path.expanduser("~"))  # noqa: PTH111 - where there is none, "~"
     return [_MEANT.sub(lambda found: f"{found[1]}{home}", _meant(word, own), count=1) for word in words]
-
-
-def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Names and classes that a command line adds to a table."""
-    for override in overrides:
-        if match := re.fullmatch(rf"\+{{0,2}}{table}\.([\w-]+)\.class_path=(['\"]?)([^'\"]+)\2", override):
-            yield match[1], match[3]
 
 
 @cache
@@ -384,7 +279,7 @@ def read_settings(
 def _unreadable(word: str, error: Exception) -> str:
     shown = brief(word).strip("'")
     if "=" not in word:
-        meant = did_you_mean(word, keys_of(Config), "=...")
+        meant = did_you_mean(word, known_keys(), "=...")
         return f"cannot read '{shown}': settings are written KEY=VALUE.{meant}"
     return (
         f"cannot read '{shown}': {one_line(str(error))[:300]} A text with signs stands in quotes: 'KEY=\"a, b\"'"
@@ -518,7 +413,7 @@ def _refused(faults: Sequence[str]) -> NoReturn:
 def _others(config: Config) -> list[str]:
     """What else is wrong with a request of which something was left out."""
     try:
-        return [said for said in config_problems(config) if not said.startswith(_FOLLOWS)]
+        return [said for said in checks.config_problems(config) if not said.startswith(_FOLLOWS)]
     except PipelineError as error:
         return [str(error)]
 
@@ -531,10 +426,11 @@ def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
     """The settings that plain values are; what is wrong is left out, and added to the faults."""
     kept = {table: _sections(table, plain.get(table), faults) for table in TABLES}
     classes = {(table, name): kind for table in kept for name, (_, kind) in kept[table].items()}
-    known = [key for at, kind in classes.items() for key in keys_of(kind, ".".join(at))]
 
     def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
         if path != ("experiment", "name") or value != MISSING:  # told below
+            used = classes.items() if hint is None else ()
+            known = [each.key for at, kind in used for each in meanings_of(kind, ".".join(at))]  # type: ignore[arg-type]  # classes are hashable
             faults.append(_fault(path, value, schema, hint, known))
 
     try:

@@ -1,4 +1,4 @@
-"""What every key means, read from where it is declared: type, default, range, and the text that stands below it.
+"""What every key means, read from where it is declared, and which one was meant by a key that there is not.
 
 Settings of users' own classes are read in the same way, so what is written of a field once is what `pipeline help`
 says and what the reference of all keys has.
@@ -9,19 +9,23 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import re
 import sys
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pipeline.config.plain import filled, nearest_choice, short, value_problems
 from pipeline.config.schema import CHOICES, KEYED, MISSING, PATH, RANGE, Config
-from pipeline.config.tables import TABLES, all_shipped
+from pipeline.config.tables import TABLES, all_shipped, conf_dir, settings_class
+from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, unknown_name
 
 _WORDS: Mapping[object, tuple[str, str]] = {
@@ -279,3 +283,247 @@ def _remarks(source: str) -> dict[int, str]:
         token.start[0]: token.string.lstrip("#:").strip() for token in tokens if token.type == tokenize.COMMENT
     }
     return {line: text for line, text in remarks.items() if not text.startswith(("noqa", "type:", "pragma"))}
+
+
+# -- which was meant --------------------------------------------------------------------------------------------
+
+
+_OTHER_NAMES = {
+    "deepspeed": "training.strategy",
+    "eval_steps": "rounds_of_training",
+    "file": "path",
+    "filename": "path",
+    "kl_coef": "algos.<NAME>.beta",
+    "lora_alpha": "alpha",
+    "lora_r": "rank",
+    "lr": "learning_rate",
+    "max_prompt_length": "generation.long_prompts",
+    "model_name_or_path": "models.hf.path",
+    "r": "rank",
+    "ref_model": "reference",
+    "reward_funcs": "rewards",
+    "trackers": "tracking.report_to",
+    "train_dataset": "datasets.hf.path",
+    "warmup_ratio": "training.warmup_steps",
+}
+"""What other programs call a setting, besides the arguments of TRL's configurations: its key, or the end of it."""
+
+
+def known_keys() -> list[str]:
+    """Every key that may be set with what ships, dotted."""
+    return [*shipped_meanings(), *TABLES]
+
+
+def other_names(name: str, algo: str = "") -> list[str]:
+    """Name the keys, or their ends, that another program calls so, of an algorithm; the name where none does."""
+    keys_of = import_object("pipeline.learning.from_trl.keys_of")  # seldom needed
+    found = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else list(map(str, keys_of(name, algo)))
+    return [name] if not found or name in (each.rpartition(".")[2] for each in found) else found
+
+
+def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Name what was probably meant: a key of the same section, else those that end alike, else the most alike."""
+    keys = dict.fromkeys(known)
+    section, _, last = key.rpartition(".")
+    names = other_names(last, section.removeprefix("algos."))
+    if all(name in keys or "<NAME>" in name for name in names):
+        return names
+    name, table = names[0], key.partition(".")[0]
+    beside = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == section}
+    general = dict.fromkeys(
+        re.sub(r"^(\w+)\.[^.]+", r"\1.<NAME>", each) if each.partition(".")[0] in {*TABLES} - {table} else each
+        for each in sorted(keys, key=lambda one: (not one.endswith(f".{name}"), one.count(".")))
+    )
+    ends = [each for each in general if each.endswith((f".{name}", f".{name}s"))]
+    if near := [name] if name in beside else _alike(name, beside) if section or not ends else []:
+        return [beside[near[0]]]
+    if ends and section:  # of a section that is misspelt, or of another one
+        return get_close_matches(key, ends, n=1, cutoff=0.7) or ends[:1]
+    if ends or (section and beside):
+        return ends[:3]
+    by_name = {each.rpartition(".")[2]: each for each in reversed(general)}
+    return get_close_matches(key, general, n=1, cutoff=0.7) or [by_name[each] for each in _alike(name, by_name)]
+
+
+def _alike(name: str, names: Iterable[str]) -> list[str]:
+    found = get_close_matches(name, names, n=1, cutoff=0.7)
+    return found or [each for each in sorted(names) if each.startswith(f"{name}_")][:1]
+
+
+def did_you_mean(key: str, known: Iterable[str], ending: str = "") -> str:
+    """Word what follows a key that there is not, or flag: what was probably meant; "" where nothing is near."""
+    near = " or ".join(f"{each}{ending}" if ending else f"'{each}'" for each in nearest_keys(key, known))
+    return f" Did you mean {near}?" if near else ""
+
+
+def unknown_key(key: str, known: Iterable[str] = ()) -> str:
+    """Word the message for a key that there is not: the one that was meant, and which there are.
+
+    Args:
+        key: What was typed.
+        known: The keys of the request; those of what ships are known besides.
+    """
+    keys = list(dict.fromkeys([*known, *known_keys()]))
+    section = key.rpartition(".")[0]
+    while section and not any(each.startswith(f"{section}.") for each in keys):
+        section = section.rpartition(".")[0]
+    inside = [each.removeprefix(f"{section}.") for each in keys if not section or each.startswith(f"{section}.")]
+    listed = ", ".join(dict.fromkeys(each.partition(".")[0] for each in inside))
+    return f"unknown key '{key}'.{did_you_mean(key, keys)} Known{f' in {section}' if section else ''}: {listed}."
+
+
+def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Names and classes that a command line adds to a table."""
+    for override in overrides:
+        if match := re.fullmatch(rf"\+{{0,2}}{table}\.([\w-]+)\.class_path=(['\"]?)([^'\"]+)\2", override):
+            yield match[1], match[3]
+
+
+# -- help keys ---------------------------------------------------------------------------------------------------
+# ``python -m pipeline help KEY``: what a key means, or which there are, from where each is declared.
+
+
+_COLUMN = 11
+_NO_EFFECT = "do not depend on this value itself: with another one, what is stored counts as it is"
+Line = tuple[str, str]
+"""A text and its style."""
+
+
+def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
+    """What there is to say of a word, line by line.
+
+    Args:
+        word: A key or the end of one, a group of keys or of files, or one of their names; "" for what there is.
+        settings: As for a run; they make algorithms and datasets of one's own known.
+
+    Raises:
+        ConfigError: There is nothing of that name; says what was meant.
+    """
+    word = word.lstrip("+~").partition("=")[0].strip(".")
+    keys, named = _known(settings)
+    if not word:
+        return _overview(keys, named)
+    if word in keys:
+        return _help_key(keys, [word])
+    if word in named or word in TABLES:
+        return _help_section(keys, named, word)
+    if (conf_dir() / word).is_dir():
+        return _files_of(word)
+    leaf = word.rpartition(".")[2]
+    others = [each.removeprefix("algos.<NAME>.") for each in other_names(leaf)]
+    if ends := [key for key in keys if key.endswith(f".{word}")]:
+        return _same_end(keys, ends)
+    if inside := [section for section in named if section.endswith(f".{word}")]:
+        return chain.from_iterable(_help_section(keys, named, section) for section in inside)
+    if spelled := next((name for name in (*named, *keys) if f".{name}".lower().endswith(f".{word.lower()}")), ""):
+        return help_on(spelled, settings)
+    if others != [leaf]:
+        found = [(f"{leaf} is called {' or '.join(others)} here:", "bold")]
+        return chain(found, *(help_on(other, settings) for other in others))
+    raise ConfigError(f"{unknown_key(word, keys)} `python -m pipeline help` lists what there is.")
+
+
+def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]:
+    """Keys, and groups of them with what they are: those that ship, files of ``conf/`` add, and settings name."""
+    if wrong := [setting for setting in settings if "=" not in setting]:
+        raise ConfigError(f"cannot read '{wrong[0]}'. After the key come settings as for a run: KEY=VALUE.")
+    keys, named = dict(shipped_meanings()), dict(shipped_sections())
+
+    def add(table: str, name: str, section: Mapping[str, Any]) -> None:
+        schema, prefix = settings_class(table, name, section), f"{table}.{name}"
+        keys.update((each.key, each) for each in meanings_of(schema, prefix))  # type: ignore[arg-type]  # classes are hashable
+        named.update({prefix: about(schema), **dict(sections(schema, prefix))})
+
+    for table, group in (("datasets", "dataset"), ("models", "model")):
+        for name, kind in _kinds_of_files(group).items():
+            add(table, name, {"kind": kind})
+    for table in ("algos", "datasets"):
+        for name, path in class_paths(table, settings):
+            add(table, name, {"class_path": path})
+    return keys, named
+
+
+def _kinds_of_files(group: str) -> dict[str, str]:
+    """The kind that each file of a group is of, by the file's name."""
+    files = sorted((conf_dir() / group).glob("*.yaml"))
+    found = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
+    return {name: kind[1] for name, kind in found.items() if kind}
+
+
+def _overview(keys: Mapping[str, Meaning], named: Mapping[str, str]) -> Iterator[Line]:
+    yield "Groups of keys; `python -m pipeline help GROUP` lists them:", "bold"
+    for section, text in named.items():
+        if "." not in section:
+            yield from _named(section, text)
+    yield "\nKeys of their own:", "bold"
+    for key, each in keys.items():
+        if "." not in key:
+            yield from _named(key, each.line)
+    yield "\nWith a section for each that a run uses, as algos.PITA or datasets.addition:", "bold"
+    for table in TABLES:
+        names = [section.split(".")[1] for section in named if re.fullmatch(rf"{table}\.[^.]+", section)]
+        yield from _named(table, ", ".join(names))
+    yield "\nFiles to choose from, GROUP=CHOICE:", "bold"
+    for folder in sorted(path for path in conf_dir().iterdir() if any(path.glob("*.yaml"))):
+        yield from _named(folder.name, ", ".join(sorted(file.stem for file in folder.glob("*.yaml"))))
+
+
+def _help_section(keys: Mapping[str, Meaning], named: Mapping[str, str], section: str) -> Iterator[Line]:
+    yield section, "bold"
+    if text := named.get(section):
+        yield f"    {text}", ""
+    if section in TABLES:
+        for name in (name for name in named if re.fullmatch(rf"{section}\.[^.]+", name)):
+            yield from _named(name, named[name])
+        return
+    yield "", ""
+    for key, each in keys.items():
+        if key.startswith(f"{section}."):
+            yield from _named(f"{key}={each.default}", each.line)
+
+
+def _files_of(group: str) -> Iterator[Line]:
+    yield f"{group}=CHOICE", "bold"
+    for file in sorted((conf_dir() / group).glob("*.yaml"), key=lambda path: path.stem.lower()):
+        remarks = [line[1:].strip() for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
+        said = [line for line in remarks if not line.startswith("@package")]
+        yield from _named(f"{group}={file.stem}", said[0] if said else "")
+    table = next((table for table, each in TABLES.items() if each.group == group), "")
+    if table:
+        yield f"\nIts settings: python -m pipeline help {table}.NAME", ""
+
+
+def _same_end(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
+    """Keys that end alike: those that mean the same are explained together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for key in keys:
+        alike.setdefault((known[key].text, known[key].allowed), []).append(key)
+    for number, same in enumerate(alike.values()):
+        if number:
+            yield "", ""
+        yield from _help_key(known, same)
+
+
+def _help_key(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
+    first = known[keys[0]]
+    for key in keys:
+        yield f"{key}={known[key].default or '...'}", "bold"
+    yield f"    {first.text or 'nothing is written below this field'}", ""
+    yield "", ""
+    effect = (
+        "depend on it" if first.affects_result else f"depend on it {first.keyed}" if first.keyed else _NO_EFFECT
+    )
+    rows = [
+        ("type", first.type),
+        ("must be", first.allowed),
+        ("default", "" if first.default else "none: a value must be given"),
+        *(("choice", f"{choice}{f': {text}' if text else ''}") for choice, text in first.choices.items()),
+        ("results", effect),
+    ]
+    yield from ((f"    {name:<{_COLUMN}}{text}", "") for name, text in rows if text)
+
+
+def _named(name: str, text: str) -> Iterator[Line]:
+    yield f"    {name}", "bold"
+    if text:
+        yield f"        {text}", ""

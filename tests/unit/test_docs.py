@@ -12,9 +12,7 @@ from typer.testing import CliRunner
 import pipeline
 from docs.made import on_page_markdown
 from pipeline.__main__ import app
-from pipeline.commands.help import help_on
-from pipeline.config.load import known_keys
-from pipeline.config.meaning import shipped_meanings
+from pipeline.config.meaning import help_on, known_keys, shipped_meanings
 from pipeline.learning.from_trl import OF_ALGORITHM, counterparts
 from pipeline.slurm.script import interpreter
 

@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.learning.choices import DPOLoss
-from pipeline.learning.training import loop, scoring
+from pipeline.learning.training.loop import TrainingSet, add_to_curve, is_drawn, of_pairs
+from pipeline.learning.training.scoring import completion_logprobs, note_scored
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 
 
@@ -129,7 +130,7 @@ class PairLoss:
 
 def dpo_set(
     model: nn.Module, pairs: Sequences, anchor: NDArray[np.float64], objective: DPOObjective, device: str
-) -> loop.TrainingSet:
+) -> TrainingSet:
     """Pairs, and the loss of a policy on them.
 
     Args:
@@ -144,18 +145,18 @@ def dpo_set(
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         held = torch.from_numpy(anchor[part].astype(np.float32)).to(device)
         share = len(part) / len(whole)
-        logprobs = scoring.completion_logprobs(model, batch)
-        if loop.is_drawn():
+        logprobs = completion_logprobs(model, batch)
+        if is_drawn():
             apart = logprobs.detach().sum(-1) - held
-            loop.add_to_curve(
-                **loop.of_pairs(objective.beta * apart),
+            add_to_curve(
+                **of_pairs(objective.beta * apart),
                 kl=apart / batch.mask.sum(-1).clamp(min=1),
                 entropy=-logprobs.detach()[batch.mask],
             )
         return loss(logprobs, batch, held) * share
 
     told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
-    return loop.TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
+    return TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def kto_set(
     of_anchor: Score,
     of_policy: Score,
     context: int | None = None,
-) -> loop.TrainingSet:
+) -> TrainingSet:
     """Completions that are desirable or not, and the loss of a policy on them (equation 7).
 
     Args:
@@ -204,7 +205,7 @@ def kto_set(
     def prepare(batches: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
         mixed = mismatched(data, batches, context)
         held = of_anchor(mixed)
-        scoring.note_scored(mixed, model)
+        note_scored(mixed, model)
         ends = np.cumsum([len(batch) for batch in batches])
 
         def before(step: int) -> None:
@@ -215,18 +216,18 @@ def kto_set(
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         held = torch.from_numpy(anchor[part]).to(device)
-        ratio = scoring.completion_logprobs(model, batch).sum(-1) - held
+        ratio = completion_logprobs(model, batch).sum(-1) - held
         desirable = batch.labels > 0.5
-        if loop.is_drawn():
-            loop.add_to_curve(kl=divergence[0])
+        if is_drawn():
+            add_to_curve(kl=divergence[0])
             for name, those in (("desirable", desirable), ("undesirable", ~desirable)):
-                loop.add_to_curve(**{f"reward_{name}": objective.beta * ratio.detach()[those]})
+                add_to_curve(**{f"reward_{name}": objective.beta * ratio.detach()[those]})
         weight = torch.where(desirable, objective.desirable_weight, objective.undesirable_weight)
         ahead = torch.where(desirable, ratio - divergence[0], divergence[0] - ratio)
         return (weight * torch.sigmoid(-objective.beta * ahead)).sum() / len(whole)
 
     about = {"sequences": len(data), "sequences_desirable": int((data.labels > 0.5).sum())}
-    return loop.TrainingSet(data, loss_of, about=about, prepare=prepare)
+    return TrainingSet(data, loss_of, about=about, prepare=prepare)
 
 
 def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: int | None = None) -> Sequences:
@@ -271,7 +272,7 @@ _SURE = -1e-7
 """Log-probability per token from which on odds have no finite logarithm in float32."""
 
 
-def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> loop.TrainingSet:
+def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> TrainingSet:
     """Pairs, and the loss of ORPO on them (equations 6 and 7, with the odds of equation 4).
 
     As in TRL and in the authors' code, the likelihood is of all tokens of prompt and chosen completion.
@@ -296,7 +297,7 @@ def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> lo
 
 def simpo_set(
     model: nn.Module, pairs: Sequences, beta: float, gamma: float, device: str, alpha: float = 0.0
-) -> loop.TrainingSet:
+) -> TrainingSet:
     """Pairs, and the loss of SimPO on them (equation 6).
 
     Args:
@@ -323,7 +324,7 @@ def _pair_set(
     *,
     read: Sequences,
     likelihood: float,
-) -> loop.TrainingSet:
+) -> TrainingSet:
     """Pairs, their loss by what is said per token, and some weight of the likelihood of tokens of the chosen.
 
     Args:
@@ -339,14 +340,14 @@ def _pair_set(
     tokens = read.supervised
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
-        logprobs = scoring.completion_logprobs(model, batch)
+        logprobs = completion_logprobs(model, batch)
         mask = torch.from_numpy(pairs.mask(part, batch.ids.shape[1])).to(device)
         mean = torch.where(mask, logprobs, torch.zeros_like(logprobs)).sum(-1) / mask.sum(-1).clamp(min=1)
-        if loop.is_drawn():
-            loop.add_to_curve(**loop.of_pairs(scale * mean.detach()))
+        if is_drawn():
+            add_to_curve(**of_pairs(scale * mean.detach()))
         total = loss(mean[0::2], mean[1::2]).sum() / (len(whole) // 2)
         if likelihood:
             total = total - likelihood * logprobs[0::2].sum() / max(1, int(tokens[whole[0::2]].sum()))
         return total
 
-    return loop.TrainingSet(read, loss_of, group=2, about={"pairs": len(pairs) // 2})
+    return TrainingSet(read, loss_of, group=2, about={"pairs": len(pairs) // 2})

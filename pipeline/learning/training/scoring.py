@@ -23,7 +23,8 @@ from transformers import AttentionInterface
 
 from pipeline.learning.generation.sampling import nucleus, policy_logprobs
 from pipeline.learning.memory.fit import LOGITS_AT_ONCE
-from pipeline.learning.models import batch_size, flops
+from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
 from pipeline.learning.models.value import TEXT_LENGTHS, ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
@@ -482,7 +483,7 @@ def score_sequences(
     width: int | None = None,
     ranks: Ranks = ALONE,
     together: bool = False,
-    sizes: batch_size.BatchSizes | None = None,
+    sizes: BatchSizes | None = None,
     work: str = "score",
 ) -> NDArray[np.float64]:
     """Evaluate a function of sequences without gradients, longest ones apart from short ones.
@@ -516,7 +517,7 @@ def score_sequences(
 
     def in_parts() -> _Parts:
         """By itself a process takes fewer at once when memory runs out."""
-        batch = (sizes or batch_size.BatchSizes(None, device)).begin(
+        batch = (sizes or BatchSizes(None, device)).begin(
             work,
             micro_batch_size,
             length=int(data.lengths.max(initial=1)),
@@ -547,10 +548,10 @@ _Parts = Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 def note_scored(data: Sequences, *models: nn.Module) -> None:
     """Count that these models have read sequences for their log-probabilities."""
-    flops.spend("scoring", sum(flops.model_cost(model).forward(passes_of(model, data)) for model in models))
+    spend("scoring", sum(model_cost(model).forward(passes_of(model, data)) for model in models))
 
 
-def passes_of(model: nn.Module, data: Sequences) -> flops.Pass:
+def passes_of(model: nn.Module, data: Sequences) -> Pass:
     """What a model reads of sequences: a policy's outputs matter from one before the first supervised token on."""
     whole = isinstance(model, ValueModel)
-    return flops.whole_texts(data.lengths, None if whole else int((data.lengths - data.starts).sum()) + len(data))
+    return whole_texts(data.lengths, None if whole else int((data.lengths - data.starts).sum()) + len(data))

@@ -1,5 +1,7 @@
 """Several runs by one command: exit codes, labels, Ctrl-C, and what trials are judged by."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +11,14 @@ import pytest
 from rich.console import Console
 
 from pipeline import cli
-from pipeline.commands import multirun
+from pipeline.commands import multirun, run
+from pipeline.commands.multirun import for_hydra, read_flags
 from pipeline.commands.results import OBJECTIVE, is_judged, values_of
 from pipeline.commands.start import WRONG_REQUEST
-from pipeline.config.schema import Config
-from pipeline.errors import JobError
+from pipeline.config.checks import check_config
+from pipeline.config.schema import Config, DeviceChoice, DistributedConfig
+from pipeline.engine.devices.select import choose_devices
+from pipeline.errors import ConfigError, DeviceError, JobError
 from pipeline.runs.record import ResultRow
 from tests.doubles.composing import quick_config
 from tests.doubles.launching import PLACE
@@ -39,7 +44,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             raise JobError("not so")
         return config.experiment.seeds[0]
 
-    monkeypatch.setattr(cli, "run_experiment", run_experiment)
+    monkeypatch.setattr(run, "run_experiment", run_experiment)
     return seen
 
 
@@ -101,7 +106,7 @@ def test_each_run_is_labelled_by_what_is_its_own_and_knows_how_it_is_repeated_an
         seen.append((config.experiment.name, command[-2:], multirun.group_of_run(), label))
         return 0
 
-    monkeypatch.setattr(cli, "run_experiment", run_experiment)
+    monkeypatch.setattr(run, "run_experiment", run_experiment)
     own = tmp_path / "own groups"
     own.mkdir()
     sweep = ["experiment.name=eta_${algos.PITA.eta}", "algos.PITA.eta=0.5,2.0", "algos.PITA.top_k=4"]
@@ -151,3 +156,79 @@ def test_the_objective_is_one_metric_that_all_chains_have() -> None:
     assert values_of(rows[:1])[OBJECTIVE] == 0.2
     assert values_of(rows)[OBJECTIVE] == pytest.approx(0.6)
     assert OBJECTIVE not in values_of([row("A", "length", 4.0)])
+
+
+# -- test device flags -------------------------------------------------------------------------------------------
+# Flags of a run: those for devices become settings that win, Hydra's stay, a wrong one is answered.
+
+
+ALL = "device=auto distributed.num_gpus=null distributed.gpu_ids=null distributed.gpu_list=null"
+
+
+@pytest.mark.parametrize(
+    ("words", "ordered"),
+    [
+        ("", ""),
+        ("--num-gpus 2", ALL.replace("gpus=null", "gpus=2")),
+        ("--num-gpus=2", ALL.replace("gpus=null", "gpus=2")),
+        ("--gpu-ids 0 2 3 a=1", f"a=1 {ALL.replace('ids=null', 'ids=[0,2,3]')}"),
+        ("a=1 --gpu-ids 0,2", f"a=1 {ALL.replace('ids=null', 'ids=[0,2]')}"),
+        ("distributed.gpu_list=4,5 a=1,2", "distributed.gpu_list=[4,5] a=1,2"),
+        ("distributed.gpu_ids=4", "distributed.gpu_ids=[4]"),
+        ("distributed.gpu_list=4,x", "distributed.gpu_list=4,x"),
+        (
+            "a=1 --cfg hydra --device cuda b=2 --num-gpus 1",
+            f"a=1 b=2 {ALL.replace('auto', 'cuda').replace('gpus=null', 'gpus=1')} --cfg hydra",
+        ),
+        ("a=1 --multirun b=1,2 c=3", "a=1 b=1,2 c=3 --multirun"),
+        ("a=1 -cd D b=2 ~c", "a=1 b=2 ~c --config-dir D"),
+        ("-p algos a=1 --cfg job b=1", "a=1 b=1 --cfg job --package algos --resolve"),
+        ("--info config a=1", "a=1 --info config"),
+        ("-h", "--help"),
+    ],
+)
+def test_flags_may_stand_anywhere(words: str, ordered: str) -> None:
+    asked = read_flags(words.split())
+    assert for_hydra(asked, asked.overrides) == ordered.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--num-gpus", "--num-gpus"),
+        ("--num-gpus two", "--num-gpus"),
+        ("--gpu-ids", "--gpu-ids"),
+        ("--gpu-ids a=1", "--gpu-ids"),
+        ("--gpu-ids 0 x", "--gpu-ids 0 x"),
+        ("--device tpu", "'auto', 'cpu', 'cuda'"),
+        ("--seed 3", "experiment.seeds=..."),
+        ("--seeds 1 2 experiment.name=x", "experiment.seeds=..."),
+        ("--num-gpu 2", "--num-gpus"),
+        ("--workers=4", "execution.workers=..."),
+        ("--dry-run", "dry_run=..."),
+        ("--max_new_tokens 5", "generation.max_new_tokens=..."),
+        ("--epochs 3", "algos.<NAME>.epochs=..."),
+        ("--multi-run", "--multirun"),
+        ("--use_vllm", "generation.backend=..."),
+        ("--foo", "--num-gpus"),
+        ("-x 3", "unknown flag -x"),
+        ("--cfg nothing", "invalid choice: 'nothing'"),
+        ("--cfg", "expected one argument"),
+    ],
+)
+def test_a_wrong_flag_is_answered_with_what_was_meant(words: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_flags(words.split())
+    assert said in str(refused.value)
+    assert "usage:" not in str(refused.value)
+
+
+def test_a_list_of_gpus_has_two_names() -> None:
+    config = quick_config(read_flags(["experiment.name=a", "distributed.gpu_list=4,5,6,7"]).overrides)
+    check_config(config)
+    assert (config.distributed.ids, config.distributed.gpu_ids) == ([4, 5, 6, 7], None)
+    config.distributed.gpu_ids = [0]
+    with pytest.raises(ConfigError, match=r"gpu_ids=\[0\] and distributed.gpu_list=\[4, 5, 6, 7\] are two names"):
+        check_config(config)
+    with pytest.raises(DeviceError, match=r"distributed.gpu_list=\[9\]"):
+        choose_devices(DeviceChoice.auto, None, DistributedConfig(gpu_list=[9]))

@@ -19,6 +19,7 @@ from pipeline.commands.report import runs_named
 from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError
+from pipeline.runs import trackers
 from pipeline.runs.origin import Origin, write_origin
 from pipeline.runs.record import Results, write_results
 from pipeline.runs.trackers import TRACKERS
@@ -216,7 +217,7 @@ made: list[Noted] = []
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[Noted]:
     made.clear()
-    for module in (report, results):
+    for module in (report, trackers):
         monkeypatch.setattr(module, "Feeders", Noted)
     return made
 

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from pipeline import arithmetic
-from pipeline.commands import results
 from pipeline.commands import run as carry_out
+from pipeline.commands import start
 from pipeline.commands.run import log, logged_to, run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
+from pipeline.runs import record
 from pipeline.terminal.console import Terminal
 from tests.doubles.small_runs import run_here, with_reference
 
@@ -35,7 +36,7 @@ def test_a_fault_of_the_program_is_in_the_log_of_the_run(
     def broken(*_: object) -> None:
         raise RuntimeError("\x1b[2Jboom \udcff")
 
-    monkeypatch.setattr(results, "write_results", broken)
+    monkeypatch.setattr(record, "write_results", broken)
     with pytest.raises(RuntimeError, match="boom"):
         run_experiment(nothing_to_do, Terminal(file=io.StringIO()))
     log = (Path(nothing_to_do.output_dir) / "x/latest/run.log").read_text()
@@ -49,14 +50,14 @@ def test_signals_while_results_are_written_interrupt_nothing(
     nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     """When nothing is left to do the results are finished, and the exit code says so."""
-    write, got = results.write_samples, list[int]()
+    write, got = record.write_samples, list[int]()
 
     def signalled(*args: Any) -> None:
         for _ in range(2):
             signal.raise_signal(number)
         write(*args)
 
-    monkeypatch.setattr(results, "write_samples", signalled)
+    monkeypatch.setattr(record, "write_samples", signalled)
     before = signal.signal(number, lambda number, _: got.append(number))
     try:
         assert run_experiment(nothing_to_do, Terminal(file=io.StringIO())) == 0
@@ -75,7 +76,7 @@ def test_only_the_last_run_of_a_command_settles_its_exit_code(
     nothing_to_do: Config, monkeypatch: pytest.MonkeyPatch, label: str, settled: list[int]
 ) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(carry_out, "settle", codes.append)
+    monkeypatch.setattr(start, "settle", codes.append)
     assert run_experiment(nothing_to_do, Terminal(file=io.StringIO()), label=label) == 0
     assert codes == settled
 

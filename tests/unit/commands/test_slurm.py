@@ -18,8 +18,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder."""
     monkeypatch.chdir(tmp_path)
     # What Hydra makes of settings, other tests try.
-    for module in ("pipeline.commands.slurm", "pipeline.config.load"):
-        monkeypatch.setattr(f"{module}.load_config", quick_config)
+    monkeypatch.setattr("pipeline.config.load.load_config", quick_config)
     return tmp_path
 
 

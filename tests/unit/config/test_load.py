@@ -1,13 +1,16 @@
 """Configuration: what a user may write, and that it reaches a worker unchanged."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline import cli
 from pipeline.config.checks import check_config
-from pipeline.config.load import config_from_plain, load_config
+from pipeline.config.load import as_meant, config_from_plain, load_config
 from pipeline.config.plain import schema_path, stage_config_from_plain, to_plain
 from pipeline.config.tables import conf_dir
 from pipeline.errors import ConfigError
@@ -100,3 +103,207 @@ def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.Captur
     assert "rounds_of_training: 7" in printed
     assert "num_prompts: 500" in printed
     assert "${" not in printed
+
+
+# -- test faults -------------------------------------------------------------------------------------------------
+# All faults of a request are told at once, each with its key, what is allowed and the nearest right name.
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["foo=1", "rounds_of_training=-1"], ["'foo'", "rounds_of_training=-1"]),
+        (["algos.PITA.etta=2", "training.grad_clip=abc"], ["'algos.PITA.eta'", "training.grad_clip=abc"]),
+        (["dataset=nope", "model=gpt2", "foo=1"], ["dataset 'nope'", "model 'gpt2'", "'foo'"]),
+        (["[a,b", "foo=1", "seed"], ["[a,b", "'foo'", "experiment.seeds"]),
+        (["training.gpus_per_job=0", "evaluation.split=tset", "bar=1"], ["gpus_per_job=0", "'test'", "'bar'"]),
+        (["foo=1", "foo=2", "rounds_of_training=x"], ["'foo'", "rounds_of_training=x"]),
+        (["algos.DPO.front={beta: [0.1, a]}", "algos=[DPO]", "foo=1"], ["algos.DPO.front.beta=a", "'foo'"]),
+        (["algos.Nobody.eta=1", "datasets.gsm8k.path=x"], ["'Nobody'", "dataset=gsm8k"]),
+        (
+            ["experiment.seeds=[a]", "output_dir=???", "rounds_of_training=1,2"],
+            ["seeds", "output_dir", "--multirun"],
+        ),
+    ],
+)
+def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        quick_config([NAME, *words])
+    said = str(caught.value)
+    assert [part for part in told if part not in said] == []
+    assert said.startswith(f"{len(set(told))} settings are wrong:")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("trainin.micro_batch_size=3", "'training.micro_batch_size'"),
+        ("lora.rank=4", "'algos.<NAME>.lora.rank'"),
+        ("algos=[dpo]", "'DPO'"),
+        ("execution.num_gpus=1", "'distributed.num_gpus'"),
+        ("algos.PITA.lora.rank=4", ".lora.rank'"),
+        ("rounds=1", "'rounds_of_training'"),
+        ("execution.barrier=rond", "none or round. Did you mean round?"),
+        ("tracking.report_to=[wandb,tensorbord]", "Did you mean [tensorboard]?"),
+        ("algos=[PITTA,QSarp]", "Unknown as well: QSarp."),
+        ("rounds_of_training=2.5", "a whole number, at least 1 and at most 1,000,000 (by default 2)"),
+        ("rounds_of_training=null", "rounds_of_training=None"),
+        ("dry_run=maybe", "true or false"),
+        ("training=3", "a table of settings"),
+        ("datasets=gsm8k", "dataset=gsm8k"),
+        ("datasets.addition.kind=[1]", "must be a name"),
+        ("algos.GRPO.lr=0.1", "'algos.GRPO.learning_rate'"),
+        ("max_completion_length=9", "'generation.max_new_tokens'"),
+        ("gradient_accumulation_steps=2", "'algos.<NAME>.batch_size'"),
+        ("use_vllm=true", "'generation.backend'"),
+        ("algos.GRPO.num_train_epochs=2", "'rounds_of_training'"),
+        ("num_train_epochs=2", "'algos.<NAME>.epochs' or 'rounds_of_training'"),
+        ("tracking.trackers=[wandb]", "'tracking.report_to'"),
+        ("model_name_or_path=gpt2", "'models.hf.path'"),
+        ("learning_rate=0.1", "'algos.<NAME>.learning_rate'"),
+        ("batch_size=8", "'generation.batch_size' or 'algos.<NAME>.batch_size'"),
+        ("execution.spares=1", "'execution.spares'. Known"),
+        ("hydra.searchpath=[file://nowhere]", "no folder nowhere"),
+        ("model=owner/name", "models.hf.path=owner/name"),
+        ("algorithms.PITA.eta=1", "'algos.<NAME>.eta'"),
+        ("num_prompts=9", "'evaluation.num_prompts'"),
+        ("a=b=[", "cannot read 'a=b=['"),
+        ("+x=1", "unknown key 'x'"),
+        ("output_dir=${experimen.name}", "nothing sets 'experimen.name'"),
+        ("output_dir=${output_dir}", "output_dir"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_what_is_allowed_and_the_nearest_name(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        quick_config([NAME, override])
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 2000
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "experiment.name is missing"), (["experiment.nme=x"], "unknown key")]
+)
+def test_a_request_without_a_name_says_so(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        quick_config(words)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("experiment: [unclosed\n", "mine"),
+        ("trainin:\n  micro_batch_size: 2\n", "'training.micro_batch_size'"),
+        ("algos: 3\n", "algos"),
+        ("training:\n", "training=None"),
+        ("[1, 2]\n", "mine"),
+        ("training: {grad_clip: '${training.grad_clip}'}\n", "grad_clip"),
+        ("experiment: {name: 1.10}", "in quotes"),
+        ("datasets: {jsonl: {further_columns: [a, 007]}}", "in quotes"),
+        ("datasets: {jsonl: {system_prompt: None}}", "null"),
+        ("datasets: {jsonl: {limit: None}}", "datasets.jsonl.limit=None"),
+        ("training: {lr: 1}\nevaluation: {splt: test}\n", "2 settings are wrong"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_words(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{content}")
+    words = ["dataset=jsonl", "datasets.jsonl.path=x.jsonl", f"hydra.searchpath=[file://{tmp_path}]"]
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config([*words, "experiment=mine", *([NAME] if "name:" not in content else [])]))
+    assert said in str(caught.value)
+
+
+def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment/mine.yaml").write_text("defaults:\n  - nowhere\n")
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_config([NAME, search, "experiment=mine"])
+    with pytest.raises(ConfigError, match=r"unknown experiment 'mina'\. Did you mean 'mine'"):
+        load_config([NAME, search, "experiment=mina"])
+    with pytest.raises(ConfigError, match=r"unknown algorithm 'PITTA'\. Did you mean 'PITA'"):
+        load_config([NAME, search, "algos=[PITTA]"])
+
+
+def test_quick_answers_are_those_of_hydra() -> None:
+    words = [NAME, "algos=[DPO]", "algos.DPO.beta=0.3", "+algos.DPO.options.a=1", "evaluation={etas: [1]}"]
+    assert quick_config(words) == load_config(words)
+
+
+_JSONL = ("experiment.name=x", "dataset=jsonl", "datasets.jsonl.path=rows.jsonl")
+_NUMBERS = ["1.10", "1e3", "1_000", "0x10", "on", "true", "null", "None", "2024-01-01", "007", "1:30", "nan"]
+
+
+@pytest.mark.parametrize("typed", _NUMBERS)
+def test_a_name_is_what_was_typed(typed: str) -> None:
+    config = quick_config([f"experiment.name={typed}", f"tracking.project={typed}x"])
+    assert (config.experiment.name, config.tracking.project) == (typed, f"{typed}x")
+
+
+@pytest.mark.parametrize("typed", ["1.10", "007", "true", "1e3"])
+def test_texts_in_lists_and_tables_are_what_was_typed(typed: str) -> None:
+    given = [f"datasets.jsonl.columns={{prompt: {typed}}}", f"datasets.jsonl.further_columns=[{typed},b]"]
+    dataset: Any = quick_config([*_JSONL, *given]).datasets["jsonl"]
+    assert (dataset.columns, dataset.further_columns) == ({"prompt": typed}, [typed, "b"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("None", None),
+        ("null", None),
+        ("~", None),
+        ('"null"', "null"),
+        ("1.10", "1.10"),
+        (r"Be kind.\nBe short.", "Be kind.\nBe short."),
+        (r'"a, b\n\"c\" \\n \t{d}"', 'a, b\n"c" \\n \t{d}'),
+        (r'"\nabla \times \theta \neq \boxed{}"', r"\nabla \times \theta \neq \boxed{}"),
+        ('"a\nb"', "a\nb"),
+        (r"Q: {x}\nA (it's short):", "Q: {x}\nA (it's short):"),
+    ],
+)
+def test_a_text_for_models_is_read_as_people_write_it(typed: str, meant: str | None) -> None:
+    dataset: Any = quick_config([*_JSONL, f"datasets.jsonl.system_prompt={typed}"]).datasets["jsonl"]
+    assert dataset.system_prompt == meant
+
+
+def test_none_is_null_wherever_null_may_stand() -> None:
+    config: Any = quick_config([*_JSONL, "datasets.jsonl.limit=None", "datasets.jsonl.further_columns=None"])
+    assert (config.datasets["jsonl"].limit, config.datasets["jsonl"].further_columns) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("experiment.name=1.1,1.10", "experiment.name='1.1','1.10'"),
+        ("datasets.mine.system_prompt=None,short", "datasets.mine.system_prompt=null,short"),
+        (r"datasets.jsonl.path=C:\new", r"datasets.jsonl.path=C:\new"),
+        ("datasets.jsonl.columns.prompt=1.10", "datasets.jsonl.columns.prompt='1.10'"),
+        ("+datasets.jsonl.columns.prompt=1e3", "+datasets.jsonl.columns.prompt='1e3'"),
+        ("experiment.seeds=[0,1]", "experiment.seeds=[0,1]"),
+        ("evaluation.etas=[0.50]", "evaluation.etas=[0.50]"),
+        ("algos.GRPO.options={name: 1.10}", "algos.GRPO.options={name: 1.10}"),
+        ("hydra.job.name=1.10", "hydra.job.name=1.10"),
+        ("--config-dir=1.10", "--config-dir=1.10"),
+        ("experiment.name=[1.10", "experiment.name=[1.10"),
+    ],
+)
+def test_only_settings_that_hydra_would_misread_are_rewritten(word: str, meant: str) -> None:
+    assert as_meant([word]) == [meant]
+
+
+@pytest.mark.parametrize("home", ["/home/me", "/home/a (b), c=d"])
+def test_a_setting_may_begin_with_the_home_folder(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which bash expands for keys without a dot alone."""
+    monkeypatch.setenv("HOME", home)
+    config = quick_config(["experiment.name=x", "execution.store=~/store", "output_dir=~", "execution.priority=~"])
+    assert (config.execution.store, config.output_dir) == (f"{home}/store", home)
+    assert config.execution.priority is None
+    assert as_meant(["~algos", "--flag=~/x", "key='~/x'", "key=a~/b"]) == [
+        "~algos",
+        "--flag=~/x",
+        "key='~/x'",
+        "key=a~/b",
+    ]

@@ -108,7 +108,7 @@ def test_a_run_without_room_is_refused_before_it_starts_and_leaves_nothing(
 ) -> None:
     has_free(monkeypatch, 3 * WEIGHTS)
     request = asked(tmp_path / "outputs", model, "algos=[DPO]", "experiment.seeds=[0,1]")
-    with pytest.raises(StoreError, match=r"3\.0 kB free.*16\.0 kB.*experiment\.seeds"):
+    with pytest.raises(StoreError, match=r"3\.0 kB free.*16\.0 kB.*execution\.keep"):
         run_experiment(request.config, Terminal(file=io.StringIO()))
     assert not (tmp_path / "outputs").exists()
     dry_run.check_room(request, look_up(request, lambda _: None))  # what is stored does not count

@@ -18,11 +18,18 @@ from torch import nn
 
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.training import checkpoint as module
+from pipeline.learning.training.checkpoint import (
+    Checkpoints,
+    State,
+    random_state,
+    restore_random_state,
+    restore_training,
+    state_problem,
+    training_state,
+)
 from pipeline.learning.training.distributed import Ranks
 
-STATE = module.State(
-    {"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]}
-)
+STATE = State({"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]})
 
 
 class Tied(nn.Module):
@@ -64,14 +71,14 @@ def names(folder: Path) -> list[str]:
 def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
     """Weights, buffers, AdamW's moments and steps, and the generator that its data comes from."""
     model, optimizer = trained(steps=3)
-    module.Checkpoints(tmp_path, {}).save(3, module.training_state(model, optimizer, history=[1, 2, 3]))
+    Checkpoints(tmp_path, {}).save(3, training_state(model, optimizer, history=[1, 2, 3]))
     go_on(model, optimizer, 4)
 
     other, fresh = trained(steps=0)
-    saved = module.Checkpoints(tmp_path, {}).latest(lambda found: module.state_problem(found.state, other, fresh))
+    saved = Checkpoints(tmp_path, {}).latest(lambda found: state_problem(found.state, other, fresh))
     assert saved is not None
     torch.manual_seed(99)
-    assert module.restore_training(saved.state, other, fresh) == {"history": [1, 2, 3]}
+    assert restore_training(saved.state, other, fresh) == {"history": [1, 2, 3]}
     del saved
     # A file that is still mapped keeps its room on the disk, though a later checkpoint has replaced it.
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
@@ -90,7 +97,7 @@ def test_an_optimizer_that_keeps_objects_is_refused() -> None:
     optimizer = torch.optim.LBFGS(model.parameters())
     optimizer.state[model.weight] = {"old": [torch.zeros(1)]}
     with pytest.raises(JobError, match="LBFGS keeps a list as 'old'"):
-        module.training_state(model, optimizer)
+        training_state(model, optimizer)
 
 
 def draws() -> list[float]:
@@ -100,9 +107,9 @@ def draws() -> list[float]:
 def test_every_global_generator_goes_on_where_it_was() -> None:
     """After one draw of each, so that the halves of pairs of normal draws are pending."""
     draws()
-    tensors, values = module.random_state()
+    tensors, values = random_state()
     expected = [draws() for _ in range(5)]
-    module.restore_random_state(tensors, json.loads(json.dumps(values)))
+    restore_random_state(tensors, json.loads(json.dumps(values)))
     assert [draws() for _ in range(5)] == expected
 
 
@@ -145,12 +152,12 @@ def test_a_checkpoint_with_anything_odd_is_passed_over(
     tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage, said = DAMAGE[how]
-    module.Checkpoints(tmp_path, {"of": "this"}).save(5, STATE)
+    Checkpoints(tmp_path, {"of": "this"}).save(5, STATE)
     (tmp_path / "step-00000005").rename(tmp_path / "kept")
-    module.Checkpoints(tmp_path, {"of": "this"}).save(6, STATE)
+    Checkpoints(tmp_path, {"of": "this"}).save(6, STATE)
     (tmp_path / "kept").rename(tmp_path / "step-00000005")
     damage(tmp_path / "step-00000006")
-    checkpoints = module.Checkpoints(tmp_path, {"of": "this"})
+    checkpoints = Checkpoints(tmp_path, {"of": "this"})
     found = checkpoints.latest()
     assert found is not None
     assert found.step == 5
@@ -159,24 +166,24 @@ def test_a_checkpoint_with_anything_odd_is_passed_over(
     assert said in printed
     # Arriving at the same step again replaces what is damaged.
     checkpoints.save(6, STATE)
-    assert module.Checkpoints(tmp_path, {"of": "this"}).latest() is not None
+    assert Checkpoints(tmp_path, {"of": "this"}).latest() is not None
     assert names(tmp_path) == ["step-00000006"]
 
 
 def test_a_state_of_another_model_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    module.Checkpoints(tmp_path, {}).save(1, module.training_state(*trained(steps=1)))
+    Checkpoints(tmp_path, {}).save(1, training_state(*trained(steps=1)))
     wide = trained(steps=0, width=4)
-    assert module.Checkpoints(tmp_path, {}).latest(lambda found: module.state_problem(found.state, *wide)) is None
+    assert Checkpoints(tmp_path, {}).latest(lambda found: state_problem(found.state, *wide)) is None
     assert "its model has other tensors (model." in capsys.readouterr().out
-    saved = module.Checkpoints(tmp_path, {}).latest()
+    saved = Checkpoints(tmp_path, {}).latest()
     assert saved is not None
     other = nn.Linear(3, 3)
-    problem = module.state_problem(saved.state, other, torch.optim.AdamW(other.parameters()))
+    problem = state_problem(saved.state, other, torch.optim.AdamW(other.parameters()))
     assert problem is not None
     assert "other tensors (model.bias" in problem
     model, optimizer = trained(steps=0)
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    assert module.state_problem(saved.state, model, optimizer) == "its optimizer has other groups of parameters"
+    assert state_problem(saved.state, model, optimizer) == "its optimizer has other groups of parameters"
 
 
 class Clock:
@@ -188,9 +195,9 @@ class Clock:
 
 def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -> None:
     clock, saved = Clock(), []
-    checkpoints = module.Checkpoints(tmp_path, {}, every_steps=4, every_minutes=1, clock=clock)
+    checkpoints = Checkpoints(tmp_path, {}, every_steps=4, every_minutes=1, clock=clock)
 
-    def state() -> module.State:
+    def state() -> State:
         saved.append((len(saved), clock.now))
         return STATE
 
@@ -208,25 +215,25 @@ def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -
 def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoints = module.Checkpoints(tmp_path, {}, every_steps=1)
+    checkpoints = Checkpoints(tmp_path, {}, every_steps=1)
     checkpoints.after_step(1, lambda: STATE)
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module.files, "fsync", fail)
+        patch.setattr(module, "fsync", fail)
         checkpoints.after_step(2, lambda: STATE)
         assert "step 2 could not be saved: [Errno 28] No space left" in capsys.readouterr().out
         patch.setattr(module, "save_file", lambda tensors, path: save_file(tensors, path.parent))  # its own error
         checkpoints.after_step(2, lambda: STATE)
         assert "step 2 could not be saved: Error while serializing: " in capsys.readouterr().out
-        stopping = module.Checkpoints(tmp_path / "new", {}, stopping=lambda: True)
+        stopping = Checkpoints(tmp_path / "new", {}, stopping=lambda: True)
         with pytest.raises(JobStopped, match="from the start: nothing could be saved"):
             stopping.after_step(2, lambda: STATE)
     assert names(tmp_path) == ["new", "step-00000001"]
     assert names(tmp_path / "new") == []
-    found = module.Checkpoints(tmp_path, {}).latest()
+    found = Checkpoints(tmp_path, {}).latest()
     assert found is not None
     assert found.step == 1
 
@@ -238,7 +245,7 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     for name in (f".writing-{host}-{dead.pid}", f".writing-{host}-{os.getppid()}", f".writing-else-{dead.pid}"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tensors.safetensors").write_bytes(b"half")
-    assert module.Checkpoints(tmp_path, {}).latest() is None
+    assert Checkpoints(tmp_path, {}).latest() is None
     # Of a process that lives, or of another machine, it may be about to be finished.
     assert names(tmp_path) == sorted([f".writing-{host}-{os.getppid()}", f".writing-else-{dead.pid}"])
 
@@ -246,13 +253,13 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
 def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = module.State({"model.a": torch.ones(3), "model.b": torch.zeros(2)}, {})
-    module.Checkpoints(tmp_path, {}).save(7, state)
+    state = State({"model.a": torch.ones(3), "model.b": torch.zeros(2)}, {})
+    Checkpoints(tmp_path, {}).save(7, state)
     hashed: list[Path] = []
-    monkeypatch.setattr(module.files, "file_sha256", hashed.append)
+    monkeypatch.setattr(module, "file_sha256", hashed.append)
     other = Ranks(1, 2)
     monkeypatch.setattr(other, "made_by_first", lambda _: 7)
-    found = module.Checkpoints(tmp_path, {}, ranks=other).latest(lambda _: pytest.fail("rank 0 has looked"))
+    found = Checkpoints(tmp_path, {}, ranks=other).latest(lambda _: pytest.fail("rank 0 has looked"))
     assert found is not None
     assert (found.step, hashed) == (7, [])
     assert found.state.tensors.keys() == state.tensors.keys()
@@ -262,4 +269,4 @@ def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
     assert torch.equal(found.state.tensors["model.a"], torch.ones(3))  # read anew: nothing is kept
     monkeypatch.setattr(other, "made_by_first", lambda _: 8)
     with pytest.raises(JobError, match="rank 0 goes on from step 8"):
-        module.Checkpoints(tmp_path, {}, ranks=other).latest()
+        Checkpoints(tmp_path, {}, ranks=other).latest()

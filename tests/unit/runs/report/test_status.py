@@ -228,14 +228,16 @@ def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
     assert "done" in out.getvalue()
 
 
-def test_ctrl_c_ends_a_look_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_look_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(watching, "_is_gone", interrupt)
-    done = CliRunner().invoke(app, ["gpus", "--watch"])
+    monkeypatch.setattr(LoadedRun, "engine_runs", True)
+    WrittenRun(tmp_path, chain_plan(1))
+    done = CliRunner().invoke(app, ["status", "x", "--watch", "--output-dir", str(tmp_path)])
     assert (done.exit_code, "Traceback" in done.output) == (130, False)
-    for wrong in (["gpus", "--watch", "--json"], ["status", "--watch", "--json"], ["status", "--watch"]):
+    for wrong in (["status", "--watch", "--json"], ["status", "--watch"]):
         assert CliRunner().invoke(app, wrong).exit_code == 2
 
 
