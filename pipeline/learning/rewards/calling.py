@@ -153,13 +153,17 @@ def arguments(items: Sequence[Item], options: Mapping[str, Any] | None = None) -
         **{name: [item.columns[name] for item in items] for name in (items[0].columns if items else {})},
         **(options or {}),
         "trainer_state": None,
-        "log_extra": _ignore,
-        "log_metric": _ignore,
+        "log_extra": _log_extra,
+        "log_metric": _log_metric,
     }
 
 
-def _ignore(name: str, value: object) -> None:
+def _log_extra(column: str, values: object) -> None:
     """A log hook for rewards that report something of their own; nothing records it."""
+
+
+def _log_metric(name: str, value: object) -> None:
+    """Another one."""
 
 
 # -- signature ---------------------------------------------------------------------------------------------------

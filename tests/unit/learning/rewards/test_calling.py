@@ -13,7 +13,15 @@ from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.tables import TRL_REWARDS
 from pipeline.errors import ConfigError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.rewards.calling import bind, makes_rewards, mismatch, needed_columns, takes_messages
+from pipeline.learning.rewards.calling import (
+    Item,
+    arguments,
+    bind,
+    makes_rewards,
+    mismatch,
+    needed_columns,
+    takes_messages,
+)
 from pipeline.learning.rewards.registry import load_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from tests.doubles import own_rewards
@@ -79,6 +87,12 @@ def test_what_a_wrapper_passes_on_is_its_own_affair() -> None:
     anything = decorated(lambda *_, **given: [1.0 for _ in given["completions"]])
     assert needed_columns(anything) == ()
     assert not makes_rewards(anything)
+
+
+def test_what_a_reward_reports_is_named_as_by_trl() -> None:
+    given = arguments([Item("p", "c", [1])])
+    given["log_extra"](column="length", values=[1])
+    given["log_metric"](name="mean", value=1.0)
 
 
 @pytest.mark.parametrize(
