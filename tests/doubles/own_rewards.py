@@ -156,6 +156,10 @@ async def one_after_the_other(completions: Sequence[str], **_: Any) -> list[floa
     return await asyncio.gather(*map(length, completions))
 
 
+def begins_with_the_year(completions: Sequence[str], day: Sequence[str], **_: Any) -> list[float]:
+    return [float(each[:4]) for each in day]
+
+
 def hint_or_default(completions: Sequence[str], hint: Sequence[str] | None = None, **_: Any) -> list[float | None]:
     return [0.0] * len(completions) if hint is None else [1.0 if one else None for one in hint]
 

@@ -11,7 +11,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -387,7 +387,7 @@ class Look:
     """What a look at the first rows of a source has shown.
 
     Attributes:
-        first: The first of them to train on; None where there was none to look at.
+        first: The first of them to train on, its columns as they are stored; None where there was none to look at.
         columns: All that those to train on have besides their texts, each once.
         unanswered: How many of those to train on have no completion, nor are whole conversations.
         unlabelled: How many of them have a completion with a label that is neither true nor false, or with none.
@@ -414,7 +414,7 @@ class Look:
         """Take a row to train on into account, or one that is left out."""
         self.number += 1
         if made is not None:
-            self.first = self.first or made.row
+            self.first = self.first or replace(made.row, columns=json.loads(made.stored["columns"]))
             self.columns.update(dict.fromkeys(made.row.columns))
             self.unanswered += made.row.answer is None and not made.row.whole
             self.unlabelled += made.row.chosen is None and made.row.columns.get("label") not in (0, 1)

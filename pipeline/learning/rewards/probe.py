@@ -97,7 +97,9 @@ def _read(
         return
     said["warnings"] += [f"datasets.{name}: {each}" for each in look.warnings]
     try:
-        tried = check_rewards(name, config, dataset, look.first, look.columns)
+        # As `prepare` will have it.
+        first = replace(look.first, columns={**look.columns, **look.first.columns})
+        tried = check_rewards(name, config, dataset, first, look.columns)
         said["warnings"] += [*(f"datasets.{name}: {each}" for each in check.told()), *tried]
     except ConfigError as error:
         if look.is_all:

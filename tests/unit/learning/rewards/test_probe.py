@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config.schema import DatasetConfig, GradingConfig
@@ -159,6 +163,21 @@ def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
     assert try_rewards(quick_config(asked)) == ()  # they have been read
     with pytest.raises(ConfigError, match=said):
         try_rewards(quick_config(asked), ["jsonl"])
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_reward_is_tried_on_a_row_as_the_run_will_have_it(tmp_path: Path) -> None:
+    days = [datetime.date(2026, 1, day) for day in (1, 2, 3)]
+    rows = {"prompt": ["1", "2", "3"], "day": days, "price": [Decimal("1.5")] * 3}
+    pq.write_table(pa.table(rows), tmp_path / "rows.parquet")
+    reward = f"{own_rewards.__name__}.begins_with_the_year"
+    asked = [
+        "dataset=parquet",
+        f"datasets.parquet.path={tmp_path}/rows.parquet",
+        f"datasets.parquet.reward={reward}",
+    ]
+    warnings = try_rewards(quick_config(["experiment.name=x", "algos=[PITA]", *asked]), ["parquet"])
+    assert not any(reward in each for each in warnings)
 
 
 @pytest.mark.usefixtures("in_this_process")
