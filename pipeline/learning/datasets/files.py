@@ -293,7 +293,7 @@ def _split_word(relative: Path) -> str | None:
     for part in relative.parts[:-1]:
         if part.lower() in SPLIT_WORDS:
             return SPLIT_WORDS[part.lower()]
-    words = _words(_stem(relative))
+    words = words_of(_stem(relative))
     return SPLIT_WORDS.get(words[0]) if set(words[1:]) <= {"", "of"} else None
 
 
@@ -302,7 +302,7 @@ def _loosely(relative: Path) -> tuple[str | None, str]:
     stem = _stem(relative)
     shard = _SHARD.fullmatch(stem)
     for name, own in (*((part, part) for part in relative.parts[:-1]), (stem, shard[1] if shard else None)):
-        for word in _words(name):
+        for word in words_of(name):
             if word in SPLIT_WORDS:
                 return SPLIT_WORDS[word], own if shard and own else ""
     return None, (shard[1] or "") if shard else ""
@@ -316,7 +316,8 @@ def _given(path: Path) -> str:
     return (shard[1] or "") if shard else ""
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
+    """Words of the name of a file, a folder or a split, in lower case."""
     return re.split(r"[^a-z]+", name.lower())
 
 

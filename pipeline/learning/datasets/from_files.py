@@ -602,6 +602,8 @@ class FilesDataset(Dataset):
     def __init__(self, config: FilesConfig) -> None:
         super().__init__(config)
         self.source = config
+        self.unread: Sequence[str] = ()
+        """Splits of the source that are called as ours are and that `rows_of` leaves out."""
         if not config.path:
             what = "a file, folder or hub id" if self.hub else "a file or folder"
             raise ConfigError(f"dataset '{config.kind}': path is missing; give {what}")
@@ -658,6 +660,10 @@ class FilesDataset(Dataset):
             if chosen not in splits:
                 raise DataError(f"{name}: {unknown_name('split', chosen, splits)} Set {split}_split to choose.")
             found[split] = splits[chosen]
+        read = {id(rows) for rows in found.values()}
+        words = {word: split for word, split in files.SPLIT_WORDS.items() if f"{split}_path" not in sources}
+        left = [name for name, rows in sources["path"][1].items() if id(rows) not in read]
+        self.unread = [name for name in left if not words.keys().isdisjoint(files.words_of(name))]
         return found
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:

@@ -97,6 +97,7 @@ _DOUBLED = (
     "the completions of {rows} begin with all of their prompt, which stands there twice then: a completion is "
     "what follows the prompt"
 )
+_UNREAD = "not read of the source: {}; train_split, validation_split and test_split choose"
 _GONE_ON = (
     "the prompts of {rows} end with a turn of the assistant, which a model goes on from. Where that turn is the "
     "answer, call the column of the whole conversation messages: columns={{messages: COLUMN}}"
@@ -115,6 +116,8 @@ class Form:
         self.answers: dict[str, None] = {}
         self.read: dict[str, None] = {}
         """Columns of the source."""
+        self.unread: Sequence[str] = ()
+        """Splits of the source that are not."""
         self._conversational: bool | None = None
         self._whole = True
         self._first = ""
@@ -168,7 +171,8 @@ class Form:
     @property
     def told(self) -> list[str]:
         """What a user should know of the rows."""
-        return [
+        unread = [_UNREAD.format(", ".join(self.unread))] * bool(self.unread)
+        return unread + [
             said.format(name, name, rows=f"{_rows(count)} (first {first.rpartition('/')[2]})")
             for (said, name), (count, first) in self._noted.items()
         ]
@@ -189,7 +193,7 @@ class Form:
 
 
 def check_source(dataset: FilesDataset, form: Form, number: int) -> None:
-    """Refuse a source that has no row to train on, or lacks columns that are asked for.
+    """Refuse a source that has no row to train on, or lacks columns that are asked for; note what is left of it.
 
     Args:
         dataset: Whose source it is.
@@ -199,6 +203,7 @@ def check_source(dataset: FilesDataset, form: Form, number: int) -> None:
     Raises:
         DataError: Says which.
     """
+    form.unread = dataset.unread
     given = f"dataset '{dataset.config.kind}' ({dataset.source.path})"
     if not number:
         raise DataError(f"{given}: no row to train on")

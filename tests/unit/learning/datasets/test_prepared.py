@@ -278,6 +278,29 @@ def test_what_a_model_is_not_shown_of_rows_is_told(
     assert [told in each for each in about["warnings"]] == [True] * bool(told)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "train_hard, test_easy, dev_easy"),
+        ({"train_split": "train_hard"}, "train, test_easy, dev_easy"),
+        ({"test_split": "test_easy", "validation_split": "dev_easy"}, "train_hard"),
+        ({"train_split": "train_hard", "test_path": "train.jsonl"}, "train, dev_easy"),
+    ],
+)
+def test_splits_that_are_not_read_are_told(
+    make: Make, tmp_path: Path, settings: dict[str, str], told: str
+) -> None:
+    names = ("train", "train_hard", "test_easy", "dev_easy", "more")
+    parts = ", ".join(f"{{split: {name}, path: {name}.jsonl}}" for name in names)
+    folder = tmp_path / "source"
+    for number, name in enumerate(names):
+        make(*({"prompt": f"{number} {n}?"} for n in range(6)), name=f"{name}.jsonl")
+    (folder / "README.md").write_text(f"---\nconfigs: [{{data_files: [{parts}]}}]\n---\n")
+    given = {key: str(folder / value) if key == "test_path" else value for key, value in settings.items()}
+    look = look_at(as_files(FilesConfig(kind="hf", path=str(folder), test_size=2, validation_size=2, **given)))  # type: ignore[arg-type]
+    assert look.warnings[0].startswith(f"not read of the source: {told};")
+
+
 # -- test dealing ------------------------------------------------------------------------------------------------
 # Dealing rows into splits: no prompt in two, official splits kept, the same result every time.
 
