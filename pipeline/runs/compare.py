@@ -23,7 +23,7 @@ from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import ByMetric, PooledRow, by_method, cells_of, csv_text, primary_metric
 from pipeline.runs.report.format import decimal, interval, reading_order, short, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
-from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, told_table
 
 Key = tuple[str, ...]
 """A setting by its path; names of algorithms may have dots in them."""
@@ -321,8 +321,7 @@ _INTERVALS = (
     "(docs/evaluation.md)."
 )
 _INTERVAL = "interval"
-_Told = tuple[Column, Callable[[RunRow], str]]
-"""A column, and what stands in it of a row."""
+_ELSEWHERE = "a wider terminal or --csv has them"
 
 
 def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
@@ -331,24 +330,16 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     prompts = f"{' and '.join(comparison.splits)} prompts" if comparison.splits else ""
     for place, found in groupby(comparison.rows, key=lambda row: row.place):
         rows = list(found)
-        columns = _columns(comparison, rows)
-        table = FittedTable(
-            (column for column, _ in columns),
-            title=title(*place, prompts, "runs side by side"),
-            elsewhere="a wider terminal or --csv has them",
-        )
-        for _, own in groupby(rows, key=lambda row: row.algo):
-            for row in own:
-                table.add_row(*(told(row) for _, told in columns))
-            table.end_section()
-        tables.append(table)
+        methods = (own for _, own in groupby(rows, key=lambda row: row.algo))
+        about = {"title": title(*place, prompts, "runs side by side"), "elsewhere": _ELSEWHERE}
+        tables.append(told_table(_columns(comparison, rows), methods, **about))
     if tables:
         tables[-1].about = lambda shown: "\n".join(_about(comparison, shown))
     align(tables)
     return tables
 
 
-def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[_Told]:
+def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[Told]:
     """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
     shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
     telling = telling_apart([(row.algo, row.settings) for row in rows], shown)
@@ -366,7 +357,7 @@ def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[_Told]:
         value: Callable[[RunRow], float | None],
         words: Callable[[float], str] = decimal,
         none: str = "",
-    ) -> _Told:
+    ) -> Told:
         def told(row: RunRow) -> str:
             return none if (found := value(row)) is None else words(found)
 
@@ -394,7 +385,7 @@ def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[_Told]:
     ]
 
 
-def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: int) -> _Told:
+def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: int) -> Told:
     """A column of a setting, fractions with four digits where these tell its values apart."""
     column = Column(heading=comparison.settings[key], right=True, rank=rank, least=LEAST_NAME)
     shown = {row.settings[key]: row.settings[key] for row in rows if key in row.settings}

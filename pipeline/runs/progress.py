@@ -172,13 +172,10 @@ class LiveRun:
     @property
     def progress(self) -> Progress:
         """How far it is now, for whoever cannot hear the engine."""
+        same = ("part", "samples_per_s", "tokens_per_s", "stopping", "shared_store")
         return Progress(
-            part=self.part,
+            **{name: getattr(self, name) for name in same},
             remaining_s=self.remaining_s if self.has_worked else None,
-            samples_per_s=self.samples_per_s,
-            tokens_per_s=self.tokens_per_s,
-            stopping=self.stopping,
-            shared_store=self.shared_store,
             running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
             time=self.now,
         )
@@ -289,14 +286,6 @@ class LiveRun:
 
 
 def _told(job_id: str, attempt: AttemptView) -> EventFields:
-    return {
-        "event": "JobProgress",
-        "job": job_id,
-        "worker": attempt.worker,
-        "attempt": attempt.number,
-        "done": attempt.done,
-        "total": attempt.total,
-        "tokens": attempt.tokens,
-        "numbers": dict(attempt.numbers),
-        "loading": attempt.loading,
-    }
+    told = {name: getattr(attempt, name) for name in ("worker", "done", "total", "tokens", "loading")}
+    numbers = dict(attempt.numbers)
+    return {"event": "JobProgress", "job": job_id, "attempt": attempt.number, **told, "numbers": numbers}

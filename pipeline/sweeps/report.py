@@ -35,7 +35,16 @@ from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, latest_values, parsed, run_folders
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial, most_trials
-from pipeline.terminal.columns import EXTRA, Cell, Column, FittedTable, cut_middle, in_lines, shorten, whole_words
+from pipeline.terminal.columns import (
+    EXTRA,
+    Column,
+    FittedTable,
+    Told,
+    cut_middle,
+    shorten,
+    told_table,
+    whole_words,
+)
 from pipeline.terminal.console import in_place, say, say_styled
 from pipeline.terminal.streams import on_one_line, printable, without_colours
 
@@ -162,27 +171,22 @@ def elapsed_s(sweep: Record, now: float) -> float:
 def sweeps_table(rows: Sequence[Mapping[str, Any]]) -> FittedTable:
     """All sweeps, the one that began last on top; of the states of trials those that some are in."""
     states = [state for state in STATES if state == "done" or any(row.get(state) for row in rows)]
-    right = {"trials": 2, **dict.fromkeys(states, 4), "best": 3}
-    columns = [
-        Column(heading="sweep", least=_LEAST_NAME),
-        Column(heading="state", rank=1),
-        Column(heading="method", rank=7),
-        *(Column(heading=name, right=True, rank=rank) for name, rank in right.items()),
-        Column(heading="metric", rank=8, least=_LEAST_NAME),
-        Column(heading="time", right=True, rank=6),
+    counts = ("trials", *states)
+
+    def cell(name: str) -> Callable[[Mapping[str, Any]], str]:
+        return lambda row: str(row.get(name) or "")
+
+    columns: list[Told] = [
+        (Column(heading="sweep", least=_LEAST_NAME), cell("name")),
+        (Column(heading="state", rank=1), lambda row: _state(row.get("state", "unreadable"))),
+        (Column(heading="method", rank=7), cell("method")),
+        *((Column(heading=name, right=True, rank=4 if name in states else 2), cell(name)) for name in counts),
+        (Column(heading="best", right=True, rank=3), lambda row: measured(row.get("value"))),
+        (Column(heading="metric", rank=8, least=_LEAST_NAME), cell("metric")),
+        (Column(heading="time", right=True, rank=6), lambda row: duration(row.get("elapsed_s", 0.0))),
     ]
-    table = FittedTable(columns, lines=False)
-    for row in sorted(rows, key=lambda row: row.get("started", 0.0), reverse=True):
-        table.add_row(
-            row["name"],
-            _state(row.get("state", "unreadable")),
-            row.get("method", ""),
-            *(str(row.get(name) or "") for name in ("trials", *states)),
-            measured(row.get("value")),
-            row.get("metric", ""),
-            duration(row.get("elapsed_s", 0.0)),
-        )
-    return table
+    newest = sorted(rows, key=lambda row: row.get("started", 0.0), reverse=True)
+    return told_table(columns, [newest], lines=False)
 
 
 def _state(state: str) -> Text:
@@ -222,7 +226,7 @@ def trials_table(
         return lambda trial: said(trial.parameters[name]) if name in trial.parameters else ""
 
     heading = on_one_line(cut[metric]) or "value"
-    columns: list[tuple[Column, Callable[[Trial], Cell]]] = [
+    columns: list[Told] = [
         (Column(heading="trial", right=True), lambda trial: str(trial.number)),
         (Column(heading="state", rank=2, width=len("cancelled")), lambda trial: _state(trial.state)),
         (Column(heading=heading, right=True, rank=1, width=len("-1.2345e-05")), value),
@@ -247,11 +251,7 @@ def trials_table(
     columns.append((Column(heading="devices", rank=EXTRA, least=8), lambda trial: devices_in_words(trial.devices)))
     order = "running first, then best first" if sweep.having("running") else "best first"
     elsewhere = f"a wider terminal or `{_command(sweep, 'export')}` has them"
-    known = [column for column, _ in columns]
-    table = FittedTable(known, lines=False, title=order if brief else "", elsewhere=elsewhere)
-    for trial in shown:
-        table.add_row(*(cell(trial) for _, cell in columns))
-    return table
+    return told_table(columns, [shown], lines=False, title=order if brief else "", elsewhere=elsewhere)
 
 
 def _taken(trial: Trial, now: float) -> str:
@@ -406,7 +406,7 @@ def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: s
         for each in sweep.having("failed", "lost")[-3:]
     )
     bottom: list[RenderableType] = [whole_words(Text(printable(line), "red"), width) for line in failed]
-    bottom += [Text(line, no_wrap=True, overflow="ellipsis") for line in in_lines(printable(last).split(), width)]
+    bottom += [whole_words(Text(printable(last)), width)] if last else []
     room = (
         height - 3 - len(top.plain.splitlines()) - len(bottom)
     )  # the order, headings, and the line of the cursor

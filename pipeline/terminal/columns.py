@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -272,6 +273,21 @@ class FittedTable:
         cells = [cells[at] for cells, _ in self._rows]
         names = shorten(map(_plain, cells), width)
         return [Text(names[_plain(cell)], style=_style(cell)) for cell in cells]
+
+
+Told = tuple[Column, Callable[[Any], Cell]]
+"""A column, and what stands in it of a row."""
+
+
+def told_table(columns: Iterable[Told], sections: Iterable[Iterable[Any]], **about: Any) -> FittedTable:
+    """A table of rows by sections, and what it is about as of `FittedTable`."""
+    every = list(columns)
+    table = FittedTable((column for column, _ in every), **about)
+    for rows in sections:
+        for row in rows:
+            table.add_row(*(told(row) for _, told in every))
+        table.end_section()
+    return table
 
 
 def align(tables: Iterable[FittedTable]) -> None:

@@ -23,7 +23,7 @@ from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
 from pipeline.runs.report.screen import chains_of, grid, how_far, jobs_done, notices, screen, worker_table
 from pipeline.runs.run_view import JobView, RunView
-from pipeline.terminal.columns import Column, FittedTable
+from pipeline.terminal.columns import Column, FittedTable, Told, told_table
 from pipeline.terminal.console import say_styled
 from pipeline.terminal.streams import printable
 
@@ -102,31 +102,23 @@ def glance_at(run: LoadedRun, now: float) -> dict[str, Any]:
 
 def overview_table(rows: Iterable[Mapping[str, Any]]) -> FittedTable:
     """The newest run of every experiment, the one that began last on top; of one with a problem its name alone."""
-    table = FittedTable(
-        [
-            Column(heading="experiment", least=12),
-            Column(heading="newest run", rank=5),
-            Column(heading="state", rank=1),
-            Column(heading="done", right=True, rank=2),
-            Column(heading="failed", right=True, rank=3),
-            Column(heading="time", right=True, rank=4),
-        ],
-        lines=False,
-    )
-    for row in sorted(rows, key=lambda row: (row.get("run", ""), row["name"]), reverse=True):
-        if row["problem"]:
-            table.add_row(row["name"], "", "unreadable", "", "", "")
-            continue
-        nothing_ran = row["state"] == "done" and row["stored"] == row["jobs"]
-        table.add_row(
-            row["name"],
-            row["run"],
-            Text(row["state"], style=_COLORS.get(row["state"], "")),
-            f"{row['done']:,}/{row['jobs']:,}",
-            Text(str(row["failed"]), style="bold red") if row["failed"] else "",
-            "" if row["started"] is None else "nothing ran" if nothing_ran else duration(row["elapsed_s"]),
-        )
-    return table
+
+    def took(row: Mapping[str, Any]) -> str:
+        if row.get("started") is None:
+            return ""
+        ran = row["state"] != "done" or row["stored"] < row["jobs"]
+        return duration(row["elapsed_s"]) if ran else "nothing ran"
+
+    columns: list[Told] = [
+        (Column(heading="experiment", least=12), lambda row: row["name"]),
+        (Column(heading="newest run", rank=5), lambda row: row.get("run", "")),
+        (Column(heading="state", rank=1), lambda row: Text(row["state"], style=_COLORS.get(row["state"], ""))),
+        (Column(heading="done", right=True, rank=2), lambda row: f"{row.get('done', 0):,}/{row.get('jobs', 0):,}"),
+        (Column(heading="failed", right=True, rank=3), lambda row: Text(str(row.get("failed") or ""), "bold red")),
+        (Column(heading="time", right=True, rank=4), took),
+    ]
+    newest = sorted(rows, key=lambda row: (row.get("run", ""), row["name"]), reverse=True)
+    return told_table(columns, [newest], lines=False)
 
 
 # -- one run ---------------------------------------------------------------------------------------------------

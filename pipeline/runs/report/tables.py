@@ -20,7 +20,7 @@ from pipeline.plan.durations import PlanRow
 from pipeline.runs import record
 from pipeline.runs.cost import BudgetRow, CostRow, read_compute
 from pipeline.runs.report.format import count, decimal, duration, interval, reading_order, shown_path, si, title
-from pipeline.terminal.columns import EXTRA, Column, FittedTable, align
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, told_table
 from pipeline.terminal.console import say
 
 HEADINGS: Mapping[str, str] = {
@@ -400,38 +400,23 @@ def _front_table(
         fewer = _about_fewer(rested, _of_place(results, place))
         return "\n".join([how, *fewer, *about_bounds(bounded, shown, so)]).strip()
 
-    table = FittedTable(
-        [
-            Column(heading="front", least=LEAST_NAME),
-            Column(heading="point", least=LEAST_NAME),
-            number_column("KL/seq", 2),
-            number_column(HEADINGS[rows[0].metric], 1),
-            Column(heading="split", rank=3),
-            number_column("interval", 4),
-            Column(heading="best", rank=5),
+    columns: list[Told] = [
+        (Column(heading="front", least=LEAST_NAME), lambda row: row.front),
+        (Column(heading="point", least=LEAST_NAME), lambda row: getattr(row, "point", _MATCHED)),
+        (number_column("KL/seq", 2), lambda row: decimal(row.kl)),
+        (number_column(HEADINGS[rows[0].metric], 1), lambda row: _value(row.value)),
+        (Column(heading="split", rank=3), lambda row: row.split),
+        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high)),
+        (Column(heading="best", rank=5), lambda row: "yes" if getattr(row, "is_best", False) else ""),
+        (
             number_column("KL interval", 6),
-        ],
-        title=title(*place, "fronts", label),
-        caption=about,
-    )
-    for front, own in groupby(rows, key=lambda row: row.front):
-        for row in own:
-            ends, best = interval(row.ci_low, row.ci_high), "yes" if row.is_best else ""
-            numbers = (
-                decimal(row.kl),
-                decimal(row.value),
-                row.split,
-                ends,
-                best,
-                interval(row.kl_low, row.kl_high),
-            )
-            table.add_row(front, row.point, *numbers)
-        for at in results.matched:
-            if (at.dataset, at.model, at.front) == (*place, front):
-                ends = interval(at.ci_low, at.ci_high)
-                table.add_row(front, _MATCHED, decimal(at.kl), _value(at.value), at.split, ends)
-        table.end_section()
-    return table
+            lambda row: interval(getattr(row, "kl_low", None), getattr(row, "kl_high", None)),
+        ),
+    ]
+    matched = [row for row in results.matched if (row.dataset, row.model) == place]
+    by_front = groupby(rows, key=lambda row: row.front)
+    sections = ([*own, *(at for at in matched if at.front == front)] for front, own in by_front)
+    return told_table(columns, sections, title=title(*place, "fronts", label), caption=about)
 
 
 def budget_tables(rows: Iterable[BudgetRow], results: record.Results, label: str = "") -> list[FittedTable]:
@@ -457,29 +442,21 @@ def _budget_table(
     about = [_WITHIN, *_about_fewer(rested, _of_place(results, place))]
     about += [f"{first_few(unknown, 'methods')}: {_UNKNOWN}"] if unknown else []
     bounded = results.bounded_among(row.algo for row in rows)
-    table = FittedTable(
-        [
-            number_column("budget", 0),
-            Column(heading="algorithm", least=LEAST_NAME),
-            number_column("round", 2),
-            number_column("FLOPs", 3),
-            number_column(HEADINGS.get(metric, "value"), 1),
-            number_column("interval", 4),
-            number_column("KL/seq", 5),
-        ],
+    columns: list[Told] = [
+        (number_column("budget", 0), lambda row: si(row.budget)),
+        (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
+        (number_column("round", 2), lambda row: "-" if row.round is None else str(row.round)),
+        (number_column("FLOPs", 3), lambda row: "" if row.flops is None else si(row.flops)),
+        (number_column(HEADINGS.get(metric, "value"), 1), lambda row: _value(row.value)),
+        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high)),
+        (number_column("KL/seq", 5), lambda row: _value(row.kl, "")),
+    ]
+    return told_table(
+        columns,
+        (own for _, own in groupby(rows, key=lambda row: row.budget)),
         title=title(*place, "training budgets", label),
         caption=lambda shown: "\n".join([*about, *about_bounds(bounded, shown)]),
     )
-    for budget, own in groupby(rows, key=lambda row: row.budget):
-        for row in own:
-            number, flops = (
-                "-" if row.round is None else str(row.round),
-                "" if row.flops is None else si(row.flops),
-            )
-            ends = interval(row.ci_low, row.ci_high)
-            table.add_row(si(budget), row.algo, number, flops, _value(row.value), ends, _value(row.kl, ""))
-        table.end_section()
-    return table
 
 
 # -- plan --------------------------------------------------------------------------------------------------------
