@@ -1,23 +1,42 @@
 """Several programs side by side: devices, ends, signals. Real processes on GPUs that a fake driver tells of."""
 
 import json
-import signal
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
-from pipeline.engine.devices.inventory import find_gpus, lives
+from pipeline.engine.devices.inventory import find_gpus
 from pipeline.engine.devices.select import LeaseSet
+from pipeline.engine.scheduler.signals import StopSignals
+from pipeline.sweeps.trial_process import Handle, Order, side_by_side
 from tests.doubles import fake_nvml
-from tests.doubles.side_by_side import carry_out, order
-from tests.doubles.small_runs import wait_for
 
 ROOT = Path(__file__).parents[2]
+
+
+def order(folder: Path, name: str, code: str, **options: Any) -> Order:
+    places = {"log": str(folder / f"{name}.txt"), "start": str(folder / f"{name}.json")}
+    return Order(words=[sys.executable, "-c", code], holder=name, **places, **options)
+
+
+def carry_out(orders: list[Order], slots: int, say: Callable[[str], None]) -> tuple[str, list[Handle]]:
+    ended: list[Handle] = []
+
+    def note(_slot: int, one: Handle) -> float:
+        ended.append(one)
+        if one.said.busy:
+            orders.append(one.order)
+            say(one.said.busy)
+        return 0.0
+
+    with StopSignals() as signals:
+        return side_by_side(slots, signals, lambda _: orders.pop(0) if orders else None, note, say), ended
 
 
 def test_each_has_its_devices_log_and_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,50 +78,6 @@ def test_each_has_its_devices_log_and_exit_code(tmp_path: Path, monkeypatch: pyt
     # Its ids are positions in the mask of this process, which has none.
     assert (tmp_path / "takes its own.txt").read_text() == "None None\n"
     assert json.loads((tmp_path / "b.json").read_text())["exit_code"] == 7
-
-
-@pytest.mark.parametrize("signals", [1, 2], ids=["one asks", "two kill"])
-def test_signals_end_what_runs_and_leave_nothing(tmp_path: Path, signals: int) -> None:
-    """The program starts another that outlives it and, to be killed, takes no notice of being asked."""
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);" if signals == 2 else ""
-    program = f"""
-        {deaf}
-        import subprocess, sys, os, time
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
-        print(os.getpid(), child.pid, flush=True)
-        time.sleep(600)
-    """
-    script = f"""
-        import sys
-        from pathlib import Path
-        from tests.doubles.side_by_side import carry_out, order
-        folder = Path(sys.argv[1])
-        say = lambda text: print(text, flush=True)
-        print(carry_out([order(folder, "a", {textwrap.dedent(program)!r}, grace_s=60)], 1, say=say)[0], flush=True)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    assert process.stdout
-    log = tmp_path / "a.txt"
-
-    def started() -> int | None:
-        assert process.poll() is None
-        noted = tmp_path / "a.json"
-        pid: int | None = json.loads(noted.read_text()).get("pid") if noted.exists() else None
-        return pid
-
-    wait_for(lambda: started() is not None and log.read_text().endswith("\n"))
-    family = list(map(int, log.read_text().split()))
-    assert started() == family[0]
-    process.send_signal(signal.SIGINT)
-    assert "stopping on SIGINT: waiting for a" in process.stdout.readline()
-    if signals == 2:
-        process.send_signal(signal.SIGINT)
-    assert process.stdout.readline() == "SIGINT\n"
-    assert process.wait() == 0
-    process.stdout.close()
-    assert not [pid for pid in family if lives(pid)]
 
 
 def test_a_run_of_several_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

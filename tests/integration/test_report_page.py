@@ -142,27 +142,6 @@ def test_text_of_strangers_is_shown_and_never_obeyed(tab: Tab, run: Path, tmp_pa
     nothing_happened(tab, path)
 
 
-def test_what_many_runs_reached_is_on_the_first_screen(tab: Tab, run: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    headings = ["algorithm", "pass@1", "rounds_of_training", "prompts_per_round", *map(str, range(20))]
-    table = {
-        "headings": headings,
-        "right": [False] * 24,
-        "rows": [["PITA"] + ["0.500"] * 23],
-        "ends": [],
-        "marks": {},
-    }
-    write_page(path, page_of([load(run)] * 9, [f"eta={number}" for number in range(9)], [table]))
-    for width, shown in ((1280, 4), (390, 3)):
-        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
-        tab.open(path)
-        cells = f"[...document.querySelectorAll('#comparison td')].slice(0, {shown})"
-        ends = tab.ask(f"{cells}.map((one) => one.getBoundingClientRect()).map((one) => [one.right, one.bottom])")
-        assert all(right <= width and bottom <= 800 for right, bottom in ends), ends
-    tab.call("Emulation.clearDeviceMetricsOverride")
-    assert tab.ask("[...document.querySelectorAll('#runs tbody tr')].length") == 9
-
-
 def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     page = page_of([load(run), load(run)], ["t", "other"])
@@ -253,15 +232,4 @@ def test_text_of_strangers_on_the_page_of_a_sweep_is_shown_and_never_obeyed(tab:
     for place in ("#failures td.wrap", "#about > pre"):
         assert SEEN in tab.ask(f"document.querySelector('{place}').textContent"), place
     assert SEEN in tab.ask("[...document.querySelectorAll('#trials td')].map((one) => one.textContent)")
-    nothing_happened(tab, path)
-
-
-def test_a_sweep_without_a_metric_or_without_trials_has_a_page(tab: Tab, tmp_path: Path) -> None:
-    sweep = SweepOnPaper(tmp_path, metric="", method="grid")
-    path = opened(tab, sweep)
-    assert tab.ask("document.querySelector('#trials .said').innerText") == "No trial was chosen yet."
-    nothing_happened(tab, path)
-    sweep.create(0, {"lr": 1})
-    opened(tab, sweep)
-    assert tab.ask("document.querySelectorAll('#trials tbody tr').length") == 1
     nothing_happened(tab, path)

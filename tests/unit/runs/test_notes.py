@@ -80,11 +80,6 @@ def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: P
     assert told == ["datasets.a: test is short", "datasets.a: 2 rows left out"]
     assert short_of_rows(store, [first], EvaluationConfig(num_prompts=73), told) == [counted]
     assert short_of_rows(store, [first], asked, told) == [f"{counted}: {fewer}"]
-    assert short_of_rows(store, [first], asked, ["datasets.b: test is short"]) == [
-        f"{short}2 rows left out; {fewer}"
-    ]
-    (said,) = short_of_rows(store, [second], EvaluationConfig(num_prompts=500, split="validation"))
-    assert said.endswith("evaluation.num_prompts=500: validation has 73 prompts, and evaluation uses all of them")
     request: Any = SimpleNamespace(
         store=store, plan=SimpleNamespace(jobs={job.id: job for job in (first, second)})
     )
