@@ -24,16 +24,9 @@ from pipeline.config.plain import brief
 from pipeline.config.schema import AlgoConfig, Config, Keep, StageChoice
 from pipeline.config.user_code import ask, import_object
 from pipeline.errors import ConfigError, PlanError, defined_at
+from pipeline.learning.algos import registry
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
-from pipeline.learning.algos.registry import (
-    CHECK,
-    PREPARE,
-    TOKENIZE,
-    Preparation,
-    load_algorithm,
-    planned_stages,
-)
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
 from pipeline.plan.contents import PREPARING, REFERENCE, Chain, Contents, JobContents, chains
@@ -63,7 +56,7 @@ def check_size(config: Config) -> None:
     chains_each = seeds * len(config.datasets) * sum(len(model.references) for model in config.models.values())
     jobs = links = 0
     for name, algo in [(name, algo) for name, algo in config.algos.items() if algo.enabled]:
-        stages = list(planned_stages(load_algorithm(name, algo.class_path), algo, config))
+        stages = list(registry.planned_stages(registry.load_algorithm(name, algo.class_path), algo, config))
         each = sum(shards[stage.shards] for stage in stages)
         all_rounds = sum(read.rounds == "so_far" for stage in stages for read in stage.reads)
         jobs += chains_each * rounds * each
@@ -131,7 +124,7 @@ def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config
     return number
 
 
-_OF_ROWS = (PREPARE, CHECK)
+_OF_ROWS = (registry.PREPARE, registry.CHECK)
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
 
@@ -172,7 +165,7 @@ def build_plan(
             builder.add_reference(chain)
             continue
         for number in range(chain.rounds_from, config.rounds_of_training + 1):
-            for stage in planned_stages(chain.kind, chain.config, config):
+            for stage in registry.planned_stages(chain.kind, chain.config, config):
                 builder.add_stage(chain, number, stage)
     jobs, edges = builder.with_rows()
     plan = Plan(with_priorities(jobs, edges, config), edges)
@@ -214,16 +207,16 @@ class _Builder:
 
     def add_reference(self, chain: Chain) -> None:
         """Plan the reference, and around it the preparation of a dataset that is read."""
-        preparation = replace(chain, algo=PREPARING, kind=Preparation, config=AlgoConfig())
+        preparation = replace(chain, algo=PREPARING, kind=registry.Preparation, config=AlgoConfig())
         if self._prepared[chain.dataset]:
-            self.add_stage(preparation, 0, PREPARE)
-            self.add_stage(preparation, 0, CHECK)
+            self.add_stage(preparation, 0, registry.PREPARE)
+            self.add_stage(preparation, 0, registry.CHECK)
         self._count(chain)
         for stage in chain.kind.stages:
             self.add_stage(chain, 0, stage)
             if self._prepared[chain.dataset] and stage.name == "train":
                 # The reference's tokenizer is part of its output.
-                self.add_stage(preparation, 0, TOKENIZE)
+                self.add_stage(preparation, 0, registry.TOKENIZE)
 
     def with_rows(self) -> tuple[list[Job], list[tuple[str, str]]]:
         """All jobs and edges but those of shards without rows, of which nothing is read."""
@@ -244,7 +237,7 @@ class _Builder:
         name = chain.dataset
         if name in self._rows:
             return
-        address = (PREPARING, name, chain.model, chain.reference, chain.seed, 0, PREPARE.name)
+        address = (PREPARING, name, chain.model, chain.reference, chain.seed, 0, registry.PREPARE.name)
         key = "".join(self.jobs[prepared].key for prepared in self._outputs.get(address, ()))
         self._rows[name] = self._counted(name, key)
         if train := self._rows[name].get("train"):
@@ -282,9 +275,11 @@ class _Builder:
         """What a stage gets of the preparation: rows where it sees the dataset, prompts where it decodes."""
         if not self._prepared[chain.dataset] or "dataset" not in stage.config or stage in _OF_ROWS:
             return {}
-        names = {DATASET: PREPARE} | ({PROMPTS: TOKENIZE} if "generation" in stage.config else {})
+        names = {DATASET: registry.PREPARE} | (
+            {PROMPTS: registry.TOKENIZE} if "generation" in stage.config else {}
+        )
         if stage.judges:
-            names["checked"] = CHECK
+            names["checked"] = registry.CHECK
         return {
             name: self._outputs[PREPARING, chain.dataset, chain.model, chain.reference, chain.seed, 0, source.name]
             for name, source in names.items()
@@ -303,7 +298,7 @@ class _Builder:
     def _read(self, chain: Chain, number: int, stage: Stage, spec: Read) -> list[str]:
         algo, rounds = chain.algo, range(number, number + 1)
         own = {each.name for each in chain.kind.stages}
-        planned = {each.name for each in planned_stages(chain.kind, chain.config, self.config)}
+        planned = {each.name for each in registry.planned_stages(chain.kind, chain.config, self.config)}
         if spec.algo == "self" and spec.stage in own - planned:
             return []
         if start := start_of(chain.config) if spec.algo == "start" else None:

@@ -16,14 +16,6 @@ from typing import Any
 
 from pipeline.config import schema
 from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.schema import (
-    AlgoConfig,
-    Config,
-    DataCollectionConfig,
-    DatasetConfig,
-    GenerationConfig,
-    TextBackend,
-)
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES
 from pipeline.config.user_code import import_object, source_hash
 from pipeline.errors import ConfigError
@@ -60,7 +52,7 @@ class Chain:
     named_reference: int | None
     seed: int
     kind: type[Algorithm]
-    config: AlgoConfig
+    config: schema.AlgoConfig
 
     @property
     def rounds_from(self) -> int:
@@ -68,7 +60,7 @@ class Chain:
         return 0 if self.algo in (REFERENCE, PREPARING) else 1
 
 
-def chains(config: Config) -> Iterator[Chain]:
+def chains(config: schema.Config) -> Iterator[Chain]:
     """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
 
     So is every chain before those that begin with its policy.
@@ -89,7 +81,7 @@ def chains(config: Config) -> Iterator[Chain]:
     for dataset, (model, section) in product(config.datasets, config.models.items()):
         several = len(section.references) > 1
         for reference, seed in product(section.references, config.experiment.seeds):
-            for name, kind, algo in [(REFERENCE, Reference, AlgoConfig()), *enabled]:
+            for name, kind, algo in [(REFERENCE, Reference, schema.AlgoConfig()), *enabled]:
                 named = reference if several else None
                 yield Chain(name, dataset, model, reference, named, seed, kind, algo)
 
@@ -114,7 +106,7 @@ DECODING = 2
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
 """`pipeline.learning.algos.groups`: what a round draws by a policy, and what it leaves."""
-BACKENDS = {TextBackend.vllm: 1}
+BACKENDS = {schema.TextBackend.vllm: 1}
 """`pipeline.learning.generation.vllm_engine`: how others than our own decoder are asked."""
 TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
@@ -139,9 +131,9 @@ _SHIPPED = "pipeline."
 def shipped_versions(
     kind: type[Algorithm],
     stage: Stage,
-    dataset: DatasetConfig,
+    dataset: schema.DatasetConfig,
     model: schema.ModelConfig,
-    generation: GenerationConfig,
+    generation: schema.GenerationConfig,
     system: schema.SystemConfig,
 ) -> dict[str, int | str | None]:
     """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
@@ -164,7 +156,7 @@ def shipped_versions(
         found["decoding"] = DECODING
         if stage.shards == "train":
             found["draws"] = DRAWS
-        if generation.backend is not TextBackend.own:
+        if generation.backend is not schema.TextBackend.own:
             found[f"decoding by {generation.backend.name}"] = BACKENDS[generation.backend]
         if "evaluation" in sections and generation.top_p < 1:
             found["divergences"] = DIVERGENCES
@@ -197,7 +189,7 @@ def _class_name(kind: type) -> str:
     return kind.__qualname__ if kind.__module__.startswith(_SHIPPED) else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _of_dataset(dataset: DatasetConfig) -> dict[str, int | str | None]:
+def _of_dataset(dataset: schema.DatasetConfig) -> dict[str, int | str | None]:
     path = dataset.class_path or DATASETS[dataset.kind]
     kind = import_object(path)
     found = {f"dataset {dataset.kind}": kind.version, **_of_bases(kind)}
@@ -208,7 +200,7 @@ def _of_dataset(dataset: DatasetConfig) -> dict[str, int | str | None]:
     return found
 
 
-def reward_names(dataset: DatasetConfig) -> list[str]:
+def reward_names(dataset: schema.DatasetConfig) -> list[str]:
     """The rewards that a dataset is graded by: names of those that ship, or dotted paths."""
     options, names = dataset.grading.options, dataset.rewards or [dataset.reward]
     return [str((options.get(name) or {}).get("use", name)) for name in names if name]
@@ -234,7 +226,7 @@ def class_source(class_path: str | None) -> dict[str, str | None]:
     return {} if path.startswith(_SHIPPED) else {path: source_hash(path)}
 
 
-def dataset_source(dataset: DatasetConfig) -> dict[str, str | None]:
+def dataset_source(dataset: schema.DatasetConfig) -> dict[str, str | None]:
     """What keys cover of the source of a dataset and of its rewards, likewise.
 
     Rewards are looked at, not imported: they may need what the engine does without.
@@ -306,7 +298,7 @@ class JobContents:
 
     def __init__(
         self,
-        config: Config,
+        config: schema.Config,
         sources: Mapping[str, Mapping[str, Any]],
         models: Mapping[str, Mapping[str, Any]],
         plain_attention: Collection[str] = (),
@@ -326,8 +318,8 @@ class JobContents:
             name: with_attention(config.system, plain=name in plain_attention) for name in config.models
         }
         self._rows = {name: section.without_rewards() for name, section in config.datasets.items()}
-        self._own_generation = replace(config.generation, backend=TextBackend.own)
-        unscored = DataCollectionConfig().reward_batch_size
+        self._own_generation = replace(config.generation, backend=schema.TextBackend.own)
+        unscored = schema.DataCollectionConfig().reward_batch_size
         self._unscored = replace(config.data_collection, reward_batch_size=unscored)
         self._how_it_runs = {  # what of a payload changes nothing of what comes out
             "models_in_memory": config.execution.models_in_memory,
@@ -421,11 +413,11 @@ class JobContents:
             if stage.draws and (bits := self.config.models[chain.model].in_bits):
                 known["model"]["bits"] = bits
         generation = self._generation(chain, stage)
-        if "generation" in known and generation.backend is not TextBackend.own:
+        if "generation" in known and generation.backend is not schema.TextBackend.own:
             known["generation"]["backend"] = generation.backend.name
         return known
 
-    def _sections(self, chain: Chain, stage: Stage, dataset: DatasetConfig) -> dict[str, object]:
+    def _sections(self, chain: Chain, stage: Stage, dataset: schema.DatasetConfig) -> dict[str, object]:
         own: dict[str, object] = {
             "algo": chain.config,
             "dataset": dataset,
@@ -436,7 +428,7 @@ class JobContents:
         }
         return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
 
-    def _generation(self, chain: Chain, stage: Stage) -> GenerationConfig:
+    def _generation(self, chain: Chain, stage: Stage) -> schema.GenerationConfig:
         """How a stage draws texts; the same object for all that draw alike."""
         return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
 

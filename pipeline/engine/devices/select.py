@@ -17,17 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from pipeline.config.schema import AUTO, Backend, DeviceChoice, DistributedConfig, ExecutionConfig
-from pipeline.engine.devices.inventory import (
-    NOTHING,
-    VISIBLE,
-    Device,
-    GpuUsage,
-    Machine,
-    cpu_slots,
-    read_machine,
-    usable_cores,
-    visible_gpus,
-)
+from pipeline.engine.devices import inventory
 from pipeline.errors import DeviceError
 from pipeline.foreign import ForeignDataError, read_json, read_plain
 from pipeline.locks import Claim, claim, is_held
@@ -173,14 +163,14 @@ class Holder:
 class LeaseSet:
     """Devices that this process holds until it gives them back or ends. A context manager."""
 
-    def __init__(self, devices: Sequence[Device], claims: Collection[Claim] = ()) -> None:
+    def __init__(self, devices: Sequence[inventory.Device], claims: Collection[Claim] = ()) -> None:
         self.devices = list(devices)
         self._claims = claims
 
     @classmethod
     def acquire(
         cls,
-        devices: Sequence[Device],
+        devices: Sequence[inventory.Device],
         wait: bool = False,
         *,
         count: int | None = None,
@@ -245,16 +235,18 @@ class LeaseSet:
         self.release()
 
 
-def holders(devices: Sequence[Device]) -> dict[str, Holder]:
+def holders(devices: Sequence[inventory.Device]) -> dict[str, Holder]:
     """UUID -> who holds it, of those devices that someone does."""
     folder = lease_dir()
     with guard(folder):
         return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
 
 
-def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -> dict[Device, Claim]:
+def _take(
+    folder: Path, devices: Sequence[inventory.Device], count: int, holder: Holder
+) -> dict[inventory.Device, Claim]:
     """So many of some devices, or none."""
-    taken: dict[Device, Claim] = {}
+    taken: dict[inventory.Device, Claim] = {}
     for device in devices:
         if len(taken) < count and (held := claim_lease(_path(folder, device))) is not None:
             taken[device] = held
@@ -266,8 +258,8 @@ def _take(folder: Path, devices: Sequence[Device], count: int, holder: Holder) -
     return {}
 
 
-def _refusal(folder: Path, devices: Sequence[Device], count: int) -> str:
-    held: dict[tuple[int, str, str], tuple[Holder, list[Device]]] = {}
+def _refusal(folder: Path, devices: Sequence[inventory.Device], count: int) -> str:
+    held: dict[tuple[int, str, str], tuple[Holder, list[inventory.Device]]] = {}
     for device in sorted(devices, key=_place):
         if holder := _read(folder, device):
             held.setdefault((holder.pid, holder.host, holder.experiment), (holder, []))[1].append(device)
@@ -278,17 +270,17 @@ def _refusal(folder: Path, devices: Sequence[Device], count: int) -> str:
     return f"{count} of {_labels(devices)} wanted, but {total} of these {len(devices)} are leased: {who}"
 
 
-def _place(device: Device) -> tuple[int, int]:
+def _place(device: inventory.Device) -> tuple[int, int]:
     return device.index, device.slice_index or 0
 
 
-def _labels(devices: Sequence[Device]) -> str:
+def _labels(devices: Sequence[inventory.Device]) -> str:
     """``GPU 0, 2, 3``."""
     numbers = [device.label.removeprefix("GPU ") for device in sorted(devices, key=_place)]
     return f"GPU {', '.join(numbers)}"
 
 
-def _read(folder: Path, device: Device) -> Holder | None:
+def _read(folder: Path, device: inventory.Device) -> Holder | None:
     """Who holds a device; called under the guard."""
     text = _held_text(_path(folder, device))
     try:
@@ -302,11 +294,11 @@ def _holder(experiment: str) -> Holder:
     return Holder(pid=os.getpid(), experiment=experiment, since=now, host=socket.gethostname())
 
 
-def _name(device: Device) -> str:
+def _name(device: inventory.Device) -> str:
     return device.uuid or device.label
 
 
-def _path(folder: Path, device: Device) -> Path:
+def _path(folder: Path, device: inventory.Device) -> Path:
     return folder / f"{_name(device).replace('/', '_')}.lock"
 
 
@@ -319,11 +311,11 @@ _ALIKE_BYTES = 2**30
 """GPUs whose free memory differs by less are equally free: a display takes some MB of one of them."""
 
 
-def rank(devices: Sequence[Device], usage: Mapping[str, GpuUsage]) -> list[Device]:
+def rank(devices: Sequence[inventory.Device], usage: Mapping[str, inventory.GpuUsage]) -> list[inventory.Device]:
     """All of them, the best first."""
     places = {device: place for place, device in enumerate(devices)}
 
-    def badness(device: Device) -> tuple[int, int, int]:
+    def badness(device: inventory.Device) -> tuple[int, int, int]:
         use = usage[device.uuid or ""]
         return (-(use.free_bytes // _ALIKE_BYTES), use.utilization or 0, -places[device])
 
@@ -331,8 +323,11 @@ def rank(devices: Sequence[Device], usage: Mapping[str, GpuUsage]) -> list[Devic
 
 
 def pick(
-    devices: Sequence[Device], usage: Mapping[str, GpuUsage], count: int | None = None, min_free_bytes: int = 0
-) -> list[Device]:
+    devices: Sequence[inventory.Device],
+    usage: Mapping[str, inventory.GpuUsage],
+    count: int | None = None,
+    min_free_bytes: int = 0,
+) -> list[inventory.Device]:
     """Choose the best GPUs.
 
     Args:
@@ -393,15 +388,15 @@ class Candidates:
         order: The visible set, in whose order those that are chosen go to workers.
     """
 
-    devices: tuple[Device, ...]
+    devices: tuple[inventory.Device, ...]
     count: int
-    order: tuple[Device, ...]
+    order: tuple[inventory.Device, ...]
 
-    def best(self) -> list[Device]:
+    def best(self) -> list[inventory.Device]:
         """Those that one would take if all were free."""
         return self.sorted(self.devices[: self.count])
 
-    def sorted(self, devices: Sequence[Device]) -> list[Device]:
+    def sorted(self, devices: Sequence[inventory.Device]) -> list[inventory.Device]:
         """Devices in the order in which the environment lists them."""
         return sorted(devices, key=self.order.index)
 
@@ -432,14 +427,14 @@ def candidates(
         raise DeviceError(f"{asked} is no GPU. For a run without GPUs use {request.without}; null leaves it open.")
     if request.device is DeviceChoice.cpu:
         return _slots(workers)
-    hidden = environment.get(VISIBLE, "0").strip() in NOTHING
-    machine = Machine() if hidden else read_machine()
-    visible = [] if hidden else visible_gpus(machine, environment)
+    hidden = environment.get(inventory.VISIBLE, "0").strip() in inventory.NOTHING
+    machine = inventory.Machine() if hidden else inventory.read_machine()
+    visible = [] if hidden else inventory.visible_gpus(machine, environment)
     if not visible:
         if count is None and ids is None and request.device is not DeviceChoice.cuda:
             return _slots(workers)
-        asked, mask = asked if count or ids else "device=cuda", environment.get(VISIBLE)
-        why = "NVML found none" if mask is None else f"{VISIBLE}={mask!r} hides them, or NVML found none"
+        asked, mask = asked if count or ids else "device=cuda", environment.get(inventory.VISIBLE)
+        why = "NVML found none" if mask is None else f"{inventory.VISIBLE}={mask!r} hides them, or NVML found none"
         raise DeviceError(
             f"{asked}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use {request.without}."
         )
@@ -455,8 +450,8 @@ def candidates(
 
 
 def gpus_of_ids(
-    ids: Sequence[int], visible: Sequence[Device], environment: Mapping[str, str], asked: str = ""
-) -> list[Device]:
+    ids: Sequence[int], visible: Sequence[inventory.Device], environment: Mapping[str, str], asked: str = ""
+) -> list[inventory.Device]:
     """The GPUs at some positions of the visible set.
 
     Args:
@@ -480,8 +475,8 @@ def gpus_of_ids(
     return [visible[number] for number in ids]
 
 
-def _listed(visible: Sequence[Device], environment: Mapping[str, str]) -> str:
-    if environment.get(VISIBLE) is None and all(gpu.index == place for place, gpu in enumerate(visible)):
+def _listed(visible: Sequence[inventory.Device], environment: Mapping[str, str]) -> str:
+    if environment.get(inventory.VISIBLE) is None and all(gpu.index == place for place, gpu in enumerate(visible)):
         return f"0 to {len(visible) - 1}" if len(visible) > 1 else "0"
     pairs = ", ".join(f"{place} ({gpu.label})" for place, gpu in enumerate(visible))
     return f"{pairs}, counted within what CUDA_VISIBLE_DEVICES shows"
@@ -489,7 +484,9 @@ def _listed(visible: Sequence[Device], environment: Mapping[str, str]) -> str:
 
 def _slots(count: int | None) -> Candidates:
     """CPU slots: so many, or one per core while the memory lasts."""
-    devices = cpu_slots(count or max(1, min(usable_cores(), memory_available_bytes() // WORKER_MEMORY_BYTES)))
+    devices = inventory.cpu_slots(
+        count or max(1, min(inventory.usable_cores(), memory_available_bytes() // WORKER_MEMORY_BYTES))
+    )
     return Candidates(devices=tuple(devices), count=len(devices), order=tuple(devices))
 
 
@@ -497,7 +494,7 @@ def choose_devices(
     choice: DeviceChoice,
     workers: int | None,
     distributed: DistributedConfig | None = None,
-) -> list[Device]:
+) -> list[inventory.Device]:
     """One device per worker, as a run would get them if no other held any. Nothing is taken.
 
     Args:
@@ -639,9 +636,9 @@ def plain_layout(devices: int) -> Layout:
 
 
 def make_layout(
-    devices: Sequence[Device],
+    devices: Sequence[inventory.Device],
     execution: ExecutionConfig,
-    usage: Mapping[str, GpuUsage] | None = None,
+    usage: Mapping[str, inventory.GpuUsage] | None = None,
 ) -> Layout:
     """The places of a run.
 
@@ -661,13 +658,15 @@ def make_layout(
     return Layout(places=_places(devices, usage), slots=slots, vouched=asked != AUTO)
 
 
-def _places(devices: Sequence[Device], usage: Mapping[str, GpuUsage] | None) -> tuple[Place, ...]:
+def _places(
+    devices: Sequence[inventory.Device], usage: Mapping[str, inventory.GpuUsage] | None
+) -> tuple[Place, ...]:
     if usage is None:
-        usage = read_machine().usage if any(device.kind == "cuda" for device in devices) else {}
+        usage = inventory.read_machine().usage if any(device.kind == "cuda" for device in devices) else {}
     return tuple(_layout_place(device, usage.get(device.uuid or "")) for device in devices)
 
 
-def _layout_place(device: Device, use: GpuUsage | None) -> Place:
+def _layout_place(device: inventory.Device, use: inventory.GpuUsage | None) -> Place:
     if device.kind == "cpu":
         return Place(label=device.label, node=device.node)
     free = device.memory_total_bytes if use is None else use.free_bytes

@@ -41,17 +41,8 @@ from pipeline.errors import DamagedOutput, StoreError
 from pipeline.files import fsync, in_folder, json_text, remove_tree, replacing, walk, write, write_whole
 from pipeline.foreign import ForeignDataError, read_json, read_plain
 from pipeline.locks import Claim, LocksUnsupportedError, claim, is_held, lock, one_at_a_time
-from pipeline.outputs.manifest import (
-    MANIFEST,
-    REMOVED,
-    TOMBSTONE,
-    NotAnOutputError,
-    StillChangingError,
-    describe,
-    find_problem,
-    read_manifest,
-    read_tombstone,
-)
+from pipeline.outputs import manifest
+from pipeline.outputs.manifest import MANIFEST, REMOVED, TOMBSTONE, NotAnOutputError
 
 # -- os errors ---------------------------------------------------------------------------------------------------
 # Failures of the file system in words: what could not be done, why, and what to do about it.
@@ -276,7 +267,7 @@ class Store:
             return f"it cannot be read ({error.strerror or error})"
         if not stat.S_ISDIR(status.st_mode):
             return "it is no folder"
-        return find_problem(key, self.path(key), checksums=checksums)
+        return manifest.find_problem(key, self.path(key), checksums=checksums)
 
     def has(self, key: str, *, checksums: bool = True) -> bool:
         """Whether the output of `key` is stored whole."""
@@ -301,7 +292,7 @@ class Store:
             return []  # in a damaged one a name may lead out of the store by a link
         folder = self.path(key)
         with suppress(NotAnOutputError, OSError):
-            names = read_tombstone(key, folder, read_manifest(key, folder))
+            names = manifest.read_tombstone(key, folder, manifest.read_manifest(key, folder))
             return [path for name in sorted(names) if os.path.lexists(path := folder / name)]
         return []
 
@@ -312,7 +303,7 @@ class Store:
             StoreError: It cannot be read, or was altered.
         """
         try:
-            return read_manifest(key, self.path(key))
+            return manifest.read_manifest(key, self.path(key))
         except NotAnOutputError as error:
             raise StoreError(f"stored output {key[:12]}: {error}") from error
 
@@ -401,7 +392,7 @@ class Store:
             entries = dict(walk(folder)) if entries is None else entries
             if own := [name for name in (MANIFEST, TOMBSTONE) if name in entries]:
                 raise StoreError(f"could not commit {key[:12]}: its job wrote a {own[0]}, which is the store's")
-            write(f"{folder}/{MANIFEST}", describe(key, folder, about, entries), os.O_EXCL)
+            write(f"{folder}/{MANIFEST}", manifest.describe(key, folder, about, entries), os.O_EXCL)
             if forced:
                 for name, status in walk(folder):
                     fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
@@ -413,7 +404,7 @@ class Store:
             raise StoreError(
                 f"could not commit {key[:12]}: {error}, and an output holds only plain files and folders"
             ) from error
-        except StillChangingError as error:
+        except manifest.StillChangingError as error:
             raise StoreError(f"could not commit {key[:12]}: {error}") from error
         except OSError as error:
             raise explained(f"could not commit {key[:12]} to {self.root}", error) from error

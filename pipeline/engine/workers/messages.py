@@ -20,15 +20,7 @@ from msgspec import Meta, Raw, Struct, field
 from msgspec.json import Encoder
 from msgspec.structs import asdict, force_setattr
 
-from pipeline.errors import (
-    OUT_OF_MEMORY_TEXTS,
-    DamagedOutput,
-    GangError,
-    RanksDisagree,
-    StoreError,
-    WorkerError,
-    describe_exit,
-)
+from pipeline import errors
 from pipeline.foreign import ForeignDataError, converted, parse_json
 
 # -- failure -----------------------------------------------------------------------------------------------------
@@ -138,7 +130,7 @@ def class_name(kind: type[BaseException]) -> str:
 def _is_storage(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _STORAGE
-    if isinstance(error, GangError):  # the end of a log is in its text
+    if isinstance(error, errors.GangError):  # the end of a log is in its text
         return False
     return _STORAGE_TEXTS.search(str(error)[:_TEXT_READ]) is not None
 
@@ -157,11 +149,11 @@ def storage_errno(error: BaseException) -> int | None:
 
 
 def _kind(error: BaseException) -> FailureKind:
-    if isinstance(error, DamagedOutput):
+    if isinstance(error, errors.DamagedOutput):
         return FailureKind.damaged_input
-    if isinstance(error, GangError):
+    if isinstance(error, errors.GangError):
         return FailureKind(error.kind)
-    if isinstance(error, RanksDisagree):
+    if isinstance(error, errors.RanksDisagree):
         return FailureKind.device
     # By name, so that nobody has to import these libraries to tell their errors.
     names = {class_name(base) for base in type(error).__mro__}
@@ -171,13 +163,13 @@ def _kind(error: BaseException) -> FailureKind:
     if isinstance(error, RuntimeError):
         if names & _LOST_PEER_CLASSES or any(part in text for part in _LOST_PEER_TEXTS):
             return FailureKind.transient
-        if any(part in text for part in OUT_OF_MEMORY_TEXTS):
+        if any(part in text for part in errors.OUT_OF_MEMORY_TEXTS):
             return FailureKind.out_of_memory
         if names & _DEVICE_CLASSES or any(part in text for part in _DEVICE_TEXTS):
             return FailureKind.device
     if _is_storage(error):
         return FailureKind.storage
-    if isinstance(error, StoreError) and isinstance(error.__cause__, PermissionError):
+    if isinstance(error, errors.StoreError) and isinstance(error.__cause__, PermissionError):
         return FailureKind.storage
     if isinstance(error, (ConnectionError, TimeoutError)) or names & _TRANSIENT_CLASSES:
         return FailureKind.transient
@@ -447,7 +439,7 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
     @property
     def said(self) -> str:
         """How it ended, in words."""
-        return self.how or describe_exit(self.exit_code)
+        return self.how or errors.describe_exit(self.exit_code)
 
 
 ToWorker = RunJob | Shutdown
@@ -504,7 +496,7 @@ def _decoded(data: bytes, kinds: Mapping[str, type[_T]], *, infinite: bool = Fal
         raise ForeignDataError(f"a message here is the name of one of {', '.join(kinds)}, and its fields")
     except ForeignDataError as error:
         said = f"it sent what is no message ({_plain_line(str(error))})"
-        raise WorkerError(f"{said}: {data[:_SHOWN_BYTES]!r}") from error
+        raise errors.WorkerError(f"{said}: {data[:_SHOWN_BYTES]!r}") from error
 
 
 def _plain_data(value: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.schema import DeviceChoice, DistributedConfig
-from pipeline.engine.devices import select
+from pipeline.engine.devices import inventory, select
 from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.engine.devices.select import (
     DeviceRequest,
@@ -44,7 +44,7 @@ def test_the_idlest_go_first_and_of_equals_the_highest(
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of three cores, on which nothing else runs."""
-    monkeypatch.setattr(select, "usable_cores", lambda: 3)
+    monkeypatch.setattr(inventory, "usable_cores", lambda: 3)
     monkeypatch.setattr(select, "memory_available_bytes", lambda: 100 << 30)
 
 
