@@ -32,7 +32,7 @@ import pipeline
 from benchmarks.gpu_decoding import DECODING
 from benchmarks.gpu_measures import Bench, Experiment, Figure
 from benchmarks.gpu_training import TRAINING
-from pipeline.engine.devices.worker_env import FIXED, ON_GPUS
+from pipeline.engine.devices.inventory import FIXED, ON_GPUS
 
 EXPERIMENTS: dict[str, Experiment] = {**DECODING, **TRAINING}
 WIDTH = 140

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.devices.worker_env import held_port, rank_environment
+from pipeline.engine.devices.inventory import held_port, rank_environment
 from tests.doubles.families import FAMILIES
 from tests.doubles.forked import Start, forked
 

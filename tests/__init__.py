@@ -28,7 +28,7 @@ def _forget_who_started_this() -> None:
     os.umask(0o022)
     for name in [name for name in os.environ if name.startswith(_OF_THE_USER) and name not in _KEPT]:
         del os.environ[name]
-    from pipeline.engine.devices.worker_env import THREAD_VARIABLES, is_of_launcher
+    from pipeline.engine.devices.inventory import THREAD_VARIABLES, is_of_launcher
 
     for name in filter(is_of_launcher, list(os.environ)):
         del os.environ[name]

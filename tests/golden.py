@@ -124,8 +124,7 @@ def _stages(run: tuple[str, ...], output: Path) -> dict[str, Entry]:
 
     from pipeline.commands.run import run_experiment
     from pipeline.config.load import load_config
-    from pipeline.outputs.formats import CURVES
-    from pipeline.outputs.guidance import GUIDANCE
+    from pipeline.outputs.formats import CURVES, GUIDANCE
 
     config = load_config([*run, f"output_dir={output}"])
     assert run_experiment(config, Console(stderr=True)) == 0
@@ -165,7 +164,7 @@ def _put_whole(files: dict[str, Any], job: dict[str, Any], store: Path, model: A
     from pipeline.files import file_sha256
     from pipeline.learning.models.load import load_policy
     from pipeline.learning.models.source import reference_folder
-    from pipeline.outputs.guidance import ADAPTERS, FOLDER
+    from pipeline.outputs.formats import ADAPTERS, FOLDER
 
     if files.pop(ADAPTERS, None) is None:
         return

@@ -44,8 +44,17 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.from_files import template_fields
-from pipeline.outputs.formats import POINTER, Pointer, read_pointer, read_shown_samples
-from pipeline.outputs.guidance import GUIDANCE, USAGE, GuidanceSettings, Usage, adapter_folders
+from pipeline.outputs.formats import (
+    GUIDANCE,
+    POINTER,
+    USAGE,
+    GuidanceSettings,
+    Pointer,
+    Usage,
+    adapter_folders,
+    read_pointer,
+    read_shown_samples,
+)
 from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned

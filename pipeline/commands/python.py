@@ -31,7 +31,7 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.source import snapshot
-from pipeline.outputs import guidance as saved
+from pipeline.outputs import formats
 from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
 from pipeline.runs.loaded import LoadedRun, choose_run, load, load_planned
 from pipeline.runs.notebook import Run
@@ -228,9 +228,9 @@ class _Found:
     """
 
     weights: Path
-    usage: saved.Usage
+    usage: formats.Usage
     reference: Callable[[], str]
-    guidance: saved.GuidanceSettings | None = None
+    guidance: formats.GuidanceSettings | None = None
     offset: Callable[[float], Offset] | None = None
     trusts_code: bool = False
 
@@ -286,24 +286,24 @@ def _of_run(found: Trained) -> _Found:
 
 def _of_folder(folder: Path) -> _Found:
     """A model of which only its folder is known: exported, or in a store."""
-    adapters = _read(folder / saved.ADAPTERS, saved.read_adapters)
+    adapters = _read(folder / formats.ADAPTERS, formats.read_adapters)
     if adapters is None and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{folder} holds no model: give an experiment, a folder of a run or a model, or a hub id"
         )
     usage, guidance = (
-        _read(folder / saved.USAGE, saved.read_usage),
-        _read(folder / saved.GUIDANCE, saved.read_guidance),
+        _read(folder / formats.USAGE, formats.read_usage),
+        _read(folder / formats.GUIDANCE, formats.read_guidance),
     )
     is_value = adapters is None and (folder / "value_head.json").is_file()
     if is_value and guidance is None:
-        raise ConfigError(f"{folder} holds a value model, and no {saved.GUIDANCE} that says how it guides")
+        raise ConfigError(f"{folder} holds a value model, and no {formats.GUIDANCE} that says how it guides")
     key = adapters.reference if adapters is not None else guidance.reference if guidance is not None else None
     return _Found(
         weights=folder,
         usage=usage
-        or saved.Usage(
-            kind="value" if is_value else "policy", drawing=saved.Drawing(), prompting=saved.Prompting()
+        or formats.Usage(
+            kind="value" if is_value else "policy", drawing=formats.Drawing(), prompting=formats.Prompting()
         ),
         guidance=guidance if is_value else None,
         reference=lambda: _reference_of(folder, usage.reference if usage and is_value else None, key),
@@ -369,7 +369,7 @@ def _loaded(
         with _reading(found.weights), without_progress_bars():
             value = load_value(found.weights, system, chosen)
         guide = SavedGuide(model=value, settings=found.guidance, offset=offset or found.offset)
-    elif saved.adapter_folders(found.weights):
+    elif formats.adapter_folders(found.weights):
         base = found.reference()
     with _reading(source), without_progress_bars():
         policy = load_policy(source, system, chosen, base=base, trust_remote_code=found.trusts_code)

@@ -27,7 +27,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.registry import CHECK, PREPARE
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
-from pipeline.plan import build, compatibility, contents, durations, estimates, graph, rewards
+from pipeline.plan import build, compatibility, contents, estimates, graph, rewards
 from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
 from pipeline.runs.record import PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration, jobs
@@ -378,7 +378,7 @@ def _print_need(request: Request, stored: Stored, console: Console) -> None:
 @memory.no_garbage_collection()
 def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take."""
-    rows = durations.summarize(request.plan, stored.missing)
+    rows = graph.summarize(request.plan, stored.missing)
     console.print(plan_table(rows))
     for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
         say(console, line)
@@ -395,10 +395,10 @@ def in_short(request: Request, stored: Stored) -> str:
     if not missing:
         return text
     timed = read_durations(request.store.root)
-    seconds = durations.estimated_makespan(plan, missing, workers) + durations.estimated_load(
+    seconds = graph.estimated_makespan(plan, missing, workers) + graph.estimated_load(
         plan, missing, workers, timed.seconds
     )
-    kinds = {durations.WORKER_LOAD, *(graph.duration_name(plan.jobs[job_id]) for job_id in missing)}
+    kinds = {graph.WORKER_LOAD, *(graph.duration_name(plan.jobs[job_id]) for job_id in missing)}
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
 
 

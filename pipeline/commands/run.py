@@ -37,7 +37,7 @@ from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.plan import durations, graph, models, recorded, rewards
+from pipeline.plan import graph, models, recorded, rewards
 from pipeline.runs import origin, progress
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report import screen, tables
@@ -465,7 +465,7 @@ def _run_missing(
         set(request.plan.jobs) - set(stored.not_here),
         slots=layout.slots,
         workers=layout.workers,
-        load_s=timed.seconds.get(durations.WORKER_LOAD, graph.WORKER_LOAD_S),
+        load_s=timed.seconds.get(graph.WORKER_LOAD, graph.WORKER_LOAD_S),
     )
     gpus = screen.GpuLog()
     with screen.shown_on(console) as redraw, progress.ProgressFile(run) as told:

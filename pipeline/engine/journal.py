@@ -22,9 +22,8 @@ from msgspec import Meta
 from msgspec.json import Encoder
 
 from pipeline.errors import StoreError
-from pipeline.files import json_text, open_plain
+from pipeline.files import LocksUnsupportedError, json_text, lock, open_plain
 from pipeline.foreign import ForeignDataError, converted, parse_json
-from pipeline.locks import LocksUnsupportedError, lock
 
 # -- events ------------------------------------------------------------------------------------------------------
 # The events of a run: which fields each has, and of what type; how a line of a journal becomes one. The

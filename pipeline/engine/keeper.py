@@ -20,9 +20,8 @@ from pipeline.engine.journal import Event
 from pipeline.engine.store.gc import RunReference, find_runs
 from pipeline.engine.store.store import DECIDING, KEY, Store, explained, living, users
 from pipeline.errors import PlanError, StoreError
-from pipeline.files import fsync, open_plain, write_whole
+from pipeline.files import Claim, claim, fsync, open_plain, write_whole
 from pipeline.foreign import ForeignDataError, read_plain
-from pipeline.locks import Claim, claim
 from pipeline.outputs.manifest import REMOVED, TOMBSTONE, NotAnOutputError, entomb, read_manifest, read_tombstone
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keeping import free, kept, measures, place_of, scores_of

@@ -23,8 +23,8 @@ from types import FrameType
 from pipeline import arithmetic
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices import inventory
+from pipeline.engine.devices.inventory import LOOPBACK, ON_LOOPBACK, is_of_launcher
 from pipeline.engine.devices.select import DeviceRequest, LeaseSet, candidates
-from pipeline.engine.devices.worker_env import LOOPBACK, ON_LOOPBACK, is_of_launcher
 from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.machine import children, descendants

@@ -18,9 +18,15 @@ from msgspec import Meta
 
 from pipeline import arithmetic
 from pipeline.config.schema import Backend, ExecutionConfig
-from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
+from pipeline.engine.devices.inventory import (
+    FREE_TIMEOUT_S,
+    Device,
+    describe_device,
+    read_levels,
+    wait_until_free,
+    worker_environment,
+)
 from pipeline.engine.devices.select import Layout, make_layout, plain_layout
-from pipeline.engine.devices.worker_env import describe_device, worker_environment
 from pipeline.engine.journal import Journal, Listener
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.loop import run_plan
@@ -34,8 +40,7 @@ from pipeline.engine.workers.runner import JobRunner
 from pipeline.foreign import recall, remember
 from pipeline.machine import descendants
 from pipeline.machine.descendants import Reaper
-from pipeline.plan.durations import LONGEST_S, Durations, Seconds, Timed
-from pipeline.plan.graph import Plan
+from pipeline.plan.graph import LONGEST_S, Durations, Plan, Seconds, Timed
 
 # -- inline ------------------------------------------------------------------------------------------------------
 # A worker that is this very process: for debugging, for tests and for machines without room for another. It

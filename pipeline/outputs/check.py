@@ -12,7 +12,6 @@ from pipeline.errors import JobError
 from pipeline.files import walk
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs import formats
-from pipeline.outputs.guidance import ADAPTERS, GUIDANCE, read_adapters, read_guidance
 
 MAX_LEVELS = 64
 """Folders in one another that an output may have, so that every path in it can be opened on every file system."""
@@ -110,7 +109,7 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     formats.REWARD: formats.read_reward_fit,
     formats.FAULTS: formats.read_faults,
     formats.CURVES: lambda path: formats.read_curve(path.parent),
-    GUIDANCE: read_guidance,
-    ADAPTERS: read_adapters,
+    formats.GUIDANCE: formats.read_guidance,
+    formats.ADAPTERS: formats.read_adapters,
 }
 """Names that any stage may write; ``model.json`` is left to the reference."""

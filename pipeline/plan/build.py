@@ -30,9 +30,8 @@ from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
 from pipeline.plan.contents import PREPARING, REFERENCE, Chain, Contents, JobContents, chains
-from pipeline.plan.durations import Durations
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
-from pipeline.plan.graph import Job, Plan, ResultKeys, duration_kind, place_name
+from pipeline.plan.graph import Durations, Job, Plan, ResultKeys, duration_kind, place_name
 
 # -- size --------------------------------------------------------------------------------------------------------
 # How large a plan would be, by arithmetic alone: one that nobody could wait for is refused before it is built.

@@ -28,9 +28,8 @@ from msgspec import Meta
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import PipelineError
-from pipeline.files import json_text, write_whole
+from pipeline.files import claim, json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
-from pipeline.locks import claim
 from pipeline.machine.children import Channel
 from pipeline.machine.descendants import begin
 from pipeline.outputs import formats

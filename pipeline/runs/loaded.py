@@ -27,9 +27,8 @@ from pipeline.engine.journal import JournalReader
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PlanError, known_names
-from pipeline.files import open_plain
+from pipeline.files import LocksUnsupportedError, lock, open_plain
 from pipeline.foreign import LARGEST_FILE, RESOLVED, ForeignDataError, converted, read_plain, read_resolved
-from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.outputs import formats
 from pipeline.outputs.manifest import why_removed
 from pipeline.plan.graph import ANY, Job

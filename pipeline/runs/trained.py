@@ -21,8 +21,17 @@ from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlg
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.models.source import reference_folder
-from pipeline.outputs.formats import ETA, problem_in_words, read_metrics
-from pipeline.outputs.guidance import GUIDANCE, Drawing, GuidanceSettings, Prompting, Usage, read_guidance
+from pipeline.outputs.formats import (
+    ETA,
+    GUIDANCE,
+    Drawing,
+    GuidanceSettings,
+    Prompting,
+    Usage,
+    problem_in_words,
+    read_guidance,
+    read_metrics,
+)
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, find_named, listed

@@ -22,8 +22,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.engine.devices.inventory import Device
-from pipeline.engine.devices.worker_env import LOOPBACK
+from pipeline.engine.devices.inventory import LOOPBACK, Device
 from pipeline.engine.launch import Meeting, listen, ranks_command, supervise
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, PipelineError, describe_exit, install_command

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pipeline.errors import ConfigError, PipelineError, StoreError, install_command, known_names
-from pipeline.files import Inside, open_plain
+from pipeline.files import Inside, LocksUnsupportedError, lock, open_plain
 from pipeline.foreign import converted
-from pipeline.locks import LocksUnsupportedError, lock
 from pipeline.sweeps.file import Goal, Hyperband, Metric, Sweep, read_sweep
 from pipeline.sweeps.reporting import TRIALS
 

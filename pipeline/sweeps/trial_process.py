@@ -26,9 +26,16 @@ import msgspec
 
 from pipeline import arithmetic
 from pipeline.engine import launch as launching
-from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, read_levels, wait_until_free
+from pipeline.engine.devices.inventory import (
+    FREE_TIMEOUT_S,
+    LOOPBACK,
+    Device,
+    held_port,
+    is_of_launcher,
+    read_levels,
+    wait_until_free,
+)
 from pipeline.engine.devices.select import holders
-from pipeline.engine.devices.worker_env import LOOPBACK, held_port, is_of_launcher
 from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import DeviceError, PipelineError, WorkerError

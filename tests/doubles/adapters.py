@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.models.adapters import save_adapters
 from pipeline.learning.training.lora import merged, with_adapters
-from pipeline.outputs.guidance import ADAPTERS, FOLDER
+from pipeline.outputs.formats import ADAPTERS, FOLDER
 
 
 def write_rounds(

@@ -10,7 +10,7 @@ from typing import Any
 
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-from pipeline.locks import lock
+from pipeline.files import lock
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, sweep_folder
 
 BEGAN = 1.7e9

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pipeline.config.schema import Backend, RetryConfig
-from pipeline.engine.devices import worker_env
+from pipeline.engine.devices import inventory
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.store import NOT_STORED
 from pipeline.engine.workers.messages import FromWorker, WorkerExited
@@ -68,7 +68,7 @@ def test_a_job_that_leaves_something_that_writes_on_fails(engine: Engine) -> Non
 
 
 def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(worker_env.FIXED, "PYTHONHOME", "/nowhere")
+    monkeypatch.setitem(inventory.FIXED, "PYTHONHOME", "/nowhere")
     with pytest.raises(WorkerError, match=r"3 times in a row before it began a job.*exit code 1") as error:
         engine.run(*GOOD)
     assert "encodings" in str(error.value)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from pipeline.config.schema import RetryConfig
-from pipeline.engine.devices.worker_env import held_port
+from pipeline.engine.devices.inventory import held_port
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import JobError

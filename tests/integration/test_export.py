@@ -29,8 +29,7 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.learning.generation.guided import _Prompts
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.outputs.formats import Sample, read_lines
-from pipeline.outputs.guidance import GUIDANCE, read_guidance, read_usage
+from pipeline.outputs.formats import GUIDANCE, Sample, read_guidance, read_lines, read_usage
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.model_card import command_for_all

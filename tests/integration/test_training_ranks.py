@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from pipeline.engine.devices.worker_env import held_port, rank_environment
+from pipeline.engine.devices.inventory import held_port, rank_environment
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.models.value import ValueModel

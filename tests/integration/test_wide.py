@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.devices.worker_env import held_port, rank_environment
+from pipeline.engine.devices.inventory import held_port, rank_environment
 from tests.doubles import wide
 from tests.doubles.adapters import write_rounds
 from tests.doubles.forked import forked

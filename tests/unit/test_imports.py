@@ -17,7 +17,6 @@ WINGS = [
     "errors",
     "arithmetic",
     "files",
-    "locks",
     "foreign",
     "terminal",
     "machine",

@@ -19,8 +19,8 @@ from typing import Self
 from pipeline.config.schema import AUTO, Backend, DeviceChoice, DistributedConfig, ExecutionConfig
 from pipeline.engine.devices import inventory
 from pipeline.errors import DeviceError
+from pipeline.files import Claim, claim, is_held
 from pipeline.foreign import ForeignDataError, read_json, read_plain
-from pipeline.locks import Claim, claim, is_held
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 
 # -- lease -------------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ from pipeline.machine.memory import memory_available_bytes, usable_bytes
 #     <folder>/queue/          a ticket, held the same way, for each run that waits
 #     <folder>/guard           held for the instant in which one process looks and takes
 #
-# A lease is a claim (`pipeline.locks`): it dies with its holder, `kill -9` included, and children have none. The
+# A lease is a claim (`pipeline.files`): it dies with its holder, `kill -9` included, and children have none. The
 # memory that a worker which outlives the engine may still hold is waited for in `inventory.py`. Only one process
 # at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for another in a circle.
 

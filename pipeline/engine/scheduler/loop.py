@@ -55,7 +55,7 @@ from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, Ver
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
-from pipeline.locks import Claim
+from pipeline.files import Claim
 from pipeline.plan.graph import Job, Plan
 
 # -- outside -----------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from statistics import fmean, median
 from msgspec import Struct
 
 from pipeline.engine.scheduler.state import JobStatus
-from pipeline.plan.durations import WORKER_LOAD, Durations, Timed, load_name, typical
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import WORKER_LOAD, Durations, Job, Plan, Timed, load_name, typical
 
 # -- makespan ----------------------------------------------------------------------------------------------------
 # Where the device time of a run went, against the least that any schedule could have taken. Pure. devices x
@@ -250,7 +249,7 @@ class Outcome:
         return Durations({name: typical(own) for name, own in timed.items()}, self.load_seconds(plan))
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:
-        """Measured seconds of loading, by the names of `pipeline.plan.durations`."""
+        """Measured seconds of loading, by the names of `pipeline.plan.graph`."""
         own = self._by_worker()
         found = ((span, _first(span, own.get(span.worker, ()))) for span in self.workers)
         firsts = [(span, first) for span, first in found if first and first.succeeded]

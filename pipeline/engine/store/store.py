@@ -38,9 +38,23 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from pipeline.errors import DamagedOutput, StoreError
-from pipeline.files import fsync, in_folder, json_text, remove_tree, replacing, walk, write, write_whole
+from pipeline.files import (
+    Claim,
+    LocksUnsupportedError,
+    claim,
+    fsync,
+    in_folder,
+    is_held,
+    json_text,
+    lock,
+    one_at_a_time,
+    remove_tree,
+    replacing,
+    walk,
+    write,
+    write_whole,
+)
 from pipeline.foreign import ForeignDataError, read_json, read_plain
-from pipeline.locks import Claim, LocksUnsupportedError, claim, is_held, lock, one_at_a_time
 from pipeline.outputs import manifest
 from pipeline.outputs.manifest import MANIFEST, REMOVED, TOMBSTONE, NotAnOutputError
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.worker_env import describe_device
+from pipeline.engine.devices.inventory import describe_device
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.runner import JobRunner, Part
 from pipeline.engine.workers.work import log_stacks

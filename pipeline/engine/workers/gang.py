@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from pipeline.engine.devices.worker_env import held_port, rank_environment
+from pipeline.engine.devices.inventory import held_port, rank_environment
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.work import Work, log_stacks
 from pipeline.errors import GangError, JobError, JobStopped, WorkerError, describe_exit

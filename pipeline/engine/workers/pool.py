@@ -20,8 +20,7 @@ from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device
-from pipeline.engine.devices.worker_env import worker_environment
+from pipeline.engine.devices.inventory import FREE_TIMEOUT_S, Device, worker_environment
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.entrypoint import Settings
 from pipeline.errors import WorkerError

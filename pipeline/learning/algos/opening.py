@@ -33,7 +33,7 @@ from pipeline.learning.models.source import reference_folder, value_folder
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.training.lora import merged, share_kept, weights_below, with_adapters, with_weights_of
-from pipeline.outputs.guidance import ADAPTERS, FOLDER, Adapters, adapter_folders, is_key
+from pipeline.outputs.formats import ADAPTERS, FOLDER, Adapters, adapter_folders, is_key
 
 
 def reference_source(ctx: JobContext) -> str:

@@ -25,8 +25,7 @@ from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, tim
 from pipeline.learning.algos.post_training import fitting_of
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
-from pipeline.outputs.formats import SWEEP_SPLIT, TRAINING, Tally
-from pipeline.outputs.guidance import GUIDANCE, GuidanceSettings, is_key
+from pipeline.outputs.formats import GUIDANCE, SWEEP_SPLIT, TRAINING, GuidanceSettings, Tally, is_key
 
 STRENGTH = "Smaller is stronger (0.1 is strong, 1 is mild), and inf is the reference policy"
 

@@ -34,7 +34,7 @@ from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.load import context_length
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.value import expected_labels, token_values
-from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting
+from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting
 
 # -- slow guide --------------------------------------------------------------------------------------------------
 # Guided decoding the plain way: a `LogitsProcessor` without a cache, one full forward pass per candidate. It

@@ -28,7 +28,7 @@ from pipeline.learning.models.load import context_length, end_ids
 from pipeline.learning.training import scoring
 from pipeline.learning.training.grpo import supervised_columns
 from pipeline.learning.training.sequences import Sequences
-from pipeline.outputs.guidance import Drawing
+from pipeline.outputs.formats import Drawing
 
 # -- likelihood --------------------------------------------------------------------------------------------------
 # How likely a policy was to draw what it drew, found in one pass over whole texts.

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import Others
-from pipeline.outputs.guidance import OffsetRule, Rule
+from pipeline.outputs.formats import OffsetRule, Rule
 
 # -- host --------------------------------------------------------------------------------------------------------
 # What the host asks a device for in the middle of a step, which makes it wait for all that was begun before.

@@ -24,7 +24,7 @@ from pipeline.learning.generation.decode import DecodeSettings, DecodingWork
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
 from pipeline.learning.models.cache import scratch_folder
-from pipeline.outputs.guidance import adapter_folders
+from pipeline.outputs.formats import adapter_folders
 
 MIB = 1 << 20
 SHARE = 0.8

@@ -38,7 +38,7 @@ from pipeline.learning.models.batch_size import is_out_of_memory, note_split, sp
 from pipeline.learning.models.cache import scratch_folder
 from pipeline.learning.models.kinds import WITHOUT_SDPA, why_not_usable
 from pipeline.learning.models.value import ValueModel
-from pipeline.outputs.guidance import adapter_folders
+from pipeline.outputs.formats import adapter_folders
 
 if TYPE_CHECKING:
     from pipeline.learning.training.distributed import Ranks

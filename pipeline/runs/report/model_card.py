@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.outputs.guidance import GuidanceSettings, Usage
+from pipeline.outputs.formats import GuidanceSettings, Usage
 from pipeline.runs.record import ResultRow
 
 METRICS = ("pass@1", "reward", "regularized_reward", "kl_per_sequence", "kl_per_token")

@@ -16,7 +16,7 @@ from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.gc import Garbage, Space, StoreUsage
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
-from pipeline.plan.durations import PlanRow
+from pipeline.plan.graph import PlanRow
 from pipeline.runs import record
 from pipeline.runs.cost import BudgetRow, CostRow, read_compute
 from pipeline.runs.report.format import count, decimal, duration, interval, reading_order, shown_path, si, title

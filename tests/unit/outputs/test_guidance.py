@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.errors import JobError
 from pipeline.outputs.check import check_output
-from pipeline.outputs.guidance import ADAPTERS, FOLDER, GUIDANCE, adapter_folders
+from pipeline.outputs.formats import ADAPTERS, FOLDER, GUIDANCE, adapter_folders
 
 SAVED: dict[str, Any] = {
     "algo": "PITA",

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from pipeline.config.schema import Keep
 from pipeline.errors import CycleError
 from pipeline.plan.build import build_plan
-from pipeline.plan.durations import Timed, estimated_makespan, summarize
-from pipeline.plan.graph import Job, Plan, missing_jobs
+from pipeline.plan.graph import Job, Plan, Timed, estimated_makespan, missing_jobs, summarize
 from pipeline.plan.keeping import Scores, free, kept
 from tests.doubles.composing import quick_config
 

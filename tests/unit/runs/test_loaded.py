@@ -19,8 +19,7 @@ from pipeline.config.schema import Keep
 from pipeline.engine.keeper import remove_weights
 from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError, PlanError
-from pipeline.files import json_text
-from pipeline.locks import lock
+from pipeline.files import json_text, lock
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.recorded import plan_text
 from pipeline.runs.loaded import LoadedRun, choose_run, find_job, load

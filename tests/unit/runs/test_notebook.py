@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.locks import lock
+from pipeline.files import lock
 from pipeline.outputs.formats import TrainingStep, write_curve
 from pipeline.runs.loaded import load
 from pipeline.runs.notebook import Run

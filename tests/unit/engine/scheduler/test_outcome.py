@@ -3,8 +3,7 @@
 import pytest
 
 from pipeline.engine.scheduler.outcome import Attempt, Outcome, WorkerSpan
-from pipeline.plan.durations import WORKER_LOAD, Timed
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import WORKER_LOAD, Job, Plan, Timed
 
 
 def attempt(job_id: str, worker: int, sent_s: float, ended_s: float, load_s: float, how: str = "done") -> Attempt:

@@ -23,7 +23,7 @@ from pipeline.errors import DeviceError, PlanError, StoreError
 from pipeline.foreign import recall
 from pipeline.learning.models.batch_size import _Hint
 from pipeline.outputs.manifest import MANIFEST
-from pipeline.plan.durations import Durations, Timed
+from pipeline.plan.graph import Durations, Timed
 from pipeline.plan.models import _Hashes
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, read_compute

@@ -19,8 +19,7 @@ from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.online import drawn_anew
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training import checkpoint
-from pipeline.outputs.formats import read_curve
-from pipeline.outputs.guidance import ADAPTERS
+from pipeline.outputs.formats import ADAPTERS, read_curve
 from tests.doubles.forked import forked
 from tests.doubles.groups import groups_of
 from tests.doubles.judges import ASKED

@@ -20,7 +20,7 @@ from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.guided import STREAM, Guided, SavedGuide
 from pipeline.learning.generation.sampling import Offset, sample_keys
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.outputs.guidance import Drawing, GuidanceSettings, Prompting
+from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting
 from tests.unit.learning.generation.conftest import language_model, opinionated
 
 TOKENIZER = make_tokenizer(load_dataset(AdditionConfig(kind="addition")))

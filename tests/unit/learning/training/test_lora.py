@@ -14,7 +14,7 @@ from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.memory.shape import shape_of_config
 from pipeline.learning.models.adapters import SETTINGS, WEIGHTS, copy_adapters, merge_adapters
 from pipeline.learning.training.lora import merged, share_kept, weights_below, with_adapters
-from pipeline.outputs.guidance import adapter_folders
+from pipeline.outputs.formats import adapter_folders
 from tests.doubles.adapters import write_rounds
 from tests.doubles.families import tiny_model
 

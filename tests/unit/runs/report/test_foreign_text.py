@@ -19,7 +19,7 @@ from pipeline.commands import check, looking, start
 from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
-from pipeline.plan.durations import PlanRow
+from pipeline.plan.graph import PlanRow
 from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Results
 from pipeline.runs.report.screen import PlainLines, shown_on

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from pipeline.outputs.guidance import Drawing, Prompting, Usage
+from pipeline.outputs.formats import Drawing, Prompting, Usage
 from pipeline.runs.record import ResultRow
 from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all
 

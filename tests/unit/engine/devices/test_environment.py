@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from pipeline.engine.devices.inventory import Device, cpu_slots
-from pipeline.engine.devices.worker_env import ON_GPUS, describe_device, worker_environment
+from pipeline.engine.devices.inventory import ON_GPUS, Device, cpu_slots, describe_device, worker_environment
 
 GPU = Device(kind="cuda", index=3, uuid="GPU-0123", name="H200", memory_total_bytes=1)
 
