@@ -321,14 +321,21 @@ _MODE = re.compile("[rbt]*[wax+][bt+]*")
 """With which `open` writes."""
 _KEEPS = re.compile(r"\b(sqlitedict|shelve)\b|INSERT INTO|INSERT OR")
 """Of a module that keeps in a data base what it has found, it cannot be told which files are its data."""
-_SAVED = {"config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json", "dataset_dict.json"}
-"""In folders of models, tokenizers and datasets, which libraries read as a whole."""
+_SAVED = {
+    **dict.fromkeys(("config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json"), "*"),
+    "dataset_dict.json": "*/*",
+    "modules.json": "**/*",
+    "config.cfg": "**/*",
+}
+"""In folders of models, tokenizers and datasets, which libraries read as a whole -> what of them is read."""
 _LISTS = {"iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
 """By which it may read whatever is in a folder that a text names."""
 _MOST_LISTED = 10_000
 """Files there, or that a pattern means."""
 _PATTERN = re.compile(r"[^*]*\w/.*|.*\.\w+")
 """With a folder or an ending."""
+_DEEPEST = 4
+"""Folders in each other that texts may name one by one."""
 _LONGEST_NAME = 1000
 """Characters of a path."""
 _OF_MACHINE = ("/proc", "/sys", "/dev")
@@ -384,6 +391,9 @@ class _Module:
         for node in self.nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in stored:
                 found |= _parts(node.value)
+        if "with_suffix" in map(_last_name, self.nodes):
+            ends = [each for each in found if re.fullmatch(r"\.\w+", each)]
+            found |= {f"{os.path.splitext(each)[0]}{end}" for each in (*found, self.file.name) for end in ends}  # noqa: PTH122
         return sorted(found)
 
     @property
@@ -399,14 +409,15 @@ class _Module:
     def folders(self) -> list[Path]:
         """Its own, the one around it and the current one, and those in them that texts name."""
         near, texts = dict.fromkeys(self.around), self.texts
-        for _ in range(2):
+        for _ in range(_DEEPEST):
             near |= {Path(at, name): None for at in near for name in texts if os.path.isdir(Path(at, name))}  # noqa: PTH112
         return list(near)
 
     @property
     def around(self) -> list[Path]:
-        """Its folder, the one around it and the current one."""
-        return [self.file.parent, self.file.absolute().parent.parent, Path()]
+        """Its folder, the one around it and the current one; the user's, where it asks for that."""
+        home = [Path.home()] if "home" in map(_last_name, self.nodes) else []
+        return [self.file.parent, self.file.absolute().parent.parent, Path(), *home]
 
     @property
     def beside(self) -> Iterator[str]:
@@ -461,11 +472,11 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
     modules = sorted(walk.modules.values(), key=lambda each: each.name)
     texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
     written, lists = _Written(modules).texts, bool(walk.words & _LISTS)
-    files = (_files(each, text, written, lists=lists) for each, text in zip(modules, texts, strict=True))
-    read = {line for lines in files for line in lines}
-    if walk.words & _VARIABLES:
-        named = {text for each in modules for text in each.texts if text in os.environ}
-        read |= {f"${name}={os.environ[name]}" for name in named if not _OUTSIDE.search(name)}
+    named = {text for each in modules for text in each.texts} - written if walk.words & _VARIABLES else set()
+    known = {name: os.environ[name] for name in os.environ if _is_named(name, named) and not _OUTSIDE.search(name)}
+    read = {f"${name}={value}" for name, value in known.items()}
+    for each, text in zip(modules, texts, strict=True):
+        read |= {*_files(each, text, written, [*known.values()], lists=lists)}
     return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
 
 
@@ -568,18 +579,29 @@ class _Written:
                 yield from (each.value for each in call.keywords if each.arg == name)
 
 
-def _files(module: _Module, text: str, written: Collection[str], *, lists: bool) -> Iterator[str]:
+def _is_named(variable: str, texts: Collection[str]) -> bool:
+    """Whether texts name a variable of the environment, or begin or end its name, as ``APP_`` does."""
+    starts = tuple(each for each in texts if len(each) > 2 and each.endswith("_"))
+    ends = tuple(each for each in texts if len(each) > 2 and each.startswith("_"))
+    return variable in texts or variable.startswith(starts) or variable.endswith(ends)
+
+
+def _files(
+    module: _Module, text: str, written: Collection[str], values: Collection[str], *, lists: bool
+) -> Iterator[str]:
     """The files that texts of a module name or mean, and those of folders that are read as a whole.
 
     Args:
         module: It.
         text: Its code.
         written: Texts that name what is written, and so no data.
+        values: Texts besides those of its code: values of variables.
         lists: Whether all of a folder may be read.
     """
     if _KEEPS.search(text):
         return
-    folders = [each for each in module.folders if not str(each).startswith(_OF_MACHINE)]
+    further = [Path(each) for each in values if re.search(r"\w", each) and os.path.isdir(each)]  # noqa: PTH112
+    folders = [each for each in (*module.folders, *further) if not str(each).startswith(_OF_MACHINE)]
     several = [(folder, pattern) for folder in folders for pattern in module.patterns if pattern not in written]
     whole = [each for each in folders if lists and each not in module.around and each.name not in written]
     several += [(folder, "./**") for folder in whole]
@@ -591,12 +613,12 @@ def _files(module: _Module, text: str, written: Collection[str], *, lists: bool)
             if file.is_file() and not file.suffix.startswith(".py") and file.name not in written:
                 with suppress(OSError):
                     yield f"{module.name} {pattern} {name} {file_sha256(file, follow=True)}"
-    read = [name for name in module.texts if name not in written]
+    read = [name for name in (*module.texts, *values) if name not in written and re.search(r"\w", name)]
     places = [(Path(folder, name), name) for folder in folders for name in read]
     for place, name in [each for each in places if not str(each[0]).startswith(_OF_MACHINE)]:
         within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
-        if found := [each for each in _SAVED if os.path.isfile(place / each)]:  # noqa: PTH113
-            pattern = "*/*" if "dataset_dict.json" in found else "*"
+        if found := {_SAVED[each] for each in _SAVED if os.path.isfile(place / each)}:  # noqa: PTH113
+            pattern = max(found, key=len)
             within = sorted(each for each in place.glob(pattern) if each.is_file())
         for file in within:
             with suppress(OSError):  # who reads it will tell

@@ -464,16 +464,27 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
         ("def reward(of, lang='en'):\n    return open('data/%s.txt' % lang)\n", "data/en.txt"),
         ("def reward(of, lang='en'):\n    return open('data/{:s}.txt'.format(lang))\n", "data/en.txt"),
         ("def reward(of, lang='en'):\n    return open('data/' + lang + '.txt')\n", "data/en.txt"),
+        ("import os\n\ndef reward(of):\n    return open(os.environ['PLACE_OF_MINE'] + '/words')\n", "data/words"),
+        ("import os\n\ndef reward(of):\n    return os.listdir(os.environ['PLACE_OF_MINE'])\n", "data/a.txt"),
+        (
+            "def reward(of):\n    return open(Path(HERE, 'a', 'b', 'c', 'words.txt'))\nHERE = '.'\n",
+            "a/b/c/words.txt",
+        ),
+        ("def reward(of):\n    return open(Path(__file__).with_suffix('.txt'))\n", "mine.txt"),
+        ("def reward(of):\n    return open(Path.home() / 'words.txt')\n", "home/words.txt"),
     ],
     ids=[
         *("by a library", "named elsewhere", "two folders", "put in", "long", "a model", "a program"),
         *("by a pattern", "of a folder", "by a value", "by percent", "by format", "by a sum"),
+        *("by a variable", "of a variable's folder", "three folders", "beside it", "at home"),
     ],
 )
 def test_files_count_whatever_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, file: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLACE_OF_MINE", "data")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     files_in(tmp_path, {"mine": text, "paths": "WORDS = 'words.txt'\n"})
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).with_name("config.json").write_text("{}")
@@ -482,6 +493,18 @@ def test_files_count_whatever_reads_them(
         (tmp_path / file).write_text(content)
         seen.add(hashed(tmp_path))
     assert len(seen) == 2
+
+
+def test_all_counts_of_a_model_that_a_library_reads_with_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files_in(tmp_path, {"mine": "def reward(of):\n    return SentenceTransformer('judge')\n"})
+    (tmp_path / "judge/0_Transformer").mkdir(parents=True)
+    (tmp_path / "judge/modules.json").write_text("[]")
+    before = hashed(tmp_path)
+    (tmp_path / "judge/0_Transformer/model.safetensors").write_text("")
+    assert hashed(tmp_path) != before
 
 
 @pytest.mark.parametrize(
@@ -496,6 +519,13 @@ def test_files_count_whatever_reads_them(
             False,
         ),
         ("import os\n\ndef reward(of):\n    return os.getenv('LORA_RANK')\n", "LORA_RANK", True),
+        ("import os\n\ndef reward(of):\n    return os.getenv(f'{of}_LIMIT')\n", "MINE_LIMIT", True),
+        ("import os\n\ndef reward(of):\n    return [k for k in os.environ if k[:5] == 'MINE_']\n", "MINE_A", True),
+        (
+            "import os\n\ndef reward(of):\n    open(os.getenv('LOG_OF_MINE'), 'a').write(of)\n",
+            "LOG_OF_MINE",
+            False,
+        ),
     ],
 )
 def test_variables_count_but_for_those_of_a_process(
