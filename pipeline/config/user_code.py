@@ -262,6 +262,11 @@ def _no_such_module(path: str, missing: str) -> str:
     if parent.partition(".")[0] == _OURS:
         more = "Modules inside of pipeline move: import what you need from pipeline itself, as in pipeline.PITA."
         return f"cannot import '{path}': there is no module '{missing}'. {more}"
+    if hasattr(sys.modules.get(parent), leaf):
+        written = f"{parent}:{leaf}{path.removeprefix(missing)}"
+        return (
+            f"cannot import '{path}': '{leaf}' is a name in the module {parent}, and no module. Write {written}."
+        )
     own = (str(Path(entry).resolve()) for entry in sys.path if not is_installed(entry))
     searched = list(getattr(sys.modules[parent], "__path__", ())) if parent else list(dict.fromkeys(own))
     near = _near(leaf, (info.name for info in pkgutil.iter_modules(searched)))
