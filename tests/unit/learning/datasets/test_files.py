@@ -243,9 +243,10 @@ def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: py
 
     def load(repo: str, *, name: str | None, revision: str | None) -> datasets.DatasetDict:
         asked.append((repo, name, revision))
-        rows = [{"question": f"{n}+{n}?", "answer": f"#### {2 * n}"} for n in range(12)]
+        rows = [{"question": f"{n}+{n}?", "answer": f"#### {2 * n}", "rate": 0.1} for n in range(12)]
+        every = datasets.Dataset.from_list(rows).cast_column("rate", datasets.Value("float32"))
         return datasets.DatasetDict(
-            {"train": datasets.Dataset.from_list(rows[:10]), "test": datasets.Dataset.from_list(rows[10:])}
+            {name: every.select(at) for name, at in (("train", range(9)), ("dev", [9]), ("test", [11, 10]))}
         )
 
     monkeypatch.chdir(tmp_path)
@@ -256,10 +257,12 @@ def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: py
         tmp_path / "out",
     )
     assert asked == [("openai/gsm8k", "main", "abc")]
-    assert about["rows"] == {"train": 5, "validation": 5, "test": 2}
+    assert about["rows"] == {"train": 9, "validation": 1, "test": 2}
     assert about["source"] == {"path": {"hub": "openai/gsm8k", "subset": "main", "revision": "abc"}}
     dataset = PreparedDataset(tmp_path / "out")
     assert {dataset.row(i).columns["solution"] for i in dataset.ids("test")} == {"20", "22"}
+    _, splits = files.open_source(HubDataset("openai/gsm8k", None, None))
+    assert [record.data["rate"] for record in splits["test"]()] == [0.1, 0.1]  # as in a file of that precision
 
 
 def test_a_local_path_needs_neither_network_nor_the_datasets_library(
