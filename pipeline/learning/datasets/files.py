@@ -635,7 +635,7 @@ def _csv(path: Path) -> Iterator[Record]:
     csv.field_size_limit(LONGEST_ROW)  # by default 128 KiB, and texts may be longer
     kind, number = format_of(path), 1
     try:
-        first = next(_lines(path), b"").decode()
+        first = re.sub('"[^"]*"', "", next(_lines(path), b"").decode())
         marks = [mark for mark in ("\t" if kind == ".tsv" else ",", "\t", ";", "|", ",") if mark in first]
         lines = (line.decode() for line in _lines(path))
         reader = csv.reader(lines, delimiter=(marks or [","])[0], strict=True)

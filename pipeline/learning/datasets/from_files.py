@@ -429,7 +429,10 @@ def _message(message: object, name: str, place: str) -> Message:
     kinds = type(message).__name__
     if isinstance(message, Mapping):
         kinds = ", ".join(f"{key}: {type(value).__name__}" for key, value in message.items())
-    raise DataError(f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {kinds}.")
+    raise DataError(
+        f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {kinds}. Rows of a form of "
+        "their own are read by a class of yours: see docs/datasets.md."
+    )
 
 
 def _joined(parts: Sequence[object], name: str, place: str) -> str:

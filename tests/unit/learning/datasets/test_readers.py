@@ -116,6 +116,13 @@ def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, conte
 HALF = r"'\w+' holds .u[dD]800, half of a character"
 
 
+def test_what_separates_a_header_stands_outside_of_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"prompt";"right, by hand"\n"a, b";"1,5"\n')
+    assert [record.data for record in read_records(tmp_path / "a.csv")] == [
+        {"prompt": "a, b", "right, by hand": "1,5"}
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
