@@ -55,14 +55,6 @@ MARKED = re.compile(rf"{MARK}(?=[^\w\n]*\d)(?!\s*\d+[.)]\s+[A-Za-z])")
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
 _MOST_WORDS = 3
 """Words of an answer that stands there by itself, those inside of LaTeX aside."""
-_UNIT = re.compile(
-    r"\\(?:text|mathrm|mbox|textbf)\{[^{}]*\}(?:\^\{?\d\}?)?|\^\{?\\circ\}?|(?<=[A-Za-z])\^\{?\d\}?"
-)
-_APART = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ]|[ \u00a0\u202f])(?=\d{3}(?!\d))")
-"""Between the digits of one number."""
-_FIRST = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|-?\.\d+")
-_MORE = re.compile(r"\d|\\(?:sqrt|pi|[dt]?frac|times|cdot)|\^")
-"""Makes another value of the number beside it; a unit does not."""
 
 
 def compares(**more: Any) -> RewardTraits:
@@ -171,11 +163,8 @@ def answer_of(solution: str) -> str | None:
 
 def first_number(answer: str) -> str | None:
     """The first number of an answer that is more than that number; None for a number, whatever its unit."""
-    value = _APART.sub("", _UNIT.sub("", answer.rpartition("=")[2]))
-    found = _FIRST.search(value)
-    if found is None or not _MORE.search(value[: found.start()] + value[found.end() :]):
-        return None
-    return found[0]
+    found = _NUMBER.search(_THOUSANDS_APART.sub("", answer.rpartition("=")[2]))
+    return found[0] if found and _only(answer) is None else None
 
 
 def gold_box(columns: Mapping[str, Any]) -> Sequence[str]:
@@ -220,26 +209,14 @@ def answer_part(text: str) -> str:
     return text
 
 
-def boxes(text: str) -> list[tuple[int, int, str | None]]:
-    r"""Where each ``\boxed{...}`` begins and ends, and what it holds, braces nested in it included.
-
-    One that was cut off holds None. ``\fbox`` and ``\fboxed`` count too, and ``\boxed 7`` holds ``7``.
-    """
-    found: list[tuple[int, int, str | None]] = []
-    for opening in _OPENING.finditer(text):
-        end = _closing(text, opening.end()) if opening[1] == "{" else opening.end()
-        found.append((opening.start(), end or len(text), _inside(text, opening, end)))
-    return found
-
-
 def last_box(text: str) -> tuple[int, str | None] | None:
-    """Where the last box begins and what it holds: None where it was cut off, whatever those before it hold."""
-    opening = None
-    for opening in _OPENING.finditer(text):  # noqa: B007 - the last one is wanted
-        pass
-    if opening is None:
-        return None
-    return opening.start(), _inside(text, opening, _closing(text, opening.end()))
+    r"""Where the last ``\boxed{...}`` begins and what it holds, braces nested in it included.
+
+    One that was cut off holds None, whatever those before it hold. ``\fbox`` and ``\fboxed`` count too, and
+    ``\boxed 7`` holds ``7``.
+    """
+    openings = list(_OPENING.finditer(text))
+    return (openings[-1].start(), _inside(text, openings[-1])[0]) if openings else None
 
 
 def last_boxed(text: str) -> str | None:
@@ -248,26 +225,114 @@ def last_boxed(text: str) -> str | None:
     return found and found[1]
 
 
-def _inside(text: str, opening: re.Match[str], end: int | None) -> str | None:
+def _inside(text: str, opening: re.Match[str]) -> tuple[str | None, int]:
+    """What a box holds, and the place behind it."""
     if opening[1] != "{":
-        return opening[1]
-    return None if end is None else text[opening.end() : end - 1]
-
-
-def _closing(text: str, start: int) -> int | None:
-    """The place behind the brace that closes what was opened before `start`."""
+        return opening[1], opening.end()
     depth = 1
-    skip = False
-    for place in range(start, len(text)):
-        if skip or text[place] == "\\":
-            skip = not skip  # \{ and \} are text
-        elif text[place] == "{":
-            depth += 1
-        elif text[place] == "}":
-            depth -= 1
-            if depth == 0:
-                return place + 1
-    return None
+    for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opening.end()):  # \{ and \} are text
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return text[opening.end() : brace.start()], brace.end()
+    return None, len(text)
+
+
+# -- the bare answer ---------------------------------------------------------------------------------------------
+
+_FORMULA = r"(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\\)).)+\\\)|\\\[(?:(?!\\\]).)+\\\])"
+_FORMULAS = re.compile(
+    rf"{_FORMULA}(?:\s*(?:,|;|,?\s*\b(?:and|or)\b)\s*{_FORMULA})*\s*(?:\\?%|percent)?", re.DOTALL
+)
+"""A formula, and those that are joined to it."""
+_STATED = re.compile(
+    r"(?:[^\n]*\b(?:answer|option|choice)\b[\s*_\"]*(?:is|are|[:=])|答案[是为]?:?|故选)"
+    r"[\s*_:]*(?:(?:option|choice)\s+)?(?=\S)",
+    re.IGNORECASE,
+)
+"""How prose states its answer."""
+_CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|=)[\s*_]*(\S.*?)[\s*_!]*")
+"""What the last line says that something is, be it not called an answer."""
+_SENTENCE = re.compile(r"(?s:.*?)(?=\n|[.!]\s|[.!]?\s+\((?=[A-Za-z])|[.!]*$)")
+_OPTION = re.compile(r"\(?[A-J](?:[).:]|$)")
+_DENIED = re.compile(r"\b(?:not|cannot|than)\b|n't\b")
+_WORD = re.compile(r"(?!(?:or|and|sqrt|pi|sin|cos|tan|log|ln|exp|[^a-z\W]+)\b)[^\W\d_]{2,}")
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s,;$]|\b[A-Za-z](?:_\{?\d\}?)?\s*=|\\[()\[\]]|\\q?quad|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\}|\b(?:and|or)\b)*"
+)
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALED = re.compile(
+    rf"(?<![\d.,])(\d[\d,]*(?:\.\d+)?)(?:\s|~|-|\\[,;: ])*(?:\\text\{{\s*)?({'|'.join(_SCALES)})\b(?:\s*\}})?"
+)
+
+
+def bare_answer(text: str, most_words: int = 1) -> str | None:
+    """The answer of a text without what leads to it, from the first of these places that it has.
+
+    Its last box, with those joined to it; behind the mark of GSM8K; all of it, where that is a formula or has few
+    words; what it states to be the answer; what its last line says that something is; its last formula or number,
+    with what is written to it. None where there is none, or where it is denied.
+
+    Args:
+        text: As `answer_part` gives it.
+        most_words: Of a text that is an answer by itself.
+    """
+    text = _SCALED.sub(lambda found: f"{Decimal(found[1].replace(',', '')).scaleb(_SCALES[found[2]]):f}", text)
+    if openings := list(_OPENING.finditer(text)):
+        return _joined(text, openings)
+    if marks := list(MARKED.finditer(text)):
+        return bare_answer(text[marks[-1].end() :].strip().partition("\n")[0], most_words)
+    if (line := re.search(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z", text)) is not None:
+        return bare_answer(line[1].replace(MARK, ""), most_words)
+    text = text.strip()
+    stated = [text[found.end() :] for found in _STATED.finditer(text)]
+    if not stated and (_FORMULAS.fullmatch(text.rstrip(".")) or _is_bare(text, most_words)):
+        return text
+    with_values = [each for each in stated if _OPTION.match(each) or re.match(r".*[\d$\\]", each)]
+    stated = (with_values or stated)[-1:]  # words may be none: "I am sure that the answer is right"
+    if with_values and not _FORMULAS.match(stated[0]):
+        text = _sentence(stated[0])
+    concluded = _CONCLUDED.fullmatch(text.rpartition("\n")[2])
+    for said in [*stated, *([concluded[1]] if concluded and re.search(r"\d|\$", concluded[1]) else [])]:
+        sentence = _sentence(said)
+        if _DENIED.search(sentence):
+            return None
+        if formula := _FORMULAS.match(said):
+            return formula[0]
+        if _OPTION.match(sentence) or (_is_bare(sentence) and (with_values or not re.search(r"\d", text))):
+            return sentence
+        if _is_bare(sentence) and re.search(r"\d", sentence):
+            return sentence
+    formulas = list(_FORMULAS.finditer(text))
+    behind = text[formulas[-1].end() :] if formulas else text
+    if numbers := re.findall(r"\S*\d\S*(?: [ap]\.?m\b)?", behind):
+        return None if _DENIED.search(behind) else numbers[-1].strip("*_,.!?:;()\"'")
+    return formulas[-1][0] if formulas else None
+
+
+def _joined(text: str, openings: Sequence[re.Match[str]]) -> str | None:
+    """What the last box holds, and those before it that are joined to it: several may hold one answer each."""
+    parts: list[str] = []
+    start = len(text)
+    for opening in reversed(openings):
+        inside, end = _inside(text, opening)
+        if parts and not _BETWEEN_BOXES.fullmatch(text, end, start):
+            break
+        if inside is None:
+            return None
+        parts.insert(0, inside)
+        start = opening.start()
+    return ", ".join(dict.fromkeys(parts))
+
+
+def _sentence(said: str) -> str:
+    found = _SENTENCE.match(said)
+    return (found[0] if found else said).strip(" *_")
+
+
+def _is_bare(text: str, most_words: int = 1) -> bool:
+    """Whether a text is an answer that stands there by itself, and no prose with an answer in it."""
+    more = "\n" in text or _FORMULAS.search(text) or re.search(r"[A-Za-z][\s*_\"]*:", text)
+    return not more and len(_WORD.findall(_COMMAND.sub(" ", text))) <= most_words
 
 
 # -- matching ----------------------------------------------------------------------------------------------------
@@ -375,13 +440,13 @@ _NUMBER = re.compile(
     r"(?:\.(?P<decimals>\d+))?(?:[eE](?P<power>[+-]?\d{1,3})(?!\w))?",
     re.ASCII,
 )
-_GSM8K_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ])(?=\d{3}(?!\d))")
+_THOUSANDS_APART = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ])(?=\d{3}(?!\d))")
 r"""How LaTeX sets digits apart: ``8{,}000``, ``8\,000``, ``8,\!000``."""
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)")
 """Digits set apart by spaces, where nothing but an answer is looked at."""
 _FEW_WORDS = 3
 """Words of a text that is an answer and nothing else."""
-_GSM8K_UNIT = re.compile(
+_UNIT = re.compile(
     r"\\(?:text|mathrm|mbox|textbf)\{[^{}\d]*\}(?:\^\{?\d\}?)?|(?<=[A-Za-z])\^\{?\d\}?|\^\{?\\circ\}?"
 )
 _NO_NUMBER = re.compile(r"\\(?:[dt]?frac|sqrt|pi|times|cdot)|\^|\d\s*/\s*\d")
@@ -390,7 +455,7 @@ _NO_NUMBER = re.compile(r"\\(?:[dt]?frac|sqrt|pi|times|cdot)|\^|\d\s*/\s*\d")
 
 def last_number(text: str) -> str | None:
     """The last number of a text in plain notation: ``$1,250.50`` becomes ``1250.5``. None where there is none."""
-    numbers = list(_NUMBER.finditer(_GSM8K_THOUSANDS.sub("", text).replace("\\$", "$")))
+    numbers = list(_NUMBER.finditer(_THOUSANDS_APART.sub("", text).replace("\\$", "$")))
     if not numbers:
         return None
     found = numbers[-1]
@@ -420,7 +485,7 @@ def _final(text: str) -> str | None:
 def _only(answer: str) -> str | None:
     """The number of a text that is an answer and nothing else; None for another value, such as a fraction."""
     said = answer.rpartition("=")[2].strip().partition(" (")[0]
-    said = _SPACED.sub(lambda found: re.sub(r"\s", "", found[0]), _GSM8K_UNIT.sub("", said))
+    said = _SPACED.sub(lambda found: re.sub(r"\s", "", found[0]), _UNIT.sub("", said))
     return None if _NO_NUMBER.search(said) else last_number(said)
 
 
