@@ -160,6 +160,10 @@ def begins_with_the_year(completions: Sequence[str], day: Sequence[str], **_: An
     return [float(each[:4]) for each in day]
 
 
+def uses_up(completions: Sequence[str], numbers: Sequence[list[int]], **_: Any) -> list[float]:
+    return [float(each.pop()) for each in numbers]
+
+
 def hint_or_default(completions: Sequence[str], hint: Sequence[str] | None = None, **_: Any) -> list[float | None]:
     return [0.0] * len(completions) if hint is None else [1.0 if one else None for one in hint]
 

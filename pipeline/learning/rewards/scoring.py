@@ -23,6 +23,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from itertools import groupby
@@ -49,7 +50,7 @@ from pipeline.learning.rewards.calling import (
     needed_columns,
     scores_of,
 )
-from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards
+from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards, ships
 from pipeline.learning.rewards.traits import WrongScores, is_async
 from pipeline.machine.children import Child, end
 
@@ -511,6 +512,8 @@ class Scorer:
 
 def _here(reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[list[Graded]]:
     """Call a function in this process; what can be awaited is, for all batches at once."""
+    if not (ships(reward) or reward.path == REWARD_MODEL):  # it may change what it is given, which rows share
+        calls = [[deepcopy(item) for item in call] for call in calls]
     try:
         given = [reward.function(**arguments(call, reward.arguments)) for call in calls]
         given = loop().run(_awaited(given)) if any(map(isawaitable, given)) else given

@@ -163,6 +163,15 @@ def test_what_belongs_to_an_event_loop_outlives_a_call(isolated: bool) -> None:
             assert found.values.tolist() == [len(text) for text in texts]
 
 
+@pytest.mark.parametrize("isolated", [True, False])
+def test_what_a_reward_changes_is_its_own(isolated: bool) -> None:
+    row = Row(0, "p", {"numbers": [1, 2]})
+    config = dataset({f"{own_rewards.__name__}.uses_up": 1.0}, isolated=isolated, timeout_s=30.0)
+    with Scorer(config) as scorer:
+        assert scorer.score([row] * 3, ["a", "b", "c"], [[1]] * 3).values.tolist() == [2, 2, 2]
+    assert row.columns == {"numbers": [1, 2]}
+
+
 def test_equal_completions_of_a_prompt_are_graded_once(tmp_path: Path) -> None:
     log = tmp_path / "log"
     rows = [Row(i, "p", {"log": str(log)}) for i in (0, 0, 1)]
