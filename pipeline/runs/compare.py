@@ -8,7 +8,6 @@ several runs are one row.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,8 +26,6 @@ from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, t
 
 Key = tuple[str, ...]
 """A setting by its path; names of algorithms may have dots in them."""
-_DOT = re.compile(r"(?<=[^./])\.(?=[^\W\d]|\*)")
-"""What parts sections: no dot of a path or of a number."""
 _OWN = {"experiment.name", "output_dir", "dry_run", "stage"}
 """Settings that say which run it is, or how much of it was asked for."""
 _ENABLED = "enabled"
@@ -203,14 +200,9 @@ def headings_of(columns: Sequence[str], among: Iterable[str] = ()) -> dict[str, 
     def is_of_one(end: str) -> bool:
         return sum(f".{other}".endswith(f".{end}") for other in every) == 1
 
-    return {name: next(filter(is_of_one, _ends(name)), name) for name in columns}
-
-
-def _ends(name: str) -> Iterator[str]:
-    parts = _DOT.split(name)
-    # What is inside of an entry has the section in its name: `lora.rank` rather than `rank`.
-    last = 2 if parts[0] in _TABLES and len(parts) > 3 else len(parts) - 1
-    return (".".join(parts[at:]) for at in range(last, -1, -1))
+    parts = {name: name.split(".") for name in columns}
+    ends = {name: (".".join(own[at:]) for at in range(len(own) - 1, -1, -1)) for name, own in parts.items()}
+    return {name: next(filter(is_of_one, ends[name]), name) for name in columns}
 
 
 # -- rows ------------------------------------------------------------------------------------------------------

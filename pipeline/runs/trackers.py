@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import TrackingConfig, TrackingMode
+from pipeline.engine.devices.inventory import is_of_other_run
 from pipeline.engine.journal import whole_lines
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import WorkerError, install_command
@@ -298,12 +299,6 @@ TRACKERS: Mapping[str, type[TensorBoard] | type[Trackio] | type[Wandb]] = {
 # the process of the tracker      tells that run these lines; chains are runs of their own, in the same group
 
 
-_OF_ONE_RUN = (
-    *("WANDB_RUN_ID", "WANDB_SWEEP_", "WANDB_NAME", "WANDB_RUN_NAME"),
-    *("WANDB_SERVICE", "WANDB__SERVICE", "WANDB_RESUME", "WANDB_FORK_FROM"),
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial:
     """What W&B's agent says of a trial.
@@ -333,11 +328,6 @@ def sweep_trial(environment: Mapping[str, str] | None = None) -> SweepTrial | No
     if not run or not sweep:
         return None
     return SweepTrial(id=run, sweep=sweep, project=given.get("WANDB_PROJECT"), entity=given.get("WANDB_ENTITY"))
-
-
-def is_of_other_run(name: str) -> bool:
-    """Whether a variable of an environment ties whoever calls ``wandb.init`` to one run, or gives all one name."""
-    return name.startswith(_OF_ONE_RUN)
 
 
 def own_runs(environment: Mapping[str, str]) -> dict[str, str]:

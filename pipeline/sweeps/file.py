@@ -24,10 +24,9 @@ import yaml
 from msgspec import Meta
 
 from pipeline.config.plain import brief, one_line, refuse_all
-from pipeline.engine.devices.inventory import is_of_launcher
+from pipeline.engine.devices.inventory import is_of_launcher, is_of_other_run
 from pipeline.errors import ConfigError, known_names, unknown_name
 from pipeline.foreign import LARGEST_FILE, ForeignDataError, check_yaml, converted, read_plain
-from pipeline.runs.trackers import is_of_other_run
 from pipeline.sweeps.reporting import VARIABLE
 
 if TYPE_CHECKING:

@@ -26,15 +26,8 @@ import msgspec
 
 from pipeline import arithmetic
 from pipeline.engine import launch as launching
-from pipeline.engine.devices.inventory import (
-    FREE_TIMEOUT_S,
-    LOOPBACK,
-    Device,
-    held_port,
-    is_of_launcher,
-    read_levels,
-    wait_until_free,
-)
+from pipeline.engine.devices import inventory
+from pipeline.engine.devices.inventory import LOOPBACK, Device, held_port, is_of_launcher, is_of_other_run
 from pipeline.engine.devices.select import holders
 from pipeline.engine.launch_agent import SIGNALLED
 from pipeline.engine.scheduler.signals import StopSignals
@@ -44,7 +37,6 @@ from pipeline.foreign import ForeignDataError, converted, read_json
 from pipeline.machine import children, descendants
 from pipeline.machine.children import Channel, Child
 from pipeline.machine.descendants import Reaper, begin
-from pipeline.runs.trackers import is_of_other_run
 from pipeline.sweeps.command import as_ranks
 from pipeline.sweeps.reporting import VARIABLE
 
@@ -145,7 +137,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
     else:
         port = held.enter_context(held_port(None))
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
-    levels = read_levels(devices)
+    levels = inventory.read_levels(devices)
     began: list[int] = []
     # Later ones are for `supervise`; after the end of the program, nothing that came of it is to be lost.
     signal.signal(signal.SIGTERM, lambda number, _frame: None if began else os._exit(SIGNALLED + number))
@@ -166,7 +158,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
             own=ranks is not None,
         )
         tell(exit_code=code)
-    wait_until_free(devices, levels, FREE_TIMEOUT_S)
+    inventory.wait_until_free(devices, levels, inventory.FREE_TIMEOUT_S)
     return Said(exit_code=code)
 
 

@@ -569,6 +569,17 @@ def is_of_launcher(name: str) -> bool:
     return name in RANK_VARIABLES or (name.startswith(RANK_PREFIXES) and not settings)
 
 
+_OF_WANDB_RUN = (
+    *("WANDB_RUN_ID", "WANDB_SWEEP_", "WANDB_NAME", "WANDB_RUN_NAME"),
+    *("WANDB_SERVICE", "WANDB__SERVICE", "WANDB_RESUME", "WANDB_FORK_FROM"),
+)
+
+
+def is_of_other_run(name: str) -> bool:
+    """Whether a variable ties whoever calls ``wandb.init`` to one run, or gives all one name."""
+    return name.startswith(_OF_WANDB_RUN)
+
+
 def worker_environment(
     device: Device,
     threads: int,

@@ -342,9 +342,10 @@ def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int) -> Ob
         known, key=lambda group: (group[0], words.reading_order(group[1]), group[2])
     ):
         if own := known[place, algo, number]:
-            bins = len(edges[place]) if place in exact else BINS
-            at = np.clip(np.searchsorted(edges[place], own, "right") - 1, 0, bins - 1)
-            counts = np.bincount(at, minlength=bins).tolist()
+            few = place in exact
+            counts = (
+                [own.count(edge) for edge in edges[place]] if few else np.histogram(own, edges[place])[0].tolist()
+            )
             mean = sum(own) / len(own)
             histograms.append({"place": place, "algo": algo, "round": number, "mean": mean, "counts": counts})
     read, scored = (sum(map(len, each.values())) for each in (scores, known))
