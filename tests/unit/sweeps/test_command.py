@@ -19,6 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.engine.devices import inventory
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
 from pipeline.foreign import read_json
@@ -249,7 +250,7 @@ def test_a_program_that_cannot_be_started_is_one_message(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(descendants, "end_own"), (trial_process, "wait_until_free")],
+    [(descendants, "end_own"), (inventory, "wait_until_free")],
     ids=["ending", "freeing"],
 )
 def test_a_program_that_has_ended_well_counts_though_a_request_to_stop_comes_after(
