@@ -131,7 +131,9 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     rewards.check_pairs(config)
     rewards.check_chat_templates(config)
     devices = _devices(config)
-    _check_jobs_per_device(config, devices)
+    asked, on_cpu = config.execution.jobs_per_device, all(device.kind == "cpu" for device in devices)
+    if isinstance(asked, int) and asked > 1 and on_cpu:
+        raise ConfigError(f"execution.jobs_per_device={asked}: CPU slots take one job each. Use execution.workers")
     gpu = any(device.kind == "cuda" for device in devices)
     compatibility.check_compatible(config, gpu=gpu)
     idle = idle_settings(config, given, gpu=gpu)
@@ -232,12 +234,6 @@ def _check_places(config: Config, store: Path) -> None:
             raise ConfigError(f"{key}: nothing can be written in {folder}: {why}") from error
 
 
-def _check_jobs_per_device(config: Config, devices: Sequence[inventory.Device]) -> None:
-    asked = config.execution.jobs_per_device
-    if isinstance(asked, int) and asked > 1 and all(device.kind == "cpu" for device in devices):
-        raise ConfigError(f"execution.jobs_per_device={asked}: CPU slots take one job each. Use execution.workers")
-
-
 @memory.no_garbage_collection()
 def look_up(request: Request, problem_of: Callable[[str], str | None], shared: Collection[str] = ()) -> Stored:
     """See what of a plan must run.
@@ -333,17 +329,16 @@ def check_room(request: Request, stored: Stored) -> None:
         StoreError: It cannot; says what it needs, what is free and what would help.
     """
     need, free = estimates.disk_need(request.plan, request.config, stored.missing), _free(request)
-    if free is None or need.least <= max(free, _LEAST) or need.least <= free + _removed_first(request, stored):
+    if free is None or need.least <= max(free, _LEAST):
+        return
+    # And of weights that the run removes before its first job, as `execution.keep` asks for.
+    keeper = keeper_of(request, stored.missing, request.store.root / ".tmp" / "none")
+    if need.least <= free + keeper.removable():
         return
     raise StoreError(
         f"the disk of {request.store.root} has {decimal(free)} free, and the models of this run take "
         f"{decimal(need.least)} at least. Set execution.store or execution.keep=last, or use `store gc`"
     )
-
-
-def _removed_first(request: Request, stored: Stored) -> int:
-    """Bytes of weights that the run removes before its first job, as `execution.keep` asks for."""
-    return keeper_of(request, stored.missing, request.store.root / ".tmp" / "none").removable()
 
 
 def _free(request: Request) -> int | None:

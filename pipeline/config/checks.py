@@ -65,7 +65,10 @@ def _problems(config: Config) -> Iterator[str]:
     yield from _tables(config)
     # What joins numbers makes sense only of numbers that are right by themselves.
     if not singly:
-        yield from _timeouts(config)
+        beats = config.execution
+        if beats.heartbeat_timeout_s <= beats.heartbeat_s:
+            told = f"execution.heartbeat_timeout_s={beats.heartbeat_timeout_s}"
+            yield f"{told}: must be longer than execution.heartbeat_s={beats.heartbeat_s}"
         yield from _repeats(config)
         yield from _joined(replace(config, algos=used))
 
@@ -79,13 +82,6 @@ def _experiment(config: Config) -> Iterator[str]:
         yield "experiment.seeds is empty: give at least one, for example experiment.seeds=[0]"
     if "" in config.generation.stop:
         yield "generation.stop holds an empty text, which would end every completion at once: leave it out"
-
-
-def _timeouts(config: Config) -> Iterator[str]:
-    beats = config.execution
-    if beats.heartbeat_timeout_s <= beats.heartbeat_s:
-        told = f"execution.heartbeat_timeout_s={beats.heartbeat_timeout_s}"
-        yield f"{told}: must be longer than execution.heartbeat_s={beats.heartbeat_s}"
 
 
 def _repeats(config: Config) -> Iterator[str]:

@@ -187,17 +187,14 @@ def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
     config = StageConfig()
     for section in fields(StageConfig):
         if section.name in plain:
-            setattr(config, section.name, _rebuild(plain[section.name], getattr(config, section.name)))
+            data = dict(plain[section.name])
+            schema = data.pop("_schema_", None)
+            kind: Any = import_object(schema) if schema else type(getattr(config, section.name))
+            made = deepcopy(_filled(kind, json.dumps(data)))  # a stage may do with its settings as it likes
+            setattr(config, section.name, made)
         else:
             delattr(config, section.name)
     return config
-
-
-def _rebuild(plain: Mapping[str, Any], default: object) -> Any:
-    data = dict(plain)
-    schema = data.pop("_schema_", None)
-    kind: Any = import_object(schema) if schema else type(default)
-    return deepcopy(_filled(kind, json.dumps(data)))  # a stage may do with its settings as it likes
 
 
 @lru_cache(maxsize=256)

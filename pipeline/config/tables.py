@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.config.plain import brief, short
 from pipeline.config.schema import MISSING, AlgoConfig, DatasetConfig, ModelConfig
-from pipeline.config.user_code import check_settings_class, import_object
+from pipeline.config.user_code import check_settings_class, import_object, ships
 from pipeline.errors import ConfigError, unknown_name
 
 # -- shipped -----------------------------------------------------------------------------------------------------
@@ -292,12 +292,8 @@ def _own_settings(owner: str, path: str, about: Table) -> type[Any]:
 
 def _refuse_other_family(owner: str, found: type[Any], schema: type[Any]) -> None:
     """Refuse settings without the fields that the methods of a class of ours read, which a class builds on."""
-    ours = next((base for base in getattr(found, "__mro__", ()) if _ships(base)), None)
+    ours = next((base for base in getattr(found, "__mro__", ()) if ships(base)), None)
     needed = getattr(ours, "config_class", schema)
     if ours is not None and not issubclass(schema, needed):
         whose = f"{needed.__name__}, the settings of {ours.__name__}, whose methods read them"
         raise ConfigError(f"{owner}: its config_class {schema.__name__} does not build on {whose}")
-
-
-def _ships(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -272,7 +272,7 @@ class FittedTable:
     def _shown(self, at: int, width: int) -> list[Text]:
         cells = [cells[at] for cells, _ in self._rows]
         names = shorten(map(_plain, cells), width)
-        return [Text(names[_plain(cell)], style=_style(cell)) for cell in cells]
+        return [Text(names[_plain(cell)], style=cell.style if isinstance(cell, Text) else "") for cell in cells]
 
 
 Told = tuple[Column, Callable[[Any], Cell]]
@@ -313,13 +313,12 @@ def in_lines(pieces: Iterable[str], width: int) -> list[str]:
 
 def whole_words(text: Text, width: int) -> Text:
     """The first words of each line that has no room in so many cells: a number that is cut is another one."""
-    lines = (line if cell_len(line.plain) <= width else _cut_to_words(line, width) for line in text.split("\n"))
+    lines = list(text.split("\n"))
+    for at, line in enumerate(lines):
+        if cell_len(line.plain) > width:
+            kept = in_lines(line.plain.split(" "), width - len(_MORE))[0]
+            lines[at] = line[: len(kept)].append(_MORE)
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
-
-
-def _cut_to_words(line: Text, width: int) -> Text:
-    kept = in_lines(line.plain.split(" "), width - len(_MORE))[0]
-    return line[: len(kept)].append(_MORE)
 
 
 _MORE = " …"
@@ -328,10 +327,6 @@ _MORE = " …"
 
 def _plain(cell: Cell) -> str:
     return on_one_line(cell.plain if isinstance(cell, Text) else cell)
-
-
-def _style(cell: Cell) -> str:
-    return str(cell.style) if isinstance(cell, Text) else ""
 
 
 # -- html --------------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ def test_ctrl_c_ends_a_look_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(watching, "_is_gone", interrupt)
-    monkeypatch.setattr(LoadedRun, "engine_runs", True)
+    monkeypatch.setattr(LoadedRun, "engine_runs", lambda _: True)
     WrittenRun(tmp_path, chain_plan(1))
     done = CliRunner().invoke(app, ["status", "x", "--watch", "--output-dir", str(tmp_path)])
     assert (done.exit_code, "Traceback" in done.output) == (130, False)
