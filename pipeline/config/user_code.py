@@ -319,12 +319,12 @@ _SAID = {"__doc__", "from_callable", "get_json_schema", "getdoc", "model_json_sc
 _WRITES = {"touch", "write", "write_bytes", "write_text", "writelines"}
 """Methods of what they write to."""
 _WRITES_TO = re.compile(
-    r"write_\w+|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|basicConfig|rename|move"
+    r"write_\w+|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|(basic|dict|file)Config|rename|move|\w*Lock"
 )
 """Functions that write to what they are given."""
 _MODE = re.compile("[rbt]*[wax+][bt+]*")
 """With which `open` writes."""
-_KEEPS = re.compile(r"\b(sqlitedict|shelve)\b|INSERT INTO|INSERT OR")
+_KEEPS = re.compile(r"\b(sqlitedict|shelve)\b|(INSERT|REPLACE) INTO|INSERT OR", re.IGNORECASE)
 """Of a module that keeps in a data base what it has found, it cannot be told which files are its data."""
 _SAVED = {
     **dict.fromkeys(("config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json"), "*"),
@@ -551,7 +551,8 @@ class _Written:
         modes = (each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str))
         if name == "open" and any(map(_MODE.fullmatch, modes)):
             return [call.func, *given]
-        return [*given] if _WRITES_TO.fullmatch(name) else []
+        to_log = name == "add" and _last_name(getattr(call.func, "value", None)) == "logger"  # loguru's
+        return [*given] if to_log or _WRITES_TO.fullmatch(name) else []
 
     def _follow(self, place: ast.AST) -> None:
         for node in ast.walk(place):

@@ -271,8 +271,6 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
         if path:
             try:
                 found[role] = identity_of(path, model.revisions[role], file_hash)
-                if is_adapters(path):
-                    found[role]["base"] = identity_of(*with_weights(path, None), file_hash)
             except OSError as error:
                 raise _unreadable(path, error) from error
     return found
@@ -330,7 +328,7 @@ def _unreadable(given: str, error: OSError) -> ConfigError:
 
 
 def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:
-    """What identifies the content of a model in a folder, a GGUF file or on the hub."""
+    """What identifies the content of a model in a folder, a GGUF file or on the hub; with adapters their base."""
     if not is_local(path):
         return {"hub": path, "revision": revision}
     files = [Path(path)] if is_gguf(path) else model_files(Path(path))
@@ -339,7 +337,9 @@ def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str
         # A GGUF file may be called anything; the files of a folder have fixed names.
         name = GGUF if is_gguf(file) else file.relative_to(path).as_posix()
         whole.update(f"{name} {file_hash(file)}\n".encode())
-    return {"files": len(files), "bytes": sum(file.stat().st_size for file in files), "sha256": whole.hexdigest()}
+    size = sum(file.stat().st_size for file in files)
+    base = {"base": identity_of(*with_weights(path, None), file_hash)} if is_adapters(path) else {}
+    return {"files": len(files), "bytes": size, "sha256": whole.hexdigest(), **base}
 
 
 def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) -> None:
