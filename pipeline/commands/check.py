@@ -347,7 +347,7 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
     """
     devices = choose_devices(DeviceChoice.auto, workers)
     payload = {"prompts": 16, "new_tokens": 32, "seed": 0}
-    entry = "pipeline.learning.generation.probe:probe"
+    entry = "pipeline.learning.algos.stage_entry:probe"
     jobs = [
         Job(id=f"probe/{index}", key=f"{index:040d}", entry=entry, payload=payload, samples=16)
         for index in range(len(devices))

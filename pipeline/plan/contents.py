@@ -120,7 +120,7 @@ PREPARATION = 9
 DIVERGENCES = 1
 """What the divergence of completions is measured against; without a nucleus nothing depends on it."""
 EVALUATION = 3
-"""`pipeline.learning.algos.evaluating`: what an evaluation draws and leaves for the metrics."""
+"""`pipeline.learning.algos.opening`: what an evaluation draws and leaves for the metrics."""
 STATISTICS = 3
 """`pipeline.learning.evaluation`: metrics, intervals, tests."""
 

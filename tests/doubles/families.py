@@ -11,13 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+import transformers as hf
 
 VOCABULARY = 320
 _ENDS: dict[str, Any] = {"eos_token_id": 0, "bos_token_id": 0, "pad_token_id": 1}
@@ -288,14 +282,14 @@ GROUPS: Mapping[str, Mapping[str, Settings]] = {
         },
     },
 }
-FAMILIES: Mapping[str, Callable[[], PreTrainedConfig]] = {
-    name: partial(AutoConfig.for_model, name, **settings)
+FAMILIES: Mapping[str, Callable[[], hf.PreTrainedConfig]] = {
+    name: partial(hf.AutoConfig.for_model, name, **settings)
     for group in GROUPS.values()
     for name, settings in group.items()
 }
 
 
-def tiny_model(family: str, seed: int = 0, spread: float = 0.15) -> PreTrainedModel:
+def tiny_model(family: str, seed: int = 0, spread: float = 0.15) -> hf.PreTrainedModel:
     """A random model of a family, whose logits differ enough for its likeliest token to be certain.
 
     Args:
@@ -307,9 +301,9 @@ def tiny_model(family: str, seed: int = 0, spread: float = 0.15) -> PreTrainedMo
     for part in (config, config.get_text_config()):
         if hasattr(part, "initializer_range"):
             part.initializer_range = spread
-    kind: Any = AutoModelForCausalLM
+    kind: Any = hf.AutoModelForCausalLM
     if type(config) not in kind._model_mapping:
-        kind = AutoModelForImageTextToText
+        kind = hf.AutoModelForImageTextToText
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return kind.from_config(config).eval().requires_grad_(False)

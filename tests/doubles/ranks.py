@@ -24,25 +24,14 @@ from pipeline.config.schema import Sharding, Strategy, SystemConfig
 from pipeline.engine.workers.messages import classify
 from pipeline.engine.workers.work import Work
 from pipeline.errors import JobStopped
-from pipeline.learning.algos.dpo import DPOConfig, KTOConfig
-from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
-from pipeline.learning.algos.policy_config import LoraSettings
-from pipeline.learning.algos.stage_entry import prepare_torch
+from pipeline.learning.algos import dpo, online, policy_config, stage_entry
 from pipeline.learning.choices import GRPOLoss, HeadType, ScaleRewards
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.shipped import AdditionConfig
-from pipeline.learning.models.kinds import TinyModelConfig
-from pipeline.learning.models.load import load_policy
-from pipeline.learning.models.tiny import train_reference
+from pipeline.learning.datasets import base, shipped
+from pipeline.learning.models import kinds, load, tiny
 from pipeline.learning.models.value import value_model_from
+from pipeline.learning.training import distributed, grpo, loop, lora, scoring, sequences
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.distributed import ALONE, Ranks, Spread, join, save_model
-from pipeline.learning.training.grpo import Samples, group_advantages, grpo_set
-from pipeline.learning.training.loop import Curve, Fitting, fit, sft_set
-from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.preferences import dpo_set, kto_set
-from pipeline.learning.training.scoring import completion_logprobs, score_sequences
-from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import fit_reward_model, fit_value, reward_scores
 from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.machine import listening, own_memory
@@ -50,19 +39,19 @@ from tests.doubles.models import tiny_policy
 from tests.doubles.training import small_sequences
 
 SPREADS = {
-    "ddp": Spread(),
-    "full_shard": Spread(strategy=Strategy.fsdp),
-    "shard_grad_op": Spread(strategy=Strategy.fsdp, sharding=Sharding.shard_grad_op),
+    "ddp": distributed.Spread(),
+    "full_shard": distributed.Spread(strategy=Strategy.fsdp),
+    "shard_grad_op": distributed.Spread(strategy=Strategy.fsdp, sharding=Sharding.shard_grad_op),
 }
 STEPS = 7
 Trained = tuple[PreTrainedModel, list[float]]
 
 
 def value(
-    ranks: Ranks = ALONE,
+    ranks: distributed.Ranks = distributed.ALONE,
     checkpoint: Checkpoints | None = None,
     on_step: Callable[[int], None] = id,
-    curve: Curve | None = None,
+    curve: loop.Curve | None = None,
 ) -> Trained:
     """7 steps of 7 sequences of different lengths, 2 at once: no number of ranks divides them."""
     config = GPT2Config(
@@ -89,40 +78,44 @@ def value(
     return model, losses
 
 
-def reference(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+def reference(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | None = None) -> Trained:
     """A model whose output layer is its embedding."""
-    config = TinyModelConfig(kind="tiny", steps=6, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2)
-    dataset = load_dataset(AdditionConfig(kind="addition"))
-    return train_reference(config, dataset, "cpu", lambda step, tokens: None, ranks=ranks, curve=curve)
+    config = kinds.TinyModelConfig(
+        kind="tiny", steps=6, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2
+    )
+    dataset = base.load_dataset(shipped.AdditionConfig(kind="addition"))
+    return tiny.train_reference(config, dataset, "cpu", lambda step, tokens: None, ranks=ranks, curve=curve)
 
 
-def pairs(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+def pairs(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | None = None) -> Trained:
     """DPO of adapters: most of the model is frozen. 5 pairs a step, 2 at once."""
     torch.manual_seed(0)
-    model = with_adapters(tiny_policy(), LoraSettings(rank=2, alpha=4), seed=0)
+    model = lora.with_adapters(tiny_policy(), policy_config.LoraSettings(rank=2, alpha=4), seed=0)
     data, anchor = small_sequences(), tiny_policy(seed=1)
     ranks.prepare(anchor)
-    held = score_sequences(
+    held = scoring.score_sequences(
         data,
-        lambda batch: completion_logprobs(anchor, batch).double().sum(-1),
+        lambda batch: scoring.completion_logprobs(anchor, batch).double().sum(-1),
         micro_batch_size=5,
         device="cpu",
         ranks=ranks,
     )
-    losses = fit(model, dpo_set(model, data, held, DPOConfig(beta=0.5), "cpu"), _fitting(10, 4, ranks, curve))
+    losses = loop.fit(
+        model, dpo_set(model, data, held, dpo.DPOConfig(beta=0.5), "cpu"), _fitting(10, 4, ranks, curve)
+    )
     ranks.gather(model)
-    return merged(model) if ranks.is_first else tiny_policy(), losses
+    return lora.merged(model) if ranks.is_first else tiny_policy(), losses
 
 
-def labelled(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+def labelled(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | None = None) -> Trained:
     """KTO, of which all ranks first estimate how far the policy is from its anchor."""
     model, anchor = tiny_policy(), tiny_policy(seed=1)
     ranks.prepare(anchor)
 
-    def scores(of: nn.Module, data: Sequences) -> NDArray[np.float64]:
-        return score_sequences(
+    def scores(of: nn.Module, data: sequences.Sequences) -> NDArray[np.float64]:
+        return scoring.score_sequences(
             data,
-            lambda batch: completion_logprobs(of, batch).double().sum(-1),
+            lambda batch: scoring.completion_logprobs(of, batch).double().sum(-1),
             micro_batch_size=5,
             device="cpu",
             ranks=ranks,
@@ -131,11 +124,11 @@ def labelled(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     data = replace(small_sequences(), prompts=np.arange(len(small_sequences())))
     data = replace(data, labels=(data.labels > 0.5).astype(np.float32))
     of = {"of_anchor": partial(scores, anchor), "of_policy": partial(scores, model)}
-    made = kto_set(model, data, KTOConfig(beta=0.5), "cpu", **of)
-    return model, fit(model, made, _fitting(10, 4, ranks, curve))
+    made = kto_set(model, data, dpo.KTOConfig(beta=0.5), "cpu", **of)
+    return model, loop.fit(model, made, _fitting(10, 4, ranks, curve))
 
 
-def reward(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+def reward(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | None = None) -> Trained:
     """A reward model, and the scores that it gives: once more a forward pass of all ranks."""
     model = value_model_from(tiny_policy(), HeadType.v)
     data = small_sequences()
@@ -144,32 +137,32 @@ def reward(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
     return model, [*losses, *scores.tolist()]
 
 
-def groups(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+def groups(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | None = None) -> Trained:
     """GRPO on groups of 4."""
     model, data = tiny_policy(), small_sequences()
     logprobs = np.full((len(data), 2), -2.0, np.float32)
-    samples = Samples(sequences=data, logprobs=logprobs)
-    advantages = group_advantages(data.labels, 4, ScaleRewards.group)
-    made = grpo_set(model, samples, advantages, None, of_grpo(loss_type=GRPOLoss.dapo), "cpu", longest=2)
-    return model, fit(model, made, _fitting(12, 4, ranks, curve))
+    samples = grpo.Samples(sequences=data, logprobs=logprobs)
+    advantages = grpo.group_advantages(data.labels, 4, ScaleRewards.group)
+    made = grpo.grpo_set(model, samples, advantages, None, of_grpo(loss_type=GRPOLoss.dapo), "cpu", longest=2)
+    return model, loop.fit(model, made, _fitting(12, 4, ranks, curve))
 
 
-def drawn(ranks: Ranks = ALONE, curve: Curve | None = None) -> Trained:
+def drawn(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | None = None) -> Trained:
     """Batches that are drawn on the way, of which the second has nothing to learn from. By ddp alone."""
-    ranks = Ranks(ranks.rank, ranks.size, ranks.device)
+    ranks = distributed.Ranks(ranks.rank, ranks.size, ranks.device)
     model, data = tiny_policy(), small_sequences()
     batches = [data.some(np.arange(start, stop)) for start, stop in ((0, 5), (5, 5), (5, 10))]
-    losses, _ = fit_drawn(
+    losses, _ = online.fit_drawn(
         model,
-        Timetable(3, 1, 1),
-        lambda number: DrawnBatch(sft_set(model, batches[number])),
+        online.Timetable(3, 1, 1),
+        lambda number: online.DrawnBatch(loop.sft_set(model, batches[number])),
         _fitting(5, 2, ranks, curve),
         longest=2,
     )
     return model, losses
 
 
-def _fitting(batch: int, micro: int, ranks: Ranks, curve: Curve | None) -> Fitting:
+def _fitting(batch: int, micro: int, ranks: distributed.Ranks, curve: loop.Curve | None) -> loop.Fitting:
     return fitting(micro, batch_size=batch, warmup_steps=1, ranks=ranks, curve=curve)
 
 
@@ -183,32 +176,32 @@ POLICIES = {
 }
 
 
-def curve_in(folder: Path) -> Curve:
+def curve_in(folder: Path) -> loop.Curve:
     folder.mkdir()
-    return Curve(training="mine", folder=folder)
+    return loop.Curve(training="mine", folder=folder)
 
 
-def checkpoints(folder: Path, ranks: Ranks = ALONE, **settings: object) -> Checkpoints:
+def checkpoints(folder: Path, ranks: distributed.Ranks = distributed.ALONE, **settings: object) -> Checkpoints:
     return Checkpoints(folder, {"training": "value"}, **{"every_minutes": 0, "ranks": ranks, **settings})  # type: ignore
 
 
-def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> None:
+def every_strategy(work: Work, also: Callable[[distributed.Ranks], None] | None = None) -> None:
     """Train in every way, and leave models, losses and checkpoints; ranks other than 0 say what they have.
 
     Args:
         work: What to do.
         also: What else they do first, since ranks meet once.
     """
-    prepare_torch(1)
+    stage_entry.prepare_torch(1)
     half_done = work.payload["half_done"]
-    with join(work.rank, work.world_size, work.device, Spread()) as met:
+    with distributed.join(work.rank, work.world_size, work.device, distributed.Spread()) as met:
         print("listens at", listening(), flush=True)
         if also:
             also(met)
         if dying := work.payload.get("dying"):
-            _value_of_a_dying_rank(work, Ranks(met.rank, met.size, met.device, SPREADS[dying]))
+            _value_of_a_dying_rank(work, distributed.Ranks(met.rank, met.size, met.device, SPREADS[dying]))
         for name in work.payload["spreads"]:
-            ranks = Ranks(met.rank, met.size, met.device, SPREADS[name])
+            ranks = distributed.Ranks(met.rank, met.size, met.device, SPREADS[name])
             made = work.out / "checkpoints" / name
             curve = curve_in(work.out / f"value {name}")
             model, losses = value(ranks, checkpoints(made, ranks, every_steps=4), curve=curve)
@@ -217,7 +210,7 @@ def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> N
             model, losses = value(ranks, checkpoints(Path(half_done) / name, ranks), curve=curve)
             _keep(work, f"resumed {name}", model, losses, ranks)
         if "large" in work.payload:
-            _say_memory(work, Ranks(met.rank, met.size, met.device, SPREADS["full_shard"]))
+            _say_memory(work, distributed.Ranks(met.rank, met.size, met.device, SPREADS["full_shard"]))
         for name in work.payload["policies"]:
             _keep(work, name, *POLICIES[name](ranks, curve_in(work.out / name)), ranks)
         stopped = checkpoints(work.out / "checkpoints" / "stopped", met, stopping=lambda: met.rank == met.size - 1)
@@ -226,10 +219,10 @@ def every_strategy(work: Work, also: Callable[[Ranks], None] | None = None) -> N
         except JobStopped as error:
             print(f"stopped {error}")
         for name in work.payload.get("unsaved", ()):
-            _stop_unsaved(work, Ranks(met.rank, met.size, met.device, SPREADS[name]), name)
+            _stop_unsaved(work, distributed.Ranks(met.rank, met.size, met.device, SPREADS[name]), name)
 
 
-def _stop_unsaved(work: Work, ranks: Ranks, name: str) -> None:
+def _stop_unsaved(work: Work, ranks: distributed.Ranks, name: str) -> None:
     """Stop where rank 0 can write a checkpoint and not rename it: a file has its name."""
     folder = work.out / "checkpoints" / f"unsaved {name}"
     if ranks.is_first:
@@ -267,7 +260,7 @@ def forked_rank(
         sys.stdout.flush()
 
 
-def _value_of_a_dying_rank(work: Work, ranks: Ranks) -> None:
+def _value_of_a_dying_rank(work: Work, ranks: distributed.Ranks) -> None:
     """The last rank is killed after a few steps of the first attempt."""
     steps = 0
 
@@ -283,7 +276,7 @@ def _value_of_a_dying_rank(work: Work, ranks: Ranks) -> None:
         (work.out / "steps.txt").write_text(str(steps))
 
 
-def _say_memory(work: Work, ranks: Ranks) -> None:
+def _say_memory(work: Work, ranks: distributed.Ranks) -> None:
     """Load a model and spread it, and say how much memory of its own that took at most, and how much is left."""
     before, most, ended = own_memory(), 0, threading.Event()
 
@@ -294,7 +287,7 @@ def _say_memory(work: Work, ranks: Ranks) -> None:
 
     watching = threading.Thread(target=watch)
     watching.start()
-    policy = load_policy(work.payload["large"], SystemConfig(), "cpu", as_stored=True)
+    policy = load.load_policy(work.payload["large"], SystemConfig(), "cpu", as_stored=True)
     model = value_model_from(policy, HeadType.v, take=True).requires_grad_(True)
     del policy
     ranks.prepare(model)
@@ -308,9 +301,9 @@ def _say_memory(work: Work, ranks: Ranks) -> None:
     print(f"memory: {json.dumps({**told, 'weights': sorted(told['weights'])})}")
 
 
-def _keep(work: Work, name: str, model: PreTrainedModel, losses: list[float], ranks: Ranks) -> None:
+def _keep(work: Work, name: str, model: PreTrainedModel, losses: list[float], ranks: distributed.Ranks) -> None:
     spread = sum(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
     print(f"{name}: {spread} of {sum(1 for _ in model.parameters())} are spread")
-    save_model(model, work.out / name, ranks)
+    distributed.save_model(model, work.out / name, ranks)
     if ranks.is_first:
         (work.out / name / "losses.json").write_text(json.dumps(losses))

@@ -19,37 +19,32 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 from pipeline.engine.workers.work import Work
 from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.shipped import AdditionConfig
-from pipeline.learning.models.kinds import TinyModelConfig
-from pipeline.learning.models.tiny import train_reference
+from pipeline.learning.datasets import base, shipped
+from pipeline.learning.models import kinds, tiny
 from pipeline.learning.models.value import value_model_from
-from pipeline.learning.training import checkpoint
+from pipeline.learning.training import checkpoint, loop, sequences, value
 from pipeline.learning.training.checkpoint import Checkpoints, State
-from pipeline.learning.training.loop import Curve
-from pipeline.learning.training.sequences import Sequences
-from pipeline.learning.training.value import fit_value
 from tests.doubles.fitting import fitting
 
 STEPS = 9
 """Of each training below."""
 
 
-def small_sequences() -> Sequences:
+def small_sequences() -> sequences.Sequences:
     generator = np.random.default_rng(0)
     ids = [generator.integers(0, 10, length).tolist() for length in generator.integers(3, 10, 24)]
-    return Sequences.of(ids, [len(row) - 2 for row in ids], [float(row[-1] % 2) for row in ids])
+    return sequences.Sequences.of(ids, [len(row) - 2 for row in ids], [float(row[-1] % 2) for row in ids])
 
 
 def _value(
-    head: HeadType, checkpoints: Checkpoints, hints: Path | None, curve: Curve | None
+    head: HeadType, checkpoints: Checkpoints, hints: Path | None, curve: loop.Curve | None
 ) -> tuple[PreTrainedModel, list[float]]:
     config = GPT2Config(
         vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None
     )
     torch.manual_seed(0)
     model = value_model_from(GPT2LMHeadModel(config), head)
-    losses = fit_value(
+    losses = value.fit_value(
         model,
         small_sequences(),
         fitting(
@@ -66,17 +61,19 @@ def _value(
 
 
 def _reference(
-    checkpoints: Checkpoints, hints: Path | None, curve: Curve | None
+    checkpoints: Checkpoints, hints: Path | None, curve: loop.Curve | None
 ) -> tuple[PreTrainedModel, list[float]]:
-    config = TinyModelConfig(
+    config = kinds.TinyModelConfig(
         kind="tiny", steps=STEPS, batch_size=6, n_embd=16, n_head=2, n_inner=16, warmup_steps=2
     )
-    dataset = load_dataset(AdditionConfig(kind="addition"))
+    dataset = base.load_dataset(shipped.AdditionConfig(kind="addition"))
     how: dict[str, Any] = {"checkpoint": checkpoints, "hints": hints, "curve": curve}
-    return train_reference(config, dataset, "cpu", lambda step, tokens: None, **how)
+    return tiny.train_reference(config, dataset, "cpu", lambda step, tokens: None, **how)
 
 
-TRAININGS: dict[str, Callable[[Checkpoints, Path | None, Curve | None], tuple[PreTrainedModel, list[float]]]] = {
+TRAININGS: dict[
+    str, Callable[[Checkpoints, Path | None, loop.Curve | None], tuple[PreTrainedModel, list[float]]]
+] = {
     "value of tokens": lambda *how: _value(HeadType.v, *how),
     "value of next tokens": lambda *how: _value(HeadType.q, *how),
     "reference": _reference,
@@ -97,7 +94,7 @@ def run_training(
         made = Checkpoints(checkpoints, {"training": kind}, **{"every_steps": 2, "every_minutes": 0, **settings})
         drawn = out.with_suffix(".drawn")
         drawn.mkdir(exist_ok=True)
-        model, losses = TRAININGS[kind](made, None, Curve(training=kind, folder=drawn))
+        model, losses = TRAININGS[kind](made, None, loop.Curve(training=kind, folder=drawn))
         drawn.rename(out)
         model.save_pretrained(out)
         (out / "training.json").write_text(json.dumps({"loss": losses}))
@@ -173,7 +170,7 @@ MOMENTS: dict[str, Callable[[int], None]] = {
     "in a step": _in_backward,
     "saving: before anything": lambda step: _while_saving(step, die),
     "saving: half of the tensors": lambda step: _while_saving(step, _half_of_the_tensors),
-    "saving: before the rename": lambda step: _while_saving(step, lambda: setattr(checkpoint, "fsync", die)),
+    "saving: before the rename": lambda step: _while_saving(step, lambda: setattr(checkpoint.files, "fsync", die)),
     "saving: after the rename": lambda step: _while_saving(step, _renamed),
     "saving: an older one half removed": lambda step: _while_saving(step, _older_half_removed),
 }

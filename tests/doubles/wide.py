@@ -18,9 +18,8 @@ from pipeline.engine.workers.work import Work
 from pipeline.errors import RanksDisagree
 from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.generation import decode, sampling
 from pipeline.learning.generation.policy import completion_scores
-from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
 from pipeline.learning.models.batch_size import memory_identity
 from pipeline.learning.models.load import load_policy
 from pipeline.learning.models.value import ValueModel, value_model_from
@@ -28,7 +27,7 @@ from pipeline.learning.training.distributed import Ranks, Spread, bits_of, join
 from tests.doubles.ranks import every_strategy
 
 PROMPTS = [[5, 9, 3, 7], [8, 2, 60, 3, 4, 9, 9], [100, 3]]
-SETTINGS = DecodeSettings(batch_size=4, eos_id=7)
+SETTINGS = decode.DecodeSettings(batch_size=4, eos_id=7)
 TOKENS = 5
 
 
@@ -71,15 +70,15 @@ def value() -> ValueModel:
 
 def write(model: PreTrainedModel, guide: ValueModel) -> Written:
     """Write in every way."""
-    budgets, keys = [TOKENS] * len(PROMPTS), sample_keys(0, "wide", np.arange(len(PROMPTS)), 2)
-    greedy = decode(model, PROMPTS, budgets, SETTINGS, keys=None).tokens
-    guidance = Guidance(guide, Tilt(preference_offset(0.5), top_k=5))
+    budgets, keys = [TOKENS] * len(PROMPTS), sampling.sample_keys(0, "wide", np.arange(len(PROMPTS)), 2)
+    greedy = decode.decode(model, PROMPTS, budgets, SETTINGS, keys=None).tokens
+    guidance = decode.Guidance(guide, sampling.Tilt(sampling.preference_offset(0.5), top_k=5))
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([PROMPTS[1]])).logits
     return Written(
         greedy=greedy,
-        drawn=decode(model, PROMPTS, budgets, SETTINGS, keys=keys, samples=2).tokens,
-        guided=decode(model, PROMPTS, budgets, SETTINGS, keys=keys, samples=2, guidance=guidance).tokens,
+        drawn=decode.decode(model, PROMPTS, budgets, SETTINGS, keys=keys, samples=2).tokens,
+        guided=decode.decode(model, PROMPTS, budgets, SETTINGS, keys=keys, samples=2, guidance=guidance).tokens,
         logits=logits,
         scores=[float(one.sum()) for one in completion_scores(model, PROMPTS, greedy, SETTINGS)],
     )
@@ -117,9 +116,9 @@ def write_and_train(work: Work) -> None:
 def _disagreement(model: PreTrainedModel, ranks: Ranks) -> str:
     """What a rank says where the last one has other draws than the others."""
     seed = int(ranks.rank == ranks.size - 1)
-    keys = sample_keys(seed, "wide", np.arange(len(PROMPTS)), 2)
+    keys = sampling.sample_keys(seed, "wide", np.arange(len(PROMPTS)), 2)
     try:
-        decode(model, PROMPTS, [TOKENS] * len(PROMPTS), SETTINGS, keys=keys, samples=2)
+        decode.decode(model, PROMPTS, [TOKENS] * len(PROMPTS), SETTINGS, keys=keys, samples=2)
     except (RanksDisagree, ConnectionError) as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.errors import DataError
 from pipeline.learning.algos import base, toolbox
-from pipeline.learning.algos.base import JobContext, Stage, timed
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms, values_of
 from pipeline.learning.choices import DPOLoss
@@ -99,7 +98,7 @@ class DPOConfig(PairConfig):
             yield f"{key}.label_smoothing={self.label_smoothing}: must be at least 0 and below {_COIN}"
 
 
-def _drawing_nothing(stage: Stage) -> Stage:
+def _drawing_nothing(stage: base.Stage) -> base.Stage:
     return replace(stage, config=tuple(section for section in stage.config if section != "generation"))
 
 
@@ -109,10 +108,10 @@ class DPO(PostTrainingAlgorithms):
     name: ClassVar[str] = "DPO"
     version: ClassVar[int] = 3
     config_class: ClassVar[type[AlgoConfig]] = DPOConfig
-    stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=22.0)
+    stages: ClassVar[tuple[base.Stage, ...]] = base.timed(PostTrainingAlgorithms.stages, train=22.0)
 
     @classmethod
-    def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
+    def stages_with(cls, settings: AlgoConfig) -> tuple[base.Stage, ...]:
         """Without one that draws, where the dataset has the pairs."""
         stages = super().stages_with(settings)
         if not isinstance(settings, FeedbackConfig) or settings.pairs is PairSource.sampled:
@@ -121,7 +120,7 @@ class DPO(PostTrainingAlgorithms):
         others = [stage for stage in stages if stage.name not in (base.GENERATE.name, base.SCORE.name)]
         return tuple(stage if stage.shards == "eval" else _drawing_nothing(stage) for stage in (taken, *others))
 
-    def score(self, ctx: JobContext) -> None:
+    def score(self, ctx: base.JobContext) -> None:
         """Score and pair; or take the pairs that the dataset has."""
         if ctx.settings(FeedbackConfig).pairs is PairSource.sampled:
             super().score(ctx)
@@ -141,12 +140,12 @@ class DPO(PostTrainingAlgorithms):
         same = len(rows) - len(pairs) // 2
         return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
-    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
         """Write the pairs."""
         groups.pairs(ctx.settings(PairConfig).preferences).save(ctx.out, toolbox.PAIRS)
 
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Compare the policy with its anchor on every pair."""
         algo, pairs = ctx.settings(DPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
@@ -258,7 +257,7 @@ class ORPO(DPO):
     config_class: ClassVar[type[AlgoConfig]] = ORPOConfig
 
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Imitate the chosen ones, and compare the odds per token."""
         return toolbox.preferences.orpo_set(
@@ -274,7 +273,7 @@ class SimPO(DPO):
     config_class: ClassVar[type[AlgoConfig]] = SimPOConfig
 
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Compare the log-probabilities per token."""
         algo, pairs = ctx.settings(SimPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
@@ -316,7 +315,7 @@ class KTO(DPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = KTOConfig
 
-    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
         """Write the completions that are desirable, labelled 1, and those that are not, labelled 0."""
         labels = groups.labels()
         told = [place for place, label in enumerate(labels) if label is not None]
@@ -328,7 +327,7 @@ class KTO(DPO):
         return Tally(base.COMPLETIONS, len(data), parted=parted, endless=endless)
 
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Compare the policy with its anchor on every completion, and on completions of other prompts."""
         algo = ctx.settings(KTOConfig)

@@ -17,23 +17,17 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from pipeline.config.schema import DType
-from pipeline.learning.algos.base import JobContext, write_generation
-from pipeline.learning.algos.opening import encode, loaded, open_dataset, round_rows, row_ids, score
-from pipeline.learning.algos.policy_config import PolicyAlgoConfig
+from pipeline.learning.algos import base, opening, policy_config
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import LIKELIEST, Keys, sample_keys, uniforms
-from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig, PreferenceRule, decide
-from pipeline.learning.rewards.scoring import Scored
-from pipeline.learning.training.distributed import ALONE
-from pipeline.learning.training.grpo import padded
-from pipeline.learning.training.loop import computing_in
-from pipeline.learning.training.sequences import Sequences, read_arrays
+from pipeline.learning.rewards import preference, scoring
+from pipeline.learning.training import distributed, grpo, loop, sequences
 from pipeline.outputs.formats import GENERATION, Tally, read_generation, read_input
 
 _T = TypeVar("_T")
 
-Judge = Callable[[Sequence[list[int]], Sequence[list[int]], NDArray[np.int64]], Scored]
+Judge = Callable[[Sequence[list[int]], Sequence[list[int]], NDArray[np.int64]], scoring.Scored]
 """From prompts, completions and the ids of their rows, one of each for each completion, to what they are worth."""
 FILE, PAIRS = "drawn.safetensors", "pairs.safetensors"
 
@@ -65,9 +59,9 @@ class Drawn:
     logprobs: list[NDArray[np.float32]] | None = None
     generated: int
 
-    def sequences(self, places: Sequence[int], labels: Sequence[float]) -> Sequences:
+    def sequences(self, places: Sequence[int], labels: Sequence[float]) -> sequences.Sequences:
         """Some of the completions with their prompts, each with a label; what is before a cut is only read."""
-        return Sequences.of(
+        return sequences.Sequences.of(
             [self.prompts[place] + self.tokens[place] for place in places],
             [len(self.prompts[place]) + int(self.cuts[place // self.size]) for place in places],
             labels,
@@ -95,13 +89,13 @@ class Drawn:
             "truncated": self.truncated,
         }
         if self.logprobs is not None:
-            arrays["logprobs"] = padded(self.logprobs)
+            arrays["logprobs"] = grpo.padded(self.logprobs)
         save_file(arrays, folder / FILE)
         self.note(folder)
 
     def note(self, folder: Path, tally: Tally | None = None) -> None:
         """Write what they took, and what became of them, if given."""
-        write_generation(folder, len(set(self.ids.tolist())), len(self.tokens), self.generated, tally)
+        base.write_generation(folder, len(set(self.ids.tolist())), len(self.tokens), self.generated, tally)
 
     @staticmethod
     def load(folder: Path) -> Drawn:
@@ -110,7 +104,7 @@ class Drawn:
         Raises:
             JobError: A file is missing or holds something else; says which job wrote it.
         """
-        whole, found = Sequences.load([folder]), read_input(folder, FILE, _read)
+        whole, found = sequences.Sequences.load([folder]), read_input(folder, FILE, _read)
         every = list(zip(whole.ids.tolist(), whole.starts.tolist(), whole.lengths.tolist(), strict=True))
         logprobs, texts = found.pop("logprobs", None), found.pop("texts").tobytes()
         return Drawn(
@@ -128,7 +122,7 @@ class Drawn:
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     shapes = {"size": "iA", "texts": "iB", "ends": "iE", "ids": "iG", "cuts": "iG", "truncated": "bN"}
-    return read_arrays(path, {**shapes, "logprobs": "fN,C"}, optional=("logprobs",))
+    return sequences.read_arrays(path, {**shapes, "logprobs": "fN,C"}, optional=("logprobs",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +134,7 @@ class Groups(Drawn):
         keys: Streams of draws of the groups for purposes besides sampling, shape [groups].
     """
 
-    scored: Scored
+    scored: scoring.Scored
     keys: Keys
 
     @property
@@ -148,12 +142,12 @@ class Groups(Drawn):
         """Scores, shape [groups, size]."""
         return self.scored.values.reshape(-1, self.size)
 
-    def pairs(self, settings: PreferenceConfig) -> Sequences:
+    def pairs(self, settings: preference.PreferenceConfig) -> sequences.Sequences:
         """Preferred and other completions of pairs, one after the other, labelled 1 and 0; see `pair_places`."""
         places = self.pair_places(settings)
         return self.sequences(places, [1.0, 0.0] * (len(places) // 2))
 
-    def pair_places(self, settings: PreferenceConfig) -> list[int]:
+    def pair_places(self, settings: preference.PreferenceConfig) -> list[int]:
         """Places of the preferred and the other completion of pairs, one after the other.
 
         Of each prompt the first `pairs_per_prompt` that can be decided, counting (0, 1), (0, 2), ..., (1, 2), ...,
@@ -163,7 +157,7 @@ class Groups(Drawn):
         sides = np.array(list(combinations(range(self.size), 2)), np.int64).reshape(-1, 2)
         count = len(self.keys)
         first, second = (np.arange(count)[:, None] * self.size + sides[:, side] for side in (0, 1))
-        decided = decide(
+        decided = preference.decide(
             self.scored.some(first.reshape(-1)),
             self.scored.some(second.reshape(-1)),
             uniforms(self.keys, len(sides)).reshape(-1),
@@ -177,7 +171,7 @@ class Groups(Drawn):
             known = [
                 (one, other) if verdict == 1 else (other, one)
                 for one, other, verdict in pairs
-                if verdict != UNDECIDED and self.tokens[one] != self.tokens[other]
+                if verdict != preference.UNDECIDED and self.tokens[one] != self.tokens[other]
             ]
             found += [int(place) for pair in known[: settings.pairs_per_prompt] for place in pair]
         return found
@@ -234,16 +228,16 @@ class Groups(Drawn):
     def _by_prompt(self, listed: Sequence[_T]) -> list[Sequence[_T]]:
         return [listed[at : at + self.size] for at in range(0, len(listed), self.size)]
 
-    def decided(self, rule: PreferenceRule) -> NDArray[np.int8]:
+    def decided(self, rule: preference.PreferenceRule) -> NDArray[np.int8]:
         """Of groups of two: which is preferred, as `decide` says it, shape [groups]."""
         first, second = (self.scored.some(np.arange(side, len(self.tokens), 2)) for side in (0, 1))
-        return decide(first, second, uniforms(self.keys, 1).reshape(-1), rule)
+        return preference.decide(first, second, uniforms(self.keys, 1).reshape(-1), rule)
 
-    def pair_tally(self, rule: PreferenceRule) -> Tally:
+    def pair_tally(self, rule: preference.PreferenceRule) -> Tally:
         """Groups of two of which nothing can be said, and whether for want of a score or of a difference."""
         unscored = np.isnan(self.scored.values) | np.array([one is not None for one in self.scored.faults], bool)
         either = unscored.reshape(-1, 2).any(1)
-        undecided = self.decided(rule) == UNDECIDED
+        undecided = self.decided(rule) == preference.UNDECIDED
         counts = {"unscored": int((undecided & either).sum()), "equal": int((undecided & ~either).sum())}
         return Tally("pairs", len(undecided), **counts)
 
@@ -256,7 +250,7 @@ class Groups(Drawn):
 
 
 def draw_groups(
-    ctx: JobContext,
+    ctx: base.JobContext,
     dataset: Dataset,
     policy: TextPolicy,
     size: int,
@@ -273,12 +267,12 @@ def draw_groups(
         rows: Whose prompts; None takes those of this shard.
         name: Of the draws; None for those of a round, which are the same for all methods.
     """
-    rows = round_rows(ctx, dataset) if rows is None else rows
-    ids = row_ids(rows)
-    encoded = encode(ctx, policy, rows)
+    rows = opening.round_rows(ctx, dataset) if rows is None else rows
+    ids = opening.row_ids(rows)
+    encoded = opening.encode(ctx, policy, rows)
     keys, total = sample_keys(ctx.seed, f"{name or ctx.round}/sample", ids, size), len(rows) * size
     # Ranks that each have the whole policy share prompts out; others compute each step of decoding together.
-    ranks = ALONE if ctx.ranks.is_sharded or ctx.ranks.splits_tensors else ctx.ranks
+    ranks = distributed.ALONE if ctx.ranks.is_sharded or ctx.ranks.splits_tensors else ctx.ranks
     decoded = policy.complete(
         encoded[ranks.rank :: ranks.size],
         keys[ranks.rank :: ranks.size],
@@ -299,7 +293,7 @@ def draw_groups(
 
 
 def exact_logprobs(
-    ctx: JobContext, algo: PolicyAlgoConfig, policy: TextPolicy, drawn: Drawn
+    ctx: base.JobContext, algo: policy_config.PolicyAlgoConfig, policy: TextPolicy, drawn: Drawn
 ) -> list[NDArray[np.float32]] | None:
     """Of the drawn tokens under the policy that drew them, as precise as the one that is trained on them.
 
@@ -312,13 +306,13 @@ def exact_logprobs(
         return policy.logprobs(drawn.prompts, drawn.tokens)
     # Below adapters the weights are those that drew, unless these were quantized: no second copy is needed.
     same = algo.lora.rank and ctx.config.model.in_bits is None
-    exact = None if same else loaded(ctx, algo, previous=True)
-    with computing_in(ctx.config.system.dtype, ctx.device):
+    exact = None if same else opening.loaded(ctx, algo, previous=True)
+    with loop.computing_in(ctx.config.system.dtype, ctx.device):
         return policy.logprobs(drawn.prompts, drawn.tokens, exact)
 
 
 def score_groups(
-    ctx: JobContext, dataset: Dataset, drawn: Drawn, name: str | None = None, judge: Judge | None = None
+    ctx: base.JobContext, dataset: Dataset, drawn: Drawn, name: str | None = None, judge: Judge | None = None
 ) -> Groups:
     """Ask the rewards about what was drawn, the completions of a prompt together.
 
@@ -333,7 +327,7 @@ def score_groups(
     if judge is None:
         repeated = [rows[row] for row in drawn.rows_of(range(len(drawn.tokens)))]
         size = ctx.config.data_collection.reward_batch_size
-        scored = score(ctx, repeated, drawn.texts, drawn.tokens, size)
+        scored = opening.score(ctx, repeated, drawn.texts, drawn.tokens, size)
     else:
         scored = judge(drawn.prompts, drawn.tokens, drawn.ids.repeat(drawn.size))
     each = max(1, len(drawn.ids) // max(1, len(rows)))
@@ -341,9 +335,9 @@ def score_groups(
     return Groups(**vars(drawn), scored=scored, keys=keys.reshape(-1))
 
 
-def score_shard(ctx: JobContext) -> Groups:
+def score_shard(ctx: base.JobContext) -> Groups:
     """Score what the generate stage has drawn of this shard."""
-    groups = score_groups(ctx, open_dataset(ctx), Drawn.load(ctx.input("generate@shard")))
+    groups = score_groups(ctx, opening.open_dataset(ctx), Drawn.load(ctx.input("generate@shard")))
     ctx.progress(len(groups.tokens), total=len(groups.tokens))
     return groups
 
@@ -370,7 +364,7 @@ class Rollouts:
         tokens: The roll-in's token ids.
     """
 
-    def __init__(self, ctx: JobContext, dataset: Dataset, policy: TextPolicy, *, finishes: int = 0) -> None:
+    def __init__(self, ctx: base.JobContext, dataset: Dataset, policy: TextPolicy, *, finishes: int = 0) -> None:
         """Sample the roll-ins by the current policy.
 
         Args:
@@ -381,11 +375,11 @@ class Rollouts:
         """
         self._ctx = ctx
         self._samples = ctx.config.data_collection.samples_per_example
-        rows = round_rows(ctx, dataset)
-        self._ids = row_ids(rows)
+        rows = opening.round_rows(ctx, dataset)
+        self._ids = opening.row_ids(rows)
         self._total = len(rows) * self._samples * (1 + finishes)
         self._done = self._generated = 0
-        encoded = encode(ctx, policy, rows)
+        encoded = opening.encode(ctx, policy, rows)
         self.tokens = self._complete(policy, encoded, self.keys("roll_in"), samples=self._samples)
         self.rows = [row for row in rows for _ in range(self._samples)]
         self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
@@ -495,7 +489,7 @@ class Rollouts:
             prompts=[prompt for prompt in self.prompts for _ in sides],
             tokens=tokens,
             texts=policy.text(tokens, [row for row in self.rows for _ in sides]),
-            ids=row_ids(self.rows),
+            ids=opening.row_ids(self.rows),
             cuts=np.zeros(len(self.rows), np.int64) if cuts is None else cuts,
             truncated=np.array([*map(policy.truncated, tokens)], np.bool_),
             generated=self._generated,

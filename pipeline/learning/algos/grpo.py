@@ -11,26 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
-from pipeline.learning.algos import toolbox
-from pipeline.learning.algos.base import GENERATE, METRICS, SCORE, JobContext, Read, Stage, timed
-from pipeline.learning.algos.policy_config import Anchor, OnlineConfig, Sampling
-from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms, samples_of
-from pipeline.learning.algos.reward_stage import (
-    REWARD,
-    LearnsReward,
-    RewardModelConfig,
-    cross_fitted,
-    fitted_rewards,
-)
+from pipeline.learning.algos import base, policy_config, post_training, reward_stage, toolbox
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.rewards.preference import PreferenceConfig
 
 
 @dataclass(kw_only=True)
-class GRPOConfig(OnlineConfig):
+class GRPOConfig(policy_config.OnlineConfig):
     """Group-relative policy optimisation (arXiv 2402.03300), the loss of TRL. `epochs` is TRL's num_iterations."""
 
-    sampling: Sampling = Sampling.online
+    sampling: policy_config.Sampling = policy_config.Sampling.online
     learning_rate: float = number(6.5e-4, above=0, at_most=LARGEST_RATE)
     loss_type: GRPOLoss = GRPOLoss.dapo
     importance_sampling_level: ImportanceSampling = ImportanceSampling.token
@@ -54,7 +44,7 @@ class GRPOConfig(OnlineConfig):
     entropy_coef: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is none)")
     """Weight of the mean entropy over tokens and the whole vocabulary, which training raises: TRL's name, verl's
     `entropy_coeff`."""
-    reference: Anchor = Anchor.initial
+    reference: policy_config.Anchor = policy_config.Anchor.initial
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Also batches that would split a group, and bounds that contradict each other."""
@@ -79,15 +69,17 @@ class GRPOConfig(OnlineConfig):
         return super().idle(setting)
 
 
-class GRPO(PostTrainingAlgorithms):
+class GRPO(post_training.PostTrainingAlgorithms):
     """GRPO on groups that are drawn, and kept whole, by the generate stage."""
 
     name: ClassVar[str] = "GRPO"
     version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = GRPOConfig
-    stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, generate=0.75, train=16.0)
+    stages: ClassVar[tuple[base.Stage, ...]] = base.timed(
+        post_training.PostTrainingAlgorithms.stages, generate=0.75, train=16.0
+    )
 
-    def advantages(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """How much better each completion is than the others of its prompt.
 
         Args:
@@ -100,7 +92,7 @@ class GRPO(PostTrainingAlgorithms):
         algo = ctx.settings(GRPOConfig)
         return toolbox.grpo.group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
 
-    def ratio(self, ctx: JobContext, tokens: toolbox.TokenBatch) -> toolbox.Tensor:
+    def ratio(self, ctx: base.JobContext, tokens: toolbox.TokenBatch) -> toolbox.Tensor:
         """How much likelier tokens, or completions, have become since they were drawn.
 
         Args:
@@ -112,7 +104,7 @@ class GRPO(PostTrainingAlgorithms):
         """
         return toolbox.grpo.importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
 
-    def surrogate(self, ctx: JobContext, tokens: toolbox.TokenBatch, ratio: toolbox.Tensor) -> toolbox.Tensor:
+    def surrogate(self, ctx: base.JobContext, tokens: toolbox.TokenBatch, ratio: toolbox.Tensor) -> toolbox.Tensor:
         """What training makes as large as it can, apart from the KL term: here the clipped ratio's gain.
 
         Args:
@@ -125,15 +117,15 @@ class GRPO(PostTrainingAlgorithms):
         """
         return toolbox.grpo.clipped_surrogate(tokens, ratio, ctx.settings(GRPOConfig))
 
-    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
         """Whole groups, without what was cut off where the settings say so."""
-        samples = samples_of(groups)
+        samples = post_training.samples_of(groups)
         if ctx.settings(GRPOConfig).mask_truncated_completions:
             samples = samples.silenced(groups.truncated)
         samples.save(ctx.out)
 
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Raise what is better than its group, within the clipped ratio."""
         samples, generation = toolbox.Samples.load(folders), ctx.config.generation
@@ -151,11 +143,11 @@ class GRPO(PostTrainingAlgorithms):
             surrogate=lambda tokens, ratio: self.surrogate(ctx, tokens, ratio),
         )
 
-    def held_to(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32] | None:
+    def held_to(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32] | None:
         """What the KL term of the loss is of, as `anchor_logprobs` gives it; None where the loss has none."""
         return self.anchor_logprobs(ctx, samples) if ctx.settings(GRPOConfig).beta else None
 
-    def anchor_logprobs(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def anchor_logprobs(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """Log-probabilities of the drawn tokens under the anchor, laid out as those of the sampling policy."""
         data, temperature = samples.sequences, ctx.config.generation.temperature
 
@@ -204,7 +196,7 @@ class RLOO(GRPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = RLOOConfig
 
-    def advantages(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """Each reward, less `beta` times its log-ratio to the anchor, minus the mean of the others."""
         algo = ctx.settings(RLOOConfig)
         rewards = samples.rewards.astype(np.float64)
@@ -212,7 +204,7 @@ class RLOO(GRPO):
             rewards = rewards - algo.beta * toolbox.grpo.log_ratios(samples, self.anchor_logprobs(ctx, samples))
         return toolbox.grpo.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
 
-    def held_to(self, ctx: JobContext, samples: toolbox.Samples) -> None:
+    def held_to(self, ctx: base.JobContext, samples: toolbox.Samples) -> None:
         """Nothing: the divergence is part of the reward."""
 
 
@@ -255,7 +247,7 @@ class REINFORCEpp(RLOO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = REINFORCEppConfig
 
-    def advantages(self, ctx: JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
         """What is still to come from each token on, less the mean of that, in its deviations; shape [N, C]."""
         algo, rewards = ctx.settings(REINFORCEppConfig), samples.rewards
         if algo.baseline:
@@ -281,8 +273,8 @@ class GRPOHFConfig(GRPOConfig):
     """Weight of the KL divergence from the anchor; 0 leaves it out and loads no anchor. With a small one a policy
     that draws while it trains goes to where its reward model is wrong."""
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
-    reward_model: RewardModelConfig = field(
-        default_factory=lambda: RewardModelConfig(learning_rate=2.1e-4, epochs=1)
+    reward_model: reward_stage.RewardModelConfig = field(
+        default_factory=lambda: reward_stage.RewardModelConfig(learning_rate=2.1e-4, epochs=1)
     )
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
@@ -297,43 +289,43 @@ class GRPOHFConfig(GRPOConfig):
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
         """Of the reward model the pairs in groups."""
-        if stage == REWARD.name:
+        if stage == reward_stage.REWARD.name:
             return self.reward_model.trained(self.preferences.compared(self.num_generations, decided))
         return super().trained(stage, samples, decided)
 
 
-class GRPOHF(LearnsReward, GRPO):
+class GRPOHF(reward_stage.LearnsReward, GRPO):
     """GRPO with one more stage, which scores whole groups by a learnt reward."""
 
     name: ClassVar[str] = "GRPO-HF"
     version: ClassVar[int] = 3
     learns_reward: ClassVar[bool] = True
     config_class: ClassVar[type[AlgoConfig]] = GRPOHFConfig
-    stages: ClassVar[tuple[Stage, ...]] = (
-        *timed([GENERATE, SCORE, REWARD], generate=0.75),
-        replace(TRAIN_POLICY, reads=(*TRAIN_POLICY.reads, Read("reward"))),
-        EVALUATE,
-        METRICS,
+    stages: ClassVar[tuple[base.Stage, ...]] = (
+        *base.timed([base.GENERATE, base.SCORE, reward_stage.REWARD], generate=0.75),
+        replace(post_training.TRAIN_POLICY, reads=(*post_training.TRAIN_POLICY.reads, base.Read("reward"))),
+        post_training.EVALUATE,
+        base.METRICS,
     )
 
-    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
         """Write whole groups, and pairs among them for reward models to be fitted to."""
         super().keep(ctx, groups)
-        if not ctx.inputs.get(REWARD.name):
+        if not ctx.inputs.get(reward_stage.REWARD.name):
             groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, toolbox.PAIRS)
 
-    def reward(self, ctx: JobContext) -> None:
+    def reward(self, ctx: base.JobContext) -> None:
         """Fit the reward models and score every completion by the one that has not seen its prompt."""
         folders = super().data(ctx)
         samples = toolbox.Samples.load(folders)
         whole = replace(samples.sequences, left_out=None)  # what is left out of the loss is scored too
-        scores = cross_fitted(ctx, folders, whole, ctx.settings(GRPOHFConfig).reward_model)
+        scores = reward_stage.cross_fitted(ctx, folders, whole, ctx.settings(GRPOHFConfig).reward_model)
         samples.with_rewards(scores).save(ctx.out)
 
-    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+    def data(self, ctx: base.JobContext) -> tuple[Path, ...]:
         """The samples as the reward stage has scored them."""
         return ctx.inputs["reward"]
 
-    def judge(self, ctx: JobContext) -> toolbox.Judge:
+    def judge(self, ctx: base.JobContext) -> toolbox.Judge:
         """The reward models of this round, each of the prompts that it has not seen."""
-        return fitted_rewards(ctx, super().data(ctx))
+        return reward_stage.fitted_rewards(ctx, super().data(ctx))

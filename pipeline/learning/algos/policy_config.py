@@ -7,17 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
-from pipeline.config.schema import (
-    LARGEST_RATE,
-    AlgoConfig,
-    Config,
-    Settings,
-    Strategy,
-    devices_per_training,
-    hint,
-    number,
-    spread,
-)
+from pipeline.config import schema
 from pipeline.errors import known_names
 
 
@@ -29,12 +19,12 @@ class Anchor(Enum):
 
 
 @dataclass(kw_only=True)
-class LoraSettings(Settings):
+class LoraSettings(schema.Settings):
     """Low-rank adapters instead of whole weights (arXiv 2106.09685); stored by themselves, merged when loaded."""
 
-    rank: int = number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
+    rank: int = schema.number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
     """Of the adapters; 0 trains the weights themselves."""
-    alpha: int = number(32, at_least=1, at_most=1_000_000)
+    alpha: int = schema.number(32, at_least=1, at_most=1_000_000)
     """The adapters' share is scaled by alpha / rank."""
     target_modules: list[str] | None = None
     """Names of the layers that get adapters; null takes every linear layer but the output head, and of
@@ -46,24 +36,24 @@ class LoraSettings(Settings):
 
 
 @dataclass(kw_only=True)
-class PolicyAlgoConfig(AlgoConfig):
+class PolicyAlgoConfig(schema.AlgoConfig):
     """What algorithms that train the policy share."""
 
     keeps_logprobs: ClassVar[bool] = True
 
-    num_generations: int = number(4, at_least=1, at_most=100_000)
+    num_generations: int = schema.number(4, at_least=1, at_most=100_000)
     """Completions drawn for each training prompt; TRL's name. `data_collection.samples_per_example` is for
     value-guided algorithms."""
-    batch_size: int = number(128, at_least=1, at_most=1_000_000)
+    batch_size: int = schema.number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step, for DPO both completions of a pair."""
-    learning_rate: float = number(2e-4, above=0, at_most=LARGEST_RATE)
-    epochs: int = number(1, at_least=1, at_most=1_000_000)
+    learning_rate: float = schema.number(2e-4, above=0, at_most=schema.LARGEST_RATE)
+    epochs: int = schema.number(1, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
     aggregate: bool = False
     """Train on the data of all rounds so far rather than of this round alone."""
     warm_start: bool = True
     """Continue from the policy of the previous round; false starts from the reference again, or from `start`."""
-    start: str | None = hint(None, keyed="by the policy that it names")
+    start: str | None = schema.hint(None, keyed="by the policy that it names")
     """Another method of the run that trains the policy, as `SFT`: begin with its last policy in place of the
     reference, and be held close to that by `reference=initial`."""
     lora: LoraSettings = field(default_factory=LoraSettings)
@@ -86,7 +76,7 @@ class PolicyAlgoConfig(AlgoConfig):
         """Whole groups."""
         return self.epochs * self.num_generations
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:
+    def problems(self, key: str, config: schema.Config) -> Iterator[str]:
         """Too few completions to compare, and nothing to start from."""
         if self.compares:
             yield from too_few(key, self.num_generations)
@@ -107,13 +97,15 @@ class OnlineConfig(PolicyAlgoConfig):
     sampling: Sampling = Sampling.round
     """With `online` weights and optimizer go on from round to round, and `epochs` counts passes over each batch,
     as TRL's num_iterations."""
-    steps_per_generation: int = number(1, at_least=1, at_most=100_000)
+    steps_per_generation: int = schema.number(1, at_least=1, at_most=100_000)
     """Optimizer steps on each batch that is drawn online: TRL's steps_per_generation in units of its
     gradient_accumulation_steps, or its generation_batch_size in batches."""
-    dynamic_sampling: int = number(1, at_least=1, at_most=1000, hint=" (1 draws no group anew)")
+    dynamic_sampling: int = schema.number(1, at_least=1, at_most=1000, hint=" (1 draws no group anew)")
     """How many times a batch that is drawn online may be drawn: groups that score alike make way for further
     prompts (DAPO, arXiv 2503.14476), but for those of the last time; `max_num_gen_batches` of verl."""
-    horizon: int | None = number(None, at_least=1, at_most=1_000_000, hint=", or null for a rate that stays")
+    horizon: int | None = schema.number(
+        None, at_least=1, at_most=1_000_000, hint=", or null for a rate that stays"
+    )
     """Rounds over which `training.schedule` takes the rate of an online training down; with null the rate stays,
     after its warm-up, and more rounds can be added to a run."""
 
@@ -132,7 +124,7 @@ class OnlineConfig(PolicyAlgoConfig):
         """Whether every step is on completions that the policy has just drawn."""
         return self.draws_to_train and self.steps_per_generation == self.epochs == 1
 
-    def problems(self, key: str, config: Config) -> Iterator[str]:
+    def problems(self, key: str, config: schema.Config) -> Iterator[str]:
         """Also of drawing online: batches of no whole groups, more rounds than the rate lasts."""
         yield from super().problems(key, config)
         if not self.draws_to_train:
@@ -149,7 +141,10 @@ class OnlineConfig(PolicyAlgoConfig):
             yield f"{key}.horizon={horizon}: must be null or at least rounds_of_training={rounds}"
         if horizon is not None and not schedule.has_end:
             yield f"{key}.horizon={horizon}: must be null, or training.schedule one that ends, not {schedule.name}"
-        if devices_per_training(config) > 1 and spread(config)["strategy"] != Strategy.ddp.name:
+        if (
+            schema.devices_per_training(config) > 1
+            and schema.spread(config)["strategy"] != schema.Strategy.ddp.name
+        ):
             yield f"{key}.sampling=online: needs training.strategy=ddp, as what draws must be whole on each device"
         if self.start and self.lora.rank and not stores_adapters(self, config.algos):
             yield f"{key}.lora.rank: needs algos.{self.start}.lora.rank too, where it draws online from that"
@@ -164,12 +159,12 @@ class OnlineConfig(PolicyAlgoConfig):
         return super().idle(setting)
 
 
-def start_of(settings: AlgoConfig) -> str | None:
+def start_of(settings: schema.AlgoConfig) -> str | None:
     """The method whose policy one begins with; None for the reference."""
     return settings.start if isinstance(settings, PolicyAlgoConfig) else None
 
 
-def starts_of(settings: AlgoConfig, algos: Mapping[str, AlgoConfig]) -> list[str]:
+def starts_of(settings: schema.AlgoConfig, algos: Mapping[str, schema.AlgoConfig]) -> list[str]:
     """The methods that one begins with, the nearest first; each once, also where they go round in a circle."""
     found: list[str] = []
     while (start := start_of(settings)) in algos and start is not None and start not in found:
@@ -178,13 +173,13 @@ def starts_of(settings: AlgoConfig, algos: Mapping[str, AlgoConfig]) -> list[str
     return found
 
 
-def stores_adapters(settings: AlgoConfig, algos: Mapping[str, AlgoConfig]) -> bool:
+def stores_adapters(settings: schema.AlgoConfig, algos: Mapping[str, schema.AlgoConfig]) -> bool:
     """Whether adapters alone are stored of what is trained: it has them, and so has all that it begins with."""
     every = [settings, *(algos[name] for name in starts_of(settings, algos))]
     return all(isinstance(each, PolicyAlgoConfig) and each.lora.rank for each in every)
 
 
-def _of_start(key: str, settings: PolicyAlgoConfig, algos: Mapping[str, AlgoConfig]) -> Iterator[str]:
+def _of_start(key: str, settings: PolicyAlgoConfig, algos: Mapping[str, schema.AlgoConfig]) -> Iterator[str]:
     start, own = settings.start, key.removeprefix("algos.")
     if start is None:
         return

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, AlgoConfig, Config, number
 from pipeline.errors import JobError
-from pipeline.learning.algos import toolbox
+from pipeline.learning.algos import toolbox, value_guided
 from pipeline.learning.algos.base import JobContext, Read, Stage, timed
 from pipeline.learning.algos.reward_stage import REWARD, LearnsReward, RewardModelConfig, cross_fitted
-from pipeline.learning.algos.value_guided import STRENGTH, ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import SMALLEST_STEP, Others
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig
 from pipeline.outputs.formats import Tally
@@ -33,7 +32,7 @@ _PLACES = 64
 
 
 @dataclass(kw_only=True)
-class QSharpConfig(ValueAlgoConfig):
+class QSharpConfig(value_guided.ValueAlgoConfig):
     """Guidance by a learnt value of the reward that the reference still gets (arXiv 2502.20548)."""
 
     atoms: int = number(1, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
@@ -82,7 +81,7 @@ _ROUNDING = 1e-6
 """Of the range: a reward so near to one of its ends is that end."""
 
 
-class QSharp(ValueGuidedAlgorithms):
+class QSharp(value_guided.ValueGuidedAlgorithms):
     """Q# with a distribution over n rewards, or its Bernoulli case with two; offset log E[exp(R / eta)]."""
 
     name: ClassVar[str] = "QSharp"
@@ -91,7 +90,7 @@ class QSharp(ValueGuidedAlgorithms):
     soft: ClassVar[bool] = True
     """Whether the tilt is an expectation of exp(R / eta), for which the mean of a reward is not enough."""
 
-    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
+    def offset(self, algo: value_guided.ValueAlgoConfig) -> toolbox.Offset:
         """The soft value of the rewards that are to come."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
@@ -100,12 +99,12 @@ class QSharp(ValueGuidedAlgorithms):
         # tokens of offset 0, requests with another lowest reward than 0 are refused.
         return toolbox.sampling.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
 
-    def atoms(self, algo: ValueAlgoConfig) -> int:
+    def atoms(self, algo: value_guided.ValueAlgoConfig) -> int:
         """As the settings say."""
         assert isinstance(algo, QSharpConfig)
         return algo.atoms
 
-    def rate(self, algo: ValueAlgoConfig) -> float:
+    def rate(self, algo: value_guided.ValueAlgoConfig) -> float:
         """That of the tilt, so that a reward between two atoms is tilted by as if it were one."""
         assert isinstance(algo, QSharpConfig)
         return (algo.value_max - algo.value_min) / algo.eta if self.soft else 0.0
@@ -183,7 +182,7 @@ class CD(QSharp):
     config_class: ClassVar[type[AlgoConfig]] = CDConfig
     soft: ClassVar[bool] = False
 
-    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
+    def offset(self, algo: value_guided.ValueAlgoConfig) -> toolbox.Offset:
         """The expected reward over eta."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
@@ -208,7 +207,7 @@ class QSharpHFConfig(QSharpConfig):
         4.5e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
     )
     epochs: int = number(3, at_least=1, at_most=1_000_000)
-    eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=STRENGTH)
+    eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=value_guided.STRENGTH)
     atoms: int = number(11, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """In standard deviations of the learnt reward; what lies outside is clipped."""

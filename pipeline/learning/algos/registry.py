@@ -11,12 +11,10 @@ from operator import attrgetter
 from types import CodeType
 from typing import Any, ClassVar
 
-from pipeline.config.schema import AlgoConfig, Config
-from pipeline.config.tables import ALGORITHMS, point_of
+from pipeline import errors, files
+from pipeline.config import schema, tables
 from pipeline.config.user_code import import_object, other_arguments, ships
-from pipeline.errors import ConfigError, DataError, JobError, unknown_name
-from pipeline.files import json_text
-from pipeline.learning.algos import toolbox
+from pipeline.learning.algos import policy_config, toolbox
 from pipeline.learning.algos.base import (
     REFERENCE,
     REFERENCE_TRAIN,
@@ -27,7 +25,6 @@ from pipeline.learning.algos.base import (
     Read,
     Stage,
 )
-from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.outputs.formats import TRAINING
 
@@ -72,8 +69,8 @@ class Preparation(Algorithm):
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         try:
             prepare(load_dataset(config), ctx.out)
-        except DataError as error:
-            raise DataError(of_dataset(error, name)) from error
+        except errors.DataError as error:
+            raise errors.DataError(of_dataset(error, name)) from error
 
     def check(self, ctx: JobContext) -> None:
         """See whether the rewards can work with the rows, which are read once more for the places of odd ones."""
@@ -98,7 +95,7 @@ class Preparation(Algorithm):
             from pipeline.learning.datasets.prepared import PreparedDataset, tokenized
         dataset = toolbox.open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
-            raise JobError("its dataset was not prepared")
+            raise errors.JobError("its dataset was not prepared")
         tokenized(dataset, toolbox.opening.reference_tokenizer(ctx), ctx.out)
 
 
@@ -148,21 +145,21 @@ class Reference(Algorithm):
         if found and (note := found.problem(model.references[0])):
             log.warning("%s", note)
             about["note"] = note
-        (ctx.out / TRAINING).write_text(json_text(about) + "\n")
+        (ctx.out / TRAINING).write_text(files.json_text(about) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the reference as it is; decode greedily, and see what the best of all policies could do."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset)
-        each = ctx.config.evaluation.num_samples + toolbox.evaluating.GREEDY_SAMPLES
+        each = ctx.config.evaluation.num_samples + toolbox.opening.GREEDY_SAMPLES
         total = toolbox.opening.held_out_count(ctx, dataset) * each
         drawn = toolbox.evaluate(ctx, policy, dataset, ctx.out, total=total)
-        toolbox.evaluating.evaluate_greedy(ctx, dataset, drawn)
-        toolbox.evaluating.evaluate_right(ctx, dataset, policy)
+        toolbox.opening.evaluate_greedy(ctx, dataset, drawn)
+        toolbox.opening.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:
         """Metrics of all evaluated samples, and of the anchors."""
-        toolbox.write_metrics(ctx, toolbox.evaluating.anchor_measures(ctx))
+        toolbox.write_metrics(ctx, toolbox.opening.anchor_measures(ctx))
 
 
 # -- validate ----------------------------------------------------------------------------------------------------
@@ -188,7 +185,7 @@ def check_algorithm(path: str, kind: object) -> type[Algorithm]:
         ConfigError: It is no algorithm, or one that cannot run.
     """
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"'{path}' is no Algorithm: it must be a subclass of pipeline.Algorithm, ValueGuidedAlgorithms or "
             f"PostTrainingAlgorithms, and is {kind!r}"
         )
@@ -199,7 +196,7 @@ def check_algorithm(path: str, kind: object) -> type[Algorithm]:
     if not (isinstance(stages, tuple | list) and stages and all(isinstance(each, Stage) for each in stages)):
         problems.append(f"its stages are {stages!r}, but must be a tuple of one Stage or more")
     if problems := problems or [*_methods(kind), *_stages(kind)]:
-        raise ConfigError(f"{path} cannot run: {'; '.join(problems)}")
+        raise errors.ConfigError(f"{path} cannot run: {'; '.join(problems)}")
     return kind
 
 
@@ -269,7 +266,7 @@ def _stages(kind: type[Algorithm]) -> Iterator[str]:
 
 def _default(setting: str) -> object:
     try:
-        return attrgetter(setting)(Config())
+        return attrgetter(setting)(schema.Config())
     except AttributeError:
         return None
 
@@ -277,7 +274,7 @@ def _default(setting: str) -> object:
 def _read(read: Read, place: int, names: list[str]) -> Iterator[str]:
     known = names if read.algo == "self" else _TO_READ[read.algo]
     if read.stage not in known:
-        yield f"reads '{read.name}': " + unknown_name("stage", read.stage, known)
+        yield f"reads '{read.name}': " + errors.unknown_name("stage", read.stage, known)
     elif read.algo == "self" and read.rounds != "previous" and names.index(read.stage) >= place:
         yield (
             f"reads '{read.name}', which comes later in the same round; list it after the stages that it reads, "
@@ -292,7 +289,7 @@ _TO_READ[START_TRAIN.algo] = [START_TRAIN.stage]
 """Whose stages an algorithm may read besides its own."""
 
 
-def planned_stages(kind: type[Algorithm], settings: AlgoConfig, config: Config) -> list[Stage]:
+def planned_stages(kind: type[Algorithm], settings: schema.AlgoConfig, config: schema.Config) -> list[Stage]:
     """The stages that a request has of an algorithm, and what of it they read.
 
     See `Algorithm.stages_with`, `Stage.only_with`, and `Read.algo` of ``start``.
@@ -303,7 +300,7 @@ def planned_stages(kind: type[Algorithm], settings: AlgoConfig, config: Config) 
         config: The request.
     """
     stages = kind.stages_with(settings)
-    without = () if start_of(settings) else ("start",)
+    without = () if policy_config.start_of(settings) else ("start",)
     return [
         replace(stage, reads=tuple(read for read in stage.reads if read.algo not in without))
         for stage in stages
@@ -311,9 +308,9 @@ def planned_stages(kind: type[Algorithm], settings: AlgoConfig, config: Config) 
     ]
 
 
-def with_bounded_kl(config: Config) -> list[str]:
+def with_bounded_kl(config: schema.Config) -> list[str]:
     """Names of a request's algorithms whose divergence is an upper bound, without points of fronts; sorted."""
-    enabled = {point_of(name)[0]: algo.class_path for name, algo in config.algos.items() if algo.enabled}
+    enabled = {tables.point_of(name)[0]: algo.class_path for name, algo in config.algos.items() if algo.enabled}
     return sorted(name for name, path in enabled.items() if load_algorithm(name, path).kl_is_bound)
 
 
@@ -326,16 +323,16 @@ def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     Raises:
         ConfigError: The name is unknown, the path names no `Algorithm`, or one that cannot run.
     """
-    name, _ = point_of(name)
+    name, _ = tables.point_of(name)
     if class_path is None and name in _SHARED:
         return _SHARED[name]
-    if class_path is None and name not in ALGORITHMS:
-        raise ConfigError(unknown_name("algorithm", name, ALGORITHMS))
-    path = class_path or ALGORITHMS[name]
+    if class_path is None and name not in tables.ALGORITHMS:
+        raise errors.ConfigError(errors.unknown_name("algorithm", name, tables.ALGORITHMS))
+    path = class_path or tables.ALGORITHMS[name]
     kind = check_algorithm(path, import_object(path))
-    ours = _SHARED.get(name) or (import_object(ALGORITHMS[name]) if name in ALGORITHMS else object)
+    ours = _SHARED.get(name) or (import_object(tables.ALGORITHMS[name]) if name in tables.ALGORITHMS else object)
     if not issubclass(kind, ours):
-        raise ConfigError(
+        raise errors.ConfigError(
             f"algos.{name}.class_path={path}: {name} is the name of an algorithm that ships, for a subclass of "
             f"{ours.__module__}.{ours.__name__} alone. Write algos.My{name}.class_path={path}"
         )

@@ -19,17 +19,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import errors, files
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, Config, Settings, number
-from pipeline.errors import JobError
-from pipeline.files import json_text
 from pipeline.learning.algos import base, toolbox
-from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
 from pipeline.learning.algos.policy_config import too_few
 from pipeline.learning.algos.post_training import EVALUATE, fitting_of, groups_drawn
 from pipeline.learning.choices import HeadType
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
-from pipeline.outputs.formats import REWARD as REWARD_FIT
-from pipeline.outputs.formats import TRAINING, read_input, read_reward_fit
+from pipeline.outputs import formats
 
 
 @dataclass(kw_only=True)
@@ -55,9 +52,9 @@ class RewardModelConfig(Settings):
         yield from halved_pairs(key, self.batch_size, config)
 
 
-REWARD = Stage(
+REWARD = base.Stage(
     "reward",
-    reads=(base.REFERENCE_TRAIN, Read("score", "so_far")),
+    reads=(base.REFERENCE_TRAIN, base.Read("score", "so_far")),
     config=("system", "training", "algo", "model"),
     scales=True,
     saves="rewards",
@@ -69,7 +66,7 @@ _FITTED = "the reward model was fitted to"
 
 
 def fit_reward_model(
-    ctx: JobContext,
+    ctx: base.JobContext,
     pairs: toolbox.Sequences,
     settings: RewardModelConfig,
     fold: int | None = None,
@@ -102,7 +99,7 @@ def fit_reward_model(
 
 
 def _scores(
-    ctx: JobContext, model: toolbox.ValueModel, data: toolbox.Sequences, **how: Any
+    ctx: base.JobContext, model: toolbox.ValueModel, data: toolbox.Sequences, **how: Any
 ) -> NDArray[np.float64]:
     """Raw scores of sequences, shape [N]."""
     size = ctx.config.training.micro_batch_size
@@ -111,7 +108,7 @@ def _scores(
     )
 
 
-def _save(ctx: JobContext, model: toolbox.ValueModel, folder: Path) -> None:
+def _save(ctx: base.JobContext, model: toolbox.ValueModel, folder: Path) -> None:
     """Save a reward model with its tokenizer."""
     folder.mkdir(exist_ok=True)
     toolbox.save_model(model, folder, ctx.ranks)
@@ -120,7 +117,7 @@ def _save(ctx: JobContext, model: toolbox.ValueModel, folder: Path) -> None:
 
 
 def cross_fitted(
-    ctx: JobContext, folders: Sequence[Path], data: toolbox.Sequences, settings: RewardModelConfig
+    ctx: base.JobContext, folders: Sequence[Path], data: toolbox.Sequences, settings: RewardModelConfig
 ) -> NDArray[np.float64]:
     """Fit a reward model for each fold of prompts, and score that fold by it. Writes models and ``reward.json``.
 
@@ -161,11 +158,11 @@ def cross_fitted(
     if ctx.ranks.is_first:
         note = base.noted(len(pairs), settings.batch_size, base.tally_of(folders), _FITTED)
         whole = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
-        (ctx.out / REWARD_FIT).write_text(json_text(whole) + "\n")
+        (ctx.out / formats.REWARD).write_text(files.json_text(whole) + "\n")
     return found
 
 
-def fitted_rewards(ctx: JobContext, folders: Sequence[Path]) -> toolbox.Judge:
+def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Judge:
     """The reward models of a round, which score completions of its prompts that are drawn later.
 
     As in the stage itself, a prompt is judged by the model that has not seen its pairs, and scores are
@@ -176,7 +173,7 @@ def fitted_rewards(ctx: JobContext, folders: Sequence[Path]) -> toolbox.Judge:
         folders: Outputs with the pairs that they were fitted to.
     """
     place = ctx.input(REWARD.name)
-    fits = read_input(place, REWARD_FIT, read_reward_fit).fits
+    fits = formats.read_input(place, formats.REWARD, formats.read_reward_fit).fits
     pairs = toolbox.Sequences.load(folders, toolbox.PAIRS).prompts[::2]
     models = [
         toolbox.load.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
@@ -213,16 +210,16 @@ def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"folds": len(fits), "held_out_pairs": pairs, "held_out_accuracy": right / pairs if pairs else None}
 
 
-class LearnsReward(Algorithm):
+class LearnsReward(base.Algorithm):
     """Methods with the stage `reward`: what their training says of it."""
 
-    def spent_before(self, ctx: JobContext) -> int:
+    def spent_before(self, ctx: base.JobContext) -> int:
         """The reward models' tokens."""
-        return read_input(ctx.input(REWARD.name), REWARD_FIT, read_reward_fit).tokens_trained
+        return formats.read_input(ctx.input(REWARD.name), formats.REWARD, formats.read_reward_fit).tokens_trained
 
-    def told_before(self, ctx: JobContext) -> dict[str, Any]:
+    def told_before(self, ctx: base.JobContext) -> dict[str, Any]:
         """How good the reward models are on pairs that they have not seen."""
-        fit = read_input(ctx.input(REWARD.name), REWARD_FIT, read_reward_fit)
+        fit = formats.read_input(ctx.input(REWARD.name), formats.REWARD, formats.read_reward_fit)
         names = ("folds", "held_out_pairs", "held_out_accuracy")
         return {"reward_model": {name: getattr(fit, name) for name in names}}
 
@@ -282,7 +279,7 @@ class BestOfNConfig(AlgoConfig):
         return super().idle(setting)
 
 
-class BestOfN(Algorithm):
+class BestOfN(base.Algorithm):
     """n samples of the reference, one of which is given. The policy is the same in every round; what picks learns.
 
     generate    draw groups by the reference                    (per shard)
@@ -295,22 +292,22 @@ class BestOfN(Algorithm):
     name: ClassVar[str] = "BestOfN"
     config_class: ClassVar[type[AlgoConfig]] = BestOfNConfig
     kl_is_bound: ClassVar[bool] = True
-    stages: ClassVar[tuple[Stage, ...]] = (
+    stages: ClassVar[tuple[base.Stage, ...]] = (
         replace(base.GENERATE, reads=(base.REFERENCE_TRAIN,)),
         base.SCORE,
-        Stage(
+        base.Stage(
             "train",
-            reads=(base.REFERENCE_TRAIN, Read("score", "so_far")),
+            reads=(base.REFERENCE_TRAIN, base.Read("score", "so_far")),
             config=("system", "training", "algo", "model"),
             saves="rewards",
             seconds=19.0,
         ),
-        *timed([EVALUATE], evaluate=0.6),
+        *base.timed([EVALUATE], evaluate=0.6),
         base.METRICS,
     )
 
     @classmethod
-    def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
+    def stages_with(cls, settings: AlgoConfig) -> tuple[base.Stage, ...]:
         """A majority vote needs no data to train on."""
         return cls.stages if settings.trains else cls.stages[2:]
 
@@ -320,24 +317,24 @@ class BestOfN(Algorithm):
         assert isinstance(settings, BestOfNConfig)
         return groups_drawn(settings.num_generations)
 
-    def generate(self, ctx: JobContext) -> None:
+    def generate(self, ctx: base.JobContext) -> None:
         """Draw by the reference."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset)
         toolbox.draw_groups(ctx, dataset, policy, ctx.settings(BestOfNConfig).num_generations).save(ctx.out)
 
-    def score(self, ctx: JobContext) -> None:
+    def score(self, ctx: base.JobContext) -> None:
         """Score and pair."""
         groups = toolbox.score_shard(ctx)
         groups.pairs(ctx.settings(BestOfNConfig).preferences).save(ctx.out, toolbox.PAIRS)
         groups.note(ctx.out, groups.tally())
 
-    def train(self, ctx: JobContext) -> None:
+    def train(self, ctx: base.JobContext) -> None:
         """Fit the reward model that picks."""
         algo = ctx.settings(BestOfNConfig)
         spent = {"tokens_generated": base.tokens_generated(ctx)}
         if algo.selection is Selection.majority:
-            (ctx.out / TRAINING).write_text(json_text({**spent, "tokens_trained": 0}) + "\n")
+            (ctx.out / formats.TRAINING).write_text(files.json_text({**spent, "tokens_trained": 0}) + "\n")
             return
         settings = RewardModelConfig(
             batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
@@ -348,9 +345,9 @@ class BestOfN(Algorithm):
         _save(ctx, model, ctx.out)
         if ctx.ranks.is_first:
             note = base.noted(len(pairs), settings.batch_size, base.tally_of(folders), _FITTED)
-            (ctx.out / TRAINING).write_text(json_text({**about, **note, **spent}) + "\n")
+            (ctx.out / formats.TRAINING).write_text(files.json_text({**about, **note, **spent}) + "\n")
 
-    def evaluate(self, ctx: JobContext) -> None:
+    def evaluate(self, ctx: base.JobContext) -> None:
         """Give the best of n for every completion that is asked for."""
         algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset, kind=toolbox.policy.BestOfNPolicy)
@@ -360,12 +357,12 @@ class BestOfN(Algorithm):
         policy.pick = _majority(ctx, policy, dataset) if by_majority else _reward_model(ctx)
         toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
-    def metrics(self, ctx: JobContext) -> None:
+    def metrics(self, ctx: base.JobContext) -> None:
         """Metrics of all evaluated samples."""
         toolbox.write_metrics(ctx)
 
 
-def _reward_model(ctx: JobContext) -> toolbox.policy.Picker:
+def _reward_model(ctx: base.JobContext) -> toolbox.policy.Picker:
 
     folder, system = ctx.input("train"), ctx.config.system
     key = ("value", str(folder))
@@ -375,11 +372,11 @@ def _reward_model(ctx: JobContext) -> toolbox.policy.Picker:
     return toolbox.policy.by_score(partial(toolbox.value.reward_scores, model, **how))
 
 
-def _majority(ctx: JobContext, policy: toolbox.TextPolicy, dataset: toolbox.Dataset) -> toolbox.policy.Picker:
+def _majority(ctx: base.JobContext, policy: toolbox.TextPolicy, dataset: toolbox.Dataset) -> toolbox.policy.Picker:
 
     judge = toolbox.judge_of(toolbox.known_rewards(dataset.config), dataset.config)
     if judge is None or judge.traits.answer is None:
-        raise JobError(
+        raise errors.JobError(
             f"no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )

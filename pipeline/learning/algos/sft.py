@@ -9,14 +9,11 @@ from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, number
 from pipeline.errors import DataError
-from pipeline.learning.algos import base, toolbox
-from pipeline.learning.algos.base import METRICS, REFERENCE_TRAIN, START_TRAIN, JobContext, Read, Stage, timed
-from pipeline.learning.algos.policy_config import PolicyAlgoConfig
-from pipeline.learning.algos.post_training import EVALUATE, TRAIN_POLICY, PostTrainingAlgorithms
+from pipeline.learning.algos import base, policy_config, post_training, toolbox
 
 
 @dataclass(kw_only=True)
-class SFTConfig(PolicyAlgoConfig):
+class SFTConfig(policy_config.PolicyAlgoConfig):
     """Supervised fine-tuning on the completions that a dataset has."""
 
     keeps_logprobs: ClassVar[bool] = False
@@ -47,29 +44,29 @@ class SFTConfig(PolicyAlgoConfig):
         return "nothing is sampled" if setting == "num_generations" else super().idle(setting)
 
 
-class SFT(PostTrainingAlgorithms):
+class SFT(post_training.PostTrainingAlgorithms):
     """Next-token prediction on the completions of a dataset's rows; a round goes over its share of them."""
 
     name: ClassVar[str] = "SFT"
     config_class: ClassVar[type[AlgoConfig]] = SFTConfig
-    stages: ClassVar[tuple[Stage, ...]] = (
+    stages: ClassVar[tuple[base.Stage, ...]] = (
         replace(
-            TRAIN_POLICY,
-            reads=(REFERENCE_TRAIN, START_TRAIN, Read("train", "previous")),
+            post_training.TRAIN_POLICY,
+            reads=(base.REFERENCE_TRAIN, base.START_TRAIN, base.Read("train", "previous")),
             config=("system", "training", "algo", "model", "dataset", "data_collection"),  # nothing is drawn
             judges=False,
             seconds=4.5,
         ),
-        EVALUATE,
-        METRICS,
+        post_training.EVALUATE,
+        base.METRICS,
     )
 
-    def data(self, ctx: JobContext) -> tuple[Path, ...]:
+    def data(self, ctx: base.JobContext) -> tuple[Path, ...]:
         """No folders: rows are read from the dataset."""
         return ()
 
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Raise the likelihood of every token that is to be learnt, of the rows of this round or of all so far."""
         algo, dataset = ctx.settings(SFTConfig), toolbox.open_dataset(ctx)
@@ -159,7 +156,7 @@ def demonstrations(
 
 
 @dataclass(kw_only=True)
-class RAFTConfig(PolicyAlgoConfig):
+class RAFTConfig(policy_config.PolicyAlgoConfig):
     """Rejection sampling: imitate the best of n."""
 
     keeps_logprobs: ClassVar[bool] = False
@@ -180,14 +177,14 @@ class RAFTConfig(PolicyAlgoConfig):
         return self.epochs
 
 
-class RAFT(PostTrainingAlgorithms):
+class RAFT(post_training.PostTrainingAlgorithms):
     """Next-token prediction on the completion with the highest reward of each prompt."""
 
     name: ClassVar[str] = "RAFT"
     config_class: ClassVar[type[AlgoConfig]] = RAFTConfig
-    stages: ClassVar[tuple[Stage, ...]] = timed(PostTrainingAlgorithms.stages, train=4.5)
+    stages: ClassVar[tuple[base.Stage, ...]] = base.timed(post_training.PostTrainingAlgorithms.stages, train=4.5)
 
-    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
         """Write the best completion of each prompt, the first of equals."""
         best, correct = groups.best(), groups.scored.correct
         if ctx.settings(RAFTConfig).only_correct:
@@ -195,7 +192,7 @@ class RAFT(PostTrainingAlgorithms):
         groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
 
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
+        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
         """Raise the likelihood of every token of the completions."""
         return toolbox.sft_set(model, toolbox.Sequences.load(folders))

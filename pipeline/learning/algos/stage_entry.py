@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
+import resource
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,15 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.plain import stage_config_from_plain
-from pipeline.config.schema import BY_TENSORS, DType, Sharding, StageConfig, Strategy
-from pipeline.config.user_code import check_unchanged
+from pipeline.config import plain, schema, user_code
 from pipeline.errors import JobError
-from pipeline.learning.algos import LOADING
-from pipeline.learning.algos.base import JobContext, Stage
-from pipeline.learning.algos.policy_config import PolicyAlgoConfig
-from pipeline.learning.algos.registry import load_algorithm
-from pipeline.learning.algos.reward_stage import REWARD
+from pipeline.learning.algos import LOADING, base, policy_config, registry, reward_stage
 from pipeline.learning.models.cache import ModelCache, scratch_in
 from pipeline.learning.models.flops import metered
 from pipeline.machine.memory import imported_for_good
@@ -70,9 +66,9 @@ def run_stage(work: Work) -> None:
             configuration that the stage declared.
     """
     payload = work.payload
-    check_unchanged(payload.get("code", {}))
-    config = stage_config_from_plain(payload["config"])
-    algorithm = load_algorithm(payload["algo"], payload["class_path"])()
+    user_code.check_unchanged(payload.get("code", {}))
+    config = plain.stage_config_from_plain(payload["config"])
+    algorithm = registry.load_algorithm(payload["algo"], payload["class_path"])()
     stages = algorithm.stages_with(config.algo) if "algo" in payload["config"] else algorithm.stages
     stage = next(stage for stage in stages if stage.name == payload["stage"])
     trains = stage.scales or "training" in stage.config
@@ -139,13 +135,13 @@ def _empty(models: ModelCache) -> None:
         free_memory()
 
 
-def _context(work: Work, config: StageConfig, ranks: Ranks | None) -> JobContext:
+def _context(work: Work, config: schema.StageConfig, ranks: Ranks | None) -> base.JobContext:
     payload = work.payload
 
     def progress(done: int, *, total: int | None = None, tokens: int = 0) -> None:
         work.progress(done, int(payload["samples"]) if total is None else total, tokens)
 
-    return JobContext(
+    return base.JobContext(
         job_id=work.job_id,
         algo=payload["algo"],
         seed=int(payload["seed"]),
@@ -176,25 +172,25 @@ def _on_device(work: Work, models: ModelCache) -> AbstractContextManager[None]:
     return on_device(shared=work.shared, make_room=models.drop_unused)
 
 
-def _joined(work: Work, config: StageConfig) -> AbstractContextManager[Ranks | None]:
+def _joined(work: Work, config: schema.StageConfig) -> AbstractContextManager[Ranks | None]:
     if work.world_size == 1:
         return nullcontext()
     from pipeline.learning.training.distributed import Spread, join
 
     given = work.payload["spread"]
-    if given["strategy"] == BY_TENSORS:
+    if given["strategy"] == schema.BY_TENSORS:
         spread = Spread(by_tensors=True)
     else:
         spread = Spread(
-            strategy=Strategy[given["strategy"]],
-            sharding=Sharding[given["sharding"]],
+            strategy=schema.Strategy[given["strategy"]],
+            sharding=schema.Sharding[given["sharding"]],
             cpu_offload=bool(given["cpu_offload"]),
         )
-    dtype = config.system.dtype if hasattr(config, "system") else DType.float32
+    dtype = config.system.dtype if hasattr(config, "system") else schema.DType.float32
     return join(work.rank, work.world_size, work.device, spread, dtype)
 
 
-def _settle(ctx: JobContext, stage: Stage) -> None:
+def _settle(ctx: base.JobContext, stage: base.Stage) -> None:
     """Choose how ranks share a model where the request says `auto`, before any model is loaded."""
     from pipeline.learning.training.distributed import settle
 
@@ -202,20 +198,20 @@ def _settle(ctx: JobContext, stage: Stage) -> None:
     settle(ctx.ranks, partial(_what_is_trained, ctx, stage) if hasattr(ctx.config, "training") else None)
 
 
-def _what_is_trained(ctx: JobContext, stage: Stage) -> tuple[ModelShape, Workload]:
+def _what_is_trained(ctx: base.JobContext, stage: base.Stage) -> tuple[ModelShape, Workload]:
     from pipeline.learning.algos.opening import reference_source
     from pipeline.learning.memory.fit import Workload
     from pipeline.learning.memory.shape import read_shape
     from pipeline.learning.models.source import value_folder
 
     algo, training = ctx.config.algo, ctx.config.training
-    of_policy = isinstance(algo, PolicyAlgoConfig) and stage.name != REWARD.name
+    of_policy = isinstance(algo, policy_config.PolicyAlgoConfig) and stage.name != reward_stage.REWARD.name
     work = Workload(
         batch=training.micro_batch_size,
         dtype=ctx.config.system.dtype,
         optimizer=training.optimizer,
         checkpointing=training.gradient_checkpointing,
-        lora_rank=algo.lora.rank if isinstance(algo, PolicyAlgoConfig) and of_policy else 0,
+        lora_rank=algo.lora.rank if isinstance(algo, policy_config.PolicyAlgoConfig) and of_policy else 0,
     )
     with tempfile.TemporaryDirectory(dir=ctx.out) as scratch:
         own = None if of_policy else value_folder(ctx.config.model, Path(scratch))
@@ -283,3 +279,49 @@ def fingerprint() -> str:
     for array in made:
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
+
+
+# -- probe -------------------------------------------------------------------------------------------------------
+# A job that generates a little text and says where it ran: how a machine's set-up is proven.
+
+
+def probe(work: Work) -> None:
+    """Decode with a small random model on the worker's device and report process, device, text and memory.
+
+    The payload has ``prompts`` (how many), ``new_tokens`` and ``seed``. The draws depend on the seed alone, so
+    every worker must produce the same text.
+    """
+    with work.loading():
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+    count, new_tokens = int(work.payload["prompts"]), int(work.payload["new_tokens"])
+    torch.manual_seed(int(work.payload["seed"]))
+    config = GPT2Config(
+        vocab_size=64, n_embd=64, n_layer=2, n_head=4, n_positions=256, bos_token_id=0, eos_token_id=None
+    )
+    model = GPT2LMHeadModel(config).eval().to(work.device)
+    prompts = torch.arange(count * 4).reshape(count, 4).remainder(64).to(work.device)
+    with torch.inference_mode():
+        text = model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            max_new_tokens=new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+        )
+    work.progress(count, count, count * new_tokens)
+    on_gpu = work.device == "cuda"
+    # ru_maxrss counts KiB on Linux and bytes on macOS.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    report = {
+        "pid": os.getpid(),
+        "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "visible_gpus": torch.cuda.device_count(),
+        "threads": torch.get_num_threads(),
+        "tokens": count * new_tokens,
+        "text": hashlib.sha256(text.cpu().numpy().tobytes()).hexdigest(),
+        "memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else peak,
+    }
+    (work.out / "probe.json").write_text(json.dumps(report))

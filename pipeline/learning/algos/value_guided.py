@@ -20,9 +20,8 @@ from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, Attention, Config, DType, number
 from pipeline.files import json_text
-from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos import base, post_training, toolbox
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
-from pipeline.learning.algos.post_training import fitting_of
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
 from pipeline.outputs.formats import GUIDANCE, SWEEP_SPLIT, TRAINING, GuidanceSettings, Tally, is_key
@@ -161,7 +160,7 @@ class ValueGuidedAlgorithms(Algorithm):
         data = collected.some(~apart)
         model = self._start(ctx)
         fitting = replace(
-            fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
+            post_training.fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
             head_learning_rate=algo.head_learning_rate,
         )
         losses = toolbox.value.fit_value(model, data, fitting, rate=self.rate(algo))
@@ -191,7 +190,7 @@ class ValueGuidedAlgorithms(Algorithm):
     def sweep(self, ctx: JobContext) -> None:
         """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
         dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), (0, 0)
-        strengths = toolbox.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)
+        strengths = toolbox.opening.strengths(algo.eta, ctx.config.evaluation.etas)
         each = toolbox.opening.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
         for name, eta in strengths.items():
             folder = ctx.out / name
@@ -207,9 +206,9 @@ class ValueGuidedAlgorithms(Algorithm):
         With eta=inf that is the reference, and no guide is loaded.
         """
         dataset, algo = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig)
-        best = toolbox.evaluating.chosen(toolbox.evaluating.swept(ctx), ctx.config.evaluation)
+        best = toolbox.opening.chosen(toolbox.opening.swept(ctx), ctx.config.evaluation)
         if best is not None:
-            algo = replace(algo, eta=toolbox.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)[best])
+            algo = replace(algo, eta=toolbox.opening.strengths(algo.eta, ctx.config.evaluation.etas)[best])
         toolbox.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
 
     def _policy(self, ctx: JobContext, dataset: toolbox.Dataset, algo: ValueAlgoConfig) -> toolbox.TextPolicy:

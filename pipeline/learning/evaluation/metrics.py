@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.plain import short
-from pipeline.config.schema import EvaluationConfig
+from pipeline.config import plain, schema
 from pipeline.files import json_text
 from pipeline.learning.evaluation import statistics
 from pipeline.outputs.formats import LARGEST, PROMPTS, SAMPLES, Sample, read_input, read_lines
@@ -186,7 +185,7 @@ def beside(own: PromptMeasures, name: str, other: PromptMeasures) -> PromptMeasu
 
 def evaluation_rows(
     samples: Sequence[Sample],
-    settings: EvaluationConfig,
+    settings: schema.EvaluationConfig,
     compared_with: Mapping[str, Sequence[Sample]] | None = None,
     measured: PromptMeasures | None = None,
 ) -> list[dict[str, Any]]:
@@ -219,7 +218,7 @@ def reported_ks(samples: int) -> list[int]:
     return sorted({*range(1, min(samples, 8) + 1), *doubling, samples} - {0})
 
 
-def metric_names(settings: EvaluationConfig) -> list[str]:
+def metric_names(settings: schema.EvaluationConfig) -> list[str]:
     """Names of the rows that an evaluation may have, but for those with a ``/``: parts, strengths, comparisons."""
     answers = [f"{kind}@{k}" for kind in ("pass", "maj") for k in reported_ks(settings.num_samples)]
     return [*answers, *_MEANS, J, REGRET, *(f"reward_{plural}" for plural in FAULTS.values())]
@@ -293,7 +292,7 @@ def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[floa
     return [value or 0.0 for value in values], [float(value is not None) for value in values]
 
 
-def _estimates(measures: PromptMeasures, settings: EvaluationConfig) -> list[dict[str, Any]]:
+def _estimates(measures: PromptMeasures, settings: schema.EvaluationConfig) -> list[dict[str, Any]]:
     used = [name for name, (_, below) in measures.sums.items() if below.sum() > 0]
     found: dict[str, statistics.Estimate] = {}
     if used:
@@ -351,7 +350,7 @@ def _counts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _comparison(
-    one: PromptMeasures, other: PromptMeasures, name: str, settings: EvaluationConfig
+    one: PromptMeasures, other: PromptMeasures, name: str, settings: schema.EvaluationConfig
 ) -> list[dict[str, Any]]:
     """Paired differences on the prompts that both have, of the measures that both have."""
     _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
@@ -493,7 +492,7 @@ def optimum_columns(log_right: Mapping[int, float], eta: float, etas: Sequence[f
     rows = np.array(sorted(log_right), np.int64)
     known = np.array([log_right[int(row)] for row in rows], np.float64)
     columns: dict[str, Floats] = {}
-    for suffix, value in [("", eta), *((f"/eta={short(each)}", each) for each in etas)]:
+    for suffix, value in [("", eta), *((f"/eta={plain.short(each)}", each) for each in etas)]:
         best = optimum(known, value)
         columns |= {f"pass@1{suffix}": best.reward, f"reward{suffix}": best.reward}
         columns |= {f"kl_per_sequence{suffix}": best.kl}

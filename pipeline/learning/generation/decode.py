@@ -31,14 +31,10 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import DataError, RanksDisagree
 from pipeline.learning.choices import Others
-from pipeline.learning.generation import sampling
+from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation import steps as recorded_steps
-from pipeline.learning.generation.row_models import Guide, Outputs, RowModel, guide_of, model_rows
-from pipeline.learning.generation.steps import RecordedSteps, Taken, Taking
 from pipeline.learning.generation.stops import StopStrings
-from pipeline.learning.models.batch_size import split_over
-from pipeline.learning.models.flops import Pass, continued, is_metered, model_cost, spend, whole_texts
-from pipeline.learning.models.value import ValueModel
+from pipeline.learning.models import batch_size, flops, value
 from pipeline.learning.training.distributed import bits_of
 
 # -- slot work ---------------------------------------------------------------------------------------------------
@@ -145,21 +141,21 @@ class DecodingWork:
         if not self._left[prompt]:
             self._finish(prompt)
 
-    def count(self, model: PreTrainedModel, guide: ValueModel | None) -> None:
+    def count(self, model: PreTrainedModel, guide: value.ValueModel | None) -> None:
         """Count FLOPs of prompts that this attempt has finished, where somebody wants to know them."""
         done = np.flatnonzero(self.done & self.open & (self.budgets > 0))
-        if not is_metered() or not len(done):
+        if not flops.is_metered() or not len(done):
             return
         written = (done[:, None] * self.samples + np.arange(self.samples)).reshape(-1)
         # The last token of each is never read.
         further = np.array([max(0, len(self.tokens[sample]) - 1) for sample in written], np.int64)
-        prefill = whole_texts(self.lengths[done], outputs=len(done))
-        steps = continued(self.lengths[done].repeat(self.samples), further)
-        spend("decoding", model_cost(model).forward(prefill + steps))
+        prefill = flops.whole_texts(self.lengths[done], outputs=len(done))
+        steps = flops.continued(self.lengths[done].repeat(self.samples), further)
+        flops.spend("decoding", flops.model_cost(model).forward(prefill + steps))
         if guide is not None:
             tokens, positions = self.candidates[written].sum(0).tolist()
-            read = Pass(tokens, positions, tokens) if tokens else steps
-            spend("guidance", model_cost(guide).forward(prefill + read))
+            read = flops.Pass(tokens, positions, tokens) if tokens else steps
+            flops.spend("guidance", flops.model_cost(guide).forward(prefill + read))
 
     def _finish(self, prompt: int) -> None:
         self.done[prompt] = True
@@ -282,7 +278,7 @@ class Agreement:
         Args:
             model: The one that writes.
         """
-        self._ranks = split_over(model)
+        self._ranks = batch_size.split_over(model)
         self._seen = hashlib.blake2b(digest_size=7)  # a positive number of 64 bits
         self._steps = 0
 
@@ -363,7 +359,7 @@ class DecodeSettings:
 class Guidance:
     """A value model, and how its values tilt the reference."""
 
-    model: ValueModel
+    model: value.ValueModel
     tilt: sampling.Tilt
 
 
@@ -450,10 +446,10 @@ class _Slots:
         self.slots = min(settings.batch_size, len(work.queue) * work.samples)
         budgets = work.budgets[work.open]
         width = int((work.lengths[work.open] + budgets).max())
-        self.policy = model_rows(model, self.slots, width, settings.pad_id)
-        self.guide: Guide | None = None
+        self.policy = row_models.model_rows(model, self.slots, width, settings.pad_id)
+        self.guide: row_models.Guide | None = None
         if guidance is not None:
-            self.guide = guide_of(guidance.model, self.slots, width, settings.pad_id)
+            self.guide = row_models.guide_of(guidance.model, self.slots, width, settings.pad_id)
         self.agreement = Agreement(model)
         self.models = [one for one in (self.policy, self.guide) if one is not None]
         self.joins = all(one.joins for one in self.models)
@@ -463,8 +459,8 @@ class _Slots:
         reach = 0 if self.stops is None else self.stops.reach
         self.rows = Rows(self.slots, int(budgets.max()), len(self.streams), reach)
         self.ends = set() if settings.eos_id is None else {settings.eos_id, *settings.further_end_ids}
-        self.outputs = Outputs()
-        self.take = Taking(
+        self.outputs = row_models.Outputs()
+        self.take = recorded_steps.Taking(
             settings.temperature,
             settings.top_p,
             self.guide,
@@ -481,7 +477,7 @@ class _Slots:
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
 
-    def _recorded(self, budgets: NDArray[np.int64]) -> RecordedSteps | None:
+    def _recorded(self, budgets: NDArray[np.int64]) -> recorded_steps.RecordedSteps | None:
         if not self.settings.cuda_graphs or not recorded_steps.is_asked(self.settings.device):
             return None
         if max(budgets.max(), budgets.sum() * self.work.samples // self.slots) < recorded_steps.SHORT:
@@ -489,9 +485,9 @@ class _Slots:
         if why := recorded_steps.why_not(self.policy, self.take):
             recorded_steps.tell(why)
             return None
-        assert isinstance(self.policy, RowModel)
+        assert isinstance(self.policy, row_models.RowModel)
         most = self.pace.steps(self.settings.device)
-        return RecordedSteps(self.policy, self.outputs, self.take, len(self.streams), most)
+        return recorded_steps.RecordedSteps(self.policy, self.outputs, self.take, len(self.streams), most)
 
     def run(self) -> None:
         """Decode until every sample is finished."""
@@ -511,7 +507,7 @@ class _Slots:
             self._look(self.recorded.run(due, drawn))
             return due
         draws = None if drawn is None else torch.from_numpy(drawn).to(self.settings.device)
-        noted: list[Taken] = []
+        noted: list[recorded_steps.Taken] = []
         for step in range(due):
             noted.append(self.take(self.outputs.known, None if draws is None else draws[:, step]))
             if step + 1 == due or (self.looks_ahead and not self.ends.isdisjoint(noted[-1].tokens.tolist())):

@@ -18,20 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.config import schema
-from pipeline.config.meaning import settings_of
+from pipeline.config import meaning, schema
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.base import Dataset, Row
-from pipeline.learning.datasets.chat import template_arguments
-from pipeline.learning.datasets.from_files import FilesConfig, make_row
-from pipeline.learning.datasets.prepared import unknown_pieces
-from pipeline.learning.generation import sampling
-from pipeline.learning.generation.decode import Guidance
+from pipeline.learning.datasets import base, chat, from_files, prepared
+from pipeline.learning.generation import decode, row_models, sampling
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.row_models import Way, candidate_values, reading
-from pipeline.learning.models.batch_size import BatchSizes
-from pipeline.learning.models.load import context_length
+from pipeline.learning.models import batch_size, load
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.value import expected_labels, token_values
 from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting
@@ -71,7 +64,7 @@ class GuidedLogitsProcessor(LogitsProcessor):
         self.begins_with_pad = begins_with_pad
         self.temperature = temperature
         self.top_p = top_p
-        self._takes_padding = reading(model) not in (Way.anew, Way.states)
+        self._takes_padding = row_models.reading(model) not in (row_models.Way.anew, row_models.Way.states)
 
     @torch.inference_mode()
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -95,7 +88,7 @@ class GuidedLogitsProcessor(LogitsProcessor):
 
     def _values(self, prefix: Tensor, candidates: Tensor) -> Tensor:
         if self.model.config.head == HeadType.q.name:
-            return candidate_values(self._forward(prefix)[:, -1], candidates)
+            return row_models.candidate_values(self._forward(prefix)[:, -1], candidates)
         columns = [
             self._forward(torch.cat([prefix, candidates[:, [k]]], -1))[:, -1] for k in range(candidates.shape[1])
         ]
@@ -244,7 +237,7 @@ class Guided:
         self.eta = saved
         self.eta = self._asked({} if eta is None else {"eta": eta}).eta
         self._warned = False
-        self._sizes = BatchSizes(None, device, model, *([] if guide is None else [guide.model]))
+        self._sizes = batch_size.BatchSizes(None, device, model, *([] if guide is None else [guide.model]))
 
     def __repr__(self) -> str:
         """What it is, in a line."""
@@ -293,8 +286,10 @@ class Guided:
         dataset = _Prompts(several, self.prompting)
         policy = self._policy(dataset, asked)
         rows = [dataset.row(place) for place in range(len(several))]
-        encoded = policy.encode([row.prompt for row in rows], [template_arguments(row.columns) for row in rows])
-        if not self._warned and (note := unknown_pieces(self.tokenizer, encoded)):
+        encoded = policy.encode(
+            [row.prompt for row in rows], [chat.template_arguments(row.columns) for row in rows]
+        )
+        if not self._warned and (note := prepared.unknown_pieces(self.tokenizer, encoded)):
             self._warned = True
             log.warning("%s", note)
         ids = policy.fitted(encoded)
@@ -348,11 +343,11 @@ class Guided:
             top_p=asked.top_p,
         )
 
-    def _policy(self, dataset: Dataset, asked: _Asked) -> TextPolicy:
+    def _policy(self, dataset: base.Dataset, asked: _Asked) -> TextPolicy:
         guidance, context = None, None
         if self._guide is not None and not math.isinf(asked.eta):
-            guidance = Guidance(self._guide.model, self._guide.tilt(asked.eta))
-            context = context_length(self._guide.model.backbone)
+            guidance = decode.Guidance(self._guide.model, self._guide.tilt(asked.eta))
+            context = load.context_length(self._guide.model.backbone)
         return TextPolicy(
             self.model,
             self.tokenizer,
@@ -373,7 +368,7 @@ class Guided:
         usual["long_prompts"] = (
             schema.LongPrompts.truncate if own["truncate_prompts"] else schema.LongPrompts.refuse
         ).name
-        asked: _Asked = settings_of(_Asked, {**usual, "eta": self.eta, **options})
+        asked: _Asked = meaning.settings_of(_Asked, {**usual, "eta": self.eta, **options})
         if self._guide is None and not math.isinf(asked.eta):
             raise ConfigError(_NO_GUIDE.format("eta"))
         return asked
@@ -390,17 +385,17 @@ class Guided:
 _NO_GUIDE = "{}: this is a policy whose weights were trained, and nothing guides it; leave it out"
 
 
-class _Prompts(Dataset):
+class _Prompts(base.Dataset):
     """Prompts that a user gives, made into those of a model as the rows of the dataset were."""
 
     def __init__(self, prompts: Sequence[Prompt], prompting: Prompting) -> None:
         super().__init__(schema.DatasetConfig(kind="asked"))
         self._prompts, self._prompting = prompts, prompting
 
-    def row(self, row_id: int) -> Row:
+    def row(self, row_id: int) -> base.Row:
         """The prompt at a place of the list."""
         prompt, made = self._prompts[row_id], self._prompting
-        config = FilesConfig(
+        config = from_files.FilesConfig(
             kind="asked",
             chat=made.chat,
             system_prompt=made.system_prompt,
@@ -409,7 +404,7 @@ class _Prompts(Dataset):
             prompt_template=made.prompt_template if isinstance(prompt, str | Mapping) else None,
         )
         columns = dict(prompt) if isinstance(prompt, Mapping) else {"prompt": prompt}
-        return make_row(row_id, columns, f"prompt {row_id + 1}", config)
+        return from_files.make_row(row_id, columns, f"prompt {row_id + 1}", config)
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -16,18 +16,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config.schema import GenerationConfig, LongPrompts, TextBackend
 from pipeline.errors import DataError
-from pipeline.learning.datasets.base import Dataset, Row, Text
-from pipeline.learning.datasets.chat import begun_by_template, template_arguments
-from pipeline.learning.datasets.prepared import encode_prompts
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, DecodingWork, Guidance, do
-from pipeline.learning.generation.sampling import Keys, split_keys
+from pipeline.learning.datasets import base, chat, prepared
+from pipeline.learning.generation import decode, sampling, vllm_engine
 from pipeline.learning.generation.stops import StopStrings, as_tokens
-from pipeline.learning.generation.vllm_engine import VLLMBackend
-from pipeline.learning.models.batch_size import BatchSizes, split_over
-from pipeline.learning.models.load import context_length, end_ids
-from pipeline.learning.training import scoring
-from pipeline.learning.training.grpo import supervised_columns
-from pipeline.learning.training.sequences import Sequences
+from pipeline.learning.models import batch_size, load
+from pipeline.learning.training import grpo, scoring, sequences
 from pipeline.outputs.formats import Drawing
 
 # -- likelihood --------------------------------------------------------------------------------------------------
@@ -42,8 +35,8 @@ def completion_scores(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
-    settings: DecodeSettings,
-    sizes: BatchSizes | None = None,
+    settings: decode.DecodeSettings,
+    sizes: batch_size.BatchSizes | None = None,
 ) -> list[NDArray[np.float32]]:
     """Log-probabilities of the tokens of completions, as long as its completion each.
 
@@ -65,26 +58,26 @@ def completion_scores(
         micro_batch_size=rows,
         device=settings.device,
         width=data.ids.shape[1],
-        together=split_over(model) is not None,
+        together=batch_size.split_over(model) is not None,
         sizes=sizes,
     )
     scoring.note_scored(data, model)
-    return supervised_columns(found, data)
+    return grpo.supervised_columns(found, data)
 
 
-def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Sequences:
+def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> sequences.Sequences:
     """Prompts with their completions, which are what is supervised."""
     ids = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
-    return Sequences.of(ids, [len(prompt) for prompt in prompts], [0.0] * len(ids))
+    return sequences.Sequences.of(ids, [len(prompt) for prompt in prompts], [0.0] * len(ids))
 
 
-def rows_at_once(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> int:
+def rows_at_once(model: PreTrainedModel, data: sequences.Sequences, settings: decode.DecodeSettings) -> int:
     """How many texts fit beside each other, with the logits of all of their tokens."""
     logits: int = max(1, data.ids.shape[1]) * int(model.config.get_text_config().vocab_size)
     return max(1, min(settings.batch_size, SCORING_LOGITS_AT_ONCE // logits))
 
 
-def _in_parts(model: PreTrainedModel, data: Sequences, settings: DecodeSettings) -> bool:
+def _in_parts(model: PreTrainedModel, data: sequences.Sequences, settings: decode.DecodeSettings) -> bool:
     """Whether logits are made part by part, so that they do not decide how many texts fit."""
     if not settings.device.startswith("cuda") or not len(data.ids):
         return False
@@ -109,10 +102,10 @@ class TextPolicy:
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         generation: GenerationConfig,
-        dataset: Dataset,
+        dataset: base.Dataset,
         device: str,
-        guidance: Guidance | None = None,
-        sizes: BatchSizes | None = None,
+        guidance: decode.Guidance | None = None,
+        sizes: batch_size.BatchSizes | None = None,
         guide_context: int | None = None,
     ) -> None:
         """Prepare.
@@ -134,7 +127,7 @@ class TextPolicy:
         texts = [text for text in generation.stop if text not in as_token]
         self.stops = StopStrings(tokenizer, texts) if texts else None
         self.eos_id = self.end_ids[0] if self.end_ids else None
-        contexts = {"model": context_length(model), "value model": guide_context}
+        contexts = {"model": load.context_length(model), "value model": guide_context}
         self._contexts = {name: length for name, length in contexts.items() if length is not None}
         self._long_prompts = generation.long_prompts
         self._frame = {*self.end_ids, tokenizer.bos_token_id, tokenizer.pad_token_id}
@@ -145,8 +138,8 @@ class TextPolicy:
         self._model = model
         self._tokenizer = tokenizer
         self._guidance = guidance
-        self._sizes = BatchSizes(None, device, model) if sizes is None else sizes
-        self._settings = DecodeSettings(
+        self._sizes = batch_size.BatchSizes(None, device, model) if sizes is None else sizes
+        self._settings = decode.DecodeSettings(
             batch_size=generation.batch_size,
             temperature=generation.temperature,
             top_p=generation.top_p,
@@ -157,9 +150,9 @@ class TextPolicy:
             cuda_graphs=generation.cuda_graphs,
             stops=self.stops,
         )
-        self._backend: VLLMBackend | None = None
+        self._backend: vllm_engine.VLLMBackend | None = None
         if guidance is None and generation.backend is TextBackend.vllm:
-            self._backend = VLLMBackend(model, self._settings, self._sizes, generation.memory_mb)
+            self._backend = vllm_engine.VLLMBackend(model, self._settings, self._sizes, generation.memory_mb)
 
     @property
     def is_guided(self) -> bool:
@@ -167,14 +160,14 @@ class TextPolicy:
         return self._guidance is not None
 
     def encode(
-        self, prompts: Sequence[Text], arguments: Sequence[Mapping[str, Any]] | None = None
+        self, prompts: Sequence[base.Text], arguments: Sequence[Mapping[str, Any]] | None = None
     ) -> list[list[int]]:
         """Token ids of prompts; see `encode_prompts`.
 
         Raises:
             DataError: One has none.
         """
-        found = encode_prompts(self._tokenizer, prompts, arguments)
+        found = prepared.encode_prompts(self._tokenizer, prompts, arguments)
         for prompt, ids in zip(prompts, found, strict=True):
             if not ids:
                 raise DataError(
@@ -210,7 +203,7 @@ class TextPolicy:
                 )
         return [list(prompt[-room:]) for prompt in prompts]
 
-    def text(self, completions: Sequence[Sequence[int]], rows: Sequence[Row] | None = None) -> list[str]:
+    def text(self, completions: Sequence[Sequence[int]], rows: Sequence[base.Row] | None = None) -> list[str]:
         r"""Texts of completions, without special tokens; or without begins, ends and padding alone.
 
         The stop string that a completion ends in is left out.
@@ -222,7 +215,7 @@ class TextPolicy:
         """
         begun = {} if rows is None else {id(row): row for row in rows}
         begins = {
-            at: begun_by_template(self._tokenizer, row.prompt, template_arguments(row.columns))
+            at: chat.begun_by_template(self._tokenizer, row.prompt, chat.template_arguments(row.columns))
             for at, row in begun.items()
         }
         before = [[]] * len(completions) if rows is None else [begins[id(row)] for row in rows]
@@ -259,12 +252,12 @@ class TextPolicy:
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
-        keys: Keys | None,
+        keys: sampling.Keys | None,
         *,
         samples: int = 1,
         budgets: NDArray[np.int64] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
-    ) -> Decoded:
+    ) -> decode.Decoded:
         """Complete prompts, shortest first; see `decode`.
 
         When memory runs out, what was finished is kept, and the rest is begun again with half as many rows.
@@ -283,15 +276,15 @@ class TextPolicy:
         limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
         begun = np.minimum(self.limit - limits, [len(prompt) for prompt in prompts])
         asked = None if self.is_greedy else keys
-        work = DecodingWork(prompts, limits, samples, begun, on_batch)
+        work = decode.DecodingWork(prompts, limits, samples, begun, on_batch)
         if self._backend is not None:
             self._backend.complete(work, asked)
         else:
             self._decode(work, asked)
         kl = self._divergence([prompt for prompt in prompts for _ in range(samples)], work.tokens)
-        return Decoded(work.tokens, work.kl if kl is None else kl)
+        return decode.Decoded(work.tokens, work.kl if kl is None else kl)
 
-    def _decode(self, work: DecodingWork, keys: Keys | None) -> None:
+    def _decode(self, work: decode.DecodingWork, keys: sampling.Keys | None) -> None:
         batch = self._sizes.begin(
             "generate",
             min(self._settings.batch_size, max(1, len(work.tokens))),
@@ -302,13 +295,13 @@ class TextPolicy:
 
         def rest() -> None:
             settings = replace(self._settings, batch_size=batch.size)
-            do(work, self._model, settings, keys=keys, guidance=self._guidance)
+            decode.do(work, self._model, settings, keys=keys, guidance=self._guidance)
 
         batch.run(
             rest,
             undo=work.begin,
             used=lambda: int((~work.done).sum()) * work.samples,
-            together=split_over(self._model) is not None,
+            together=batch_size.split_over(self._model) is not None,
         )
 
     def _divergence(
@@ -332,7 +325,7 @@ class TextPolicy:
                 ),
                 micro_batch_size=rows_at_once(reference, data, settings),
                 device=settings.device,
-                together=split_over(self._model) is not None,
+                together=batch_size.split_over(self._model) is not None,
                 sizes=self._sizes,
                 work="compare",
             )
@@ -383,7 +376,7 @@ def _all_ends(
     found: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]
 ) -> tuple[int, ...]:
     """The tokens that end a completion: those of the model, and stop strings that are a token each."""
-    return tuple(dict.fromkeys((*end_ids(found, tokenizer), *as_tokens(tokenizer, stop).values())))
+    return tuple(dict.fromkeys((*load.end_ids(found, tokenizer), *as_tokens(tokenizer, stop).values())))
 
 
 # -- greedy ------------------------------------------------------------------------------------------------------
@@ -452,12 +445,12 @@ class BestOfNPolicy(TextPolicy):
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
-        keys: Keys | None,
+        keys: sampling.Keys | None,
         *,
         samples: int = 1,
         budgets: NDArray[np.int64] | None = None,
         on_batch: Callable[[int, int], None] | None = None,
-    ) -> Decoded:
+    ) -> decode.Decoded:
         """Complete prompts; see `TextPolicy.complete`.
 
         What it gives as divergence from the reference is a bound: the divergence itself has no closed form. From
@@ -468,7 +461,7 @@ class BestOfNPolicy(TextPolicy):
         """
         if keys is None:
             raise ValueError("the likeliest completion is the same however often it is drawn")
-        split = split_keys(keys, self.count).reshape(len(prompts), samples * self.count)
+        split = sampling.split_keys(keys, self.count).reshape(len(prompts), samples * self.count)
         drawn = super().complete(
             prompts,
             split,
@@ -480,7 +473,7 @@ class BestOfNPolicy(TextPolicy):
         picked = self.pick(repeated, drawn.tokens, self.count)
         places = np.arange(len(picked)) * self.count + picked
         bound = math.log(self.count) - (self.count - 1) / self.count
-        return Decoded([drawn.tokens[place] for place in places], drawn.kl[places] + bound)
+        return decode.Decoded([drawn.tokens[place] for place in places], drawn.kl[places] + bound)
 
 
 def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:

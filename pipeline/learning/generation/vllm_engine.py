@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.generation.decode import DecodeSettings, DecodingWork
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
-from pipeline.learning.models.batch_size import BatchSizes, free_memory, is_out_of_memory
-from pipeline.learning.models.cache import scratch_folder
+from pipeline.learning.models import batch_size, cache
 from pipeline.outputs.formats import adapter_folders
 
 MIB = 1 << 20
@@ -65,7 +64,7 @@ class VLLMBackend:
     """A model, completed by vLLM."""
 
     def __init__(
-        self, model: PreTrainedModel, settings: DecodeSettings, sizes: BatchSizes, memory_mb: int | None
+        self, model: PreTrainedModel, settings: DecodeSettings, sizes: batch_size.BatchSizes, memory_mb: int | None
     ) -> None:
         """Prepare; nothing is started before there are prompts.
 
@@ -158,7 +157,7 @@ class VLLMBackend:
         if _kept and _kept[0][0] == wanted:
             return _kept[0][1]
         release()
-        free_memory()
+        batch_size.free_memory()
         # It reads this when it is imported: one process, whose order of work is fixed, and rows that do not mix.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
@@ -188,7 +187,7 @@ class VLLMBackend:
         if not adapter_folders(Path(self._folder)):
             yield self._folder
             return
-        with TemporaryDirectory(prefix="merged-", dir=scratch_folder()) as folder:
+        with TemporaryDirectory(prefix="merged-", dir=cache.scratch_folder()) as folder:
             self._model.save_pretrained(folder)
             yield folder
 
@@ -201,7 +200,7 @@ class VLLMBackend:
     def _told(self, error: Exception) -> Exception:
         """What to raise: what vLLM says of memory varies, and nothing is gained by trying again at once."""
         said = str(error)
-        if not is_out_of_memory(error) and not any(each in said.lower() for each in _NO_ROOM):
+        if not batch_size.is_out_of_memory(error) and not any(each in said.lower() for each in _NO_ROOM):
             return error
         rows = self._settings.batch_size
         batch = self._sizes.begin("generate by vLLM", rows, length=1, group=rows, remedy=_REMEDY)

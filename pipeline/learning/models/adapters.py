@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from pipeline.errors import JobError
-from pipeline.files import json_text
+from pipeline import errors, files
 from pipeline.learning.models.kinds import SETTINGS, WEIGHTS
 
 SLACK = 1e-3
@@ -42,7 +41,7 @@ def save_adapters(model: PeftModel, folder: Path) -> None:
     # Sets have another order in every process, and where the model was is nothing that lasts.
     settings = {name: sorted(one) if isinstance(one, set) else one for name, one in settings.items()}
     settings |= {"base_model_name_or_path": None, "inference_mode": True}
-    (folder / SETTINGS).write_text(json_text(settings, indent=2, sort_keys=True) + "\n")
+    (folder / SETTINGS).write_text(files.json_text(settings, indent=2, sort_keys=True) + "\n")
 
 
 def copy_adapters(folders: Iterable[Path], to: Path) -> None:
@@ -178,7 +177,7 @@ def _telling_of(folder: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
         said = " ".join(str(error).split())[:500] or type(error).__name__
-        raise JobError(f"the adapters in {folder} cannot be merged into their reference: {said}") from error
+        raise errors.JobError(f"the adapters in {folder} cannot be merged into their reference: {said}") from error
 
 
 def _name(number: int) -> str:

@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from pipeline.config import schema
-from pipeline.config.plain import brief
+from pipeline.config import plain, schema
 from pipeline.errors import ConfigError
 from pipeline.foreign import ForeignDataError, read_model_json
 
@@ -115,8 +114,8 @@ class TinyModelConfig(schema.ModelConfig):
         """References that are named twice or not at all, and a width that heads cannot share."""
         if self.seeds is not None and self.seed is not None:
             yield (
-                f"{key}.seed={self.seed} and {key}.seeds={brief(self.seeds)} both say which references there are: "
-                f"give one of them. {key}.seeds=[{self.seed}] is the same as {key}.seed={self.seed}"
+                f"{key}.seed={self.seed} and {key}.seeds={plain.brief(self.seeds)} both say which references "
+                f"there are: give one of them. {key}.seeds=[{self.seed}] is the same as {key}.seed={self.seed}"
             )
         if self.seeds == []:
             yield f"{key}.seeds is empty: give at least one, for example {key}.seeds=[0]"

@@ -13,31 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import transformers as hf
 from accelerate import init_empty_weights
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars
 from safetensors import safe_open
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 from transformers.utils import logging as of_transformers
 from transformers.utils.quantization_config import QuantizationMethod
 
 from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.datasets.chat import template_ends
-from pipeline.learning.models.batch_size import is_out_of_memory, note_split, split_options
-from pipeline.learning.models.cache import scratch_folder
-from pipeline.learning.models.kinds import WITHOUT_SDPA, why_not_usable
-from pipeline.learning.models.value import ValueModel
+from pipeline.learning.models import batch_size, cache, kinds, value
 from pipeline.outputs.formats import adapter_folders
 
 if TYPE_CHECKING:
@@ -81,7 +68,7 @@ _WEIGHTS = "model*.safetensors"
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _LONG_ROPES = ("longrope", "su")
 """Rotary positions with frequencies for long texts and others for short ones; "su" is an older name."""
-Model = TypeVar("Model", bound=PreTrainedModel)
+Model = TypeVar("Model", bound=hf.PreTrainedModel)
 
 
 def load_policy(
@@ -95,7 +82,7 @@ def load_policy(
     ranks: Ranks | None = None,
     bits: int | None = None,
     for_values: bool = False,
-) -> PreTrainedModel:
+) -> hf.PreTrainedModel:
     """Load a causal language model for inference.
 
     Args:
@@ -116,14 +103,14 @@ def load_policy(
     """
     if adapter_folders(Path(folder)):
         return _load_merged(Path(folder), base, system, device, ranks, trust_remote_code=trust_remote_code)
-    config = AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
-    if why := why_not_usable(config.to_dict(), for_values=for_values):
+    config = hf.AutoConfig.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+    if why := kinds.why_not_usable(config.to_dict(), for_values=for_values):
         raise JobError(f"{folder}: {why}")
     kind = kind_of_policies(config)
     options = _options(system, _attention(kind, config, system.attn_impl))
     asked = {"trust_remote_code": trust_remote_code}
     stored = _type_of_all(Path(folder)) if as_stored else None
-    model: PreTrainedModel
+    model: hf.PreTrainedModel
     model, told = kind.from_pretrained(
         str(folder),
         config=config,
@@ -131,19 +118,19 @@ def load_policy(
         ignore_mismatched_sizes=True,  # refused below, by name
         **asked,
         **{**options, **({"dtype": stored} if stored else {})},
-        **split_options(config, ranks, str(folder)),
+        **batch_size.split_options(config, ranks, str(folder)),
         **quantization_options(bits, system, device),
     )
     head = model.get_output_embeddings() if for_values else None
     check_complete(model, folder, told, besides=[] if head is None else [*head.parameters()])
     if stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
-    note_split(model, ranks)
+    batch_size.note_split(model, ranks)
     return frozen(model, device)
 
 
 def check_complete(
-    model: PreTrainedModel, folder: str | Path, told: dict[str, Any], *, besides: Iterable[nn.Parameter] = ()
+    model: hf.PreTrainedModel, folder: str | Path, told: dict[str, Any], *, besides: Iterable[nn.Parameter] = ()
 ) -> None:
     """Refuse a model of which weights were in no file, or in another size: transformers draws them at random.
 
@@ -175,7 +162,7 @@ def _load_merged(
     ranks: Ranks | None,
     *,
     trust_remote_code: bool,
-) -> PreTrainedModel:
+) -> hf.PreTrainedModel:
     """A policy of which only adapters are stored: the base with these merged into it.
 
     They are added in float32 to weights as they are stored, and the sums are rounded to the system's dtype.
@@ -206,18 +193,18 @@ def _load_merged_parts(
     ranks: Ranks,
     *,
     trust_remote_code: bool,
-) -> PreTrainedModel:
+) -> hf.PreTrainedModel:
     """As `_load_merged`, for ranks that read their parts from files: rank 0 writes these meanwhile."""
     load = partial(load_policy, trust_remote_code=trust_remote_code)
 
     def write() -> str:
-        place = tempfile.mkdtemp(prefix="merged-", dir=scratch_folder())
+        place = tempfile.mkdtemp(prefix="merged-", dir=cache.scratch_folder())
         load(folder, system, "cpu", base=base).save_pretrained(place)
         return place
 
     place = ranks.made_by_first(write)
     try:
-        model: PreTrainedModel = load(place, system, device, ranks=ranks)
+        model: hf.PreTrainedModel = load(place, system, device, ranks=ranks)
         ranks.any_of(False)  # all have read it
     finally:
         if ranks.is_first:
@@ -238,7 +225,7 @@ def _type_of_all(folder: Path) -> torch.dtype | None:
     return _TYPES.get(found.pop()) if len(found) == 1 else None
 
 
-def _compute_buffers(model: PreTrainedModel, make: Callable[[], PreTrainedModel]) -> None:
+def _compute_buffers(model: hf.PreTrainedModel, make: Callable[[], hf.PreTrainedModel]) -> None:
     """Give a model the buffers that are not saved but computed, of the type that `make` makes one in."""
     saved = set(model.state_dict())
     if all(name in saved for name, _ in model.named_buffers()):
@@ -250,31 +237,31 @@ def _compute_buffers(model: PreTrainedModel, make: Callable[[], PreTrainedModel]
             buffer.data = computed[name]
 
 
-def kind_of_policies(config: PreTrainedConfig) -> Any:
+def kind_of_policies(config: hf.PreTrainedConfig) -> Any:
     """The class by which a model that generates text is loaded.
 
     One that also sees or hears is a language model to those that give it text alone.
     """
-    several = AutoModelForCausalLM, AutoModelForImageTextToText
-    return next((kind for kind in several if type(config) in kind._model_mapping), AutoModelForCausalLM)
+    several = hf.AutoModelForCausalLM, hf.AutoModelForImageTextToText
+    return next((kind for kind in several if type(config) in kind._model_mapping), hf.AutoModelForCausalLM)
 
 
-def load_value(folder: Path, system: SystemConfig, device: str) -> ValueModel:
+def load_value(folder: Path, system: SystemConfig, device: str) -> value.ValueModel:
     """Load a value model for inference."""
-    config = AutoConfig.from_pretrained(str(folder))
-    attention = _attention(AutoModel, config, system.attn_impl)
-    return frozen(ValueModel.from_pretrained(str(folder), **_options(system, attention)), device)
+    config = hf.AutoConfig.from_pretrained(str(folder))
+    attention = _attention(hf.AutoModel, config, system.attn_impl)
+    return frozen(value.ValueModel.from_pretrained(str(folder), **_options(system, attention)), device)
 
 
-def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> hf.PreTrainedTokenizerBase:
     """Load the tokenizer that was saved with a model."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+    tokenizer: hf.PreTrainedTokenizerBase = hf.AutoTokenizer.from_pretrained(
         str(folder), trust_remote_code=trust_remote_code
     )
     return tokenizer
 
 
-def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
+def save_tokenizer(tokenizer: hf.PreTrainedTokenizerBase, folder: str | Path) -> None:
     """Save a tokenizer as the same bytes wherever it was read from, and whatever the environment says."""
     for name in _WHERE_READ:
         tokenizer.init_kwargs.pop(name, None)
@@ -321,7 +308,7 @@ def frozen(model: Model, device: str) -> Model:
     return model
 
 
-def train_text(model: PreTrainedModel) -> None:
+def train_text(model: hf.PreTrainedModel) -> None:
     """Let all weights be trained that texts go through; what a model sees or hears with stays as it is."""
     if model.config.get_text_config() is model.config:
         model.requires_grad_(True)
@@ -331,12 +318,12 @@ def train_text(model: PreTrainedModel) -> None:
         part.requires_grad_(True)
 
 
-def text_parts(model: PreTrainedModel) -> tuple[nn.Module, nn.Module]:
+def text_parts(model: hf.PreTrainedModel) -> tuple[nn.Module, nn.Module]:
     """Of a model that also sees or hears, what texts go through: the language model, and its output head."""
     return model.get_decoder(), model.get_output_embeddings()
 
 
-def end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def end_ids(settings: hf.GenerationConfig | None, tokenizer: hf.PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Tokens that end a completion: the tokenizer's end of text first, then those of the generation settings.
 
     Chat models often have several; their tokenizer names one of them. Last is what the chat template writes behind
@@ -348,12 +335,12 @@ def end_ids(settings: GenerationConfig | None, tokenizer: PreTrainedTokenizerBas
     return tuple(dict.fromkeys(token for token in ends if token is not None))
 
 
-def context_length(model: PreTrainedModel) -> int | None:
+def context_length(model: hf.PreTrainedModel) -> int | None:
     """Tokens that fit into the context of a model, or None where its configuration sets no limit."""
     return config_context(model.config)
 
 
-def config_context(config: PreTrainedConfig) -> int | None:
+def config_context(config: hf.PreTrainedConfig) -> int | None:
     """As `context_length`, of a model that is not loaded.
 
     Of one with longrope it is the length that it was trained at first: transformers reads all texts of a batch by
@@ -365,12 +352,12 @@ def config_context(config: PreTrainedConfig) -> int | None:
     return min([length for length in (known, *_original_lengths(text)) if length is not None], default=None)
 
 
-def length_beside_others(config: PreTrainedConfig) -> int | None:
+def length_beside_others(config: hf.PreTrainedConfig) -> int | None:
     """Tokens beyond which a text would change what is computed of those beside it; None where it never does."""
     return min(_original_lengths(config.get_text_config()), default=None)
 
 
-def _original_lengths(text: PreTrainedConfig) -> list[int]:
+def _original_lengths(text: hf.PreTrainedConfig) -> list[int]:
     """Lengths beyond which positions are read by other frequencies; of code that comes with a model as well."""
     ropes = getattr(text, "rope_parameters", None)
     own = getattr(text, "original_max_position_embeddings", None)
@@ -384,14 +371,14 @@ def _original_lengths(text: PreTrainedConfig) -> list[int]:
     return [length for length in found if isinstance(length, int) and length > 0]
 
 
-def checkpoint_activations(model: PreTrainedModel) -> None:
+def checkpoint_activations(model: hf.PreTrainedModel) -> None:
     """Have a model that is trained compute layers again in the backward pass instead of keeping their outputs."""
     # Renamed within transformers 5, where the old name warns.
     new = getattr(model, "activation_checkpointing_enable", None)
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def _attention(kind: Any, config: PreTrainedConfig, asked: Attention) -> Attention:
+def _attention(kind: Any, config: hf.PreTrainedConfig, asked: Attention) -> Attention:
     """What was asked for, or what the model has of it; of the code that comes with a model nothing is known."""
     if type(config) not in kind._model_mapping:
         return asked
@@ -401,7 +388,7 @@ def _attention(kind: Any, config: PreTrainedConfig, asked: Attention) -> Attenti
     if used is Attention.flash_attention_2 and not model._supports_flash_attn:
         used = Attention.sdpa
     # Of kinds without it, earlier transformers 5 says that it has it, and leaves out what caps their scores.
-    if used is Attention.sdpa and (not model._supports_sdpa or config.model_type in WITHOUT_SDPA):
+    if used is Attention.sdpa and (not model._supports_sdpa or config.model_type in kinds.WITHOUT_SDPA):
         used = Attention.eager
     if used is not asked:
         log.warning("transformers has %s without %s attention; using %s", config.model_type, asked.name, used.name)
@@ -420,7 +407,7 @@ def _options(system: SystemConfig, attention: Attention) -> dict[str, Any]:
 # A GGUF file as a model of transformers: weights back in floating point, tokenizer and chat template included.
 
 
-def convert(file: Path, out: Path) -> PreTrainedModel:
+def convert(file: Path, out: Path) -> hf.PreTrainedModel:
     """Write the model of a GGUF file as a plain folder of safetensors.
 
     Values are those that the quantised weights stand for, in float32, which holds them exactly.
@@ -439,12 +426,12 @@ def convert(file: Path, out: Path) -> PreTrainedModel:
     of_transformers.disable_progress_bar()
     place = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.parent), **place)
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        tokenizer = hf.AutoTokenizer.from_pretrained(str(file.parent), **place)
+        model: hf.PreTrainedModel = hf.AutoModelForCausalLM.from_pretrained(
             str(file.parent), dtype=torch.float32, **place
         )
     except Exception as error:  # whatever a wrong byte leads the readers of this format to
-        if is_out_of_memory(error):
+        if batch_size.is_out_of_memory(error):
             raise
         raise JobError(
             f"cannot read {file} as a model ({type(error).__name__}: {error}). transformers reads GGUF files of "

@@ -11,10 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pipeline import errors, files, foreign
 from pipeline.config.schema import ModelConfig
-from pipeline.errors import JobError
-from pipeline.files import json_text
-from pipeline.foreign import ForeignDataError, parse_json
 from pipeline.learning.datasets.files import folder_called_nearly, reaching, why_not
 from pipeline.learning.models import kinds
 from pipeline.outputs.formats import POINTER, read_input, read_pointer
@@ -47,7 +45,7 @@ def write_reference(model: ModelConfig, out: Path) -> None:
         # Every later job takes the commit that was found now, whatever the branch points to by then.
         revision = model.revisions["reference"]
         pointer = {"hub": path, "commit": Path(snapshot(path, revision, is_new=True)).name}
-    (out / POINTER).write_text(json_text(pointer) + "\n")
+    (out / POINTER).write_text(files.json_text(pointer) + "\n")
 
 
 def reference_folder(output: Path, model: ModelConfig) -> str:
@@ -109,7 +107,7 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     tokenizer = load_tokenizer(words, trust_remote_code=trusted)
     rows = len(whole.get_input_embeddings().get_parameter("weight"))
     if len(tokenizer) > rows:
-        raise JobError(
+        raise errors.JobError(
             f"{folder}: the tokenizer has {len(tokenizer):,} tokens, and the model {rows:,} rows for them. Save "
             "the adapters together with the embedding that was resized (save_embedding_layers=True of peft)"
         )
@@ -159,7 +157,7 @@ def snapshot(repo: str, revision: str | None, *, is_new: bool = False) -> str:
         except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
             at = "" if revision is None else f" at revision {revision}"
             reason, cause = why_not(error, trouble)
-            raise JobError(
+            raise errors.JobError(
                 f"cannot get the model '{repo}'{at} from the hub: {reason}. {_no_folder(repo)}On a machine with "
                 f"network run `hf download {repo} --local-dir DIR`, copy DIR here and set the path to it."
             ) from cause
@@ -167,12 +165,12 @@ def snapshot(repo: str, revision: str | None, *, is_new: bool = False) -> str:
 
 def _check_kind(repo: str, file: Path) -> None:
     config: Any = None
-    with suppress(ForeignDataError):  # transformers will say what is wrong with it
-        config = parse_json(file.read_bytes())
+    with suppress(foreign.ForeignDataError):  # transformers will say what is wrong with it
+        config = foreign.parse_json(file.read_bytes())
     if isinstance(config, dict) and (
         why := kinds.why_not_usable(config) or ("auto_map" not in config and kinds.unknown_kind(config))
     ):
-        raise JobError(f"{repo}: {why}")
+        raise errors.JobError(f"{repo}: {why}")
 
 
 def _no_folder(repo: str) -> str:

@@ -20,11 +20,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTraine
 from pipeline.config.schema import Schedule, TrainingConfig
 from pipeline.errors import JobError
 from pipeline.learning.datasets.base import Dataset
-from pipeline.learning.models.flops import model_cost, spend, whole_texts
-from pipeline.learning.models.kinds import TinyModelConfig
+from pipeline.learning.models import flops, kinds
+from pipeline.learning.training import distributed, loop
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.loop import Curve, Fitting, train
 
 _INITIAL = 0.8
 """Standard deviation of initial weights times the root of the width. GPT-2's own 0.02 is 0.55 at its width of 768
@@ -44,7 +42,7 @@ def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, pad_token=bos)
 
 
-def make_model(config: TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
+def make_model(config: kinds.TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
     """An untrained model, initialised from the model's own seed."""
     shape = GPT2Config(
         vocab_size=len(dataset.vocabulary),
@@ -99,7 +97,7 @@ class Encoder:
 class Demonstrations:
     """Which rows are shown at each step, and how: a function of the step, whatever was asked for before."""
 
-    def __init__(self, config: TinyModelConfig, count: int) -> None:
+    def __init__(self, config: kinds.TinyModelConfig, count: int) -> None:
         """Prepare to draw `config.batch_size` of `count` rows per step."""
         self._config = config
         self._count = count
@@ -124,15 +122,15 @@ class Demonstrations:
 
 
 def train_reference(
-    config: TinyModelConfig,
+    config: kinds.TinyModelConfig,
     dataset: Dataset,
     device: str,
     on_step: Callable[[int, int], None],
     *,
     checkpoint: Checkpoints | None = None,
     hints: Path | None = None,
-    ranks: Ranks = ALONE,
-    curve: Curve | None = None,
+    ranks: distributed.Ranks = distributed.ALONE,
+    curve: loop.Curve | None = None,
 ) -> tuple[GPT2LMHeadModel, list[float]]:
     """Train on fresh demonstrations of training rows by next-token prediction.
 
@@ -153,7 +151,7 @@ def train_reference(
     model = make_model(config, dataset).to(device)  # type: ignore[arg-type]
     rows = dataset.ids("train")
     demonstrations = Demonstrations(config, len(rows))
-    how = Fitting(
+    how = loop.Fitting(
         learning_rate=config.learning_rate,
         training=TrainingConfig(
             micro_batch_size=config.batch_size,
@@ -187,9 +185,9 @@ def train_reference(
     picked, draws = demonstrations.at(0)  # all demonstrations are of one length
     ids, _ = encode([dataset.demonstration(int(rows[picked[0]]), float(draws[0]))])
     length, texts = ids.shape[1] - 1, config.batch_size * config.steps
-    spend("training", model_cost(model).training(whole_texts(np.array([length])) * texts))
+    flops.spend("training", flops.model_cost(model).training(flops.whole_texts(np.array([length])) * texts))
     ranks.say_batch(config.batch_size, micro_batch.size)
-    losses = train(
+    losses = loop.train(
         model,
         how,
         config.steps,
@@ -293,7 +291,7 @@ def _demonstrations(dataset: Dataset, row: int) -> Counter[tuple[str, str]] | No
 @torch.no_grad()
 def _surprise(model: PreTrainedModel, ids: Tensor, start: int) -> Tensor:
     """Negative log-probability of each completion in nats, shape [B], float64."""
-    spend("scoring", model_cost(model).forward(whole_texts(np.full(len(ids), ids.shape[1]))))
+    flops.spend("scoring", flops.model_cost(model).forward(flops.whole_texts(np.full(len(ids), ids.shape[1]))))
     found = []
     for part in ids.to(model.device).split(_BATCH):
         logits = model(part, use_cache=False).logits[:, start - 1 : -1]

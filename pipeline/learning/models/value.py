@@ -31,9 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
-from pipeline.errors import JobError
-from pipeline.files import write_whole
-from pipeline.foreign import parse_json, read_plain
+from pipeline import errors, files, foreign
 from pipeline.learning.choices import HeadType
 
 # -- dropout -----------------------------------------------------------------------------------------------------
@@ -141,7 +139,7 @@ class ValueModel(PreTrainedModel):
         self.backbone.save_pretrained(folder, **options)
         weights = {name: tensor.detach().cpu().contiguous() for name, tensor in self.head.state_dict().items()}
         save_file(weights, folder / HEAD_WEIGHTS)
-        write_whole(
+        files.write_whole(
             folder / HEAD_SETTINGS, json.dumps({"head": self.config.head, "atoms": self.config.atoms}) + "\n"
         )
 
@@ -158,7 +156,7 @@ class ValueModel(PreTrainedModel):
         """
         backbone: PreTrainedModel = AutoModel.from_pretrained(str(folder), **options)
         try:
-            settings = parse_json(read_plain(Path(folder) / HEAD_SETTINGS, follow=True))
+            settings = foreign.parse_json(foreign.read_plain(Path(folder) / HEAD_SETTINGS, follow=True))
             head, atoms = HeadType[settings["head"]].name, int(settings["atoms"])
             # A copy: what a model does to its configuration is not for the backbone's, which is loaded already.
             shape = copy.deepcopy(backbone.config)
@@ -167,7 +165,7 @@ class ValueModel(PreTrainedModel):
             model = cls(config, backbone)
             model.head.load_state_dict(load_file(Path(folder) / HEAD_WEIGHTS))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise JobError(
+            raise errors.JobError(
                 f"{folder}: no value model: {HEAD_SETTINGS} and {HEAD_WEIGHTS} must hold a head that fits the "
                 f"model beside them ({type(error).__name__}: {error})"
             ) from error
@@ -243,7 +241,7 @@ def cache_argument(forward: Callable[..., Any]) -> str:
     for name in _CACHE_ARGUMENTS:
         if name in inputs_of(forward):
             return name
-    raise JobError(
+    raise errors.JobError(
         f"{forward.__qualname__} takes no cache as {' or '.join(_CACHE_ARGUMENTS)}, so this model cannot be read "
         f"token by token with transformers {transformers.__version__}"
     )
@@ -289,7 +287,7 @@ def _copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
         target.load_state_dict(source.state_dict())
     except RuntimeError as error:
         odd = sorted(set(source.state_dict()) ^ set(target.state_dict()))
-        raise JobError(
+        raise errors.JobError(
             f"a value model cannot start from the {type(source).__name__} of this language model: what "
             f"transformers makes of its configuration has other weights ({', '.join(odd[:3])}). Choose a causal "
             "language model, such as Qwen, Llama, Gemma or Mamba."

@@ -33,9 +33,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from pipeline.errors import JobError, JobStopped
-from pipeline.files import file_sha256, fsync, json_text, open_plain
-from pipeline.foreign import parse_json, read_plain
+from pipeline import errors, files, foreign
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.outputs.formats import OPTIMIZER
 
@@ -215,7 +213,7 @@ class Checkpoints:
             return self._read(step, self.folder / f"step-{step:08d}", trusted=True)
         except _Unusable as error:
             where = f"step {step} in {self.folder}"
-            raise JobError(f"rank 0 goes on from {where}, and this rank cannot: {error}") from error
+            raise errors.JobError(f"rank 0 goes on from {where}, and this rank cannot: {error}") from error
 
     def _latest(self, problem: Callable[[Saved], str | None] | None) -> Saved | None:
         for step, path in sorted(self._present(), reverse=True):
@@ -250,7 +248,7 @@ class Checkpoints:
             self._save_or_warn(step, state)
         if stopping:
             where = f"from step {self.saved_step}" if self.saved_step else "from the start: nothing could be saved"
-            raise JobStopped(f"at step {step}; the next attempt goes on {where}")
+            raise errors.JobStopped(f"at step {step}; the next attempt goes on {where}")
 
     def save(self, step: int, state: State) -> None:
         """Save now, and remove the checkpoints before. Ranks that have spread tensors must call it together.
@@ -273,7 +271,7 @@ class Checkpoints:
                 # Damaged, or by another process that does the same job and so has the same state.
                 shutil.rmtree(target, ignore_errors=True)
             writing.rename(target)
-            fsync(self.folder)
+            files.fsync(self.folder)
         finally:
             if self._ranks.is_first:
                 shutil.rmtree(writing, ignore_errors=True)
@@ -319,8 +317,8 @@ class Checkpoints:
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         for name in (VALUES, MANIFEST):
-            fsync(folder / name)
-        fsync(folder)
+            files.fsync(folder / name)
+        files.fsync(folder)
 
     def _present(self) -> Iterator[tuple[int, Path]]:
         if self.folder.is_dir():
@@ -340,7 +338,7 @@ class Checkpoints:
             _Unusable: It is damaged or not of this training.
         """
         try:
-            manifest = parse_json(read_plain(path / MANIFEST))
+            manifest = foreign.parse_json(foreign.read_plain(path / MANIFEST))
             if manifest["step"] != step:
                 raise _Unusable(f"its manifest is of step {manifest['step']}")
             if manifest["about"] != self._about:
@@ -348,9 +346,9 @@ class Checkpoints:
             tensors = [path / name for name in manifest["files"] if is_file_name(name)]
             for file in () if trusted else (*tensors, path / VALUES):
                 size, checksum = manifest["files"][file.name]["size"], manifest["files"][file.name]["sha256"]
-                if file.stat().st_size != size or file_sha256(file) != checksum:
+                if file.stat().st_size != size or files.file_sha256(file) != checksum:
                     raise _Unusable(f"{file.name} does not have its size and checksum")
-            values = parse_json(read_plain(path / VALUES), infinite=True)
+            values = foreign.parse_json(foreign.read_plain(path / VALUES), infinite=True)
             return Saved(step, State(TensorFiles(tensors), values))
         except SafetensorError as error:
             raise _Unusable(f"it cannot be read ({error})") from error
@@ -374,12 +372,12 @@ def _write_tensors(folder: Path, state: State, ranks: Ranks) -> tuple[str, Mappi
         save_file(own_part(state.tensors, ranks), path)
     except SafetensorError as error:  # of a full disk as well
         raise OSError(str(error)) from error
-    fsync(path)
+    files.fsync(path)
     return path.name, _described(path)
 
 
 def _described(path: Path) -> dict[str, Any]:
-    return {"size": path.stat().st_size, "sha256": file_sha256(path)}
+    return {"size": path.stat().st_size, "sha256": files.file_sha256(path)}
 
 
 def _all_of(ranks: Ranks, work: Callable[[], _T]) -> list[_T]:
@@ -451,7 +449,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
             elif value is None or isinstance(value, (bool, int, float, str)):
                 loose.setdefault(str(index), {})[name] = value
             else:
-                raise JobError(
+                raise errors.JobError(
                     f"{type(optimizer).__name__} keeps a {type(value).__name__} as '{name}': a checkpoint holds "
                     "tensors and plain values only. Use an optimizer of torch.optim, such as AdamW."
                 )
@@ -464,7 +462,7 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks 
     whole = {name: ranks.whole(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
     if ranks.is_first:
         save_file(whole, folder / OPTIMIZER)
-        (folder / OPTIMIZER_SETTINGS).write_text(json_text(plain) + "\n")
+        (folder / OPTIMIZER_SETTINGS).write_text(files.json_text(plain) + "\n")
 
 
 def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
@@ -474,8 +472,8 @@ def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ran
         JobError: There is none in the folder, or it is of another model.
     """
     try:
-        plain = parse_json(read_plain(folder / OPTIMIZER_SETTINGS))
-        with open_plain(folder / OPTIMIZER):
+        plain = foreign.parse_json(foreign.read_plain(folder / OPTIMIZER_SETTINGS))
+        with files.open_plain(folder / OPTIMIZER):
             tensors = load_file(folder / OPTIMIZER)
         weights = [weight for group in optimizer.param_groups for weight in group["params"]]
         for name, tensor in tensors.items():
@@ -484,7 +482,7 @@ def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ran
                 raise ValueError(f"{kind} of weight {index} is {_shape(tensor)}")
         _load_optimizer(optimizer, tensors, plain, ranks)
     except (OSError, SafetensorError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise JobError(
+        raise errors.JobError(
             f"{folder}: training cannot go on with the optimizer that was left there: {error}. Compute that round "
             "again: `python -m pipeline store invalidate`"
         ) from error

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
-from pipeline.learning.training.loop import TrainingSet, add_to_curve, is_drawn
-from pipeline.learning.training.scoring import completion_logprobs, logprobs_and_entropies
+from pipeline.learning.training import loop, scoring
 from pipeline.learning.training.sequences import Batch, Sequences, read_arrays
 from pipeline.outputs.formats import read_input
 
@@ -406,7 +405,7 @@ def grpo_set(
     temperature: float = 1.0,
     ratio: Callable[[TokenBatch], Tensor] | None = None,
     surrogate: Callable[[TokenBatch, Tensor], Tensor] | None = None,
-) -> TrainingSet:
+) -> loop.TrainingSet:
     """Groups that were drawn, and the loss of a policy on them.
 
     Args:
@@ -431,9 +430,9 @@ def grpo_set(
             return _laid_out(values, part, batch, device)
 
         if objective.entropy_coef:
-            logprobs, entropies = logprobs_and_entropies(model, batch, temperature)
+            logprobs, entropies = scoring.logprobs_and_entropies(model, batch, temperature)
         else:
-            logprobs, entropies = completion_logprobs(model, batch, temperature), None
+            logprobs, entropies = scoring.completion_logprobs(model, batch, temperature), None
         of_whole = advantages.ndim == 1
         better = torch.from_numpy(advantages[part, None]).to(device) if of_whole else laid_out(advantages)
         tokens = TokenBatch(
@@ -446,10 +445,10 @@ def grpo_set(
         ratios = _of_tokens("ratio", ratio_of(tokens), batch)
         gain = _of_tokens("surrogate", surrogate_of(tokens, ratios), batch)
         losses = token_losses(tokens, ratios, gain, objective)
-        if is_drawn():
+        if loop.is_drawn():
             told = token_figures(tokens, ratios, gain, objective)
             rewards = data.rewards[part]
-            add_to_curve(
+            loop.add_to_curve(
                 **{name: values[batch.mask] for name, values in told.items()},
                 reward=rewards[np.isfinite(rewards)],
                 advantage_size=better.abs() if of_whole else better[batch.mask].abs(),
@@ -468,7 +467,7 @@ def grpo_set(
     about = {"groups": len(silent), "groups_without_signal": int(silent.all(1).sum())}
     if masked.any():
         about["completions_masked"] = int(masked.sum())
-    return TrainingSet(data.sequences, loss_of, objective.num_generations, about)
+    return loop.TrainingSet(data.sequences, loss_of, objective.num_generations, about)
 
 
 def _of_tokens(name: str, found: Tensor, batch: Batch) -> Tensor:

@@ -24,17 +24,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from pipeline import errors, foreign
 from pipeline.config.schema import DType, Optimizer, Schedule, TrainingConfig
-from pipeline.errors import JobError
-from pipeline.foreign import ForeignDataError, converted
+from pipeline.learning.models import flops, load
 from pipeline.learning.models.batch_size import MICRO_BATCH, BatchSize, BatchSizes, is_out_of_memory
-from pipeline.learning.models.flops import model_cost, spend
-from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.training import checkpoint as saved
-from pipeline.learning.training.checkpoint import Checkpoints
+from pipeline.learning.training import scoring, sequences
 from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.scoring import completion_logprobs, passes_of, without_padding
-from pipeline.learning.training.sequences import Batch, Sequences, batch_of, epoch_order
 from pipeline.outputs.formats import FIELDS, TrainingStep, is_kept, kept_number, write_curve
 
 # -- curve -------------------------------------------------------------------------------------------------------
@@ -83,7 +79,7 @@ def add_to_curve(**values: Any) -> None:
         return
     for name, value in values.items():
         if name in FIELDS:
-            raise JobError(
+            raise errors.JobError(
                 f"add_to_curve({name}=...): each step has {', '.join(FIELDS)} by itself; use another name"
             )
         found = torch.as_tensor(value).detach()
@@ -208,10 +204,10 @@ class Drawing:
             "extra": self._means(),
         }
         try:
-            self.rows.append(converted(row, TrainingStep))
-        except ForeignDataError as error:  # with the first step, not when the output is held to its format
+            self.rows.append(foreign.converted(row, TrainingStep))
+        except foreign.ForeignDataError as error:  # with the first step, not when the output is held to its format
             name = self._curve.training
-            raise JobError(f"the curve of {name!r} cannot have what is added to it: {error}") from error
+            raise errors.JobError(f"the curve of {name!r} cannot have what is added to it: {error}") from error
         self._say(self.rows[-1])
 
     def save(self) -> None:
@@ -262,7 +258,7 @@ def computing_in(dtype: DType, device: str, ranks: Ranks = ALONE) -> AbstractCon
 
 _REMEDY = "Try training.gradient_checkpointing=true, {}shorter texts, or a device with more memory."
 
-LossOf = Callable[[Batch, NDArray[np.int64], NDArray[np.int64]], Tensor]
+LossOf = Callable[[sequences.Batch, NDArray[np.int64], NDArray[np.int64]], Tensor]
 """From a micro-batch, the places of its sequences and those of its whole batch to its share of the batch's loss:
 the shares of all micro-batches add up to it."""
 
@@ -287,7 +283,7 @@ class TrainingSet:
         prepare: For a loss that needs to know something of the whole batch.
     """
 
-    data: Sequences
+    data: sequences.Sequences
     loss_of: LossOf
     group: int = 1
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -327,7 +323,7 @@ class Fitting:
     dtype: DType = DType.float32
     clear_cache_interval: int = 0
     on_step: Callable[[int, int, int], None] | None = None
-    checkpoint: Checkpoints | None = None
+    checkpoint: saved.Checkpoints | None = None
     hints: Path | None = None
     ranks: Ranks = ALONE
     curve: Curve | None = None
@@ -368,7 +364,7 @@ class Fitting:
         if self.training.group_by_length and len(rows) > micro_batch.size * self.ranks.size:
             rows = by_length(rows, made.data.lengths, made.group)
         for part, weight in self.ranks.share(rows, micro_batch.size, made.group):
-            batch = batch_of(made.data, part, self.device)
+            batch = sequences.batch_of(made.data, part, self.device)
             with computing_in(self.dtype, self.device, self.ranks), nullcontext() if weight else _adding_to(None):
                 loss = made.loss_of(batch, part, rows)
             yield loss if weight == 1 else loss * weight
@@ -524,7 +520,7 @@ class TrainState:
             told=dict(self.told),
         )
 
-    def resume(self, checkpoint: Checkpoints) -> None:
+    def resume(self, checkpoint: saved.Checkpoints) -> None:
         """Go on from the newest checkpoint, if there is one."""
         found = checkpoint.latest(lambda each: saved.state_problem(each.state, self.model, self.optimizer))
         if found is not None:
@@ -737,10 +733,10 @@ def fit(
         if fitting.on_step is not None:
             fitting.on_step(min(len(order), (step + 1) * size), len(order), tokens_after(step + 1))
 
-    spend("training", model_cost(model).training(passes_of(model, data) * fitting.epochs))
+    flops.spend("training", flops.model_cost(model).training(scoring.passes_of(model, data) * fitting.epochs))
     fitting.ranks.say_batch(size, micro_batch.size)
     keep_few_activations(backbone or model, fitting)
-    with without_padding(backbone or model, fitting.training.padding_free):
+    with scoring.without_padding(backbone or model, fitting.training.padding_free):
         how: dict[str, Any] = {"told": made.told, "before": made.prepare(batches)}
         return train(
             model, fitting, len(batches), losses_of, micro_batch=micro_batch, tokens_after=tokens_after, **how
@@ -750,14 +746,14 @@ def fit(
 def keep_few_activations(model: Any, fitting: Fitting) -> None:
     """Have a model that is trained compute activations again in the backward pass, where that is asked for."""
     if fitting.training.gradient_checkpointing:
-        checkpoint_activations(model)
+        load.checkpoint_activations(model)
         # With frozen weights below adapters no gradient would reach these otherwise.
         model.enable_input_require_grads()
 
 
 def grouped_order(count: int, group: int, epochs: int, seed: int) -> NDArray[np.int64]:
     """Indices of all epochs, groups in an order of their own in each, their members adjacent."""
-    groups = epoch_order(count // group, epochs, seed)
+    groups = sequences.epoch_order(count // group, epochs, seed)
     return (groups[:, None] * group + np.arange(group)).reshape(-1)
 
 
@@ -774,12 +770,12 @@ def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int32], group: int) -
     return found
 
 
-def trained_tokens(data: Sequences, epochs: int) -> int:
+def trained_tokens(data: sequences.Sequences, epochs: int) -> int:
     """Tokens of prompts and completions that a training goes over."""
     return int(data.lengths.sum()) * epochs
 
 
-def sft_set(model: nn.Module, data: Sequences) -> TrainingSet:
+def sft_set(model: nn.Module, data: sequences.Sequences) -> TrainingSet:
     """Completions to imitate; a batch's loss is the mean over the tokens of its completions.
 
     Args:
@@ -788,12 +784,12 @@ def sft_set(model: nn.Module, data: Sequences) -> TrainingSet:
     """
     tokens = data.supervised
 
-    def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
-        return -completion_logprobs(model, batch).sum() / max(1, int(tokens[whole].sum()))
+    def loss_of(batch: sequences.Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
+        return -scoring.completion_logprobs(model, batch).sum() / max(1, int(tokens[whole].sum()))
 
     return TrainingSet(data, loss_of, about={"sequences": len(data)})
 
 
-def fit_sft(model: nn.Module, data: Sequences, fitting: Fitting) -> list[float]:
+def fit_sft(model: nn.Module, data: sequences.Sequences, fitting: Fitting) -> list[float]:
     """Train a policy in place; see `sft_set`. Returns the loss of every step, in nats per token."""
     return fit(model, sft_set(model, data), fitting)

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import ConfigError, JobError
+from pipeline.learning.models import kinds, load
 from pipeline.learning.models.adapters import quietly
-from pipeline.learning.models.kinds import WEIGHTS
-from pipeline.learning.models.load import text_parts
 
 if TYPE_CHECKING:
     from pipeline.learning.algos.policy_config import LoraSettings
@@ -65,7 +64,7 @@ def with_weights_of(model: PreTrainedModel | PeftModel, folder: Path) -> PreTrai
     Raises:
         JobError: They are of other layers or ranks.
     """
-    stored = load_file(folder / WEIGHTS)
+    stored = load_file(folder / kinds.WEIGHTS)
     assert isinstance(model, PeftModel)
     found: Any = set_peft_model_state_dict(model, stored)
     if found.unexpected_keys:
@@ -108,7 +107,7 @@ def _beside_text(model: PreTrainedModel) -> list[str] | None:
     """Names of layers by which a model sees or hears; their names within may be those of layers that read text."""
     if model.config.get_text_config() is model.config:
         return None
-    read = {id(module) for part in text_parts(model) for module in part.modules()}
+    read = {id(module) for part in load.text_parts(model) for module in part.modules()}
     leaves = {name for name, module in model.named_modules() if not any(module.children())}
     return sorted(name for name in leaves if id(model.get_submodule(name)) not in read)
 

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.learning.choices import DPOLoss
-from pipeline.learning.training.loop import TrainingSet, add_to_curve, is_drawn, of_pairs
-from pipeline.learning.training.scoring import completion_logprobs, note_scored
+from pipeline.learning.training import loop, scoring
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 
 
@@ -130,7 +129,7 @@ class PairLoss:
 
 def dpo_set(
     model: nn.Module, pairs: Sequences, anchor: NDArray[np.float64], objective: DPOObjective, device: str
-) -> TrainingSet:
+) -> loop.TrainingSet:
     """Pairs, and the loss of a policy on them.
 
     Args:
@@ -145,18 +144,18 @@ def dpo_set(
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         held = torch.from_numpy(anchor[part].astype(np.float32)).to(device)
         share = len(part) / len(whole)
-        logprobs = completion_logprobs(model, batch)
-        if is_drawn():
+        logprobs = scoring.completion_logprobs(model, batch)
+        if loop.is_drawn():
             apart = logprobs.detach().sum(-1) - held
-            add_to_curve(
-                **of_pairs(objective.beta * apart),
+            loop.add_to_curve(
+                **loop.of_pairs(objective.beta * apart),
                 kl=apart / batch.mask.sum(-1).clamp(min=1),
                 entropy=-logprobs.detach()[batch.mask],
             )
         return loss(logprobs, batch, held) * share
 
     told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
-    return TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
+    return loop.TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
@@ -187,7 +186,7 @@ def kto_set(
     of_anchor: Score,
     of_policy: Score,
     context: int | None = None,
-) -> TrainingSet:
+) -> loop.TrainingSet:
     """Completions that are desirable or not, and the loss of a policy on them (equation 7).
 
     Args:
@@ -205,7 +204,7 @@ def kto_set(
     def prepare(batches: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
         mixed = mismatched(data, batches, context)
         held = of_anchor(mixed)
-        note_scored(mixed, model)
+        scoring.note_scored(mixed, model)
         ends = np.cumsum([len(batch) for batch in batches])
 
         def before(step: int) -> None:
@@ -216,18 +215,18 @@ def kto_set(
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         held = torch.from_numpy(anchor[part]).to(device)
-        ratio = completion_logprobs(model, batch).sum(-1) - held
+        ratio = scoring.completion_logprobs(model, batch).sum(-1) - held
         desirable = batch.labels > 0.5
-        if is_drawn():
-            add_to_curve(kl=divergence[0])
+        if loop.is_drawn():
+            loop.add_to_curve(kl=divergence[0])
             for name, those in (("desirable", desirable), ("undesirable", ~desirable)):
-                add_to_curve(**{f"reward_{name}": objective.beta * ratio.detach()[those]})
+                loop.add_to_curve(**{f"reward_{name}": objective.beta * ratio.detach()[those]})
         weight = torch.where(desirable, objective.desirable_weight, objective.undesirable_weight)
         ahead = torch.where(desirable, ratio - divergence[0], divergence[0] - ratio)
         return (weight * torch.sigmoid(-objective.beta * ahead)).sum() / len(whole)
 
     about = {"sequences": len(data), "sequences_desirable": int((data.labels > 0.5).sum())}
-    return TrainingSet(data, loss_of, about=about, prepare=prepare)
+    return loop.TrainingSet(data, loss_of, about=about, prepare=prepare)
 
 
 def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: int | None = None) -> Sequences:
@@ -272,7 +271,7 @@ _SURE = -1e-7
 """Log-probability per token from which on odds have no finite logarithm in float32."""
 
 
-def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> TrainingSet:
+def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> loop.TrainingSet:
     """Pairs, and the loss of ORPO on them (equations 6 and 7, with the odds of equation 4).
 
     As in TRL and in the authors' code, the likelihood is of all tokens of prompt and chosen completion.
@@ -297,7 +296,7 @@ def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> Tr
 
 def simpo_set(
     model: nn.Module, pairs: Sequences, beta: float, gamma: float, device: str, alpha: float = 0.0
-) -> TrainingSet:
+) -> loop.TrainingSet:
     """Pairs, and the loss of SimPO on them (equation 6).
 
     Args:
@@ -324,7 +323,7 @@ def _pair_set(
     *,
     read: Sequences,
     likelihood: float,
-) -> TrainingSet:
+) -> loop.TrainingSet:
     """Pairs, their loss by what is said per token, and some weight of the likelihood of tokens of the chosen.
 
     Args:
@@ -340,14 +339,14 @@ def _pair_set(
     tokens = read.supervised
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
-        logprobs = completion_logprobs(model, batch)
+        logprobs = scoring.completion_logprobs(model, batch)
         mask = torch.from_numpy(pairs.mask(part, batch.ids.shape[1])).to(device)
         mean = torch.where(mask, logprobs, torch.zeros_like(logprobs)).sum(-1) / mask.sum(-1).clamp(min=1)
-        if is_drawn():
-            add_to_curve(**of_pairs(scale * mean.detach()))
+        if loop.is_drawn():
+            loop.add_to_curve(**loop.of_pairs(scale * mean.detach()))
         total = loss(mean[0::2], mean[1::2]).sum() / (len(whole) // 2)
         if likelihood:
             total = total - likelihood * logprobs[0::2].sum() / max(1, int(tokens[whole[0::2]].sum()))
         return total
 
-    return TrainingSet(read, loss_of, group=2, about={"pairs": len(pairs) // 2})
+    return loop.TrainingSet(read, loss_of, group=2, about={"pairs": len(pairs) // 2})

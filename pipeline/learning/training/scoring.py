@@ -23,8 +23,7 @@ from transformers import AttentionInterface
 
 from pipeline.learning.generation.sampling import nucleus, policy_logprobs
 from pipeline.learning.memory.fit import LOGITS_AT_ONCE
-from pipeline.learning.models.batch_size import BatchSizes
-from pipeline.learning.models.flops import Pass, model_cost, spend, whole_texts
+from pipeline.learning.models import batch_size, flops
 from pipeline.learning.models.value import TEXT_LENGTHS, ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
@@ -483,7 +482,7 @@ def score_sequences(
     width: int | None = None,
     ranks: Ranks = ALONE,
     together: bool = False,
-    sizes: BatchSizes | None = None,
+    sizes: batch_size.BatchSizes | None = None,
     work: str = "score",
 ) -> NDArray[np.float64]:
     """Evaluate a function of sequences without gradients, longest ones apart from short ones.
@@ -517,7 +516,7 @@ def score_sequences(
 
     def in_parts() -> _Parts:
         """By itself a process takes fewer at once when memory runs out."""
-        batch = (sizes or BatchSizes(None, device)).begin(
+        batch = (sizes or batch_size.BatchSizes(None, device)).begin(
             work,
             micro_batch_size,
             length=int(data.lengths.max(initial=1)),
@@ -548,10 +547,10 @@ _Parts = Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]
 
 def note_scored(data: Sequences, *models: nn.Module) -> None:
     """Count that these models have read sequences for their log-probabilities."""
-    spend("scoring", sum(model_cost(model).forward(passes_of(model, data)) for model in models))
+    flops.spend("scoring", sum(flops.model_cost(model).forward(passes_of(model, data)) for model in models))
 
 
-def passes_of(model: nn.Module, data: Sequences) -> Pass:
+def passes_of(model: nn.Module, data: Sequences) -> flops.Pass:
     """What a model reads of sequences: a policy's outputs matter from one before the first supervised token on."""
     whole = isinstance(model, ValueModel)
-    return whole_texts(data.lengths, None if whole else int((data.lengths - data.starts).sum()) + len(data))
+    return flops.whole_texts(data.lengths, None if whole else int((data.lengths - data.starts).sum()) + len(data))

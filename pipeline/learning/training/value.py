@@ -15,20 +15,9 @@ from torch import Tensor
 
 from pipeline.learning.choices import SMALLEST_STEP, HeadType
 from pipeline.learning.generation.sampling import sample_keys, uniforms
-from pipeline.learning.models.batch_size import BatchSizes
-from pipeline.learning.models.flops import Purpose, model_cost, spend, whole_texts
+from pipeline.learning.models import batch_size, flops
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.distributed import ALONE, Ranks
-from pipeline.learning.training.loop import (
-    Fitting,
-    TrainingSet,
-    add_to_curve,
-    computing_in,
-    fit,
-    is_drawn,
-    of_pairs,
-)
-from pipeline.learning.training.scoring import in_rows, inputs_of, is_unpadded, places_of_tokens, score_sequences
+from pipeline.learning.training import distributed, loop, scoring
 from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 from pipeline.outputs.formats import Calibration
 
@@ -128,7 +117,7 @@ def chosen_values(values: Tensor, ids: Tensor) -> Tensor:
     return F.pad(taken, (1, 0))
 
 
-def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: float = 0.0) -> list[float]:
+def fit_value(model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate: float = 0.0) -> list[float]:
     """Train a value model in place; a batch's loss is the mean over its supervised tokens.
 
     Args:
@@ -145,12 +134,12 @@ def fit_value(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: flo
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
         values = batch_values(model, batch)
-        if is_drawn():
+        if loop.is_drawn():
             off = _errors(values.detach(), batch, model.config.atoms, rate)
-            add_to_curve(brier=off**2, bias=off)
+            loop.add_to_curve(brier=off**2, bias=off)
         return token_loss(values, batch.mask, batch.labels) / max(1, int(supervised[whole].sum()))
 
-    return fit(model, TrainingSet(data, loss_of), fitting, backbone=model.backbone)
+    return loop.fit(model, loop.TrainingSet(data, loss_of), fitting, backbone=model.backbone)
 
 
 def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
@@ -164,15 +153,15 @@ def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
 
 def batch_values(model: ValueModel, batch: Batch) -> Tensor:
     """As `token_values`, of a batch, and without its padding where that is asked for; there values are 0."""
-    if not is_unpadded(model.backbone):
+    if not scoring.is_unpadded(model.backbone):
         return token_values(model, batch.ids)
-    inputs = inputs_of(batch)
+    inputs = scoring.inputs_of(batch)
     values: Tensor = model(**inputs)
     if model.config.head != HeadType.v.name:
         values = chosen_values(values, inputs["input_ids"])
         begins = (inputs["position_ids"] == 0).view(1, -1, *[1] * (values.ndim - 2))
         values = values.masked_fill(begins, 0.0)  # where a text before it has said something
-    return in_rows(values[0], batch, places_of_tokens(batch))
+    return scoring.in_rows(values[0], batch, scoring.places_of_tokens(batch))
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:
@@ -224,7 +213,9 @@ def held_out(prompts: NDArray[np.int64], seed: int, share: float) -> NDArray[np.
     return np.zeros_like(chosen) if chosen.all() or (prompts == UNKNOWN).any() else chosen
 
 
-def calibrate(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: float = 0.0) -> Calibration | None:
+def calibrate(
+    model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate: float = 0.0
+) -> Calibration | None:
     """Hold a value model's predictions against labels; None where there are no sequences.
 
     Args:
@@ -238,19 +229,19 @@ def calibrate(model: ValueModel, data: Sequences, fitting: Fitting, *, rate: flo
         return None
 
     def predictions(batch: Batch) -> Tensor:
-        with computing_in(fitting.dtype, fitting.device, fitting.ranks):
+        with loop.computing_in(fitting.dtype, fitting.device, fitting.ranks):
             return expected_labels(token_values(model, batch.ids), model.config.atoms)
 
     model.eval()
-    spend("scoring", model_cost(model).forward(whole_texts(data.lengths)))
-    found = score_sequences(
+    flops.spend("scoring", flops.model_cost(model).forward(flops.whole_texts(data.lengths)))
+    found = scoring.score_sequences(
         data,
         predictions,
         micro_batch_size=fitting.training.micro_batch_size,
         device=fitting.device,
         width=data.ids.shape[1],
         ranks=fitting.ranks,
-        sizes=BatchSizes(fitting.hints, fitting.device, model),
+        sizes=batch_size.BatchSizes(fitting.hints, fitting.device, model),
         work="calibrate",
     )
     mask = data.mask()
@@ -369,7 +360,7 @@ def sequence_scores(model: ValueModel, batch: Batch) -> Tensor:
     return values.gather(1, last[:, None]).squeeze(1)
 
 
-def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: Fitting) -> list[float]:
+def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: loop.Fitting) -> list[float]:
     """Train a reward model in place: the loss is ``-log sigmoid(r(chosen) - r(rejected))``.
 
     That is the likelihood of the Bradley-Terry model (1952), in which a completion is preferred with the
@@ -386,11 +377,11 @@ def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: Fitting) -> l
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:  # noqa: ARG001
         scores = sequence_scores(model, batch)
-        if is_drawn():
-            add_to_curve(**of_pairs(scores.detach()))
+        if loop.is_drawn():
+            loop.add_to_curve(**loop.of_pairs(scores.detach()))
         return -F.logsigmoid(scores[0::2] - scores[1::2]).sum() / (len(whole) // 2)
 
-    return fit(model, TrainingSet(pairs, loss_of, group=2), fitting, backbone=model.backbone)
+    return loop.fit(model, loop.TrainingSet(pairs, loss_of, group=2), fitting, backbone=model.backbone)
 
 
 def reward_scores(
@@ -399,8 +390,8 @@ def reward_scores(
     *,
     micro_batch_size: int,
     device: str,
-    ranks: Ranks = ALONE,
-    purpose: Purpose = "rewards",
+    ranks: distributed.Ranks = distributed.ALONE,
+    purpose: flops.Purpose = "rewards",
     hints: Path | None = None,
 ) -> NDArray[np.float64]:
     """Raw scores of sequences, shape [N].
@@ -408,14 +399,14 @@ def reward_scores(
     Their FLOPs count as spent on `purpose`; `hints` is where batch sizes that fitted are remembered.
     """
     model.eval()
-    spend(purpose, model_cost(model).forward(whole_texts(data.lengths)))
-    return score_sequences(
+    flops.spend(purpose, flops.model_cost(model).forward(flops.whole_texts(data.lengths)))
+    return scoring.score_sequences(
         data,
         lambda batch: sequence_scores(model, batch),
         micro_batch_size=micro_batch_size,
         device=device,
         ranks=ranks,
-        sizes=BatchSizes(hints, device, model),
+        sizes=batch_size.BatchSizes(hints, device, model),
     )
 
 

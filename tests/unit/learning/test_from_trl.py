@@ -6,14 +6,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import from_trl
+from pipeline import errors, from_trl
 from pipeline.config.schema import Config, DType, Optimizer, Schedule
-from pipeline.errors import ConfigError
-from pipeline.learning.algos.dpo import DPOConfig, PairSource
-from pipeline.learning.algos.grpo import GRPOConfig
-from pipeline.learning.algos.policy_config import Sampling
-from pipeline.learning.algos.sft import SFTConfig
-from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards
+from pipeline.learning import choices
+from pipeline.learning.algos import dpo, grpo, policy_config, sft
 from pipeline.learning.from_trl import FromTRL
 from tests.doubles.composing import quick_config
 
@@ -33,14 +29,14 @@ def test_a_configuration_of_grpo_as_it_is_by_default() -> None:
     found = from_trl(of_trl("GRPOConfig"))
     assert found.without == []
     config, algo = composed(found, "GRPO")
-    assert isinstance(algo, GRPOConfig)
+    assert isinstance(algo, grpo.GRPOConfig)
     assert algo.enabled
     assert [name for name, each in config.algos.items() if each.enabled] == ["GRPO"]
-    assert (algo.sampling, algo.steps_per_generation, algo.horizon) == (Sampling.online, 1, 3)
+    assert (algo.sampling, algo.steps_per_generation, algo.horizon) == (policy_config.Sampling.online, 1, 3)
     assert (algo.num_generations, algo.batch_size, algo.epochs, algo.learning_rate) == (8, 8, 1, 1e-6)
     assert (algo.beta, algo.epsilon, algo.epsilon_high) == (0, 0.2, None)
-    assert (algo.loss_type, algo.scale_rewards) == (GRPOLoss.dapo, ScaleRewards.group)
-    assert algo.importance_sampling_level is ImportanceSampling.token
+    assert (algo.loss_type, algo.scale_rewards) == (choices.GRPOLoss.dapo, choices.ScaleRewards.group)
+    assert algo.importance_sampling_level is choices.ImportanceSampling.token
     assert algo.use_bias_correction_kl
     training = config.training
     assert (training.schedule, training.warmup_steps, training.optimizer) == (Schedule.linear, 0, Optimizer.adamw)
@@ -58,9 +54,9 @@ def test_a_configuration_of_rloo_has_what_it_does_not_share_with_grpo() -> None:
     found = from_trl(of_trl("RLOOConfig", **given))
     assert found.without == ["reward_clip_range=(-1.0, 1.0)"]
     config, algo = composed(found, "RLOO")
-    assert (algo.sampling, algo.horizon, config.rounds_of_training) == (Sampling.online, 1, 1)
+    assert (algo.sampling, algo.horizon, config.rounds_of_training) == (policy_config.Sampling.online, 1, 1)
     assert (algo.num_generations, algo.batch_size, algo.beta, algo.normalize_advantages) == (2, 8, 0.05, True)
-    assert algo.importance_sampling_level is ImportanceSampling.product
+    assert algo.importance_sampling_level is choices.ImportanceSampling.product
 
 
 def test_what_is_computed_by_default_is_what_trl_computes() -> None:
@@ -82,9 +78,9 @@ def test_a_configuration_of_dpo_counts_pairs_as_two() -> None:
     found = from_trl(of_trl("DPOConfig", loss_type="ipo", gradient_accumulation_steps=4, padding_free=True))
     assert found.without == []
     config, algo = composed(found, "DPO")
-    assert isinstance(algo, DPOConfig)
-    assert (algo.loss_type, algo.beta, algo.epochs, algo.batch_size) == (DPOLoss.ipo, 0.1, 3, 64)
-    assert algo.pairs is PairSource.existing
+    assert isinstance(algo, dpo.DPOConfig)
+    assert (algo.loss_type, algo.beta, algo.epochs, algo.batch_size) == (choices.DPOLoss.ipo, 0.1, 3, 64)
+    assert algo.pairs is dpo.PairSource.existing
     assert (config.training.micro_batch_size, config.training.padding_free) == (16, True)
 
 
@@ -93,16 +89,16 @@ def test_configurations_of_kto_orpo_and_cpo_take_what_a_dataset_has() -> None:
     assert found.without == []
     config, algo = composed(found, "KTO")
     assert (algo.beta, algo.desirable_weight, algo.undesirable_weight) == (0.1, 1, 1.5)
-    assert (algo.batch_size, algo.pairs) == (8, PairSource.existing)
+    assert (algo.batch_size, algo.pairs) == (8, dpo.PairSource.existing)
     found = from_trl(of_trl("ORPOConfig", "trl.experimental.orpo", beta=0.3))
     assert found.without == []
     config, algo = composed(found, "ORPO")
-    assert (algo.beta, algo.batch_size, algo.pairs) == (0.3, 16, PairSource.existing)
+    assert (algo.beta, algo.batch_size, algo.pairs) == (0.3, 16, dpo.PairSource.existing)
     assert config.training.micro_batch_size == 16
     found = from_trl(of_trl("CPOConfig", "trl.experimental.cpo", loss_type="simpo", simpo_gamma=1.6))
     assert found.without == []
     _, algo = composed(found, "SimPO")
-    assert (algo.beta, algo.simpo_gamma, algo.cpo_alpha, algo.pairs) == (0.1, 1.6, 1.0, PairSource.existing)
+    assert (algo.beta, algo.simpo_gamma, algo.cpo_alpha, algo.pairs) == (0.1, 1.6, 1.0, dpo.PairSource.existing)
     assert from_trl({}, "SimPO").without == ["loss_type=sigmoid (see algos.SimPO.simpo_gamma)"]
 
 
@@ -110,7 +106,7 @@ def test_a_configuration_of_sft_has_its_batch_but_where_rows_are_packed() -> Non
     found = from_trl(of_trl("SFTConfig", assistant_only_loss=True, gradient_accumulation_steps=4))
     assert found.without == []
     config, algo = composed(found, "SFT")
-    assert isinstance(algo, SFTConfig)
+    assert isinstance(algo, sft.SFTConfig)
     assert (algo.batch_size, algo.epochs, algo.learning_rate, algo.max_length) == (32, 3, 2e-5, 1024)
     assert (algo.assistant_only_loss, algo.completion_only_loss) == (True, None)
     assert (config.rounds_of_training, config.training.padding_free) == (1, False)
@@ -178,5 +174,5 @@ def test_texts_arrive_as_they_are() -> None:
     ],
 )
 def test_what_is_no_configuration_of_trl_is_refused(config: object, algo: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(errors.ConfigError, match=said):
         from_trl(config, algo)

@@ -18,11 +18,9 @@ from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidanc
 from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, sample_keys
 from pipeline.learning.models.value import ValueConfig, ValueModel
+from pipeline.learning.training import loop, preferences, sequences
 from pipeline.learning.training.grpo import Samples, grpo_set
-from pipeline.learning.training.loop import Curve, Fitting, fit, fit_sft
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.preferences import dpo_set
-from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_value
 from tests.doubles.fitting import fitting as small_fitting
 from tests.doubles.fitting import of_grpo
@@ -173,12 +171,12 @@ def test_what_a_step_waits_for(head: HeadType | None, way: dict[str, Any]) -> No
 
 NUMBERS = np.random.default_rng(0)
 IDS = [NUMBERS.integers(1, 300, 20 + row % 7).tolist() for row in range(8)]
-DATA = Sequences.of(IDS, [8 + row % 3 for row in range(8)], [float(row % 2) for row in range(8)])
+DATA = sequences.Sequences.of(IDS, [8 + row % 3 for row in range(8)], [float(row % 2) for row in range(8)])
 SMALL: dict[str, Any] = {"vocabulary": 300, "spread": 0.02}
 
 
-def fitting(device: str, **training: Any) -> Fitting:
-    curve = Curve(training="x", folder=Path(tempfile.mkdtemp()), show=lambda _: None)
+def fitting(device: str, **training: Any) -> loop.Fitting:
+    curve = loop.Curve(training="x", folder=Path(tempfile.mkdtemp()), show=lambda _: None)
     return small_fitting(
         4,
         epochs=2,
@@ -192,13 +190,13 @@ def fitting(device: str, **training: Any) -> Fitting:
 
 
 def sft(device: str, **how: Any) -> list[float]:
-    return fit_sft(policy("qwen3", **SMALL).to(device), DATA, fitting(device, **how))
+    return loop.fit_sft(policy("qwen3", **SMALL).to(device), DATA, fitting(device, **how))
 
 
 def dpo(device: str, **how: Any) -> list[float]:
     model = policy("qwen3", **SMALL).to(device)
-    made = dpo_set(model, DATA, np.linspace(-40, -50, 8), DPOConfig(beta=0.1), device)
-    return fit(model, made, fitting(device, **how))
+    made = preferences.dpo_set(model, DATA, np.linspace(-40, -50, 8), DPOConfig(beta=0.1), device)
+    return loop.fit(model, made, fitting(device, **how))
 
 
 def grpo(device: str, **how: Any) -> list[float]:
@@ -207,7 +205,7 @@ def grpo(device: str, **how: Any) -> list[float]:
     advantages = np.linspace(-1, 1, 8).astype(np.float32)
     model = policy("qwen3", **SMALL).to(device)
     made = grpo_set(model, Samples(DATA, old), advantages, old - 0.1, algo, device, longest=20)
-    return fit(model, made, fitting(device, **how))
+    return loop.fit(model, made, fitting(device, **how))
 
 
 def value(device: str, head: HeadType = HeadType.v, atoms: int = 1, **how: Any) -> list[float]:
@@ -219,7 +217,7 @@ def value(device: str, head: HeadType = HeadType.v, atoms: int = 1, **how: Any) 
 
 def lora(device: str, **how: Any) -> list[float]:
     model = with_adapters(policy("qwen3", **SMALL).bfloat16().to(device), LoraSettings(rank=4), seed=0)
-    return fit_sft(model.to(device), DATA, fitting(device, **how))
+    return loop.fit_sft(model.to(device), DATA, fitting(device, **how))
 
 
 def scores(device: str) -> list[float]:

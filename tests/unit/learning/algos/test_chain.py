@@ -20,8 +20,7 @@ from pipeline.learning.evaluation.metrics import read_samples
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import held_out
 from pipeline.outputs.prompts import read_prompts
-from pipeline.plan.build import build_plan
-from pipeline.plan.estimates import disk_need
+from pipeline.plan import build, estimates
 from pipeline.plan.graph import Job
 from tests.doubles.composing import quick_config
 from tests.doubles.judges import digits_right
@@ -56,7 +55,7 @@ class Chains:
         self.root = root
         self.afresh = afresh
         self.config = quick_config([*SMALL, *overrides])
-        self.plan = build_plan(self.config)
+        self.plan = build.build_plan(self.config)
         self.memory: dict[str, Any] = {}
         self.flops: dict[str, Mapping[str, float]] = {}
         self.tokens: dict[str, int] = {}
@@ -122,7 +121,7 @@ class Chains:
         """Bytes of all models that are trained, as reckoned before and as they are."""
         trained = [self.root / job.key for job in self.plan.jobs.values() if job.stage in ("train", "reward")]
         models = sum(path.stat().st_size for folder in trained for path in folder.rglob("*.safetensors"))
-        return disk_need(self.plan, self.config, list(self.plan.jobs)).made, models
+        return estimates.disk_need(self.plan, self.config, list(self.plan.jobs)).made, models
 
     def digest(self) -> dict[str, str]:
         """Checksums of all outputs, as if they had been written to a folder of another name."""

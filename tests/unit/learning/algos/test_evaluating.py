@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.evaluation.metrics import read_log_right, read_samples
 from pipeline.learning.models.load import load_policy, load_tokenizer
-from pipeline.learning.rewards.answers import exact_match
-from pipeline.learning.rewards.traits import RewardTraits, reward
-from pipeline.plan.build import build_plan
-from pipeline.plan.models import read_models
+from pipeline.learning.rewards import answers, traits
+from pipeline.plan import build, models
 from tests.doubles.composing import quick_config
 from tests.unit.learning.algos.test_chain import Chains
 
@@ -42,7 +40,7 @@ SMALL = (
 )
 
 
-@reward(RewardTraits(verifies=True, isolated=False, right=lambda columns: [columns["solution"]]))
+@traits.reward(traits.RewardTraits(verifies=True, isolated=False, right=lambda columns: [columns["solution"]]))
 def anything(completions: Sequence[str], **_: Any) -> list[float | None]:
     """Likes more than it says."""
     return [1.0] * len(completions)
@@ -55,7 +53,7 @@ class Reference(Chains):
         self.root, self.memory, self.flops, self.tokens, self.answers, self.told = root, {}, {}, {}, {}, {}
         small = [each for each in SMALL if "model=[hf]" not in overrides or "models.tiny" not in each]
         config = quick_config([*small, *overrides])
-        self.plan = build_plan(config, models=read_models(config))
+        self.plan = build.build_plan(config, models=models.read_models(config))
         for stage in ("train", "evaluate", "metrics"):
             for job in self.plan.jobs.values():
                 if (job.algo, job.stage) == ("reference", stage) and not (root / job.key).exists():
@@ -96,7 +94,7 @@ class Enumerated:
     def right(self, place: int) -> NDArray[np.float64]:
         """Rewards of all completions, by the function that grades the run."""
         solution = [self.rows[place].columns["solution"]] * len(self.texts)
-        return np.array(exact_match(completions=self.texts, solution=solution), np.float64)
+        return np.array(answers.exact_match(completions=self.texts, solution=solution), np.float64)
 
 
 @pytest.fixture(scope="module")

@@ -15,24 +15,18 @@ import torch
 
 from pipeline.config.schema import AlgoConfig, DatasetConfig, GenerationConfig, StageConfig
 from pipeline.errors import DataError
-from pipeline.learning.algos import groups as algos_groups
-from pipeline.learning.algos import opening
-from pipeline.learning.algos.dpo import existing_sequences, labelled_sequences
+from pipeline.learning.algos import dpo, opening
 from pipeline.learning.algos.groups import Groups, Rollouts
 from pipeline.learning.algos.opening import reference_model, score
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.base import Row, load_dataset
-from pipeline.learning.datasets.shipped import Addition, AdditionConfig
-from pipeline.learning.generation.decode import Guidance
+from pipeline.learning.datasets import base, shipped
+from pipeline.learning.generation import decode, sampling
 from pipeline.learning.generation.policy import TextPolicy, by_majority, by_score
-from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
+from pipeline.learning.models import kinds, tiny
 from pipeline.learning.models.cache import ModelCache
-from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
+from pipeline.learning.rewards import scoring, traits
 from pipeline.learning.rewards.preference import Preference, PreferenceConfig, PreferenceSource
-from pipeline.learning.rewards.scoring import Scored
-from pipeline.learning.rewards.traits import RewardTraits, reward
 from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.formats import read_faults
 from tests.doubles.contexts import context
@@ -48,11 +42,11 @@ def groups(rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]] |
         size,
         [[90 + place // size] for place in range(count)],
         [[place] for place in range(count)] if tokens is None else [[one] for row in tokens for one in row],
-        Scored(
+        scoring.Scored(
             values, {}, [None if np.isnan(v) else bool(v >= 1) for v in values], [None] * count, [None] * count
         ),
         ids=np.arange(len(rewards)) + 70,
-        keys=sample_keys(0, "preference", np.arange(len(rewards)), 1)[:, 0],
+        keys=sampling.sample_keys(0, "preference", np.arange(len(rewards)), 1)[:, 0],
     )
 
 
@@ -118,32 +112,32 @@ def test_completions_are_labelled_by_correctness_and_else_by_the_mean_of_their_p
 
 
 def test_completions_that_a_dataset_labels() -> None:
-    tokenizer = make_tokenizer(Addition(AdditionConfig(kind="addition")))
+    tokenizer = tiny.make_tokenizer(shipped.Addition(shipped.AdditionConfig(kind="addition")))
     rows = [
-        Row(3, "321+654=", {"label": False}, completion="4790"),
-        Row(5, "1+1=", {"label": 1}, completion="2"),
-        Row(8, "1+2=", {}, chosen="3", rejected="4"),
+        base.Row(3, "321+654=", {"label": False}, completion="4790"),
+        base.Row(5, "1+1=", {"label": 1}, completion="2"),
+        base.Row(8, "1+2=", {}, chosen="3", rejected="4"),
     ]
-    found, parted, _ = labelled_sequences(rows, tokenizer)
+    found, parted, _ = dpo.labelled_sequences(rows, tokenizer)
     assert (found.labels.tolist(), found.prompts.tolist()) == ([0, 1, 1, 0], [3, 5, 8, 8])
     assert parted == 0
     with pytest.raises(DataError, match="row 9: its label is 'good'; must be true or false"):
-        labelled_sequences([Row(9, "1+1=", {"label": "good"}, completion="2")], tokenizer)
+        dpo.labelled_sequences([base.Row(9, "1+1=", {"label": "good"}, completion="2")], tokenizer)
 
 
 @pytest.mark.parametrize("in_columns", [True, False])
 def test_pairs_that_a_dataset_has(in_columns: bool) -> None:
-    tokenizer = make_tokenizer(Addition(AdditionConfig(kind="addition")))
+    tokenizer = tiny.make_tokenizer(shipped.Addition(shipped.AdditionConfig(kind="addition")))
     answers = {"chosen": "5790", "rejected": "4790"}
     same = {"chosen": "1", "rejected": "1"}
     rows = [
-        Row(number, "321+654=", texts) if in_columns else Row(number, "321+654=", {}, **texts)
+        base.Row(number, "321+654=", texts) if in_columns else base.Row(number, "321+654=", {}, **texts)
         for number, texts in enumerate((answers, same))
     ]
-    found, parted, _ = existing_sequences(rows, tokenizer, context=13)
+    found, parted, _ = dpo.existing_sequences(rows, tokenizer, context=13)
     assert parted == 0
     with pytest.raises(DataError, match=r"'321\+654=' and an answer to it are 13 tokens, .* room for 12"):
-        existing_sequences(rows, tokenizer, context=12)
+        dpo.existing_sequences(rows, tokenizer, context=12)
     assert found.labels.tolist() == [1, 0]
     assert found.starts.tolist() == [9, 9]
     assert found.ids.tolist() == [[10, 3, 2, 1, 11, 6, 5, 4, 12, *map(int, text)] for text in answers.values()]
@@ -153,7 +147,7 @@ def test_pairs_that_a_dataset_has(in_columns: bool) -> None:
 # Completions of the same text so far read it once, and are those that they would be by themselves.
 
 
-DATASET = load_dataset(AdditionConfig(kind="addition"))
+DATASET = base.load_dataset(shipped.AdditionConfig(kind="addition"))
 SAMPLES = 3
 BOS = 10
 """Fills up short prompts, too."""
@@ -164,9 +158,9 @@ def policy(*, guided: bool = False) -> TextPolicy:
     guidance = None
     if guided:
         value = value_model_from(model, HeadType.q).eval()
-        guidance = Guidance(value, Tilt(preference_offset(1.0), top_k=3))
+        guidance = decode.Guidance(value, sampling.Tilt(sampling.preference_offset(1.0), top_k=3))
     return TextPolicy(
-        model, make_tokenizer(DATASET), GenerationConfig(batch_size=16), DATASET, "cpu", guidance=guidance
+        model, tiny.make_tokenizer(DATASET), GenerationConfig(batch_size=16), DATASET, "cpu", guidance=guidance
     )
 
 
@@ -174,10 +168,8 @@ def policy(*, guided: bool = False) -> TextPolicy:
 def rolled(monkeypatch: pytest.MonkeyPatch) -> Rollouts:
     """Three roll-ins of each of four prompts."""
     rows: Any = [DATASET.row(index) for index in range(4)]
-    monkeypatch.setattr(algos_groups, "round_rows", lambda *_: rows)
-    monkeypatch.setattr(
-        algos_groups, "encode", lambda _, policy, rows: policy.encode([row.prompt for row in rows])
-    )
+    monkeypatch.setattr(opening, "round_rows", lambda *_: rows)
+    monkeypatch.setattr(opening, "encode", lambda _, policy, rows: policy.encode([row.prompt for row in rows]))
     told: list[int] = []
     ctx: Any = SimpleNamespace(
         algo="PITA",
@@ -241,7 +233,7 @@ def test_what_is_the_same_so_far_is_read_once(
 # What stages that work with text share: scoring leaves in the output what rewards failed at.
 
 
-@reward(RewardTraits(isolated=False))
+@traits.reward(traits.RewardTraits(isolated=False))
 def as_numbers(completions: Sequence[str], **_: Any) -> list[float]:
     return [float(text) for text in completions]
 
@@ -254,7 +246,7 @@ def test_scoring_leaves_in_the_output_what_a_reward_failed_at(tmp_path: Path) ->
         models=ModelCache(1),
         loading=nullcontext,
     )
-    rows = [Row(number, "p") for number in range(2)]
+    rows = [base.Row(number, "p") for number in range(2)]
     score(ctx, rows, ["1", "2"], [[0], [0]], 8)
     assert not (tmp_path / "faults.json").exists()
     score(ctx, rows, ["1", "inf"], [[0], [0]], 8)
@@ -271,7 +263,7 @@ def test_a_reference_that_is_read_in_few_bits_is_another_one(
     monkeypatch.setattr(opening, "load_tokenizer", lambda *_, **__: None)
     cache = ModelCache(9)
     for quantization in ("4bit", None, "8bit", "4bit"):
-        config = StageConfig(model=HFModelConfig(kind="hf", path="x", quantization=quantization))
+        config = StageConfig(model=kinds.HFModelConfig(kind="hf", path="x", quantization=quantization))
         made = context(AlgoConfig(), tmp_path)
         reference_model(replace(made, config=config, models=cache, loading=nullcontext))
     assert read == [4, None, 8]

@@ -16,10 +16,9 @@ import torch
 
 from pipeline.learning.algos import online
 from pipeline.learning.algos.groups import Groups
-from pipeline.learning.algos.online import drawn_anew
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training import checkpoint
-from pipeline.outputs.formats import ADAPTERS, read_curve
+from pipeline.outputs import formats
 from tests.doubles.forked import forked
 from tests.doubles.groups import groups_of
 from tests.doubles.judges import ASKED
@@ -57,7 +56,7 @@ def test_training_draws_and_its_curve_says_of_what(whole: Chains) -> None:
     assert (len(about["loss"]), about["groups"]) == (6, 24)
     assert about["groups_drawn_anew"] > 0
     assert about["tokens_generated"] == (24 + about["groups_drawn_anew"]) * 4 * 4
-    rows = read_curve(folder)
+    rows = formats.read_curve(folder)
     assert {row.extra["times_drawn"] for row in rows} == {1, 2}
     row = rows[0]
     assert row.extra.keys() >= TOLD | {"clip_share"}
@@ -76,13 +75,13 @@ def test_groups_that_score_alike_make_way_for_further_prompts_up_to_a_limit() ->
         return groups_of(size, tokens, tokens, scored, ids=ids)
 
     asked: list[tuple[int, int, int]] = []
-    every, taken = drawn_anew(draw, (4, 8), 3)
+    every, taken = online.drawn_anew(draw, (4, 8), 3)
     assert asked == [(4, 4, 0), (8, 2, 1), (10, 1, 2)]
     assert [groups.ids.tolist() for groups in every] == [[4, 5, 6, 7], [8, 9], [10]]
     assert [groups.ids.tolist() for groups in taken] == [[5, 7], [9], [10]]
     assert taken[0].tokens == [[2], [3], [6], [7]]
-    assert [groups.ids.tolist() for groups in drawn_anew(draw, (8, 9), 2)[1]] == [[9]]
-    assert [groups.ids.tolist() for groups in drawn_anew(draw, (4, 8), 1)[1]] == [[4, 5, 6, 7]]
+    assert [groups.ids.tolist() for groups in online.drawn_anew(draw, (8, 9), 2)[1]] == [[9]]
+    assert [groups.ids.tolist() for groups in online.drawn_anew(draw, (4, 8), 1)[1]] == [[4, 5, 6, 7]]
 
 
 def test_what_a_round_leaves_goes_on_in_the_next(whole: Chains) -> None:
@@ -123,7 +122,7 @@ def test_a_training_that_is_killed_goes_on_to_the_same_bytes(moment: str, whole:
     shutil.copytree(whole.root, tmp_path / "store")
     (tmp_path / "store" / "asked").unlink(missing_ok=True)
     out, asked = tmp_path / "store" / job.key, tmp_path / "asked"
-    kept, rows = trained(whole, "GRPO", 1), read_curve(out)
+    kept, rows = trained(whole, "GRPO", 1), formats.read_curve(out)
     shutil.rmtree(tmp_path / "store" / ".checkpoints" / job.key, ignore_errors=True)
 
     def attempt(killed: bool) -> None:
@@ -176,12 +175,12 @@ def test_pairs_and_labels_of_the_present_policy_are_drawn_online_too(tmp_path: P
         assert len(about["loss"]) == 6
         assert 0 < about["pairs"] <= 24 * 6
         had = TOLD if algo == "DPO" else TOLD - {"kl", "entropy"}
-        assert read_curve(folder)[0].extra.keys() >= had | {"accuracy", "margin"}
+        assert formats.read_curve(folder)[0].extra.keys() >= had | {"accuracy", "margin"}
     (folder,) = chains.folders("KTO", 1, "train")
     about = json.loads((folder / "training.json").read_text())
     assert (len(about["loss"]), about["sequences"]) == (6, 24 * 4)
     assert 0 < about["sequences_desirable"] < 24 * 4
-    assert {"kl", "reward_desirable", "reward_undesirable"} <= read_curve(folder)[0].extra.keys()
+    assert {"kl", "reward_desirable", "reward_undesirable"} <= formats.read_curve(folder)[0].extra.keys()
 
 
 def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_path: Path) -> None:
@@ -194,9 +193,9 @@ def test_reward_models_of_the_rounds_first_draws_score_what_is_drawn_later(tmp_p
         assert about["reward_model"]["held_out_pairs"] == fit["held_out_pairs"] > 0
         assert about["tokens_generated"] == 2 * 24 * 4 * 4
         assert about["tokens_trained"] == fit["tokens_trained"] + 24 * 4 * 13
-        assert read_curve(folder)[0].extra.keys() >= TOLD
-        scores = np.array([row.extra["reward"] for row in read_curve(folder)])
+        assert formats.read_curve(folder)[0].extra.keys() >= TOLD
+        scores = np.array([row.extra["reward"] for row in formats.read_curve(folder)])
         assert np.abs(scores).max() < 3
         assert np.abs(scores % 0.25).min() > 0  # no share of completions that are right
         # Adapters go on as the weights that they are.
-        assert json.loads((folder / ADAPTERS).read_text())["rounds"] == [number]
+        assert json.loads((folder / formats.ADAPTERS).read_text())["rounds"] == [number]

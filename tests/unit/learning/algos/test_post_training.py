@@ -9,10 +9,9 @@ import torch
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
-from pipeline.learning.models.load import load_policy
+from pipeline.learning.models import load
 from pipeline.learning.models.value import ValueModel
-from pipeline.learning.training.sequences import Sequences, prompt_folds
-from pipeline.learning.training.value import reward_scores
+from pipeline.learning.training import sequences, value
 from pipeline.outputs.formats import read_curve
 from tests.unit.learning.algos.test_chain import Chains
 
@@ -84,9 +83,9 @@ def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, 
     """Recomputed by hand: each half by the model of the other half, standardised by itself."""
     (out,) = chains.folders(algo, 1, "reward")
     drawn = chains.folders(algo, 1, "score")
-    data, scored = Sequences.load(drawn), Sequences.load([out])
-    pairs = Sequences.load(drawn, "pairs.safetensors")
-    fold_of_pairs, fold_of_data = prompt_folds(pairs.prompts[::2], data.prompts, 2)
+    data, scored = sequences.Sequences.load(drawn), sequences.Sequences.load([out])
+    pairs = sequences.Sequences.load(drawn, "pairs.safetensors")
+    fold_of_pairs, fold_of_data = sequences.prompt_folds(pairs.prompts[::2], data.prompts, 2)
     assert len({(*ids[:9], row) for ids, row in zip(data.ids.tolist(), data.prompts.tolist(), strict=True)}) == 20
     assert not set(data.prompts[fold_of_data == 0]) & set(data.prompts[fold_of_data == 1])
     about = json.loads((out / "reward.json").read_bytes())
@@ -94,13 +93,13 @@ def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, 
     for fold in (0, 1):
         model = ValueModel.from_pretrained(out / f"fold_{fold}")
         mine = fold_of_data == fold
-        raw = reward_scores(model, data.some(np.flatnonzero(mine)), micro_batch_size=64, device="cpu")
+        raw = value.reward_scores(model, data.some(np.flatnonzero(mine)), micro_batch_size=64, device="cpu")
         expected = (raw - raw.mean()) / raw.std()
         if algo == "QSharp-HF":
             expected = (expected.clip(-2, 2) + 2) / 4
         assert scored.labels[mine] == pytest.approx(expected, abs=1e-4)
         held_out = pairs.some(np.flatnonzero(np.repeat(fold_of_pairs == fold, 2)))
-        unseen = reward_scores(model, held_out, micro_batch_size=64, device="cpu")
+        unseen = value.reward_scores(model, held_out, micro_batch_size=64, device="cpu")
         fit = about["fits"][fold]
         assert fit["held_out_pairs"] == len(held_out) // 2
         assert fit["held_out_accuracy"] == pytest.approx(float((unseen[::2] > unseen[1::2]).mean()))
@@ -146,6 +145,6 @@ def test_a_chain_begins_with_the_policy_of_another_method_and_is_held_to_that(tm
         (folder,) = found.folders(algo, 2, "train")
         stored = sorted(path.parent.name for path in folder.rglob("*.safetensors") if "adapter" in path.name)
         assert "".join(stored) == numbers
-        assert load_policy(folder, SystemConfig(), "cpu", base=base).num_parameters() > 0
+        assert load.load_policy(folder, SystemConfig(), "cpu", base=base).num_parameters() > 0
         with pytest.raises(JobError, match=r"holds adapters rather than a model; .*base=toolbox"):
-            load_policy(folder, SystemConfig(), "cpu")
+            load.load_policy(folder, SystemConfig(), "cpu")

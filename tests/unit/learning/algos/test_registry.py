@@ -6,10 +6,8 @@ import pytest
 
 from pipeline.config.tables import ALGORITHMS
 from pipeline.errors import ConfigError
+from pipeline.learning.algos import post_training, registry, value_guided
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage
-from pipeline.learning.algos.post_training import PostTrainingAlgorithms
-from pipeline.learning.algos.registry import load_algorithm
-from pipeline.learning.algos.value_guided import PITA
 
 
 class Mine(Algorithm):
@@ -22,7 +20,7 @@ class Mine(Algorithm):
         """Do nothing."""
 
 
-class MyPITA(PITA):
+class MyPITA(value_guided.PITA):
     """Takes the place of one that ships."""
 
 
@@ -44,7 +42,7 @@ class NoTuple(Mine):
     stages: ClassVar[Any] = Stage("think")
 
 
-class NoLoss(PostTrainingAlgorithms):
+class NoLoss(post_training.PostTrainingAlgorithms):
     name: ClassVar[str] = "NoLoss"
 
 
@@ -68,7 +66,7 @@ an_object = Mine()
 
 def test_every_algorithm_that_ships_can_be_found() -> None:
     for name in [*ALGORITHMS, "reference", "dataset"]:
-        kind = load_algorithm(name)
+        kind = registry.load_algorithm(name)
         assert kind.name == name
         assert all(callable(getattr(kind, stage.name)) for stage in kind.stages)
 
@@ -76,14 +74,14 @@ def test_every_algorithm_that_ships_can_be_found() -> None:
 @pytest.mark.parametrize("kind", [Mine, Static, ReadsPrevious])
 def test_an_algorithm_of_ones_own(kind: type[Algorithm]) -> None:
     name = next(name for name, value in globals().items() if value is kind)
-    assert load_algorithm("Mine", f"{__name__}.{name}") is kind
-    assert load_algorithm("Mine", f"{__name__}:{name}") is kind
+    assert registry.load_algorithm("Mine", f"{__name__}.{name}") is kind
+    assert registry.load_algorithm("Mine", f"{__name__}:{name}") is kind
 
 
 def test_the_name_of_one_that_ships_is_for_what_builds_on_it() -> None:
-    assert load_algorithm("PITA", f"{__name__}.MyPITA") is MyPITA
+    assert registry.load_algorithm("PITA", f"{__name__}.MyPITA") is MyPITA
     with pytest.raises(ConfigError, match=r"algos\.MyPITA\.class_path"):
-        load_algorithm("PITA", f"{__name__}.Mine")
+        registry.load_algorithm("PITA", f"{__name__}.Mine")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_the_name_of_one_that_ships_is_for_what_builds_on_it() -> None:
 )
 def test_a_class_that_cannot_run_is_refused(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as caught:
-        load_algorithm("X", f"{__name__}.{name}")
+        registry.load_algorithm("X", f"{__name__}.{name}")
     assert f"{__name__}.{name}" in str(caught.value)
 
 
@@ -127,4 +125,4 @@ def test_a_stage_that_no_plan_can_be_made_of_is_refused_where_it_is_written(made
 
 def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Did you mean 'QSharp'"):
-        load_algorithm("Qsharp")
+        registry.load_algorithm("Qsharp")

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from pipeline.errors import JobError
-from pipeline.learning.algos import stage_entry
-from pipeline.learning.algos.base import JobContext, Stage
+from pipeline.learning.algos import base, registry, stage_entry
 from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
 from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
 from pipeline.learning.models.cache import ModelCache
@@ -22,10 +21,10 @@ from pipeline.learning.models.cache import ModelCache
 class Noting:
     """An algorithm whose stages do nothing but note what they find."""
 
-    stages = (Stage("train", scales=True), Stage("generate"))
+    stages = (base.Stage("train", scales=True), base.Stage("generate"))
     found: list[Any]
 
-    def train(self, ctx: JobContext) -> None:
+    def train(self, ctx: base.JobContext) -> None:
         self.found.append(ctx.models.holds_any)
 
     generate = train
@@ -51,7 +50,7 @@ def test_what_generation_has_loaded_is_not_there_while_a_gpu_trains(
 ) -> None:
     cache = ModelCache(4)
     left = weakref.ref(cache.get(("policy",), lambda: torch.nn.Linear(1, 1), nullcontext))
-    monkeypatch.setattr(stage_entry, "load_algorithm", lambda *_: Noting)
+    monkeypatch.setattr(registry, "load_algorithm", lambda *_: Noting)
     monkeypatch.setattr(stage_entry, "prepare_torch", lambda *_, **__: None)
     Noting.found = []
     run_stage(work_on(device, stage, {"models": cache}))

@@ -16,16 +16,15 @@ from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
 from pipeline.learning.evaluation import metrics
-from pipeline.outputs.check import check_output
-from pipeline.outputs.formats import PROMPTS, SAMPLES, Sample
+from pipeline.outputs import check, formats
 
 SETTINGS = EvaluationConfig(bootstrap_samples=200)
 
 
-def sample(row: int, index: int, correct: bool | None = True, **fields: Any) -> Sample:
+def sample(row: int, index: int, correct: bool | None = True, **fields: Any) -> formats.Sample:
     reward = None if correct is None else float(correct)
     given = {"tokens": 4, "reward": reward, "kl": 0.5, "truncated": False, "answer": str(correct), **fields}
-    return Sample(row=row, sample=index, prompt="p", completion="c", correct=correct, **given)
+    return formats.Sample(row=row, sample=index, prompt="p", completion="c", correct=correct, **given)
 
 
 def rows_of(*args: Any) -> dict[str, dict[str, Any]]:
@@ -34,7 +33,7 @@ def rows_of(*args: Any) -> dict[str, dict[str, Any]]:
     return {row["metric"]: row for row in rows}
 
 
-def policy(chance: float, seed: int, prompts: int = 60, n: int = 4) -> list[Sample]:
+def policy(chance: float, seed: int, prompts: int = 60, n: int = 4) -> list[formats.Sample]:
     generator = np.random.default_rng(seed)
     return [sample(row, i, bool(generator.random() < chance)) for row in range(prompts) for i in range(n)]
 
@@ -55,9 +54,9 @@ def test_differences_to_other_policies() -> None:
 
 def test_a_policy_that_has_diverged_still_has_its_other_numbers(tmp_path: Path) -> None:
     metrics.write_samples(
-        tmp_path / SAMPLES, [sample(row, 0, kl=float("nan") if row else 0.5) for row in range(4)]
+        tmp_path / formats.SAMPLES, [sample(row, 0, kl=float("nan") if row else 0.5) for row in range(4)]
     )
-    check_output(tmp_path)
+    check.check_output(tmp_path)
     found = rows_of(metrics.read_samples([tmp_path]), SETTINGS)
     assert found["kl_per_sequence"]["value"] is None
     assert found["pass@1"]["value"] == 1
@@ -197,7 +196,7 @@ def test_it_is_the_tilted_reference_completion_by_completion(eta: float, right: 
 # -- what policies lack of it ----------------------------------------------------------------------------------
 
 
-def worth(row: int, index: int, reward: float | None, kl: float = 0.5) -> Sample:
+def worth(row: int, index: int, reward: float | None, kl: float = 0.5) -> formats.Sample:
     return sample(row, index, None if reward is None else reward == 1, reward=reward, kl=kl, answer=None)
 
 
@@ -246,7 +245,7 @@ def test_shards_leave_it_and_all_of_them_must(tmp_path: Path) -> None:
         folder.mkdir()
         metrics.write_log_right(folder, known)
     assert metrics.read_log_right(folders) == {2: -math.inf, 5: -0.5, 7: -1.5}
-    (folders[1] / PROMPTS).unlink()
+    (folders[1] / formats.PROMPTS).unlink()
     assert metrics.read_log_right(folders) == {}
 
 

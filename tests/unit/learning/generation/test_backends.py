@@ -17,22 +17,17 @@ from transformers import GPT2Config, GPT2LMHeadModel, LogitsProcessor, PreTraine
 from pipeline.config.schema import GenerationConfig, SystemConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.algos import stage_entry
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.shipped import AdditionConfig
-from pipeline.learning.generation import vllm_engine
-from pipeline.learning.generation.decode import Decoded
+from pipeline.learning.datasets import base, shipped
+from pipeline.learning.generation import decode, stops, vllm_engine
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.generation.stops import StopStrings, spellings
-from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models import batch_size, load, tiny
 from pipeline.learning.models.cache import ModelCache
-from pipeline.learning.models.load import load_policy
-from pipeline.learning.models.tiny import make_tokenizer
 from tests.doubles import vllm_stand_in
 from tests.doubles.adapters import write_rounds
 from tests.unit.learning.generation.conftest import language_model
 
-DATASET = load_dataset(AdditionConfig(kind="addition"))
+DATASET = base.load_dataset(shipped.AdditionConfig(kind="addition"))
 PROMPTS = [[1, 2, 3, 4][: 1 + row % 4] for row in range(10)]
 STEPS = 4
 ENDS = 9
@@ -47,8 +42,8 @@ def policy(
     **settings: Any,
 ) -> TextPolicy:
     generation = GenerationConfig(**{"batch_size": 6, "max_new_tokens": STEPS, **settings, "backend": backend})
-    sizes = BatchSizes(hints, "cpu", model)
-    return kind(model, make_tokenizer(DATASET), generation, DATASET, "cpu", sizes=sizes)
+    sizes = batch_size.BatchSizes(hints, "cpu", model)
+    return kind(model, tiny.make_tokenizer(DATASET), generation, DATASET, "cpu", sizes=sizes)
 
 
 def ending(model: PreTrainedModel) -> PreTrainedModel:
@@ -57,7 +52,7 @@ def ending(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def drawn(policy: TextPolicy, samples: int = 2) -> Decoded:
+def drawn(policy: TextPolicy, samples: int = 2) -> decode.Decoded:
     return policy.complete(PROMPTS, sample_keys(0, "test", np.arange(len(PROMPTS)), samples), samples=samples)
 
 
@@ -69,7 +64,7 @@ def saved(tmp_path: Path, vllm: None) -> PreTrainedModel:
     """A model in a folder."""
     model = ending(language_model("gpt2"))
     model.save_pretrained(tmp_path / "model")
-    return ending(load_policy(tmp_path / "model", SystemConfig(), "cpu"))
+    return ending(load.load_policy(tmp_path / "model", SystemConfig(), "cpu"))
 
 
 def test_vllm_takes_the_likeliest_tokens_as_we_do(saved: PreTrainedModel) -> None:
@@ -103,7 +98,7 @@ def test_vllm_draws_by_the_seed_of_each_sample(saved: PreTrainedModel) -> None:
 
 def test_vllm_reads_a_policy_of_which_adapters_are_stored(saved: PreTrainedModel, tmp_path: Path) -> None:
     write_rounds(saved, tmp_path, spread=0.3)
-    merged = load_policy(tmp_path, SystemConfig(), "cpu", base=saved.name_or_path)
+    merged = load.load_policy(tmp_path, SystemConfig(), "cpu", base=saved.name_or_path)
     ours = policy(merged, TextBackend.own).complete(PROMPTS, None).tokens
     assert ours != policy(saved, TextBackend.own).complete(PROMPTS, None).tokens
     assert policy(merged, TextBackend.vllm).complete(PROMPTS, None).tokens == ours
@@ -298,7 +293,7 @@ def test_a_special_token_is_one_more_end() -> None:
 
 def test_a_stop_string_that_nothing_can_write_is_refused() -> None:
     with pytest.raises(JobError, match=r"generation\.stop"):
-        StopStrings(tokenizer(), ["\N{SNOWMAN}"])
+        stops.StopStrings(tokenizer(), ["\N{SNOWMAN}"])
 
 
 # -- spellings ------------------------------------------------------------
@@ -324,6 +319,6 @@ PIECES = st.lists(st.text("ab ", max_size=2), min_size=1, max_size=5)
 def test_none_is_left_out_and_none_is_there_twice(text: str, given: list[str], ends: set[int], limit: int) -> None:
     pieces = dict(enumerate(given))
     ends &= set(pieces)
-    found = [tuple(ids) for ids in spellings(text, pieces, ends, limit)]
+    found = [tuple(ids) for ids in stops.spellings(text, pieces, ends, limit)]
     assert len(set(found)) == len(found)
     assert set(found) == set(searched(text, pieces, ends, limit))

@@ -12,15 +12,7 @@ from transformers import PreTrainedModel
 from pipeline.errors import DataError, RanksDisagree
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
-from pipeline.learning.generation import row_models
-from pipeline.learning.generation.decode import Agreement, Decoded, DecodeSettings, Guidance, decode
-from pipeline.learning.generation.guided import GuidedLogitsProcessor
-from pipeline.learning.generation.sampling import (
-    Tilt,
-    bernoulli_offset,
-    preference_offset,
-    sample_keys,
-)
+from pipeline.learning.generation import guided, row_models, sampling
 from pipeline.learning.models.batch_size import note_split
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, bits_of
@@ -29,12 +21,14 @@ from tests.unit.learning.generation.conftest import VOCABULARY, language_model
 MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
 STEPS = 7
 TILTS = {
-    "others kept": Tilt(preference_offset(0.7), top_k=4),
-    "others dropped": Tilt(bernoulli_offset(0.2), top_k=6, min_p=0.05, others=Others.dropped),
-    "few candidates": Tilt(preference_offset(0.5), top_k=2, min_p=0.02),
-    "uneven, others kept": Tilt(preference_offset(0.7), top_k=8, min_p=0.04),
-    "others at offset 0": Tilt(preference_offset(1.5), top_k=3, others=Others.offset_zero),
-    "uneven, others at offset 0": Tilt(bernoulli_offset(0.5), top_k=8, min_p=0.04, others=Others.offset_zero),
+    "others kept": sampling.Tilt(sampling.preference_offset(0.7), top_k=4),
+    "others dropped": sampling.Tilt(sampling.bernoulli_offset(0.2), top_k=6, min_p=0.05, others=Others.dropped),
+    "few candidates": sampling.Tilt(sampling.preference_offset(0.5), top_k=2, min_p=0.02),
+    "uneven, others kept": sampling.Tilt(sampling.preference_offset(0.7), top_k=8, min_p=0.04),
+    "others at offset 0": sampling.Tilt(sampling.preference_offset(1.5), top_k=3, others=Others.offset_zero),
+    "uneven, others at offset 0": sampling.Tilt(
+        sampling.bernoulli_offset(0.5), top_k=8, min_p=0.04, others=Others.offset_zero
+    ),
 }
 FAMILIES = ("gpt2", "llama")
 """Of `model`: where each tilt meets each head, and each of both each family, all three need not meet."""
@@ -56,14 +50,14 @@ def run(
     budgets: Sequence[int] | None = None,
     greedy: bool = False,
     eos_id: int | None = None,
-    guidance: Guidance | None = None,
-) -> Decoded:
-    keys = sample_keys(0, "test", np.array(range(len(prompts)) if rows is None else rows), samples)
-    return decode(
+    guidance: decoding.Guidance | None = None,
+) -> decoding.Decoded:
+    keys = sampling.sample_keys(0, "test", np.array(range(len(prompts)) if rows is None else rows), samples)
+    return decoding.decode(
         model,
         prompts,
         budgets or [STEPS] * len(prompts),
-        DecodeSettings(batch_size=batch_size, eos_id=eos_id),
+        decoding.DecodeSettings(batch_size=batch_size, eos_id=eos_id),
         keys=None if greedy else keys,
         samples=samples,
         guidance=guidance,
@@ -155,7 +149,7 @@ def test_plain_decoding_equals_generate(model: PreTrainedModel) -> None:
 def test_tokens_that_the_value_model_cannot_read_are_not_taken(make_value: MakeValue, head: HeadType) -> None:
     """Embeddings of a family are filled up to different sizes; of what fills them up nothing is drawn."""
     model = language_model("llama")
-    guidance = Guidance(make_value(model, head), TILTS["others kept"])
+    guidance = decoding.Guidance(make_value(model, head), TILTS["others kept"])
     expected = run(model, some_prompts(), guidance=guidance)
     wide = language_model("llama")
     wide.resize_token_embeddings(VOCABULARY + 3, mean_resizing=False)
@@ -165,7 +159,7 @@ def test_tokens_that_the_value_model_cannot_read_are_not_taken(make_value: MakeV
     assert found.tokens == expected.tokens
     np.testing.assert_allclose(found.kl, expected.kl, atol=1e-4)
     scores = wide(torch.tensor([[1, 2]])).logits[:, -1]
-    row = GuidedLogitsProcessor(guidance.model, guidance.tilt)(torch.tensor([[1, 2]]), scores)
+    row = guided.GuidedLogitsProcessor(guidance.model, guidance.tilt)(torch.tensor([[1, 2]]), scores)
     assert row.shape == scores.shape
     assert row[:, VOCABULARY:].isneginf().all()
 
@@ -195,10 +189,10 @@ def test_guided_decoding_equals_decoding_without_a_cache(
     seen: list[Tensor] = []
     # Samples share the reading of their prompt, and there are more of them than there is room for.
     options: Any = {"batch_size": 5, "samples": 2, "budgets": budgets, "eos_id": 5}
-    monkeypatch.setattr(decoding, "guide_of", lambda *given: Recording(guide_of(*given), seen))
-    ours = run(model, prompts, guidance=Guidance(value, TILTS[name]), **options)
-    monkeypatch.setattr(decoding, "guide_of", lambda *_: slow)
-    theirs = run(model, prompts, guidance=Guidance(value, TILTS[name]), **options)
+    monkeypatch.setattr(row_models, "guide_of", lambda *given: Recording(guide_of(*given), seen))
+    ours = run(model, prompts, guidance=decoding.Guidance(value, TILTS[name]), **options)
+    monkeypatch.setattr(row_models, "guide_of", lambda *_: slow)
+    theirs = run(model, prompts, guidance=decoding.Guidance(value, TILTS[name]), **options)
     assert ours.tokens == theirs.tokens
     assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
     assert len(seen) == len(slow.seen)
@@ -212,7 +206,7 @@ def test_what_is_drawn_does_not_depend_on_batches_order_or_shards(
     model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
 ) -> None:
     prompts = some_prompts(5)
-    guidance = head and Guidance(make_value(model, head), TILTS["others kept"])
+    guidance = head and decoding.Guidance(make_value(model, head), TILTS["others kept"])
     whole = run(model, prompts, guidance=guidance).tokens
     for batch_size in (1, 3):
         assert run(model, prompts, batch_size=batch_size, guidance=guidance).tokens == whole
@@ -247,10 +241,10 @@ class OtherRanks(Ranks):
         return [[value + far for value, far in zip(values, each, strict=True)] for each in self._differ]
 
 
-def agreement(rank: int, *differ: tuple[int, int]) -> Agreement:
+def agreement(rank: int, *differ: tuple[int, int]) -> decoding.Agreement:
     model = torch.nn.Linear(1, 1)
     note_split(model, OtherRanks(rank, differ))
-    return Agreement(model)
+    return decoding.Agreement(model)
 
 
 @pytest.mark.parametrize(("differ", "what"), [((1, 0), "tokens"), ((0, 1), "logits"), ((2, 7), "tokens")])

@@ -14,16 +14,14 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig, QSharpHF, QSharpHFConfig
 from pipeline.learning.algos.value_guided import PITA, PITAConfig, ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.shipped import AdditionConfig
-from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
+from pipeline.learning.datasets import base, shipped
+from pipeline.learning.generation import decode, sampling
 from pipeline.learning.generation.guided import STREAM, Guided, SavedGuide
-from pipeline.learning.generation.sampling import Offset, sample_keys
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting
 from tests.unit.learning.generation.conftest import language_model, opinionated
 
-TOKENIZER = make_tokenizer(load_dataset(AdditionConfig(kind="addition")))
+TOKENIZER = make_tokenizer(base.load_dataset(shipped.AdditionConfig(kind="addition")))
 PROMPTS = ["123+456=", "9+1=", "55+5="]
 SETTINGS = GuidanceSettings(
     algo="PITA",
@@ -47,14 +45,14 @@ def test_it_draws_what_the_decoder_draws(head: HeadType) -> None:
     model = guided(head)
     found = model.complete(PROMPTS, n=3, seed=4)
     assert model.value is not None
-    told = decode(
+    told = decode.decode(
         MODEL,
         [TOKENIZER(prompt)["input_ids"] for prompt in PROMPTS],
         [5] * 3,
-        DecodeSettings(batch_size=64),
-        keys=sample_keys(4, STREAM, np.arange(3), 3),
+        decode.DecodeSettings(batch_size=64),
+        keys=sampling.sample_keys(4, STREAM, np.arange(3), 3),
         samples=3,
-        guidance=Guidance(model.value, PITA().tilt(PITAConfig(eta=0.7, top_k=4, min_p=0.01))),
+        guidance=decode.Guidance(model.value, PITA().tilt(PITAConfig(eta=0.7, top_k=4, min_p=0.01))),
     )
     assert [one.token_ids for one in found] == told.tokens
     assert [one.kl for one in found] == pytest.approx(told.kl.tolist(), abs=1e-5)
@@ -119,7 +117,7 @@ def test_what_is_saved_guides_as_the_method_does_at_every_strength(
 class Own(PITA):
     """A method with a rule of its own."""
 
-    def offset(self, algo: ValueAlgoConfig) -> Offset:
+    def offset(self, algo: ValueAlgoConfig) -> sampling.Offset:
         return lambda z: z.clamp(max=0) / algo.eta
 
 
@@ -129,7 +127,7 @@ def test_a_rule_of_ones_own_must_be_given() -> None:
     value = opinionated(MODEL, HeadType.q)
     with pytest.raises(ConfigError, match=r"Own makes offsets .* offset=lambda eta"):
         Guided(MODEL, TOKENIZER, SavedGuide(model=value, settings=saved), drawing=SHORT).generate("1+1=")
-    own: Callable[[float], Offset] = lambda eta: Own().offset(PITAConfig(eta=eta))  # noqa: E731
+    own: Callable[[float], sampling.Offset] = lambda eta: Own().offset(PITAConfig(eta=eta))  # noqa: E731
     assert Guided(MODEL, TOKENIZER, SavedGuide(model=value, settings=saved, offset=own), drawing=SHORT).generate(
         "1+1="
     )
@@ -177,7 +175,7 @@ def test_prompts_become_what_the_dataset_made_of_them() -> None:
 
 
 def test_conversations_go_through_the_chat_template() -> None:
-    tokenizer = make_tokenizer(load_dataset(AdditionConfig(kind="addition")))
+    tokenizer = make_tokenizer(base.load_dataset(shipped.AdditionConfig(kind="addition")))
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}+{% endfor %}1="
     value = SavedGuide(model=opinionated(MODEL, HeadType.q), settings=SETTINGS)
     model = Guided(MODEL, tokenizer, value, drawing=SHORT, prompting=Prompting(chat=True, system_prompt="9"))

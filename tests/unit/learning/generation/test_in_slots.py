@@ -14,18 +14,8 @@ from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import row_models
-from pipeline.learning.generation.decode import (
-    Decoded,
-    DecodeSettings,
-    DecodingWork,
-    Guidance,
-    SlotPace,
-    decode,
-    do,
-)
 from pipeline.learning.generation.sampling import Keys, Tilt, preference_offset, sample_keys
-from pipeline.learning.models.flops import metered
-from pipeline.learning.models.load import frozen
+from pipeline.learning.models import flops, load
 from pipeline.learning.models.value import ValueModel
 from tests.doubles.models import cache_in
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model, opinionated
@@ -45,7 +35,7 @@ class Case:
         ]
         self.budgets = numbers.integers(0, 10, count) if seed % 2 else np.full(count, 6)
         self.budgets[0] = 5
-        self.settings = DecodeSettings(
+        self.settings = decoding.DecodeSettings(
             batch_size=int(numbers.integers(2, 7)),
             temperature=float(numbers.choice([1.0, 1.4])),
             top_p=float(numbers.choice([1.0, 0.8])),
@@ -56,30 +46,30 @@ class Case:
         if numbers.random() < 0.3:
             self.keys = None
         self.tilt = list(TILTS.values())[int(numbers.integers(len(TILTS)))]
-        self.pace = SlotPace(
+        self.pace = decoding.SlotPace(
             prefill=float(numbers.choice([0.0, 0.4, 1.0, 9.0])),
             entry=float(numbers.choice([0.0, 0.2, 2.0])),
             look_every=int(numbers.choice([1, 1, 3, 8])),
         )
 
-    def drawn(self, model: PreTrainedModel, value: ValueModel | None = None, **options: Any) -> Decoded:
-        return decode(
+    def drawn(self, model: PreTrainedModel, value: ValueModel | None = None, **options: Any) -> decoding.Decoded:
+        return decoding.decode(
             model,
             self.prompts,
             self.budgets,
             self.settings,
             keys=self.keys,
             samples=self.samples,
-            guidance=None if value is None else Guidance(value, self.tilt),
+            guidance=None if value is None else decoding.Guidance(value, self.tilt),
             **{"pace": self.pace, **options},
         )
 
-    def in_batches(self, model: PreTrainedModel, value: ValueModel | None = None) -> Decoded:
+    def in_batches(self, model: PreTrainedModel, value: ValueModel | None = None) -> decoding.Decoded:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(row_models, "reads_rows", lambda _: False)
             return self.drawn(model, value)
 
-    def check(self, model: PreTrainedModel, value: ValueModel | None = None) -> Decoded:
+    def check(self, model: PreTrainedModel, value: ValueModel | None = None) -> decoding.Decoded:
         ours, theirs = self.drawn(model, value), self.in_batches(model, value)
         assert ours.tokens == theirs.tokens
         assert ours.kl == pytest.approx(theirs.kl, abs=1e-4)
@@ -175,11 +165,11 @@ def test_what_a_text_leaves_behind_does_not_reach_later_ones(
             lambda _, ids, found: found.masked_fill(ids[0][..., None] == 16, math.nan)
         )
     broken = [[16] * 9, [3] * 7 + [16]]
-    guidance = None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=4))
-    settings, pace = DecodeSettings(batch_size=2, eos_id=16), SlotPace(prefill=0.0, entry=0.0)
+    guidance = None if value is None else decoding.Guidance(value, Tilt(preference_offset(0.7), top_k=4))
+    settings, pace = decoding.DecodeSettings(batch_size=2, eos_id=16), decoding.SlotPace(prefill=0.0, entry=0.0)
 
     def tokens(prompts: list[list[int]], budgets: list[int]) -> list[list[int]]:
-        found = decode(model, prompts, budgets, settings, keys=None, guidance=guidance, pace=pace)
+        found = decoding.decode(model, prompts, budgets, settings, keys=None, guidance=guidance, pace=pace)
         return found.tokens
 
     # The shortest are read first: a broken one leaves a long text, and what comes into its place is shorter.
@@ -211,14 +201,16 @@ def test_a_broken_model_is_told_of(
     outputs = model.get_output_embeddings() if value is None or which == "model" else value.head
     outputs.register_forward_hook(breaks)
     with pytest.raises(JobError, match=f"what the {which} computes is no number.*learning rate"):
-        decode(
+        decoding.decode(
             model,
             [[1], [2, 3], [4, 5, 6]],
             [6, 6, 6],
-            DecodeSettings(batch_size=2),
+            decoding.DecodeSettings(batch_size=2),
             keys=sample_keys(0, "test", np.arange(3), 1) if drawn else None,
-            guidance=None if value is None else Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
-            pace=SlotPace(look_every=every),
+            guidance=None
+            if value is None
+            else decoding.Guidance(value, Tilt(preference_offset(0.7), top_k=VOCABULARY)),
+            pace=decoding.SlotPace(look_every=every),
         )
 
 
@@ -235,9 +227,9 @@ def mixed(count: int = 24, samples: int = 1) -> dict[str, Any]:
 
 def test_what_is_finished_is_kept_and_counted_before_a_failure() -> None:
     model, given = language_model("gpt2"), mixed(samples=2)
-    settings, keys = DecodeSettings(batch_size=8), given["keys"]
-    whole = decode(model, settings=settings, **given)
-    work = DecodingWork(given["prompts"], given["budgets"], 2)
+    settings, keys = decoding.DecodeSettings(batch_size=8), given["keys"]
+    whole = decoding.decode(model, settings=settings, **given)
+    work = decoding.DecodingWork(given["prompts"], given["budgets"], 2)
     passes = 0
 
     def fail(*_: object) -> None:
@@ -247,17 +239,17 @@ def test_what_is_finished_is_kept_and_counted_before_a_failure() -> None:
             raise torch.OutOfMemoryError
 
     model.register_forward_pre_hook(fail)
-    with metered() as meter, pytest.raises(torch.OutOfMemoryError):
-        do(work, model, settings, keys=keys)
+    with flops.metered() as meter, pytest.raises(torch.OutOfMemoryError):
+        decoding.do(work, model, settings, keys=keys)
     some = np.flatnonzero(work.done).tolist()
     assert 3 < len(some) < 21
     assert all(work.tokens[2 * at : 2 * at + 2] == whole.tokens[2 * at : 2 * at + 2] for at in some)
     prompts = [given["prompts"][prompt] for prompt in some]
-    with metered() as again:
-        decode(model, prompts, given["budgets"][some], settings, keys=keys[some], samples=2)
+    with flops.metered() as again:
+        decoding.decode(model, prompts, given["budgets"][some], settings, keys=keys[some], samples=2)
     assert dict(meter.flops) == dict(again.flops)
     work.begin()
-    do(work, model, settings, keys=keys)
+    decoding.do(work, model, settings, keys=keys)
     assert work.tokens == whole.tokens
 
 
@@ -265,10 +257,10 @@ def test_what_is_finished_is_kept_and_counted_before_a_failure() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("head", HEADS)
 def test_slots_on_a_gpu(head: HeadType | None, make_value: Callable[..., ValueModel]) -> None:
-    model = frozen(language_model("llama"), "cuda")
-    value = None if head is None else frozen(make_value(language_model("llama"), head), "cuda")
+    model = load.frozen(language_model("llama"), "cuda")
+    value = None if head is None else load.frozen(make_value(language_model("llama"), head), "cuda")
     for seed in range(6):
         case = Case(seed)
         case.settings = replace(case.settings, device="cuda")
-        ours, theirs = case.drawn(model, value, pace=SlotPace()), case.in_batches(model, value)
+        ours, theirs = case.drawn(model, value, pace=decoding.SlotPace()), case.in_batches(model, value)
         assert ours.tokens == theirs.tokens

@@ -9,33 +9,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers as hf
 from packaging.version import Version
 from torch import Tensor
-from transformers import (
-    FalconConfig,
-    GPT2Config,
-    GPTNeoConfig,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from benchmarks.families import TILT, differing, some_prompts, value_model
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation import row_cache
-from pipeline.learning.generation.decode import DecodeSettings, decode
-from pipeline.learning.generation.guided import GuidedLogitsProcessor
-from pipeline.learning.generation.row_cache import PackedStep, Packing, RowCache, grouped_attention
-from pipeline.learning.generation.row_models import BranchRows, CandidateRows, Way, guide_of, reading_of
+from pipeline.learning.generation import decode, guided, row_cache, row_models
 from pipeline.learning.models.kinds import WITHOUT_SDPA
 from pipeline.learning.models.value import ValueModel
 from tests.doubles.families import FAMILIES, VOCABULARY, tiny_model
 from tests.unit.learning.generation.conftest import VOCABULARY as FEW
 from tests.unit.learning.generation.conftest import language_model
 
-MakeValue = Callable[[PreTrainedModel, HeadType], ValueModel]
+MakeValue = Callable[[hf.PreTrainedModel, HeadType], ValueModel]
 PACKED = ["gpt2", "llama", "qwen2", "neox"]
 BRANCHED = ["gpt_neo", "gemma2"]
 VALID = torch.tensor([[True, False, False], [True, True, True], [True, True, False], [True, False, True]])
@@ -49,7 +37,7 @@ class Run:
         self.numbers = np.random.default_rng(0)
         lengths = [3, 1, 5, 4] if padded else [4] * 4
         self.texts = [self.numbers.integers(1, FEW, length).tolist() for length in lengths]
-        self.guide = guide_of(self.value, len(self.texts), 20, 0)
+        self.guide = row_models.guide_of(self.value, len(self.texts), 20, 0)
         self.guide.stage(self.texts)
         self.guide.enter(torch.arange(len(self.texts), device=device), np.array(list(map(len, self.texts))))
 
@@ -85,7 +73,7 @@ class Run:
 def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: str, padded: bool) -> None:
     value = make_value(language_model(kind), HeadType.v)
     run, before = Run(value, padded=padded), value.backbone.config._attn_implementation
-    assert isinstance(run.guide, CandidateRows if kind in PACKED else BranchRows)
+    assert isinstance(run.guide, row_models.CandidateRows if kind in PACKED else row_models.BranchRows)
     for valid in (VALID, VALID[:, :1], VALID.flip(0)):
         ours, alone = run.step(valid)
         assert torch.allclose(ours, alone, atol=2e-4)
@@ -126,11 +114,11 @@ def test_a_score_with_itself_is_as_exact_as_those_with_the_prefix(
     query, key = (torch.randn(1, 4, 64, 128, generator=numbers) for _ in range(2))
     query, key = (query + 2 * key).bfloat16(), key.bfloat16()  # scores of about 16
     # Each row has one token before its candidate, with the same key: both have half of the weight.
-    cache = RowCache(64, 2, "cpu")
+    cache = row_cache.RowCache(64, 2, "cpu")
     cache.take_in(0, key[0].transpose(0, 1)[:, :, None], torch.zeros(64, 4, 1, 128, dtype=torch.bfloat16))
     cache._set(np.ones(64, np.int64))
     monkeypatch.setattr(row_cache, "is_merged", lambda *_: merged)
-    step = PackedStep(Packing(torch.ones(64, 1, dtype=torch.bool)), cache, None)
+    step = row_cache.PackedStep(row_cache.Packing(torch.ones(64, 1, dtype=torch.bool)), cache, None)
     for layer in cache.layers:
         layer.show()
     found = step.attend(0, query, key, torch.ones_like(key), scaling=2.0**-4)[..., 0].float()
@@ -156,7 +144,7 @@ def test_a_model_that_goes_past_the_interface_has_a_row_for_each_candidate(make_
     attention = value.backbone.layers[1].self_attn
     attention.config = type(attention.config).from_dict(attention.config.to_dict())
     run = Run(value)
-    assert isinstance(run.guide, BranchRows)
+    assert isinstance(run.guide, row_models.BranchRows)
     for _ in range(2):
         ours, alone = run.step(VALID)
         assert torch.allclose(ours, alone, atol=2e-4)
@@ -174,7 +162,7 @@ def test_heads_that_share_keys_see_what_they_would_with_keys_of_their_own(kind: 
     mask = {"marks": mask == 0, "one row of it": mask[:1]}.get(kind, mask)
     options: dict[str, Any] = {"position_bias": torch.ones(1, 8, 1, 21)} if kind == "of transformers" else {}
     module: Any = SimpleNamespace(num_key_value_groups=4, is_causal=True)
-    ours, _ = grouped_attention(module, query, key, value, mask, **options)
+    ours, _ = row_cache.grouped_attention(module, query, key, value, mask, **options)
     if options:
         theirs = sdpa_attention_forward(module, query, key, value, mask, **options)[0]
     else:
@@ -201,7 +189,9 @@ def test_under_autocast_tokens_are_those_that_generate_writes(family: str) -> No
     # As a policy draws while it is trained: of qwen3, keys are then float32, by their norm, and values bfloat16.
     model, prompts = tiny_model(family), [[3, 4, 5, 6], [7, 8], [9, 10, 11]]
     with torch.autocast("cpu", torch.bfloat16):
-        found = decode(model, prompts, [6] * 3, DecodeSettings(batch_size=4), keys=None, samples=2).tokens
+        found = decode.decode(
+            model, prompts, [6] * 3, decode.DecodeSettings(batch_size=4), keys=None, samples=2
+        ).tokens
         for prompt, tokens in zip(prompts, found[::2], strict=True):
             whole = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=0)
             assert tokens == whole[0, len(prompt) :].tolist()
@@ -211,8 +201,8 @@ def test_under_autocast_tokens_are_those_that_generate_writes(family: str) -> No
 def test_candidates_that_are_too_many_at_once_are_read_in_parts(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BranchRows, "FEW", 1)
-    monkeypatch.setattr(BranchRows, "BRANCHES", 1)
+    monkeypatch.setattr(row_models.BranchRows, "FEW", 1)
+    monkeypatch.setattr(row_models.BranchRows, "BRANCHES", 1)
     with torch.inference_mode():
         guide = value_model(family, HeadType.v)
         assert differing(tiny_model(family), guide, some_prompts(9, 3, 12), 3, 3) == []
@@ -220,7 +210,7 @@ def test_candidates_that_are_too_many_at_once_are_read_in_parts(
 
 @pytest.mark.parametrize("head", HeadType)
 def test_padding_before_a_text_changes_no_state_where_transformers_generates(head: HeadType) -> None:
-    processor = GuidedLogitsProcessor(value_model("rwkv", head), TILT, pad_id=0)
+    processor = guided.GuidedLogitsProcessor(value_model("rwkv", head), TILT, pad_id=0)
     prompts = [torch.tensor([prompt]) for prompt in some_prompts(9, 3, 9)]
     scores = torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(0))
     apart = torch.cat([processor(text, row[None]) for text, row in zip(prompts, scores, strict=True)])
@@ -231,21 +221,21 @@ def test_padding_before_a_text_changes_no_state_where_transformers_generates(hea
 @pytest.mark.parametrize(
     ("config", "way"),
     [
-        (GPT2Config(), Way.slots),
-        (LlamaConfig(), Way.slots),
-        (FalconConfig(alibi=False), Way.slots),
-        (FalconConfig(alibi=True), Way.own),
-        (MistralConfig(sliding_window=None), Way.slots),
-        (MistralConfig(sliding_window=8), Way.own),
-        (FAMILIES["llama4_text"](), Way.own),
-        (FAMILIES["jamba"](), Way.states),
-        (FAMILIES["recurrent_gemma"](), Way.anew),
-        (FAMILIES["gemma3"](), Way.own),
-        (FAMILIES["gpt_neo"](), Way.own),
-        (GPTNeoConfig(max_position_embeddings=256), Way.slots),
-        (FAMILIES["llava"](), Way.slots),
+        (hf.GPT2Config(), row_models.Way.slots),
+        (hf.LlamaConfig(), row_models.Way.slots),
+        (hf.FalconConfig(alibi=False), row_models.Way.slots),
+        (hf.FalconConfig(alibi=True), row_models.Way.own),
+        (hf.MistralConfig(sliding_window=None), row_models.Way.slots),
+        (hf.MistralConfig(sliding_window=8), row_models.Way.own),
+        (FAMILIES["llama4_text"](), row_models.Way.own),
+        (FAMILIES["jamba"](), row_models.Way.states),
+        (FAMILIES["recurrent_gemma"](), row_models.Way.anew),
+        (FAMILIES["gemma3"](), row_models.Way.own),
+        (FAMILIES["gpt_neo"](), row_models.Way.own),
+        (hf.GPTNeoConfig(max_position_embeddings=256), row_models.Way.slots),
+        (FAMILIES["llava"](), row_models.Way.slots),
     ],
-    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else None,
+    ids=lambda value: value.model_type if isinstance(value, hf.PreTrainedConfig) else None,
 )
-def test_the_configuration_tells_how_a_model_is_read(config: PreTrainedConfig, way: Way) -> None:
-    assert reading_of(config) is way
+def test_the_configuration_tells_how_a_model_is_read(config: hf.PreTrainedConfig, way: row_models.Way) -> None:
+    assert row_models.reading_of(config) is way

@@ -17,8 +17,7 @@ from pipeline.config.schema import GenerationConfig
 from pipeline.errors import DataError
 from pipeline.learning.algos import opening
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.shipped import AdditionConfig
+from pipeline.learning.datasets import base, shipped
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import BestOfNPolicy, TextPolicy, TrainedPolicy, by_majority
 from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, preference_offset, sample_keys
@@ -28,7 +27,7 @@ from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import ValueModel
 from tests.unit.learning.generation.conftest import language_model, opinionated
 
-DATASET = load_dataset(AdditionConfig(kind="addition"))
+DATASET = base.load_dataset(shipped.AdditionConfig(kind="addition"))
 PROMPTS = [[1, 2, 3, 4][: 1 + row % 4] for row in range(10)]
 
 

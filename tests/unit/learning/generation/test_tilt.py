@@ -11,30 +11,7 @@ from torch import Tensor
 
 from pipeline.learning.algos.qsharp import grid_error
 from pipeline.learning.choices import Others
-from pipeline.learning.generation import sampling
-from pipeline.learning.generation.sampling import (
-    KnownOffset,
-    Tilt,
-    atoms_offset,
-    bernoulli_offset,
-    by_blocks,
-    draw_by_weight,
-    draw_columns,
-    expected_atoms_offset,
-    expected_offset,
-    find_candidates,
-    full_row,
-    guided_logprobs,
-    likeliest_columns,
-    nucleus,
-    policy_logprobs,
-    preference_offset,
-    sample_keys,
-    split_draw,
-    step_kl,
-    uniforms,
-)
-from pipeline.learning.generation.steps import guided_step
+from pipeline.learning.generation import sampling, steps
 from pipeline.learning.training.value import atom_weights
 
 GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
@@ -42,15 +19,15 @@ GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.4871179683
 
 def test_a_draw_is_a_function_of_seed_stream_row_sample_and_step() -> None:
     rows = np.array([5, 900_000, 7])
-    whole = uniforms(sample_keys(3, "x", rows, 4), 6)
+    whole = sampling.uniforms(sampling.sample_keys(3, "x", rows, 4), 6)
     assert whole.shape == (3, 4, 6)
-    part = uniforms(sample_keys(3, "x", rows[[2, 0]], 2), 3)
+    part = sampling.uniforms(sampling.sample_keys(3, "x", rows[[2, 0]], 2), 3)
     assert np.array_equal(part, whole[[2, 0], :2, :3])
 
 
 def test_draws_do_not_change_between_versions() -> None:
     """Stored results rest on these numbers."""
-    drawn = uniforms(sample_keys(0, "evaluate", np.array([123456]), 2), 2)
+    drawn = sampling.uniforms(sampling.sample_keys(0, "evaluate", np.array([123456]), 2), 2)
     assert [[f"{u:.12f}" for u in row] for row in drawn[0]] == GOLDEN
 
 
@@ -65,19 +42,19 @@ def test_sums_of_blocks_draw_the_same_tokens(vocabulary: int) -> None:
         uniform = torch.rand(64, generator=numbers, dtype=torch.float64)
         if turn < 2:
             uniform[:] = [2.0**-49, 1 - 2.0**-49][turn]
-        tokens = by_blocks(weights.clone(), uniform)
-        assert tokens.tolist() == draw_by_weight(weights.clone(), uniform).tolist()
+        tokens = sampling.by_blocks(weights.clone(), uniform)
+        assert tokens.tolist() == sampling.draw_by_weight(weights.clone(), uniform).tolist()
         assert bool((weights.gather(1, tokens[:, None]) > 0).all())
 
 
 def test_temperature_and_nucleus() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    assert torch.allclose(policy_logprobs(logits, 0.5), (logits * 2).log_softmax(-1))
+    assert torch.allclose(sampling.policy_logprobs(logits, 0.5), (logits * 2).log_softmax(-1))
     probabilities = logits.softmax(-1)[0]
-    nucleus = policy_logprobs(logits, 1.0, top_p=float(probabilities[:2].sum()) - 1e-3).exp()[0]
+    nucleus = sampling.policy_logprobs(logits, 1.0, top_p=float(probabilities[:2].sum()) - 1e-3).exp()[0]
     assert torch.allclose(nucleus[:2], probabilities[:2] / probabilities[:2].sum())
     assert nucleus[2:].tolist() == [0, 0]
-    assert torch.equal(policy_logprobs(logits, 1.0, top_p=1e-9).exp()[0], torch.tensor([1.0, 0, 0, 0]))
+    assert torch.equal(sampling.policy_logprobs(logits, 1.0, top_p=1e-9).exp()[0], torch.tensor([1.0, 0, 0, 0]))
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999, 0.999999])
@@ -90,9 +67,9 @@ def test_a_nucleus_is_the_same_whether_all_tokens_are_sorted_or_the_likeliest(
     logits = (torch.randn(6, 5000, generator=generator) * 8).round() / 8 * sharpness
     logits[0, 1000:1010] = logits[0].max() + 1
     logprobs = logits.log_softmax(-1)
-    found = nucleus(logprobs, top_p)
+    found = sampling.nucleus(logprobs, top_p)
     monkeypatch.setattr(sampling, "_FEW", 5000)
-    assert torch.equal(found, nucleus(logprobs, top_p))
+    assert torch.equal(found, sampling.nucleus(logprobs, top_p))
 
 
 VOCABULARY = 12
@@ -101,8 +78,8 @@ VOCABULARY = 12
 def step(others: Others, min_p: float = 0.0, top_k: int = 5, eta: float = 0.5, rows: int = 6):
     generator = torch.Generator().manual_seed(0)
     logprobs = (2 * torch.randn(rows, VOCABULARY, generator=generator)).log_softmax(-1)
-    tilt = Tilt(bernoulli_offset(eta), top_k=top_k, min_p=min_p, others=others)
-    candidates = find_candidates(logprobs, tilt)
+    tilt = sampling.Tilt(sampling.bernoulli_offset(eta), top_k=top_k, min_p=min_p, others=others)
+    candidates = sampling.find_candidates(logprobs, tilt)
     values = torch.randn(candidates.ids.shape, generator=generator)
     return logprobs, tilt, candidates, values
 
@@ -112,7 +89,11 @@ def step(others: Others, min_p: float = 0.0, top_k: int = 5, eta: float = 0.5, r
 @pytest.mark.parametrize("top_k", [5, 99])
 def test_the_row_is_the_tilted_reference(others: Others, min_p: float, top_k: int) -> None:
     logprobs, tilt, candidates, values = step(others, min_p, top_k)
-    row = full_row(logprobs, candidates, guided_logprobs(candidates, values, tilt), tilt).double().exp()
+    row = (
+        sampling.full_row(logprobs, candidates, sampling.guided_logprobs(candidates, values, tilt), tilt)
+        .double()
+        .exp()
+    )
     eta = 0.5
     assert candidates.ids.shape[1] <= tilt.top_k + tilt.leaves_others(VOCABULARY)
     assert candidates.pooled == (others is Others.offset_zero and (top_k < VOCABULARY or min_p > 0))
@@ -139,37 +120,39 @@ def test_the_row_is_the_tilted_reference(others: Others, min_p: float, top_k: in
 @pytest.mark.parametrize("min_p", [0.0, 0.1])
 def test_kl_is_that_of_the_whole_rows(others: Others, min_p: float) -> None:
     logprobs, tilt, candidates, values = step(others, min_p)
-    guided = guided_logprobs(candidates, values, tilt)
-    row = full_row(logprobs, candidates, guided, tilt).double()
+    guided = sampling.guided_logprobs(candidates, values, tilt)
+    row = sampling.full_row(logprobs, candidates, guided, tilt).double()
     terms = torch.where(row.isinf(), 0.0, row.exp() * (row - logprobs.double()))
-    assert torch.allclose(step_kl(candidates, guided), terms.sum(-1), atol=1e-6)
+    assert torch.allclose(sampling.step_kl(candidates, guided), terms.sum(-1), atol=1e-6)
     # A single candidate leaves nothing to choose, but dropping the others is a divergence too, and so is its
     # offset where they have none.
     differs = (candidates.logprobs.isfinite().sum(-1) > 1) | (others is not Others.kept)
-    assert ((step_kl(candidates, guided) > 0) == differs).all()
+    assert ((sampling.step_kl(candidates, guided) > 0) == differs).all()
 
 
 def test_candidates_without_a_chance_leave_all_to_the_others() -> None:
     """PITA's logit has no bound, so candidates may lose all they have, however little the others had."""
     logprobs = torch.tensor([[0.6, 0.4 - 2e-9, 1e-9, 1e-9]]).log()
-    tilt = Tilt(preference_offset(0.1), top_k=2, others=Others.offset_zero)
-    candidates = find_candidates(logprobs, tilt)
-    guided = guided_logprobs(candidates, torch.tensor([[-9.0, -9.0, 5.0]]), tilt)
-    assert full_row(logprobs, candidates, guided, tilt).exp()[0].tolist() == pytest.approx([0, 0, 0.5, 0.5])
-    assert likeliest_columns(logprobs, candidates, guided).tolist() == [2]
-    assert float(step_kl(candidates, guided)) == pytest.approx(math.log(0.5 / 1e-9), rel=1e-5)
+    tilt = sampling.Tilt(sampling.preference_offset(0.1), top_k=2, others=Others.offset_zero)
+    candidates = sampling.find_candidates(logprobs, tilt)
+    guided = sampling.guided_logprobs(candidates, torch.tensor([[-9.0, -9.0, 5.0]]), tilt)
+    assert sampling.full_row(logprobs, candidates, guided, tilt).exp()[0].tolist() == pytest.approx(
+        [0, 0, 0.5, 0.5]
+    )
+    assert sampling.likeliest_columns(logprobs, candidates, guided).tolist() == [2]
+    assert float(sampling.step_kl(candidates, guided)) == pytest.approx(math.log(0.5 / 1e-9), rel=1e-5)
 
 
 def test_the_likeliest_token_is_not_that_of_the_likeliest_column() -> None:
     """All others together may be likelier than any candidate, and none of them is by itself."""
     logprobs = torch.tensor([[0.3, 0.2, 0.18, 0.17, 0.15]]).log()
     for value, column in ((0.0, 0), (-0.4, 0), (-0.6, 1)):
-        tilt = Tilt(preference_offset(1.0), top_k=1, others=Others.offset_zero)
-        candidates = find_candidates(logprobs, tilt)
-        guided = guided_logprobs(candidates, torch.tensor([[value, 0.0]]), tilt)
+        tilt = sampling.Tilt(sampling.preference_offset(1.0), top_k=1, others=Others.offset_zero)
+        candidates = sampling.find_candidates(logprobs, tilt)
+        guided = sampling.guided_logprobs(candidates, torch.tensor([[value, 0.0]]), tilt)
         assert guided.argmax(-1).tolist() == [1]
-        assert likeliest_columns(logprobs, candidates, guided).tolist() == [column]
-        row = full_row(logprobs, candidates, guided, tilt)
+        assert sampling.likeliest_columns(logprobs, candidates, guided).tolist() == [column]
+        row = sampling.full_row(logprobs, candidates, guided, tilt)
         assert candidates.ids[0, column] == row.argmax()
 
 
@@ -177,18 +160,20 @@ def test_the_likeliest_token_is_not_that_of_the_likeliest_column() -> None:
 def test_draws_follow_the_row(others: Others) -> None:
     """The two-part draw gives every token its probability."""
     logprobs, tilt, candidates, values = step(others, rows=1, top_k=3)
-    guided = guided_logprobs(candidates, values, tilt)
+    guided = sampling.guided_logprobs(candidates, values, tilt)
     side = 200
     count = side * side
     grid = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     further = ((torch.arange(count) % side).double() + 0.5) / side
     spread = logprobs.expand(count, -1)
-    many = find_candidates(spread, tilt, further)
-    draw = split_draw(spread, many, grid, tilt)
-    inside = many.ids.gather(-1, draw_columns(guided.double().exp().repeat(count, 1), draw)[:, None])[:, 0]
+    many = sampling.find_candidates(spread, tilt, further)
+    draw = sampling.split_draw(spread, many, grid, tilt)
+    inside = many.ids.gather(-1, sampling.draw_columns(guided.double().exp().repeat(count, 1), draw)[:, None])[
+        :, 0
+    ]
     tokens = draw.or_else(inside)
     frequency = torch.bincount(tokens, minlength=VOCABULARY) / count
-    assert torch.allclose(frequency, full_row(logprobs, candidates, guided, tilt)[0].exp(), atol=2e-3)
+    assert torch.allclose(frequency, sampling.full_row(logprobs, candidates, guided, tilt)[0].exp(), atol=2e-3)
 
 
 def test_offsets() -> None:
@@ -196,32 +181,36 @@ def test_offsets() -> None:
     for eta in (0.1, 1.0, 5.0):
         p = z.sigmoid()
         exact = torch.log1p(p * math.expm1(1 / eta))
-        assert torch.allclose(bernoulli_offset(eta)(z), exact, atol=1e-9)
-    assert torch.equal(preference_offset(0.5)(z), z * 2)
-    assert bernoulli_offset(math.inf)(z).abs().max() == 0
+        assert torch.allclose(sampling.bernoulli_offset(eta)(z), exact, atol=1e-9)
+    assert torch.equal(sampling.preference_offset(0.5)(z), z * 2)
+    assert sampling.bernoulli_offset(math.inf)(z).abs().max() == 0
 
 
 @pytest.mark.parametrize("broken", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("offset", [preference_offset(0.5), bernoulli_offset(0.5), expected_offset(0.5)])
-def test_of_a_row_with_an_infinite_value_nothing_is_a_number(offset: KnownOffset, broken: float) -> None:
+@pytest.mark.parametrize(
+    "offset", [sampling.preference_offset(0.5), sampling.bernoulli_offset(0.5), sampling.expected_offset(0.5)]
+)
+def test_of_a_row_with_an_infinite_value_nothing_is_a_number(offset: sampling.KnownOffset, broken: float) -> None:
     logprobs = torch.zeros(2, 4).log_softmax(-1)
     values = torch.tensor([[0.0, broken, 1.0], [0.0, 2.0, 1.0]])
-    tilt = Tilt(offset, top_k=3)
-    guided = guided_logprobs(find_candidates(logprobs, tilt), values, tilt)
+    tilt = sampling.Tilt(offset, top_k=3)
+    guided = sampling.guided_logprobs(sampling.find_candidates(logprobs, tilt), values, tilt)
     assert guided[0].isnan().all()
     assert guided[1].isfinite().all()
 
 
 def test_candidates_are_the_likeliest_and_always_one() -> None:
     logprobs = torch.tensor([[0.97, 0.01, 0.01, 0.01], [0.4, 0.3, 0.2, 0.1]]).log()
-    tilt = Tilt(preference_offset(1.0), top_k=3, min_p=0.15)
-    found = find_candidates(logprobs, tilt)
+    tilt = sampling.Tilt(sampling.preference_offset(1.0), top_k=3, min_p=0.15)
+    found = sampling.find_candidates(logprobs, tilt)
     assert found.ids.shape == (2, 3)
     assert found.ids[1].tolist() == [0, 1, 2]
     assert found.logprobs.isfinite().tolist() == [[True, False, False], [True, True, True]]
-    flat = find_candidates(torch.full((1, 100), -math.log(100)), tilt)
+    flat = sampling.find_candidates(torch.full((1, 100), -math.log(100)), tilt)
     assert flat.logprobs.isfinite().tolist() == [[True]]
-    assert find_candidates(logprobs, Tilt(preference_offset(1.0), top_k=50)).ids.shape == (2, 4)
+    assert sampling.find_candidates(
+        logprobs, sampling.Tilt(sampling.preference_offset(1.0), top_k=50)
+    ).ids.shape == (2, 4)
 
 
 # -- guided step ------------------------------------------------------------
@@ -258,9 +247,9 @@ def step_guided_step(
     rows: list[list[float]], draws: list[float] | None, others: Others = Others.kept
 ) -> tuple[Asked, Tensor]:
     reader = Asked()
-    tilt = Tilt(preference_offset(1.0), top_k=3, min_p=0.2, others=others)
+    tilt = sampling.Tilt(sampling.preference_offset(1.0), top_k=3, min_p=0.2, others=others)
     drawn = None if draws is None else torch.tensor([draws, draws], dtype=torch.float64)
-    tokens, kl = guided_step(reader, tilt, torch.tensor(rows).log(), drawn)  # type: ignore[arg-type]
+    tokens, kl = steps.guided_step(reader, tilt, torch.tensor(rows).log(), drawn)  # type: ignore[arg-type]
     assert tokens.tolist() == reader.taken
     return reader, kl
 
@@ -298,7 +287,10 @@ def test_offsets_are_expectations_of_the_distribution() -> None:
     atoms, eta = [-1.0, 0.0, 0.5, 2.0], 0.7
     logits = random(6, 4, seed=2)
     for row, soft, plain in zip(
-        logits, atoms_offset(atoms, eta)(logits), expected_atoms_offset(atoms, eta)(logits), strict=True
+        logits,
+        sampling.atoms_offset(atoms, eta)(logits),
+        sampling.expected_atoms_offset(atoms, eta)(logits),
+        strict=True,
     ):
         weights = row.softmax(-1).tolist()
         expected = math.log(sum(w * math.exp(a / eta) for w, a in zip(weights, atoms, strict=True)))
@@ -316,7 +308,7 @@ def test_a_reward_between_atoms_is_tilted_by_as_if_it_were_one(count: int, eta: 
     rewards = torch.linspace(0, 1, 201, dtype=torch.float64)
     weights = atom_weights(rewards, count, 1 / eta)
     assert torch.allclose(weights.sum(-1), torch.ones(201), atol=1e-6)
-    told = atoms_offset(np.linspace(0, 1, count).tolist(), eta)(weights.double().log())
+    told = sampling.atoms_offset(np.linspace(0, 1, count).tolist(), eta)(weights.double().log())
     assert torch.allclose(told, rewards / eta, atol=1e-4, rtol=1e-5)
 
 

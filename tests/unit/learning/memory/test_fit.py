@@ -12,19 +12,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pipeline.config.schema import DType, Optimizer, Sharding, Strategy
 from pipeline.errors import ConfigError, DeviceError
-from pipeline.learning.memory.fit import (
-    GB,
-    Fit,
-    ModelShape,
-    StateLayout,
-    Workload,
-    activation_bytes,
-    fit,
-    training_footprint,
-)
+from pipeline.learning.memory import fit as memory
 from pipeline.learning.memory.shape import read_shape, shape_of_config
 
-SMALL = ModelShape(
+SMALL = memory.ModelShape(
     name="0.5B",
     parameters=494 * 10**6,
     layers=24,
@@ -33,7 +24,7 @@ SMALL = ModelShape(
     largest_unit=136 * 10**6,
     lora_width=400_000,
 )
-SEVEN_B = ModelShape(
+SEVEN_B = memory.ModelShape(
     name="7B",
     parameters=7 * 10**9,
     layers=32,
@@ -43,22 +34,22 @@ SEVEN_B = ModelShape(
     lora_width=10**6,
 )
 SEVENTY_B = replace(SMALL, name="70B", parameters=70 * 10**9, layers=80, hidden=8192, largest_unit=900 * 10**6)
-LEAN = Workload(checkpointing=True)
+LEAN = memory.Workload(checkpointing=True)
 
 
 def tried(
-    shape: ModelShape, count: int, gib: int, host_gb: int = 256, work: Workload = LEAN, **how: object
-) -> Fit:
+    shape: memory.ModelShape, count: int, gib: int, host_gb: int = 256, work: memory.Workload = LEAN, **how: object
+) -> memory.Fit:
     counts, free = range(1, count + 1), lambda _: gib * 2**30
-    return fit(shape, work, counts, free, host_bytes=host_gb * GB, **how)  # type: ignore[arg-type]
+    return memory.fit(shape, work, counts, free, host_bytes=host_gb * memory.GB, **how)  # type: ignore[arg-type]
 
 
 def test_the_simplest_way_on_the_fewest_gpus_is_taken() -> None:
     """7B: 126 GB and more on one. Of 48 GiB 45 GB are usable: 28 GB of weights and 84 GB / 6 of all else fit."""
     assert tried(SMALL, 8, 80).require().label == "single on 1 GPU"
     chosen = tried(SEVEN_B, 8, 48).require()
-    assert (chosen.layout, chosen.gpus) == (StateLayout.shard_grad_op, 6)
-    assert chosen.need.state == pytest.approx(42 * GB)
+    assert (chosen.layout, chosen.gpus) == (memory.StateLayout.shard_grad_op, 6)
+    assert chosen.need.state == pytest.approx(42 * memory.GB)
 
 
 def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
@@ -68,16 +59,16 @@ def test_a_70b_model_does_not_fit_eight_gpus_of_80_gb_without_help() -> None:
     with pytest.raises(DeviceError, match=r"70B \(70 B parameters\) does not fit. Nearest: full_shard on 8 GPUs"):
         without.require()
     offloaded = tried(SEVENTY_B, 8, 80, host_gb=1500).require()
-    assert (offloaded.layout, offloaded.offload) == (StateLayout.full_shard, True)
+    assert (offloaded.layout, offloaded.offload) == (memory.StateLayout.full_shard, True)
     adapters = tried(SEVENTY_B, 8, 80, work=replace(LEAN, lora_rank=16)).require()
-    assert adapters.layout is StateLayout.full_shard
+    assert adapters.layout is memory.StateLayout.full_shard
     eight_h200 = tried(SEVENTY_B, 8, 141, strategy=Strategy.fsdp)
-    assert 0 < eight_h200.trials[-1].short < 20 * GB  # 140 GB of state each against 135 usable
+    assert 0 < eight_h200.trials[-1].short < 20 * memory.GB  # 140 GB of state each against 135 usable
 
 
 def test_the_machines_memory_is_checked_as_well() -> None:
     how = {"strategy": Strategy.fsdp, "offload": True}
-    assert tried(SEVEN_B, 2, 24, host_gb=200, **how).require().need.host == 56 * GB  # type: ignore[arg-type]
+    assert tried(SEVEN_B, 2, 24, host_gb=200, **how).require().need.host == 56 * memory.GB  # type: ignore[arg-type]
     (trial,) = tried(SEVEN_B, 2, 24, host_gb=100, **how).trials  # type: ignore[arg-type]
     assert trial.verdict == "needs 112.0 GB of the machine's memory: 22.0 GB short"
 
@@ -85,14 +76,14 @@ def test_the_machines_memory_is_checked_as_well() -> None:
 @pytest.mark.parametrize(
     ("strategy", "sharding", "layout"),
     [
-        (Strategy.single, Sharding.full_shard, StateLayout.single),
-        (Strategy.ddp, Sharding.full_shard, StateLayout.ddp),
-        (Strategy.fsdp, Sharding.full_shard, StateLayout.full_shard),
-        (Strategy.fsdp, Sharding.shard_grad_op, StateLayout.shard_grad_op),
-        (Strategy.fsdp, Sharding.no_shard, StateLayout.ddp),
+        (Strategy.single, Sharding.full_shard, memory.StateLayout.single),
+        (Strategy.ddp, Sharding.full_shard, memory.StateLayout.ddp),
+        (Strategy.fsdp, Sharding.full_shard, memory.StateLayout.full_shard),
+        (Strategy.fsdp, Sharding.shard_grad_op, memory.StateLayout.shard_grad_op),
+        (Strategy.fsdp, Sharding.no_shard, memory.StateLayout.ddp),
     ],
 )
-def test_a_strategy_is_kept_to(strategy: Strategy, sharding: Sharding, layout: StateLayout) -> None:
+def test_a_strategy_is_kept_to(strategy: Strategy, sharding: Sharding, layout: memory.StateLayout) -> None:
     found = tried(SMALL, 2, 80, strategy=strategy, sharding=sharding)
     assert {trial.layout for trial in found.trials} == {layout}
 
@@ -105,12 +96,18 @@ def test_what_makes_no_sense_is_refused(gpus: int, strategy: Strategy) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "published"),
-    [(StateLayout.ddp, 120), (StateLayout.shard_grad_op, 31.4), (StateLayout.full_shard, 1.88)],
+    [
+        (memory.StateLayout.ddp, 120),
+        (memory.StateLayout.shard_grad_op, 31.4),
+        (memory.StateLayout.full_shard, 1.88),
+    ],
 )
-def test_zero_figure_1(layout: StateLayout, published: float) -> None:
+def test_zero_figure_1(layout: memory.StateLayout, published: float) -> None:
     """ZeRO (arXiv 1910.02054), figure 1: 7.5B parameters, 64 GPUs, GB on each; here weights have 4 bytes."""
-    shape, work = ModelShape(name="x", parameters=int(7.5e9)), Workload(dtype=DType.float32)
-    assert training_footprint(shape, work, layout, 64).state / GB == pytest.approx(published, rel=0.005)
+    shape, work = memory.ModelShape(name="x", parameters=int(7.5e9)), memory.Workload(dtype=DType.float32)
+    assert memory.training_footprint(shape, work, layout, 64).state / memory.GB == pytest.approx(
+        published, rel=0.005
+    )
 
 
 @pytest.mark.parametrize(
@@ -123,46 +120,48 @@ def test_zero_figure_1(layout: StateLayout, published: float) -> None:
     ],
 )
 def test_bytes_of_a_trained_parameter(dtype: DType, optimizer: Optimizer, total: int) -> None:
-    shape = ModelShape(name="x", parameters=1000)
-    assert training_footprint(shape, Workload(dtype=dtype, optimizer=optimizer)).state == total * 1000
+    shape = memory.ModelShape(name="x", parameters=1000)
+    assert (
+        memory.training_footprint(shape, memory.Workload(dtype=dtype, optimizer=optimizer)).state == total * 1000
+    )
 
 
 def test_activations_of_layers() -> None:
     """arXiv 2205.05198, section 4: 34 s b h bytes of a layer, where attention stores no scores."""
-    assert activation_bytes(SEVEN_B, Workload(batch=3, tokens=2048)) == 3 * 2048 * 4096 * 34 * 32
-    assert activation_bytes(SEVEN_B, Workload(tokens=2048), 4) == 2 * 2048 * 4096 * 34 * 32
+    assert memory.activation_bytes(SEVEN_B, memory.Workload(batch=3, tokens=2048)) == 3 * 2048 * 4096 * 34 * 32
+    assert memory.activation_bytes(SEVEN_B, memory.Workload(tokens=2048), 4) == 2 * 2048 * 4096 * 34 * 32
     inputs_and_one_layer = 2 * 1024 * 4096 * (2 * 32 + 34)
-    assert activation_bytes(SEVEN_B, Workload(batch=2, checkpointing=True)) == inputs_and_one_layer
-    assert activation_bytes(ModelShape(name="x", parameters=1), Workload()) == 0
+    assert memory.activation_bytes(SEVEN_B, memory.Workload(batch=2, checkpointing=True)) == inputs_and_one_layer
+    assert memory.activation_bytes(memory.ModelShape(name="x", parameters=1), memory.Workload()) == 0
 
 
 def test_logits_are_there_for_a_part_of_the_tokens_at_a_time_where_the_model_is_whole() -> None:
     every = 2 * 4096 * 32000 * 12
-    work = Workload(batch=2, tokens=4096)
-    assert training_footprint(SEVEN_B, work, StateLayout.full_shard, 2).logits == every
-    assert training_footprint(SEVEN_B, work).logits == (1 << 27) * 12 < every
-    assert training_footprint(SEVEN_B, Workload(tokens=1024)).logits == 1024 * 32000 * 12
+    work = memory.Workload(batch=2, tokens=4096)
+    assert memory.training_footprint(SEVEN_B, work, memory.StateLayout.full_shard, 2).logits == every
+    assert memory.training_footprint(SEVEN_B, work).logits == (1 << 27) * 12 < every
+    assert memory.training_footprint(SEVEN_B, memory.Workload(tokens=1024)).logits == 1024 * 32000 * 12
 
 
 def test_what_layouts_copy_gather_and_move() -> None:
-    two, eight = (training_footprint(SEVEN_B, LEAN, StateLayout.ddp, gpus) for gpus in (2, 8))
+    two, eight = (memory.training_footprint(SEVEN_B, LEAN, memory.StateLayout.ddp, gpus) for gpus in (2, 8))
     assert two == eight
-    assert two.buckets == 28 * GB
-    assert training_footprint(SEVEN_B, LEAN).buckets == 0
-    kept = training_footprint(SEVEN_B, LEAN, StateLayout.full_shard, 4)
-    assert kept.state == 28 * GB
+    assert two.buckets == 28 * memory.GB
+    assert memory.training_footprint(SEVEN_B, LEAN).buckets == 0
+    kept = memory.training_footprint(SEVEN_B, LEAN, memory.StateLayout.full_shard, 4)
+    assert kept.state == 28 * memory.GB
     assert kept.gathered == 2 * 262 * 10**6 * 2
-    moved = training_footprint(SEVEN_B, LEAN, StateLayout.full_shard, 4, offload=True)
+    moved = memory.training_footprint(SEVEN_B, LEAN, memory.StateLayout.full_shard, 4, offload=True)
     assert (moved.state, moved.host) == (0, kept.state)
     assert moved.total == kept.total - kept.state
-    partly = training_footprint(SEVEN_B, LEAN, StateLayout.shard_grad_op, 4, offload=True)
-    assert (partly.weights, partly.host) == (28 * GB, (4 + 8) * 7 * GB // 4)
+    partly = memory.training_footprint(SEVEN_B, LEAN, memory.StateLayout.shard_grad_op, 4, offload=True)
+    assert (partly.weights, partly.host) == (28 * memory.GB, (4 + 8) * 7 * memory.GB // 4)
 
 
 def test_adapters_are_all_that_is_trained() -> None:
-    footprint = training_footprint(SEVEN_B, Workload(lora_rank=16))
+    footprint = memory.training_footprint(SEVEN_B, memory.Workload(lora_rank=16))
     adapters = 16 * 10**6
-    assert footprint.weights == 14 * GB + 6 * adapters
+    assert footprint.weights == 14 * memory.GB + 6 * adapters
     assert footprint.gradients + footprint.optimizer == 12 * adapters
 
 
@@ -171,7 +170,7 @@ def test_adapters_are_all_that_is_trained() -> None:
     [(12, "12"), (76_128, "76.1 k"), (999_600, "1 M"), (999_499_999, "999 M"), (1_543_714_304, "1.54 B")],
 )
 def test_a_model_is_as_large_as_people_say(parameters: int, size: str) -> None:
-    assert ModelShape(name="m", parameters=parameters).size == size
+    assert memory.ModelShape(name="m", parameters=parameters).size == size
 
 
 # -- test shape --------------------------------------------------------------------------------------------------

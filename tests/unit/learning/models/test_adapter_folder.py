@@ -13,11 +13,8 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.models import kinds
+from pipeline.learning.models import kinds, load, source
 from pipeline.learning.models.adapters import SETTINGS, quietly
-from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.learning.models.load import load_policy, load_tokenizer
-from pipeline.learning.models.source import value_folder, write_reference
 from tests.doubles.tokenizers import tokenizer
 
 LAYERS = ["q_proj", "down_proj"]
@@ -48,7 +45,7 @@ def base(folder: Path, *, tied: bool = False, **given: int) -> PreTrainedModel:
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
     made.save_pretrained(folder)
-    return load_policy(folder, SystemConfig(), "cpu")
+    return load.load_policy(folder, SystemConfig(), "cpu")
 
 
 def adapt(model: PreTrainedModel, settings: Any, folder: Path, **saved: Any) -> torch.Tensor:
@@ -65,9 +62,9 @@ def adapt(model: PreTrainedModel, settings: Any, folder: Path, **saved: Any) -> 
 
 
 def merged(adapters: Path, out: Path) -> torch.Tensor:
-    write_reference(HFModelConfig(kind="hf", path=str(adapters)), out)
+    source.write_reference(kinds.HFModelConfig(kind="hf", path=str(adapters)), out)
     with torch.no_grad():
-        logits: torch.Tensor = load_policy(out, SystemConfig(), "cpu")(IDS).logits
+        logits: torch.Tensor = load.load_policy(out, SystemConfig(), "cpu")(IDS).logits
     return logits
 
 
@@ -79,7 +76,7 @@ def test_adapters_and_base_are_one_model(tmp_path: Path, kind: str) -> None:
     expected = adapt(model, KINDS[kind](), tmp_path / "adapters")
     assert not torch.allclose(before, expected, atol=1e-4)
     assert torch.allclose(merged(tmp_path / "adapters", tmp_path / "out"), expected, atol=1e-5)
-    assert len(load_tokenizer(tmp_path / "out")) == len(tokenizer("plain"))
+    assert len(load.load_tokenizer(tmp_path / "out")) == len(tokenizer("plain"))
 
 
 def test_all_kinds_that_are_taken_are_tried() -> None:
@@ -87,7 +84,7 @@ def test_all_kinds_that_are_taken_are_tried() -> None:
 
 
 def test_an_embedding_that_was_resized_comes_with_its_tokenizer(tmp_path: Path) -> None:
-    model, more = base(tmp_path / "base"), load_tokenizer(tmp_path / "base")
+    model, more = base(tmp_path / "base"), load.load_tokenizer(tmp_path / "base")
     more.add_tokens(["<new>", "<other>"])
     model.resize_token_embeddings(len(more), mean_resizing=False)
     expected = adapt(model, KINDS["LORA"](), tmp_path / "adapters", save_embedding_layers=True)
@@ -95,7 +92,7 @@ def test_an_embedding_that_was_resized_comes_with_its_tokenizer(tmp_path: Path) 
     found = merged(tmp_path / "adapters", tmp_path / "out")
     assert found.shape[-1] == len(more)
     assert torch.allclose(found, expected, atol=1e-5)
-    assert load_tokenizer(tmp_path / "out").convert_tokens_to_ids("<other>") == len(more) - 1
+    assert load.load_tokenizer(tmp_path / "out").convert_tokens_to_ids("<other>") == len(more) - 1
 
 
 def test_ends_beside_adapters_go_before_those_of_the_base(tmp_path: Path) -> None:
@@ -103,7 +100,7 @@ def test_ends_beside_adapters_go_before_those_of_the_base(tmp_path: Path) -> Non
     for place, end in (("base", 1), ("adapters", 2)):
         GenerationConfig(eos_token_id=end).save_pretrained(tmp_path / place)
     merged(tmp_path / "adapters", tmp_path / "out")
-    assert load_policy(tmp_path / "out", SystemConfig(), "cpu").generation_config.eos_token_id == 2
+    assert load.load_policy(tmp_path / "out", SystemConfig(), "cpu").generation_config.eos_token_id == 2
 
 
 def test_a_chat_template_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
@@ -111,7 +108,7 @@ def test_a_chat_template_that_nothing_would_read_is_refused(tmp_path: Path) -> N
     (tmp_path / "adapters" / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja"):
         kinds.check_folder("models.hf.path=x", tmp_path / "adapters")
-    load_tokenizer(tmp_path / "base").save_pretrained(tmp_path / "adapters")
+    load.load_tokenizer(tmp_path / "base").save_pretrained(tmp_path / "adapters")
     kinds.check_folder("models.hf.path=x", tmp_path / "adapters")
 
 
@@ -136,9 +133,11 @@ def test_a_base_may_lie_beside_the_adapters_and_value_models_begin_with_both(tmp
     settings = json.loads((tmp_path / "a" / SETTINGS).read_text())
     (tmp_path / "a" / SETTINGS).write_text(json.dumps({**settings, "base_model_name_or_path": "base"}))
     (tmp_path / "scratch").mkdir()
-    found = value_folder(HFModelConfig(kind="hf", path="x", value_path=str(tmp_path / "a")), tmp_path / "scratch")
+    found = source.value_folder(
+        kinds.HFModelConfig(kind="hf", path="x", value_path=str(tmp_path / "a")), tmp_path / "scratch"
+    )
     with torch.no_grad():
-        assert torch.allclose(load_policy(str(found), SystemConfig(), "cpu")(IDS).logits, expected, atol=1e-5)
+        assert torch.allclose(load.load_policy(str(found), SystemConfig(), "cpu")(IDS).logits, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

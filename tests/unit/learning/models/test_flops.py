@@ -13,11 +13,9 @@ from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation.decode import DecodeSettings, Guidance, decode
 from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, sample_keys
-from pipeline.learning.models.flops import Pass, metered, model_cost, spend, whole_texts
+from pipeline.learning.models import flops
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.training.grpo import Samples, grpo_set
-from pipeline.learning.training.loop import Fitting, fit, fit_sft
-from pipeline.learning.training.lora import with_adapters
+from pipeline.learning.training import grpo, loop, lora
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_value
 from tests.doubles.families import tiny_model
@@ -69,7 +67,7 @@ def model(request: pytest.FixtureRequest) -> hf.PreTrainedModel:
 
 def counts(work: Callable[[], object]) -> tuple[dict[str, int], int]:
     """What work counts by itself, and what torch counts of it."""
-    with metered() as meter, FlopCounterMode(display=False) as torch_counts:
+    with flops.metered() as meter, FlopCounterMode(display=False) as torch_counts:
         work()
     return dict(meter.flops), torch_counts.get_total_flops()
 
@@ -86,9 +84,9 @@ def sequences(count: int = 8, length: int = 24, start: int = 9) -> Sequences:
     return Sequences.of(ids, [start] * count, [1.0, 0.0] * (count // 2), list(range(count)))
 
 
-def fitting() -> Fitting:
+def fitting() -> loop.Fitting:
     training = TrainingConfig(micro_batch_size=4)
-    return Fitting(batch_size=4, epochs=1, learning_rate=1e-3, training=training, seed=0, device="cpu")
+    return loop.Fitting(batch_size=4, epochs=1, learning_rate=1e-3, training=training, seed=0, device="cpu")
 
 
 def drawn(model: hf.PreTrainedModel, guidance: Guidance | None = None, samples: int = 2, steps: int = 5) -> object:
@@ -124,14 +122,14 @@ def test_guided_generation(model: hf.PreTrainedModel, head: HeadType, others: Ot
 
 
 def test_imitation(model: hf.PreTrainedModel) -> None:
-    check(lambda: fit_sft(model, sequences(), fitting()), "training")
+    check(lambda: loop.fit_sft(model, sequences(), fitting()), "training")
 
 
 def test_groups(model: hf.PreTrainedModel) -> None:
     data = sequences()
-    samples = Samples(data, np.zeros((8, 15), np.float32))
-    made = grpo_set(model, samples, np.ones(8, np.float32), None, of_grpo(), "cpu", longest=15)
-    check(lambda: fit(model, made, fitting()), "training")
+    samples = grpo.Samples(data, np.zeros((8, 15), np.float32))
+    made = grpo.grpo_set(model, samples, np.ones(8, np.float32), None, of_grpo(), "cpu", longest=15)
+    check(lambda: loop.fit(model, made, fitting()), "training")
 
 
 @pytest.mark.parametrize("head", list(HeadType), ids=lambda head: head.name)
@@ -144,10 +142,10 @@ def test_values(model: hf.PreTrainedModel, head: HeadType) -> None:
 def test_adapters_spare_the_gradients_of_frozen_weights() -> None:
     shape = {"vocab_size": 300, "n_embd": 48, "n_layer": 6, "n_head": 4, "n_positions": 64}
     model = hf.GPT2LMHeadModel(hf.GPT2Config(**shape, **_IDS))
-    whole = model_cost(model).training(Pass(100, 1000, 50))
-    adapted = with_adapters(model, LoraSettings(rank=4), seed=0)
-    assert model_cost(adapted).training(Pass(100, 1000, 50)) < 0.8 * whole
-    check(lambda: fit_sft(adapted, sequences(), fitting()), "training")
+    whole = flops.model_cost(model).training(flops.Pass(100, 1000, 50))
+    adapted = lora.with_adapters(model, LoraSettings(rank=4), seed=0)
+    assert flops.model_cost(adapted).training(flops.Pass(100, 1000, 50)) < 0.8 * whole
+    check(lambda: loop.fit_sft(adapted, sequences(), fitting()), "training")
 
 
 def test_experts_count_as_far_as_a_token_is_given_to_them() -> None:
@@ -166,7 +164,7 @@ def test_latent_attention_states_and_text_for_a_model_that_sees(family: str) -> 
         model.set_experts_implementation("eager")
 
     def read() -> None:
-        spend("scoring", model_cost(model).forward(whole_texts(np.full(2, 24))))
+        flops.spend("scoring", flops.model_cost(model).forward(flops.whole_texts(np.full(2, 24))))
         model(ids, use_cache=False)
 
     check(read, "scoring")
@@ -180,7 +178,7 @@ def test_encoders() -> None:
     ids = torch.zeros(3, 20, dtype=torch.long)
 
     def read() -> None:
-        spend("rewards", model_cost(model).forward(whole_texts(np.full(3, 20))))
+        flops.spend("rewards", flops.model_cost(model).forward(flops.whole_texts(np.full(3, 20))))
         model(ids)
 
     check(read, "rewards")
@@ -192,7 +190,7 @@ def test_padding_and_the_number_of_texts_at_once_change_nothing() -> None:
 
     def spent(size: int, part: slice = slice(None)) -> int:
         settings = DecodeSettings(batch_size=size)
-        with metered() as meter:
+        with flops.metered() as meter:
             decode(model, prompts[part], budgets[part], settings, keys=keys[part], samples=2)
         return meter.total
 

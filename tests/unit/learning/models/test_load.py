@@ -8,39 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaConfig,
-    Phi3Config,
-    PreTrainedConfig,
-    T5Config,
-)
 
 from pipeline.config import schema
-from pipeline.config.schema import LongPrompts, SystemConfig
 from pipeline.errors import ConfigError, DataError, JobError
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.datasets.from_files import FilesConfig
-from pipeline.learning.datasets.shipped import AdditionConfig
-from pipeline.learning.generation.decode import decode
+from pipeline.learning.datasets import base, from_files, shipped
+from pipeline.learning.generation import decode, sampling
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.models import load
-from pipeline.learning.models.batch_size import split_options
-from pipeline.learning.models.flops import model_cost
+from pipeline.learning.models import batch_size, flops, load, source, tiny
 from pipeline.learning.models.kinds import HFModelConfig
-from pipeline.learning.models.source import (
-    reference_folder,
-    snapshot,
-    value_context,
-    value_folder,
-    write_reference,
-)
-from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.plan.rewards import check_tokenizers, has_chat_template, read_vocabulary
@@ -49,7 +27,7 @@ from tests.doubles.composing import quick_config
 from tests.doubles.families import tiny_model
 from tests.doubles.gguf import TOKENS, write_gguf
 
-SYSTEM = SystemConfig()
+SYSTEM = schema.SystemConfig()
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
@@ -85,7 +63,7 @@ def test_saved_tokenizers_are_the_same_bytes_whatever_the_environment(
 ) -> None:
     """What a cluster sets, and where the folder lay, changes no byte of an output."""
     given, found = tmp_path / "given", []
-    load.save_tokenizer(make_tokenizer(load_dataset(AdditionConfig(kind="addition"))), given)
+    load.save_tokenizer(tiny.make_tokenizer(base.load_dataset(shipped.AdditionConfig(kind="addition"))), given)
     for offline in (False, True):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
         place, out = tmp_path / f"copy {offline}", tmp_path / f"out {offline}"
@@ -108,8 +86,10 @@ def folder(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gguf_file_becomes_a_plain_folder(gguf_file: Path, folder: Path) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(folder)
-    direct = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
+    plain = hf.AutoModelForCausalLM.from_pretrained(folder)
+    direct = hf.AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
     ids = torch.tensor([[1, 3, 4, 5]])
     assert torch.equal(plain(ids).logits, direct(ids).logits)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
@@ -153,17 +133,17 @@ def test_so_is_one_that_has_no_weights_for_some_tokens(place: str, folder: Path,
 
 def test_a_gguf_reference_is_its_own_output(gguf_file: Path, tmp_path: Path) -> None:
     config = HFModelConfig(kind="hf", path=str(gguf_file))
-    write_reference(config, tmp_path)
-    assert reference_folder(tmp_path, config) == str(tmp_path)
+    source.write_reference(config, tmp_path)
+    assert source.reference_folder(tmp_path, config) == str(tmp_path)
     assert load.load_policy(tmp_path, SYSTEM, "cpu").num_parameters() > 0
 
 
 def test_the_backbone_of_value_models_may_be_another(gguf_file: Path, folder: Path, tmp_path: Path) -> None:
-    assert value_folder(HFModelConfig(kind="hf", path="x"), tmp_path) is None
-    assert value_folder(HFModelConfig(kind="hf", path="x", value_path=str(folder)), tmp_path) == str(folder)
-    assert value_context(HFModelConfig(kind="hf", path="x")) is None
-    assert value_context(HFModelConfig(kind="hf", path="x", value_path=str(folder))) == 64
-    made = value_folder(HFModelConfig(kind="hf", path="x", value_path=str(gguf_file)), tmp_path / "made")
+    assert source.value_folder(HFModelConfig(kind="hf", path="x"), tmp_path) is None
+    assert source.value_folder(HFModelConfig(kind="hf", path="x", value_path=str(folder)), tmp_path) == str(folder)
+    assert source.value_context(HFModelConfig(kind="hf", path="x")) is None
+    assert source.value_context(HFModelConfig(kind="hf", path="x", value_path=str(folder))) == 64
+    made = source.value_folder(HFModelConfig(kind="hf", path="x", value_path=str(gguf_file)), tmp_path / "made")
     assert load.load_policy(str(made), SYSTEM, "cpu").config.hidden_size == 32
 
 
@@ -177,7 +157,7 @@ def test_attention_gives_way_to_what_the_model_has(tmp_path: Path, caplog: pytes
 
 
 def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
-    T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
+    hf.T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
     with pytest.raises(JobError, match="t5 is an encoder with a decoder"):
         load.load_policy(tmp_path, SYSTEM, "cpu")
 
@@ -213,12 +193,12 @@ def test_a_model_that_the_hub_does_not_give_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(JobError, match=r"cannot get the model 'owner/name' at revision v1 from the hub"):
-        snapshot("owner/name", "v1")
+        source.snapshot("owner/name", "v1")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny-hf").mkdir()
     (tmp_path / "tiny-hf" / "config.json").write_text("{}")
     with pytest.raises(JobError, match=r"There is no folder tiny_hf here, but tiny-hf\. On a machine"):
-        snapshot("tiny_hf", None)
+        source.snapshot("tiny_hf", None)
 
 
 def test_of_a_model_that_is_of_no_use_the_configuration_alone_is_fetched(
@@ -232,20 +212,20 @@ def test_of_a_model_that_is_of_no_use_the_configuration_alone_is_fetched(
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fetched)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("it was fetched"))
     with pytest.raises(JobError, match=r"owner/name: transformers .* knows no models of the type 'no_such"):
-        write_reference(HFModelConfig(kind="hf", path="owner/name"), tmp_path / "out")
+        source.write_reference(HFModelConfig(kind="hf", path="owner/name"), tmp_path / "out")
 
 
 def policy(folder: Path, **generation: object) -> TextPolicy:
-    model, tokenizer = load.load_policy(folder, SYSTEM, "cpu"), AutoTokenizer.from_pretrained(folder)
-    model.generation_config = GenerationConfig(eos_token_id=[2, 5, 6, 7])
-    dataset = load_dataset(FilesConfig(kind="jsonl", path="unread.jsonl"))
+    model, tokenizer = load.load_policy(folder, SYSTEM, "cpu"), hf.AutoTokenizer.from_pretrained(folder)
+    model.generation_config = hf.GenerationConfig(eos_token_id=[2, 5, 6, 7])
+    dataset = base.load_dataset(from_files.FilesConfig(kind="jsonl", path="unread.jsonl"))
     return TextPolicy(model, tokenizer, schema.GenerationConfig(**generation), dataset, "cpu")
 
 
 def test_a_completion_stops_at_any_of_them(folder: Path) -> None:
     writer = policy(folder, max_new_tokens=20)
     assert writer.end_ids == (2, 5, 6, 7)
-    decoded = writer.complete([[1, 3]] * 20, sample_keys(0, "x", np.arange(20), 1))
+    decoded = writer.complete([[1, 3]] * 20, sampling.sample_keys(0, "x", np.arange(20), 1))
     assert len({tokens[-1] for tokens in decoded.tokens if len(tokens) < 20}) > 1
     assert not any(token in writer.end_ids for tokens in decoded.tokens for token in tokens[:-1])
     for tokens in decoded.tokens:
@@ -261,7 +241,7 @@ def test_a_prompt_that_does_not_fit_is_refused_or_cut(folder: Path) -> None:
     assert strict.fitted([long[:50]]) == [long[:50]]
     with pytest.raises(DataError, match=r"a prompt of 51 tokens .* has room for 50 .*long_prompts=truncate"):
         strict.fitted([[1], long[:51]])
-    cutting = policy(folder, max_new_tokens=14, long_prompts=LongPrompts.truncate)
+    cutting = policy(folder, max_new_tokens=14, long_prompts=schema.LongPrompts.truncate)
     assert cutting.fitted([[1], long]) == [[1], long[-50:]]
     with pytest.raises(DataError, match=r"max_new_tokens=64 leaves no room"):
         policy(folder, max_new_tokens=64).fitted([[1]])
@@ -272,22 +252,22 @@ _LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 64,
 _FROM_128 = {"original_max_position_embeddings": 128}
 
 
-def _of_512(rope: dict[str, Any], **settings: Any) -> PreTrainedConfig:
-    return PreTrainedConfig(max_position_embeddings=512, rope_parameters=rope, **settings)
+def _of_512(rope: dict[str, Any], **settings: Any) -> hf.PreTrainedConfig:
+    return hf.PreTrainedConfig(max_position_embeddings=512, rope_parameters=rope, **settings)
 
 
 @pytest.mark.parametrize(
     ("config", "context"),
     [
-        (Phi3Config(hidden_size=4096, max_position_embeddings=131072, rope_parameters=_LONG), 4096),
+        (hf.Phi3Config(hidden_size=4096, max_position_embeddings=131072, rope_parameters=_LONG), 4096),
         (_of_512({"type": "su"}, original_max_position_embeddings=64), 64),
-        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), 2048),
+        (hf.LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), 2048),
         (_of_512({"sliding_attention": _SHORT, "full_attention": _LONG | _FROM_128}), 128),
     ],
     ids=["longrope outside", "su of a model's own code", "dynamic", "by type of layer"],
 )
 def test_a_context_ends_where_texts_would_follow_from_longer_ones_beside_them(
-    config: PreTrainedConfig, context: int
+    config: hf.PreTrainedConfig, context: int
 ) -> None:
     assert load.config_context(config) == context
     assert load.length_beside_others(config) in (None, context)
@@ -300,9 +280,9 @@ def test_a_build_of_torch_that_would_split_a_model_over_other_devices_says_so(
     config = tiny_model("llama").config
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     with pytest.raises(JobError, match=r"over devices of the kind cuda alone, and the job is on cpu. Use gen"):
-        split_options(config, ranks, "model")
+        batch_size.split_options(config, ranks, "model")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
-    assert split_options(config, ranks, "model").keys() == {"distributed_config"}
+    assert batch_size.split_options(config, ranks, "model").keys() == {"distributed_config"}
 
 
 # -- quantization ------------------------------------------------------------
@@ -314,14 +294,14 @@ def test_a_model_in_few_bits_is_smaller_and_near(tmp_path: Path, bits: int, shar
     pytest.importorskip("bitsandbytes")
     whole = wide.policy()
     whole.save_pretrained(tmp_path)
-    small = load.load_policy(tmp_path, SystemConfig(), "cpu", bits=bits)
+    small = load.load_policy(tmp_path, schema.SystemConfig(), "cpu", bits=bits)
     sizes = [sum(one.numel() * one.element_size() for one in model.parameters()) for model in (small, whole)]
     assert sizes[0] < share * sizes[1]
     ids = torch.tensor([wide.PROMPTS[1]])
     with torch.inference_mode():
         few, exact = (model(input_ids=ids).logits for model in (small, whole))
     assert 0 < (few - exact).std() < off * exact.std()
-    cost = model_cost(small)
-    assert (cost.body, cost.head) == (model_cost(whole).body, model_cost(whole).head)
-    texts = [decode(small, wide.PROMPTS, [8] * 3, wide.SETTINGS, keys=None).tokens for _ in range(2)]
+    cost = flops.model_cost(small)
+    assert (cost.body, cost.head) == (flops.model_cost(whole).body, flops.model_cost(whole).head)
+    texts = [decode.decode(small, wide.PROMPTS, [8] * 3, wide.SETTINGS, keys=None).tokens for _ in range(2)]
     assert texts[0] == texts[1]

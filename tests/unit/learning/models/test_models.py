@@ -16,18 +16,13 @@ from examples.sorting import Sorting, SortingConfig
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType
-from pipeline.learning.datasets.base import Dataset, load_dataset
-from pipeline.learning.datasets.shipped import AdditionConfig, StarGraphConfig
-from pipeline.learning.models import tiny
+from pipeline.learning.datasets import base, shipped
+from pipeline.learning.models import kinds, load, tiny, value
 from pipeline.learning.models.cache import ModelCache
-from pipeline.learning.models.kinds import TinyModelConfig
-from pipeline.learning.models.load import load_tokenizer, load_value
-from pipeline.learning.models.tiny import Imitation, make_tokenizer, measure_imitation, train_reference
-from pipeline.learning.models.value import ValueModel, cache_argument, value_model_from
 from tests.doubles.models import tiny_policy
 
-DATASET = load_dataset(AdditionConfig(kind="addition"))
-SMALL = TinyModelConfig(kind="tiny", steps=5, batch_size=8)
+DATASET = base.load_dataset(shipped.AdditionConfig(kind="addition"))
+SMALL = kinds.TinyModelConfig(kind="tiny", steps=5, batch_size=8)
 
 
 def reference() -> hf.GPT2LMHeadModel:
@@ -43,7 +38,7 @@ def test_a_language_model_that_lacks_weights_of_its_kind_makes_no_value_model() 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = hf.BertLMHeadModel(hf.BertConfig(is_decoder=True, vocab_size=13, **sizes))
     with pytest.raises(JobError, match=r"cannot start from the BertModel .* other weights \(pooler"):
-        value_model_from(model, HeadType.v)
+        value.value_model_from(model, HeadType.v)
 
 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
@@ -52,18 +47,18 @@ def test_a_backbone_may_give_another_width_than_its_layers_have(head: HeadType) 
     model = hf.OPTForCausalLM(
         hf.OPTConfig(word_embed_proj_dim=8, vocab_size=13, max_position_embeddings=32, **sizes)
     )
-    values = value_model_from(model, head)(torch.tensor([[10, 3, 2]]))
+    values = value.value_model_from(model, head)(torch.tensor([[10, 3, 2]]))
     assert values.shape == ((1, 3) if head is HeadType.v else (1, 3, 13))
 
 
 @pytest.mark.parametrize("head", [HeadType.v, HeadType.q])
 def test_a_value_model_is_the_same_after_saving_and_loading(tmp_path: Path, head: HeadType) -> None:
-    model = value_model_from(reference(), head).eval()
+    model = value.value_model_from(reference(), head).eval()
     model.head.weight.data = torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(1))
     model.save_pretrained(tmp_path)
     ids = torch.tensor([[10, 3, 2, 1, 11]])
-    loaded = load_value(tmp_path, SystemConfig(), "cpu")
-    assert isinstance(loaded, ValueModel)
+    loaded = load.load_value(tmp_path, SystemConfig(), "cpu")
+    assert isinstance(loaded, value.ValueModel)
     assert loaded.config.head == head.name
     assert torch.equal(loaded(ids), model(ids))
     assert loaded(ids).shape == ((1, 5) if head is HeadType.v else (1, 5, 13))
@@ -77,19 +72,19 @@ def test_a_value_model_is_the_same_after_saving_and_loading(tmp_path: Path, head
 def test_the_cache_is_given_by_the_name_that_a_model_has_for_it(name: str) -> None:
     made: dict[str, object] = {}
     exec(f"def forward(self, input_ids, {name}=None): ...", made)
-    assert cache_argument(made["forward"]) == name  # type: ignore[arg-type]
+    assert value.cache_argument(made["forward"]) == name  # type: ignore[arg-type]
 
 
 def test_a_folder_without_a_head_is_no_value_model(tmp_path: Path) -> None:
     reference().save_pretrained(tmp_path)
     with pytest.raises(JobError, match=r"no value model: value_head\.json"):
-        load_value(tmp_path, SystemConfig(), "cpu")
+        load.load_value(tmp_path, SystemConfig(), "cpu")
 
 
 def test_a_value_model_may_take_its_backbone_instead_of_a_copy(tmp_path: Path) -> None:
     model = tiny_policy(dropout=0.5)
-    value_model_from(model, HeadType.q).save_pretrained(tmp_path / "copied")
-    taken = value_model_from(model, HeadType.q, take=True)
+    value.value_model_from(model, HeadType.q).save_pretrained(tmp_path / "copied")
+    taken = value.value_model_from(model, HeadType.q, take=True)
     assert taken.backbone is model.transformer
     ids = torch.tensor([[10, 3, 2, 1, 11]])
     hidden = [taken.train().backbone(ids).last_hidden_state for _ in range(2)]
@@ -124,9 +119,9 @@ def test_what_the_present_job_works_with_is_not_dropped() -> None:
 
 
 def test_the_tokenizer_has_the_vocabulary_of_the_dataset(tmp_path: Path) -> None:
-    made = make_tokenizer(DATASET)
+    made = tiny.make_tokenizer(DATASET)
     made.save_pretrained(tmp_path)
-    for tokenizer in (made, hf.AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
+    for tokenizer in (made, hf.AutoTokenizer.from_pretrained(tmp_path), load.load_tokenizer(tmp_path)):
         row = DATASET.row(123456)
         assert tokenizer(row.prompt)["input_ids"] == [10, 3, 2, 1, 11, 6, 5, 4, 12]
         assert tokenizer.decode([9, 7, 5, 0], skip_special_tokens=True) == row.columns["solution"]
@@ -139,12 +134,12 @@ def test_demonstrations_are_training_rows_only(monkeypatch: pytest.MonkeyPatch) 
     shown: set[int] = set()
     demonstration = DATASET.demonstration
     monkeypatch.setattr(DATASET, "demonstration", lambda row, draw: shown.add(row) or demonstration(row, draw))
-    train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
+    tiny.train_reference(SMALL, DATASET, "cpu", lambda step, tokens: None)
     assert len(shown) == 40
     assert shown <= set(DATASET.ids("train").tolist())
 
 
-STARS = load_dataset(StarGraphConfig(kind="star_graph", degree=3, random_arm=0.6))
+STARS = base.load_dataset(shipped.StarGraphConfig(kind="star_graph", degree=3, random_arm=0.6))
 SORTING = Sorting(SortingConfig(kind="sorting"))
 
 
@@ -162,17 +157,17 @@ def model_of(share_of_likeliest: float, size: int) -> Any:
     return run
 
 
-def measured(model: Any, dataset: Dataset) -> Imitation:
+def measured(model: Any, dataset: base.Dataset) -> tiny.Imitation:
     with pytest.MonkeyPatch.context() as patch:  # the models are functions, of which no FLOPs are known
-        patch.setattr(tiny, "spend", lambda purpose, flops: None)
-        patch.setattr(tiny, "model_cost", lambda model: SimpleNamespace(forward=lambda read: 0))
-        found = measure_imitation(model, dataset)
+        patch.setattr(tiny.flops, "spend", lambda purpose, flops: None)
+        patch.setattr(tiny.flops, "model_cost", lambda model: SimpleNamespace(forward=lambda read: 0))
+        found = tiny.measure_imitation(model, dataset)
     assert found is not None
     return found
 
 
 @pytest.mark.parametrize("dataset", [DATASET, STARS, SORTING], ids=["addition", "star_graph", "sorting"])
-def test_it_is_told_by_which_of_the_two_is_nearer(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_told_by_which_of_the_two_is_nearer(dataset: base.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny, "PROMPTS", 100)  # graphs take time to draw
     between = measured(model_of(0.5, len(dataset.vocabulary)), dataset)
     assert between.corpus < between.guessing

@@ -18,18 +18,11 @@ from torch import nn
 
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.training import checkpoint as module
-from pipeline.learning.training.checkpoint import (
-    Checkpoints,
-    State,
-    random_state,
-    restore_random_state,
-    restore_training,
-    state_problem,
-    training_state,
-)
 from pipeline.learning.training.distributed import Ranks
 
-STATE = State({"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]})
+STATE = module.State(
+    {"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]}
+)
 
 
 class Tied(nn.Module):
@@ -71,14 +64,14 @@ def names(folder: Path) -> list[str]:
 def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
     """Weights, buffers, AdamW's moments and steps, and the generator that its data comes from."""
     model, optimizer = trained(steps=3)
-    Checkpoints(tmp_path, {}).save(3, training_state(model, optimizer, history=[1, 2, 3]))
+    module.Checkpoints(tmp_path, {}).save(3, module.training_state(model, optimizer, history=[1, 2, 3]))
     go_on(model, optimizer, 4)
 
     other, fresh = trained(steps=0)
-    saved = Checkpoints(tmp_path, {}).latest(lambda found: state_problem(found.state, other, fresh))
+    saved = module.Checkpoints(tmp_path, {}).latest(lambda found: module.state_problem(found.state, other, fresh))
     assert saved is not None
     torch.manual_seed(99)
-    assert restore_training(saved.state, other, fresh) == {"history": [1, 2, 3]}
+    assert module.restore_training(saved.state, other, fresh) == {"history": [1, 2, 3]}
     del saved
     # A file that is still mapped keeps its room on the disk, though a later checkpoint has replaced it.
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
@@ -97,7 +90,7 @@ def test_an_optimizer_that_keeps_objects_is_refused() -> None:
     optimizer = torch.optim.LBFGS(model.parameters())
     optimizer.state[model.weight] = {"old": [torch.zeros(1)]}
     with pytest.raises(JobError, match="LBFGS keeps a list as 'old'"):
-        training_state(model, optimizer)
+        module.training_state(model, optimizer)
 
 
 def draws() -> list[float]:
@@ -107,9 +100,9 @@ def draws() -> list[float]:
 def test_every_global_generator_goes_on_where_it_was() -> None:
     """After one draw of each, so that the halves of pairs of normal draws are pending."""
     draws()
-    tensors, values = random_state()
+    tensors, values = module.random_state()
     expected = [draws() for _ in range(5)]
-    restore_random_state(tensors, json.loads(json.dumps(values)))
+    module.restore_random_state(tensors, json.loads(json.dumps(values)))
     assert [draws() for _ in range(5)] == expected
 
 
@@ -152,12 +145,12 @@ def test_a_checkpoint_with_anything_odd_is_passed_over(
     tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage, said = DAMAGE[how]
-    Checkpoints(tmp_path, {"of": "this"}).save(5, STATE)
+    module.Checkpoints(tmp_path, {"of": "this"}).save(5, STATE)
     (tmp_path / "step-00000005").rename(tmp_path / "kept")
-    Checkpoints(tmp_path, {"of": "this"}).save(6, STATE)
+    module.Checkpoints(tmp_path, {"of": "this"}).save(6, STATE)
     (tmp_path / "kept").rename(tmp_path / "step-00000005")
     damage(tmp_path / "step-00000006")
-    checkpoints = Checkpoints(tmp_path, {"of": "this"})
+    checkpoints = module.Checkpoints(tmp_path, {"of": "this"})
     found = checkpoints.latest()
     assert found is not None
     assert found.step == 5
@@ -166,24 +159,24 @@ def test_a_checkpoint_with_anything_odd_is_passed_over(
     assert said in printed
     # Arriving at the same step again replaces what is damaged.
     checkpoints.save(6, STATE)
-    assert Checkpoints(tmp_path, {"of": "this"}).latest() is not None
+    assert module.Checkpoints(tmp_path, {"of": "this"}).latest() is not None
     assert names(tmp_path) == ["step-00000006"]
 
 
 def test_a_state_of_another_model_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Checkpoints(tmp_path, {}).save(1, training_state(*trained(steps=1)))
+    module.Checkpoints(tmp_path, {}).save(1, module.training_state(*trained(steps=1)))
     wide = trained(steps=0, width=4)
-    assert Checkpoints(tmp_path, {}).latest(lambda found: state_problem(found.state, *wide)) is None
+    assert module.Checkpoints(tmp_path, {}).latest(lambda found: module.state_problem(found.state, *wide)) is None
     assert "its model has other tensors (model." in capsys.readouterr().out
-    saved = Checkpoints(tmp_path, {}).latest()
+    saved = module.Checkpoints(tmp_path, {}).latest()
     assert saved is not None
     other = nn.Linear(3, 3)
-    problem = state_problem(saved.state, other, torch.optim.AdamW(other.parameters()))
+    problem = module.state_problem(saved.state, other, torch.optim.AdamW(other.parameters()))
     assert problem is not None
     assert "other tensors (model.bias" in problem
     model, optimizer = trained(steps=0)
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-    assert state_problem(saved.state, model, optimizer) == "its optimizer has other groups of parameters"
+    assert module.state_problem(saved.state, model, optimizer) == "its optimizer has other groups of parameters"
 
 
 class Clock:
@@ -195,9 +188,9 @@ class Clock:
 
 def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -> None:
     clock, saved = Clock(), []
-    checkpoints = Checkpoints(tmp_path, {}, every_steps=4, every_minutes=1, clock=clock)
+    checkpoints = module.Checkpoints(tmp_path, {}, every_steps=4, every_minutes=1, clock=clock)
 
-    def state() -> State:
+    def state() -> module.State:
         saved.append((len(saved), clock.now))
         return STATE
 
@@ -215,25 +208,25 @@ def test_it_saves_after_steps_or_minutes_whichever_comes_first(tmp_path: Path) -
 def test_a_full_disk_costs_the_checkpoint_and_not_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoints = Checkpoints(tmp_path, {}, every_steps=1)
+    checkpoints = module.Checkpoints(tmp_path, {}, every_steps=1)
     checkpoints.after_step(1, lambda: STATE)
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "fsync", fail)
+        patch.setattr(module.files, "fsync", fail)
         checkpoints.after_step(2, lambda: STATE)
         assert "step 2 could not be saved: [Errno 28] No space left" in capsys.readouterr().out
         patch.setattr(module, "save_file", lambda tensors, path: save_file(tensors, path.parent))  # its own error
         checkpoints.after_step(2, lambda: STATE)
         assert "step 2 could not be saved: Error while serializing: " in capsys.readouterr().out
-        stopping = Checkpoints(tmp_path / "new", {}, stopping=lambda: True)
+        stopping = module.Checkpoints(tmp_path / "new", {}, stopping=lambda: True)
         with pytest.raises(JobStopped, match="from the start: nothing could be saved"):
             stopping.after_step(2, lambda: STATE)
     assert names(tmp_path) == ["new", "step-00000001"]
     assert names(tmp_path / "new") == []
-    found = Checkpoints(tmp_path, {}).latest()
+    found = module.Checkpoints(tmp_path, {}).latest()
     assert found is not None
     assert found.step == 1
 
@@ -245,7 +238,7 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
     for name in (f".writing-{host}-{dead.pid}", f".writing-{host}-{os.getppid()}", f".writing-else-{dead.pid}"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "tensors.safetensors").write_bytes(b"half")
-    assert Checkpoints(tmp_path, {}).latest() is None
+    assert module.Checkpoints(tmp_path, {}).latest() is None
     # Of a process that lives, or of another machine, it may be about to be finished.
     assert names(tmp_path) == sorted([f".writing-{host}-{os.getppid()}", f".writing-else-{dead.pid}"])
 
@@ -253,13 +246,13 @@ def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> N
 def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = State({"model.a": torch.ones(3), "model.b": torch.zeros(2)}, {})
-    Checkpoints(tmp_path, {}).save(7, state)
+    state = module.State({"model.a": torch.ones(3), "model.b": torch.zeros(2)}, {})
+    module.Checkpoints(tmp_path, {}).save(7, state)
     hashed: list[Path] = []
-    monkeypatch.setattr(module, "file_sha256", hashed.append)
+    monkeypatch.setattr(module.files, "file_sha256", hashed.append)
     other = Ranks(1, 2)
     monkeypatch.setattr(other, "made_by_first", lambda _: 7)
-    found = Checkpoints(tmp_path, {}, ranks=other).latest(lambda _: pytest.fail("rank 0 has looked"))
+    found = module.Checkpoints(tmp_path, {}, ranks=other).latest(lambda _: pytest.fail("rank 0 has looked"))
     assert found is not None
     assert (found.step, hashed) == (7, [])
     assert found.state.tensors.keys() == state.tensors.keys()
@@ -269,4 +262,4 @@ def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
     assert torch.equal(found.state.tensors["model.a"], torch.ones(3))  # read anew: nothing is kept
     monkeypatch.setattr(other, "made_by_first", lambda _: 8)
     with pytest.raises(JobError, match="rank 0 goes on from step 8"):
-        Checkpoints(tmp_path, {}, ranks=other).latest()
+        module.Checkpoints(tmp_path, {}, ranks=other).latest()

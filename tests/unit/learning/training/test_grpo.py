@@ -18,20 +18,7 @@ from pipeline.config.schema import GenerationConfig, StageConfig
 from pipeline.errors import JobError
 from pipeline.learning.algos.grpo import GRPO, GRPOConfig
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
-from pipeline.learning.training.grpo import (
-    Samples,
-    TokenBatch,
-    averaged,
-    clipped_surrogate,
-    group_advantages,
-    importance_ratio,
-    leave_one_out,
-    supervised_columns,
-    token_figures,
-    token_losses,
-)
-from pipeline.learning.training.scoring import completion_logprobs, read_off
-from pipeline.learning.training.sequences import batch_of
+from pipeline.learning.training import grpo, scoring, sequences
 from tests.doubles.contexts import context
 from tests.doubles.fitting import of_grpo
 from tests.doubles.groups import samples_of
@@ -100,13 +87,13 @@ def trl_loss(
     return loss
 
 
-def loss_and_clipped(tokens: TokenBatch, objective: GRPOConfig) -> tuple[Tensor, Tensor]:
-    ratio = importance_ratio(tokens, objective.importance_sampling_level)
-    surrogate = clipped_surrogate(tokens, ratio, objective)
-    told = token_figures(tokens, ratio, surrogate, objective)["clip_share"]
-    losses = token_losses(tokens, ratio, surrogate, objective)
+def loss_and_clipped(tokens: grpo.TokenBatch, objective: GRPOConfig) -> tuple[Tensor, Tensor]:
+    ratio = grpo.importance_ratio(tokens, objective.importance_sampling_level)
+    surrogate = grpo.clipped_surrogate(tokens, ratio, objective)
+    told = grpo.token_figures(tokens, ratio, surrogate, objective)["clip_share"]
+    losses = grpo.token_losses(tokens, ratio, surrogate, objective)
     size = {"sequences": len(tokens.mask), "tokens": float(tokens.mask.sum()), "longest": 9}
-    return averaged(losses, tokens.mask, objective.loss_type, **size), told
+    return grpo.averaged(losses, tokens.mask, objective.loss_type, **size), told
 
 
 @pytest.mark.parametrize("loss_type", list(GRPOLoss))
@@ -138,11 +125,11 @@ def test_loss_and_gradient_are_those_of_trl(
         advantages = torch.randn(8, 9 if trial % 2 else 1, generator=generator)
         ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
         held = anchor if with_anchor else None
-        tokens = TokenBatch(mask=mask, logprobs=ours, old=old, anchor=held, advantages=advantages)
+        tokens = grpo.TokenBatch(mask=mask, logprobs=ours, old=old, anchor=held, advantages=advantages)
         mine, told = loss_and_clipped(tokens, objective)
         if level is ImportanceSampling.sequence:
             its = GSPO().ratio(context(GSPOConfig()), tokens).expand_as(mask)
-            assert torch.equal(its, importance_ratio(tokens, level))
+            assert torch.equal(its, grpo.importance_ratio(tokens, level))
         expected = trl_loss(theirs, old, anchor if with_anchor else None, advantages, mask, objective)
         assert mine.item() == pytest.approx(expected.item(), abs=1e-6)
         mine.backward()
@@ -163,10 +150,12 @@ def test_the_bonus_for_entropy_is_that_of_trl(loss_type: GRPOLoss) -> None:
         values = []
         for whose in ("ours", "theirs"):
             start = logits.clone().requires_grad_(True)
-            both = read_off(start.log_softmax(-1), torch.zeros(8, 9, dtype=torch.long), entropy=True)
+            both = scoring.read_off(start.log_softmax(-1), torch.zeros(8, 9, dtype=torch.long), entropy=True)
             logprobs, entropies = both.unbind(-1)
             old, advantages = logprobs.detach() + 0.3, lengths.float() - 4.5
-            tokens = TokenBatch(mask=mask, logprobs=logprobs, old=old, anchor=None, advantages=advantages[:, None])
+            tokens = grpo.TokenBatch(
+                mask=mask, logprobs=logprobs, old=old, anchor=None, advantages=advantages[:, None]
+            )
             if whose == "ours":
                 loss, _ = loss_and_clipped(tokens, objective)
                 loss = loss - 0.1 * entropies[mask].sum() / mask.sum()
@@ -179,7 +168,7 @@ def test_the_bonus_for_entropy_is_that_of_trl(loss_type: GRPOLoss) -> None:
         assert torch.allclose(ours, theirs, atol=1e-7)
 
 
-def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, GPT2LMHeadModel, Samples]:
+def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, GPT2LMHeadModel, grpo.Samples]:
     """Loss of a policy that is a step past who drew, that policy with its gradients, and what was drawn."""
     model = tiny_policy()
     data = samples(model, 8)
@@ -192,7 +181,7 @@ def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, GPT2L
     algo = method.config_class(**fixed, epsilon=0.02, epsilon_high=0.03, **settings)
     config = StageConfig(algo=algo, generation=GenerationConfig())
     made = method.training_set(replace(context(algo), config=config, loading=nullcontext), model, [folder])
-    batch = batch_of(made.data, np.arange(8), "cpu")
+    batch = sequences.batch_of(made.data, np.arange(8), "cpu")
     loss = made.loss_of(batch, np.arange(8), np.arange(8))
     loss.backward()
     return loss.item(), model, data
@@ -219,7 +208,9 @@ def test_advantages_of_rloo_are_those_of_trl(normalizes: bool) -> None:
     if normalizes:
         expected = (expected - torch.nanmean(expected)) / (nanstd(expected) + 1e-4)
     expected = torch.nan_to_num(expected, nan=0.0)
-    assert leave_one_out(rewards.numpy(), 4, normalizes=normalizes) == pytest.approx(expected.numpy(), abs=1e-6)
+    assert grpo.leave_one_out(rewards.numpy(), 4, normalizes=normalizes) == pytest.approx(
+        expected.numpy(), abs=1e-6
+    )
 
 
 def rewards_with_gaps() -> np.ndarray:
@@ -241,7 +232,7 @@ def test_advantages_are_those_of_trl(scale: ScaleRewards) -> None:
         group = nanstd(table, dim=1).repeat_interleave(4)
         expected = expected / ((group if scale is ScaleRewards.group else nanstd(rewards)) + 1e-4)
     expected = torch.nan_to_num(expected, nan=0.0)
-    assert group_advantages(rewards.numpy(), 4, scale) == pytest.approx(expected.numpy(), abs=1e-5)
+    assert grpo.group_advantages(rewards.numpy(), 4, scale) == pytest.approx(expected.numpy(), abs=1e-5)
 
 
 def test_advantages_of_maxrl_are_those_of_the_paper() -> None:
@@ -250,18 +241,18 @@ def test_advantages_of_maxrl_are_those_of_the_paper() -> None:
     expected = []
     for group in rewards.reshape(-1, 4):
         expected += [4 * (one / group.sum() - 1 / 4) if group.any() else 0.0 for one in group]
-    assert group_advantages(rewards, 4, ScaleRewards.mean) == pytest.approx(np.array(expected), abs=1e-6)
+    assert grpo.group_advantages(rewards, 4, ScaleRewards.mean) == pytest.approx(np.array(expected), abs=1e-6)
     with pytest.raises(JobError, match=r"a reward is -0\.5"):
-        group_advantages(rewards - 0.5, 4, ScaleRewards.mean)
+        grpo.group_advantages(rewards - 0.5, 4, ScaleRewards.mean)
 
 
-def samples(model: GPT2LMHeadModel, count: int = 24) -> Samples:
+def samples(model: GPT2LMHeadModel, count: int = 24) -> grpo.Samples:
     generator = np.random.default_rng(1)
     prompts = [generator.integers(0, 10, 3 + row // 4 % 3).tolist() for row in range(count)]
     completions = [generator.integers(0, 10, generator.integers(1, 6)).tolist() for _ in range(count)]
     rewards = np.array([float(tokens[0] % 2) for tokens in completions])
     bare = samples_of(prompts, completions, rewards)
-    batch = batch_of(bare.sequences, np.arange(count), "cpu")
+    batch = sequences.batch_of(bare.sequences, np.arange(count), "cpu")
     with torch.no_grad():
-        table = completion_logprobs(model, batch).double().numpy()
-    return samples_of(prompts, completions, rewards, supervised_columns(table, bare.sequences))
+        table = scoring.completion_logprobs(model, batch).double().numpy()
+    return samples_of(prompts, completions, rewards, grpo.supervised_columns(table, bare.sequences))

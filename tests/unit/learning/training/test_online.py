@@ -20,20 +20,10 @@ from torch import Tensor
 
 from pipeline.config.schema import Optimizer, Schedule
 from pipeline.errors import JobError, JobStopped
+from pipeline.learning.algos import online
 from pipeline.learning.algos.grpo import GRPOConfig
-from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
-from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.grpo import (
-    Samples,
-    group_advantages,
-    grpo_set,
-    leave_one_out,
-    log_ratios,
-    padded,
-    supervised_columns,
-)
-from pipeline.learning.training.loop import Curve, Fitting, rate_at, train
+from pipeline.learning.training import checkpoint, grpo, loop
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER, read_curve
@@ -49,7 +39,7 @@ numbers = st.integers(1, 12)
 def test_each_prompt_is_drawn_once_and_each_batch_gone_over_as_often_as_asked(
     prompts: int, at_once: int, per_step: int, epochs: int
 ) -> None:
-    table = Timetable(prompts, at_once * per_step, per_step, epochs)
+    table = online.Timetable(prompts, at_once * per_step, per_step, epochs)
     count = math.ceil(table.prompts / table.at_once)
     rows = [table.rows(batch) for batch in range(count)]
     assert [row for start, stop in rows for row in range(start, stop)] == list(range(prompts))
@@ -61,7 +51,7 @@ def test_each_prompt_is_drawn_once_and_each_batch_gone_over_as_often_as_asked(
 
 def test_as_many_steps_as_trl_takes() -> None:
     """80,000 completions in groups of 4, 128 a step: ``max_steps=625``."""
-    assert Timetable(20_000, 32, 32).steps == 625
+    assert online.Timetable(20_000, 32, 32).steps == 625
 
 
 def losses_of(model: torch.nn.Module):  # type: ignore[no-untyped-def]
@@ -72,7 +62,7 @@ def losses_of(model: torch.nn.Module):  # type: ignore[no-untyped-def]
     return of
 
 
-def how(kind: Optimizer = Optimizer.adamw, **given: Any) -> Fitting:
+def how(kind: Optimizer = Optimizer.adamw, **given: Any) -> loop.Fitting:
     constant = Schedule.constant_with_warmup
     return fitting(optimizer=kind, weight_decay=0.1, warmup_steps=3, schedule=constant, **given)
 
@@ -85,28 +75,28 @@ def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_
     if kind is Optimizer.adamw_8bit:
         pytest.importorskip("bitsandbytes")  # on a CPU too, where it is for tests alone
     whole, parted, stopped = tiny_policy(width=64), tiny_policy(width=64), tiny_policy(width=64)
-    expected = train(whole, how(kind), 7, losses_of(whole))
-    found = train(parted, how(kind), 4, losses_of(parted), leaves_to=tmp_path)
+    expected = loop.train(whole, how(kind), 7, losses_of(whole))
+    found = loop.train(parted, how(kind), 4, losses_of(parted), leaves_to=tmp_path)
     later = losses_of(parted)
     on = {"steps_before": 4, "goes_on_from": tmp_path}
-    found += train(parted, how(kind), 3, lambda step: later(step + 4), **on)
+    found += loop.train(parted, how(kind), 3, lambda step: later(step + 4), **on)
     assert found == expected
     assert all(map(torch.equal, whole.parameters(), parted.parameters()))
 
     calls = iter(range(9))
-    stopping = Checkpoints(tmp_path / "kept", {}, stopping=lambda: next(calls) == 3)
+    stopping = checkpoint.Checkpoints(tmp_path / "kept", {}, stopping=lambda: next(calls) == 3)
     with pytest.raises(JobStopped):
-        train(stopped, how(kind, checkpoint=stopping), 7, losses_of(stopped))
+        loop.train(stopped, how(kind, checkpoint=stopping), 7, losses_of(stopped))
     other = tiny_policy(seed=1, width=64)
-    kept = Checkpoints(tmp_path / "kept", {})
-    assert train(other, how(kind, checkpoint=kept), 7, losses_of(other)) == expected
+    kept = checkpoint.Checkpoints(tmp_path / "kept", {})
+    assert loop.train(other, how(kind, checkpoint=kept), 7, losses_of(other)) == expected
     assert all(map(torch.equal, whole.parameters(), other.parameters()))
 
 
 def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
     """Each as by itself, from the same gradients."""
     model, same = tiny_policy(), tiny_policy()
-    train(model, how(Optimizer.muon), 3, losses_of(model))
+    loop.train(model, how(Optimizer.muon), 3, losses_of(model))
     named = dict(same.named_parameters())
     hidden = [name for name, weight in named.items() if ".h." in name and weight.ndim == 2]
     rest = [weight for name, weight in named.items() if name not in hidden]
@@ -119,7 +109,7 @@ def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
         sum(losses_of(same)(step)).backward()
         torch.nn.utils.clip_grad_norm_(same.parameters(), 1.0)
         for part in parts:
-            part.param_groups[0]["lr"] = rate_at(step, how(), 3)
+            part.param_groups[0]["lr"] = loop.rate_at(step, how(), 3)
             part.step()
             part.zero_grad()
     assert all(map(torch.equal, model.parameters(), same.parameters()))
@@ -128,12 +118,12 @@ def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
 def test_an_optimizer_that_is_not_there_or_of_another_model_is_one_message(tmp_path: Path) -> None:
     model = tiny_policy()
     with pytest.raises(JobError, match="cannot go on with the optimizer"):
-        train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
-    train(model, how(), 1, losses_of(model), leaves_to=tmp_path)
+        loop.train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
+    loop.train(model, how(), 1, losses_of(model), leaves_to=tmp_path)
     whole = (tmp_path / OPTIMIZER).read_bytes()
     (tmp_path / OPTIMIZER).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(JobError, match="cannot go on with the optimizer"):
-        train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
+        loop.train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
 
 
 def test_a_rate_falls_over_its_horizon_whatever_the_rounds(tmp_path: Path) -> None:
@@ -143,11 +133,11 @@ def test_a_rate_falls_over_its_horizon_whatever_the_rounds(tmp_path: Path) -> No
     model, rates = torch.nn.Linear(1, 1), []
     falling = fitting(schedule=Schedule.cosine_from_start)
     for before in (0, 4):
-        curve = Curve(training=str(before), folder=tmp_path)
-        train(model, replace(falling, curve=curve), 4, losses_of, steps_before=before, horizon=8)
+        curve = loop.Curve(training=str(before), folder=tmp_path)
+        loop.train(model, replace(falling, curve=curve), 4, losses_of, steps_before=before, horizon=8)
     rates = [row.learning_rate for row in read_curve(tmp_path)]
-    assert rates == pytest.approx([rate_at(step, falling, 8) for step in range(8)], rel=1e-5)
-    assert rate_at(8, falling, 8) == pytest.approx(0, abs=1e-12)
+    assert rates == pytest.approx([loop.rate_at(step, falling, 8) for step in range(8)], rel=1e-5)
+    assert loop.rate_at(8, falling, 8) == pytest.approx(0, abs=1e-12)
 
 
 class Recorded:
@@ -249,7 +239,7 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
 
     shares: list[float] = []
 
-    def drawn(number: int) -> DrawnBatch:
+    def drawn(number: int) -> online.DrawnBatch:
         given, rewards = trl.batches[number], np.array(trl.rewards[number])
         prompts = [
             row[real.bool()].tolist() for row, real in zip(given["prompt_ids"], given["prompt_mask"], strict=True)
@@ -261,18 +251,18 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
         def scores(of: Any) -> np.ndarray:
             with torch.no_grad():
                 found = completion_logprobs(of, batch_of(bare.sequences, np.arange(16), "cpu")).double().numpy()
-            return padded(supervised_columns(found, bare.sequences))
+            return grpo.padded(grpo.supervised_columns(found, bare.sequences))
 
-        data = Samples(bare.sequences, scores(model)).silenced(masked)
+        data = grpo.Samples(bare.sequences, scores(model)).silenced(masked)
         held = scores(anchor) if beta else None
         if is_rloo:
-            advantages = leave_one_out(rewards - beta * log_ratios(data, scores(anchor)), 4)
-            return DrawnBatch(grpo_set(model, data, advantages, None, algo, "cpu", longest=5))
-        advantages = group_advantages(rewards, 4, ScaleRewards.group)
-        return DrawnBatch(grpo_set(model, data, advantages, held, algo, "cpu", longest=5))
+            advantages = grpo.leave_one_out(rewards - beta * grpo.log_ratios(data, scores(anchor)), 4)
+            return online.DrawnBatch(grpo.grpo_set(model, data, advantages, None, algo, "cpu", longest=5))
+        advantages = grpo.group_advantages(rewards, 4, ScaleRewards.group)
+        return online.DrawnBatch(grpo.grpo_set(model, data, advantages, held, algo, "cpu", longest=5))
 
-    how, table = fitting(batch_size=16, weight_decay=0.0), Timetable(4 * len(trl.batches), 4, 4, iterations)
-    losses, _ = fit_drawn(model, table, drawn, how, longest=5, group=4, horizon=math.inf)
+    how, table = fitting(batch_size=16, weight_decay=0.0), online.Timetable(4 * len(trl.batches), 4, 4, iterations)
+    losses, _ = online.fit_drawn(model, table, drawn, how, longest=5, group=4, horizon=math.inf)
     assert max(shares) < 1
     assert (max(shares) > 0) == masks
     # `RLOOTrainer` leaves the division by the steps of accumulation to its base.

@@ -10,15 +10,11 @@ from transformers import GPT2LMHeadModel
 from pipeline.config.schema import DType
 from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation.decode import DecodeSettings
-from pipeline.learning.generation.policy import completion_scores
+from pipeline.learning.generation import decode, policy
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
-from pipeline.learning.training.loop import TrainingSet, computing_in
-from pipeline.learning.training.loop import fit as policy_fit
-from pipeline.learning.training.preferences import dpo_set
+from pipeline.learning.training import loop, preferences, value
 from pipeline.learning.training.scoring import completion_logprobs, score_sequences, sequence_divergence
 from pipeline.learning.training.sequences import Sequences, batch_of
-from pipeline.learning.training.value import fit_value
 from tests.doubles.fitting import fitting
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.generation.conftest import language_model
@@ -81,12 +77,12 @@ def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
         assert set(part) <= set(whole)
         return completion_logprobs(model, batch).sum() * 0
 
-    policy_fit(model, TrainingSet(sequences(), loss_of, group=4), fitting(micro_batch_size, batch_size=4))
+    loop.fit(model, loop.TrainingSet(sequences(), loss_of, group=4), fitting(micro_batch_size, batch_size=4))
     for part in seen:
         assert len(part) % 4 == 0
         assert [row // 4 for row in part] == [part[at - at % 4] // 4 for at in range(len(part))]
     with pytest.raises(ValueError, match="in groups of 3"):
-        policy_fit(model, TrainingSet(sequences(), loss_of, group=3), fitting(batch_size=4))
+        loop.fit(model, loop.TrainingSet(sequences(), loss_of, group=3), fitting(batch_size=4))
 
 
 def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> None:
@@ -103,7 +99,7 @@ def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> No
             return completion_logprobs(tiny_policy(), batch).sum() * 0 + torch.zeros((), requires_grad=True)
 
         how = fitting(4, batch_size=16, group_by_length=grouped)
-        policy_fit(tiny_policy(), TrainingSet(data, loss_of, group=2), how)
+        loop.fit(tiny_policy(), loop.TrainingSet(data, loss_of, group=2), how)
     assert [whole for _, whole in found[True]] == [whole for _, whole in found[False]]
     widths = {
         grouped: sum(4 * max(len(ids[row]) for row in part) for part, _ in parts)
@@ -129,7 +125,7 @@ def fit(kind: str, checkpointing: bool) -> tuple[ValueModel, list[float], int]:
     seen = []
     layers[0].mlp.register_forward_pre_hook(lambda *_: seen.append(1))
     how = fitting(warmup_steps=2, gradient_checkpointing=checkpointing)
-    losses = fit_value(model, value_sequences(), how)
+    losses = value.fit_value(model, value_sequences(), how)
     return model, losses, len(seen)
 
 
@@ -154,15 +150,15 @@ def pairs() -> Sequences:
 
 def fit_pairs(dtype: DType) -> tuple[GPT2LMHeadModel, list[float]]:
     model, data = tiny_policy(), pairs()
-    with computing_in(dtype, "cpu"):
+    with loop.computing_in(dtype, "cpu"):
         anchor = score_sequences(
             data,
             lambda batch: completion_logprobs(model, batch).double().sum(-1),
             micro_batch_size=8,
             device="cpu",
         )
-    made = dpo_set(model, data, anchor, DPOConfig(beta=1.0), "cpu")
-    return model, policy_fit(model, made, fitting(epochs=4, dtype=dtype))
+    made = preferences.dpo_set(model, data, anchor, DPOConfig(beta=1.0), "cpu")
+    return model, loop.fit(model, made, fitting(epochs=4, dtype=dtype))
 
 
 def test_a_policy_that_computes_like_its_anchor_starts_at_it() -> None:
@@ -176,13 +172,13 @@ def test_a_policy_that_computes_like_its_anchor_starts_at_it() -> None:
 def test_a_policy_is_as_likely_to_draw_as_training_begins_with() -> None:
     """What drew was rounded; scored by that, the ratio of GRPO would not be 1 at the first step."""
     exact, prompts, drawn = tiny_policy(), [[1, 2, 3]] * 4, [[4, 5], [6, 7, 8], [9], [1, 1]]
-    settings = DecodeSettings(batch_size=4)
-    with computing_in(DType.bfloat16, "cpu"):
-        found = completion_scores(exact, prompts, drawn, settings)
+    settings = decode.DecodeSettings(batch_size=4)
+    with loop.computing_in(DType.bfloat16, "cpu"):
+        found = policy.completion_scores(exact, prompts, drawn, settings)
         data = Sequences.of([[*p, *d] for p, d in zip(prompts, drawn, strict=True)], [3] * 4, [0.0] * 4)
         batch = batch_of(data, np.argsort(data.lengths, kind="stable"), "cpu")
         begun = completion_logprobs(exact, batch).detach()
     first = begun[batch.mask].numpy()
     np.testing.assert_array_equal(np.concatenate([found[at] for at in (2, 0, 3, 1)]), first)
-    rounded = completion_scores(tiny_policy().bfloat16(), prompts, drawn, settings)
+    rounded = policy.completion_scores(tiny_policy().bfloat16(), prompts, drawn, settings)
     assert any(not np.array_equal(one, other) for one, other in zip(found, rounded, strict=True))

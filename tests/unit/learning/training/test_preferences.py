@@ -25,18 +25,15 @@ from pipeline.learning.algos.online import DrawnBatch, Timetable, fit_drawn
 from pipeline.learning.choices import DPOLoss
 from pipeline.learning.datasets.shipped import Addition, AdditionConfig
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.learning.training import loop
+from pipeline.learning.training import loop, scoring, sequences
 from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.loop import TrainingSet
 from pipeline.learning.training.preferences import dpo_set, kto_set, mismatched, orpo_set, simpo_set
-from pipeline.learning.training.scoring import completion_logprobs, score_sequences
-from pipeline.learning.training.sequences import Batch, Sequences, batch_of
 from tests.doubles.fitting import fitting
 from tests.doubles.models import PLAINLY, tiny_policy
 from tests.unit.learning.training.test_loop import Limited
 
 
-def pairs(count: int = 12) -> Sequences:
+def pairs(count: int = 12) -> sequences.Sequences:
     """Prompts of different lengths; what is chosen begins with an even token."""
     generator = np.random.default_rng(0)
     ids, starts = [], []
@@ -46,35 +43,35 @@ def pairs(count: int = 12) -> Sequences:
             first = int(generator.integers(0, 5)) * 2 + side
             ids.append([*prompt, first, *generator.integers(0, 10, generator.integers(0, 4)).tolist()])
             starts.append(len(prompt))
-    return Sequences.of(ids, starts, [1.0, 0.0] * count)
+    return sequences.Sequences.of(ids, starts, [1.0, 0.0] * count)
 
 
-def completions(count: int = 12) -> Sequences:
+def completions(count: int = 12) -> sequences.Sequences:
     """Of different lengths, two in three desirable, each of a prompt of its own."""
     generator = np.random.default_rng(0)
     prompts = [generator.integers(0, 10, generator.integers(2, 6)).tolist() for _ in range(count)]
     ids = [[*prompt, *generator.integers(0, 10, generator.integers(1, 5)).tolist()] for prompt in prompts]
     labels = [float(one % 3 > 0) for one in range(count)]
-    return Sequences.of(ids, [len(prompt) for prompt in prompts], labels, list(range(count)))
+    return sequences.Sequences.of(ids, [len(prompt) for prompt in prompts], labels, list(range(count)))
 
 
-def scores(model: nn.Module, data: Sequences) -> np.ndarray:
-    def summed(batch: Batch) -> torch.Tensor:
-        return completion_logprobs(model, batch).double().sum(-1)
+def scores(model: nn.Module, data: sequences.Sequences) -> np.ndarray:
+    def summed(batch: sequences.Batch) -> torch.Tensor:
+        return scoring.completion_logprobs(model, batch).double().sum(-1)
 
-    return score_sequences(data, summed, micro_batch_size=5, device="cpu")
+    return scoring.score_sequences(data, summed, micro_batch_size=5, device="cpu")
 
 
-def anchored(data: Sequences) -> np.ndarray:
+def anchored(data: sequences.Sequences) -> np.ndarray:
     return scores(tiny_policy(), data)
 
 
-def parts_of(data: Sequences, row: int) -> tuple[list[int], list[int]]:
+def parts_of(data: sequences.Sequences, row: int) -> tuple[list[int], list[int]]:
     ids = data.ids[row, : data.lengths[row]].tolist()
     return ids[: data.starts[row]], ids[data.starts[row] :]
 
 
-def of_anchored_pairs(data: Sequences, _: int) -> list[dict[str, Any]]:
+def of_anchored_pairs(data: sequences.Sequences, _: int) -> list[dict[str, Any]]:
     return [
         dict(zip(("prompt_ids", "chosen_ids"), parts_of(data, row), strict=True))
         | {"rejected_ids": parts_of(data, row + 1)[1]}
@@ -82,7 +79,7 @@ def of_anchored_pairs(data: Sequences, _: int) -> list[dict[str, Any]]:
     ]
 
 
-def of_labelled(data: Sequences, size: int) -> list[dict[str, Any]]:
+def of_labelled(data: sequences.Sequences, size: int) -> list[dict[str, Any]]:
     """Each batch's completions moved on by one, as the trainer's own preparation does."""
     found = []
     for at in range(0, len(data), size):
@@ -93,7 +90,7 @@ def of_labelled(data: Sequences, size: int) -> list[dict[str, Any]]:
     return found
 
 
-def of_pairs(data: Sequences, _: int) -> list[dict[str, Any]]:
+def of_pairs(data: sequences.Sequences, _: int) -> list[dict[str, Any]]:
     rows = []
     for at in range(0, len(data), 2):
         row: dict[str, Any] = {"prompt": "", "number": at // 2}
@@ -111,11 +108,11 @@ class Kind(NamedTuple):
 
     trl: str
     settings: dict[str, Any]
-    rows: Callable[[Sequences, int], list[dict[str, Any]]]
-    made: Callable[[nn.Module, Sequences], TrainingSet]
+    rows: Callable[[sequences.Sequences, int], list[dict[str, Any]]]
+    made: Callable[[nn.Module, sequences.Sequences], loop.TrainingSet]
 
     @property
-    def data(self) -> Callable[[int], Sequences]:
+    def data(self) -> Callable[[int], sequences.Sequences]:
         return completions if self.rows is of_labelled else pairs
 
 
@@ -130,7 +127,7 @@ def dpo(loss: DPOLoss) -> Kind:
 OF_KTO = {"beta": 0.7, "desirable_weight": 1.3, "undesirable_weight": 0.8}
 
 
-def kto(model: nn.Module, data: Sequences) -> TrainingSet:
+def kto(model: nn.Module, data: sequences.Sequences) -> loop.TrainingSet:
     return kto_set(model, data, KTOConfig(**OF_KTO), "cpu", of_anchor=anchored, of_policy=partial(scores, model))
 
 
@@ -199,7 +196,7 @@ def test_loss_and_gradient_are_those_of_trls_trainer(name: str, tmp_path: Path) 
     made.prepare([whole])(0)
     total = torch.zeros(())
     for part in (whole[: len(data) // 3 * 2], whole[len(data) // 3 * 2 :]):  # micro-batches of different sizes
-        total = total + made.loss_of(batch_of(made.data, part, "cpu"), part, whole)
+        total = total + made.loss_of(sequences.batch_of(made.data, part, "cpu"), part, whole)
     total.backward()
     assert total.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -267,10 +264,10 @@ def test_what_micro_batches_report_is_told_once_whatever_interrupts_them(
 
 def test_likelihood_of_the_chosen_can_be_held_up() -> None:
     data = pairs()
-    batch = batch_of(data, np.arange(0, len(data), 2), "cpu")
+    batch = sequences.batch_of(data, np.arange(0, len(data), 2), "cpu")
     models = [fit(sft_weight=weight)[0] for weight in (0.0, 1.0)]
     with torch.no_grad():
-        without, held_up = (completion_logprobs(model, batch).sum() for model in models)
+        without, held_up = (scoring.completion_logprobs(model, batch).sum() for model in models)
     assert held_up > without
 
 
@@ -291,7 +288,7 @@ def test_trl_is_imported_without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_completions_are_moved_on_until_they_stand_behind_other_prompts() -> None:
     ids = [[prompt, 9, 10 * prompt + number] for prompt in range(3) for number in range(2)]
-    data = Sequences.of(ids, [2] * 6, [1.0] * 6, [0, 0, 1, 1, 2, 2])
+    data = sequences.Sequences.of(ids, [2] * 6, [1.0] * 6, [0, 0, 1, 1, 2, 2])
     mixed = mismatched(data, [np.arange(6), np.array([5]), np.array([0, 2, 4])])
     assert [row[:3] for row in mixed.ids.tolist()] == [
         *([0, 9, 20], [0, 9, 21], [1, 9, 0], [1, 9, 1], [2, 9, 10], [2, 9, 11]),
@@ -310,7 +307,7 @@ def test_orpo_takes_a_policy_that_is_sure() -> None:
     with torch.no_grad():
         model.transformer.wte.weight.mul_(300)  # which are those of the output too
     made = orpo_set(model, data, 1.0, "cpu")
-    loss = made.loss_of(batch_of(made.data, np.arange(4), "cpu"), np.arange(4), np.arange(4))
+    loss = made.loss_of(sequences.batch_of(made.data, np.arange(4), "cpu"), np.arange(4), np.arange(4))
     loss.backward()
     assert torch.isfinite(loss)
     assert all(torch.isfinite(weight.grad).all() for weight in model.parameters())

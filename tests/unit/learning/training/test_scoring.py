@@ -14,25 +14,12 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from pipeline.errors import JobError, JobStopped
-from pipeline.learning.algos.dpo import DPOConfig
-from pipeline.learning.algos.policy_config import LoraSettings
+from pipeline.learning.algos import dpo, policy_config
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import value_model_from
-from pipeline.learning.training import scoring
-from pipeline.learning.training.checkpoint import Checkpoints
-from pipeline.learning.training.grpo import Samples, grpo_set
-from pipeline.learning.training.loop import Fitting, fit, fit_sft
+from pipeline.learning.training import checkpoint, grpo, loop, preferences, scoring
 from pipeline.learning.training.lora import with_adapters
-from pipeline.learning.training.preferences import dpo_set
-from pipeline.learning.training.scoring import (
-    completion_logprobs,
-    is_cut,
-    is_plain,
-    is_unpadded,
-    logprobs_and_entropies,
-    without_padding,
-)
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of
 from pipeline.learning.training.value import fit_reward_model, fit_value
 from tests.doubles.families import tiny_model
@@ -68,8 +55,8 @@ def agree(model: nn.Module, compute: Callable[[], Tensor], part: nn.Module | Non
     expected = compute()
     expected.square().sum().backward()
     before = gradients(model)
-    with without_padding(model if part is None else part, True):
-        assert is_unpadded(model if part is None else part)
+    with scoring.without_padding(model if part is None else part, True):
+        assert scoring.is_unpadded(model if part is None else part)
         found = compute()
         found.square().sum().backward()
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
@@ -88,9 +75,9 @@ def test_what_is_computed_is_the_same(family: str, at_once: int, monkeypatch: py
     model = tiny_model(family).requires_grad_(True)
     batch = batch_of(sequences(), np.arange(16), "cpu")
     before = model.config._attn_implementation
-    agree(model, lambda: completion_logprobs(model, batch, 0.8))
+    agree(model, lambda: scoring.completion_logprobs(model, batch, 0.8))
     if family == "gpt2":
-        agree(model, lambda: torch.stack(logprobs_and_entropies(model, batch, 0.8)))
+        agree(model, lambda: torch.stack(scoring.logprobs_and_entropies(model, batch, 0.8)))
     assert model.config._attn_implementation == before
 
 
@@ -98,39 +85,39 @@ def test_what_is_computed_is_the_same(family: str, at_once: int, monkeypatch: py
 def test_what_would_be_wrong_is_left_as_it_is(family: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = tiny_model(family)
     batch = batch_of(sequences(), np.arange(16), "cpu")
-    with torch.no_grad(), without_padding(model, True):
-        assert not is_unpadded(model)
+    with torch.no_grad(), scoring.without_padding(model, True):
+        assert not scoring.is_unpadded(model)
         assert "this model needs padded rows" in capsys.readouterr().out
-        found = completion_logprobs(model, batch)
+        found = scoring.completion_logprobs(model, batch)
     with torch.no_grad():
-        assert torch.equal(found, completion_logprobs(model, batch))
+        assert torch.equal(found, scoring.completion_logprobs(model, batch))
 
 
 def test_adapters_and_checkpointed_layers_go_along() -> None:
-    model = with_adapters(tiny_model("llama").requires_grad_(True), LoraSettings(rank=2), seed=0)
+    model = with_adapters(tiny_model("llama").requires_grad_(True), policy_config.LoraSettings(rank=2), seed=0)
     checkpoint_activations(model)
     model.enable_input_require_grads()
     model.train()
     batch = batch_of(sequences(), np.arange(16), "cpu")
-    agree(model, lambda: completion_logprobs(model, batch))
+    agree(model, lambda: scoring.completion_logprobs(model, batch))
 
 
-def fitting(epochs: int = 1, **settings: Any) -> Fitting:
+def fitting(epochs: int = 1, **settings: Any) -> loop.Fitting:
     return small_fitting(epochs=epochs, learning_rate=1e-3, **{"micro_batch_size": 4, **settings})
 
 
-def trained(method: str, how: Fitting) -> tuple[nn.Module, list[float]]:
+def trained(method: str, how: loop.Fitting) -> tuple[nn.Module, list[float]]:
     data, model = sequences(supervised=method == "reward model"), tiny_model("llama").requires_grad_(True)
     if method == "SFT":
-        return model, fit_sft(model, data, how)
+        return model, loop.fit_sft(model, data, how)
     if method == "DPO":
-        made = dpo_set(model, data, np.linspace(-30.0, -20.0, 16), DPOConfig(beta=0.5), "cpu")
-        return model, fit(model, made, how)
+        made = preferences.dpo_set(model, data, np.linspace(-30.0, -20.0, 16), dpo.DPOConfig(beta=0.5), "cpu")
+        return model, loop.fit(model, made, how)
     if method == "GRPO":
         old = np.full((16, 30), -5.7, np.float32)
         better = np.linspace(-1, 1, 16, dtype=np.float32)
-        made = grpo_set(model, Samples(data, old), better, old, of_grpo(beta=0.1), "cpu", longest=30)
-        return model, fit(model, made, how)
+        made = grpo.grpo_set(model, grpo.Samples(data, old), better, old, of_grpo(beta=0.1), "cpu", longest=30)
+        return model, loop.fit(model, made, how)
     value = value_model_from(model, HeadType.v).requires_grad_(True)
     return value, (fit_value if method == "value" else fit_reward_model)(value, data, how)
 
@@ -156,10 +143,12 @@ def test_a_training_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) ->
     settings: dict[str, Any] = {"padding_free": True, "group_by_length": True, "epochs": 2}
     calm, losses = trained("SFT", fitting(**settings))
     calls = iter(range(100))
-    stopping = Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 1)
+    stopping = checkpoint.Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 1)
     with pytest.raises(JobStopped):
         trained("SFT", fitting(**settings, checkpoint=stopping))
-    resumed, same = trained("SFT", fitting(**settings, checkpoint=Checkpoints(tmp_path, {}, every_minutes=0)))
+    resumed, same = trained(
+        "SFT", fitting(**settings, checkpoint=checkpoint.Checkpoints(tmp_path, {}, every_minutes=0))
+    )
     assert same == losses
     assert all(torch.equal(one, other) for one, other in zip(calm.parameters(), resumed.parameters(), strict=True))
 
@@ -182,17 +171,17 @@ def test_parts_are_what_the_whole_is(adapters: bool, monkeypatch: pytest.MonkeyP
     """Log-probabilities, entropies over the whole vocabulary, and gradients of both."""
     model = tiny_model(FAMILY).requires_grad_(True)
     if adapters:
-        model = with_adapters(model, LoraSettings(rank=2, target_modules=["q_proj"]), seed=0)
+        model = with_adapters(model, policy_config.LoraSettings(rank=2, target_modules=["q_proj"]), seed=0)
     rows = [list(range(2, 12)), list(range(20, 14, -1)), [5] * 9]
     batch = batch_of(Sequences.of(rows, [4, 2, 6], [0.0] * 3), torch.arange(3).numpy(), "cpu")
-    assert is_plain(model, batch.ids)
-    whole = torch.stack(logprobs_and_entropies(model, batch, 0.7))
-    assert torch.equal(whole[0], completion_logprobs(model, batch, 0.7))
+    assert scoring.is_plain(model, batch.ids)
+    whole = torch.stack(scoring.logprobs_and_entropies(model, batch, 0.7))
+    assert torch.equal(whole[0], scoring.completion_logprobs(model, batch, 0.7))
     expected = torch.distributions.Categorical(logits=model(batch.ids).logits[:, :-1] / 0.7).entropy()
     torch.testing.assert_close(whole[1][:, 1:], expected * batch.mask[:, 1:], atol=1e-6, rtol=1e-6)
     monkeypatch.setattr(scoring, "is_cut", lambda *_: True)
     monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 1)
-    parts = torch.stack(logprobs_and_entropies(model, batch, 0.7))
+    parts = torch.stack(scoring.logprobs_and_entropies(model, batch, 0.7))
     torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-6)
     ours, theirs = gradients_after(model, parts), gradients_after(model, whole)
     assert ours.keys() == theirs.keys()
@@ -203,7 +192,7 @@ def test_parts_are_what_the_whole_is(adapters: bool, monkeypatch: pytest.MonkeyP
 def test_logits_that_are_capped_are_left_to_the_model() -> None:
     model = tiny_model("gemma2")
     assert model.config.final_logit_softcapping
-    assert not is_plain(model, torch.arange(2, 8)[None])
+    assert not scoring.is_plain(model, torch.arange(2, 8)[None])
 
 
 def test_only_gpus_cut_and_only_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +202,10 @@ def test_only_gpus_cut_and_only_what_is_too_much(monkeypatch: pytest.MonkeyPatch
         is_cuda = True  # type: ignore[assignment]
 
     ids = torch.arange(2, 8)[None].as_subclass(OnGpu)
-    assert not is_cut(model, ids)
+    assert not scoring.is_cut(model, ids)
     monkeypatch.setattr(scoring, "LOGITS_AT_ONCE", 100)
-    assert is_cut(model, ids)
-    assert not is_cut(model, torch.arange(2, 8)[None])
+    assert scoring.is_cut(model, ids)
+    assert not scoring.is_cut(model, torch.arange(2, 8)[None])
 
 
 # -- test sequences ----------------------------------------------------------------------------------------------
@@ -255,8 +244,8 @@ def test_what_is_left_out_counts_in_no_log_probability(padding_free: bool) -> No
     batches = [
         batch_of(each, np.arange(2), "cpu") for each in (whole, Sequences.supervised_at(ids, marks, [1.0, 0.0]))
     ]
-    with torch.no_grad(), without_padding(model, padding_free):
-        every, some = (completion_logprobs(model, batch) for batch in batches)
+    with torch.no_grad(), scoring.without_padding(model, padding_free):
+        every, some = (scoring.completion_logprobs(model, batch) for batch in batches)
     assert every[0, 3:5].abs().min() > 0
     torch.testing.assert_close(some, torch.where(batches[1].mask, every, 0.0))
 

@@ -13,8 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Progres
 from pipeline.config.schema import Schedule
 from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
-from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.from_files import FilesConfig, make_row
+from pipeline.learning.datasets import base, from_files
 from pipeline.learning.training.loop import Fitting, fit_sft
 from tests.doubles.fitting import fitting as small_fitting
 from tests.doubles.tokenizers import CHATML, tokenizer
@@ -50,8 +49,8 @@ def small(size: int) -> LlamaForCausalLM:
         return LlamaForCausalLM(config)
 
 
-def rows_of(found: list[dict[str, Any]]) -> list[Row]:
-    return [make_row(at, row, "", FilesConfig(kind="jsonl")) for at, row in enumerate(found)]
+def rows_of(found: list[dict[str, Any]]) -> list[base.Row]:
+    return [from_files.make_row(at, row, "", from_files.FilesConfig(kind="jsonl")) for at, row in enumerate(found)]
 
 
 def fitting(count: int = len(TEXT), **training: Any) -> Fitting:
@@ -158,6 +157,6 @@ def test_rows_that_are_too_long_are_cut_and_counted() -> None:
     assert (len(liked), said.startswith("1 of 4 rows are left out: their `label`")) == (3, True)
     pairs = [{"prompt": row["prompt"], "chosen": row["completion"], "rejected": "no"} for row in TEXT]
     assert demonstrations(rows_of(pairs), model, SFTConfig())[0].ids.tolist() == whole.ids.tolist()
-    bare = make_row(4, {"prompt": "a"}, "", FilesConfig(kind="jsonl"))
+    bare = from_files.make_row(4, {"prompt": "a"}, "", from_files.FilesConfig(kind="jsonl"))
     with pytest.raises(DataError, match=r"1 of 5 rows have no completion to imitate \(first row 4\)"):
         demonstrations([*rows, bare], model, SFTConfig())

@@ -11,18 +11,8 @@ from scipy.stats import mannwhitneyu
 
 from pipeline.learning.choices import HeadType
 from pipeline.learning.models.value import ValueModel, value_model_from
+from pipeline.learning.training import value as values
 from pipeline.learning.training.sequences import Sequences, batch_of, prompt_folds
-from pipeline.learning.training.value import (
-    area_under_curve,
-    atom_weights,
-    calibrate,
-    calibration_of,
-    expected_labels,
-    fit_reward_model,
-    fitted_labels,
-    held_out,
-    sequence_scores,
-)
 from tests.doubles.fitting import fitting
 from tests.doubles.models import tiny_policy
 from tests.unit.learning.training.test_loop import sequences, value_model
@@ -34,7 +24,7 @@ DRAWS = np.random.default_rng(0)
 def test_the_area_is_that_of_mann_and_whitney(levels: int) -> None:
     predicted = DRAWS.integers(0, levels, 300) / levels
     positive = DRAWS.random(300) < 0.3 + 0.4 * predicted
-    area, _ = area_under_curve(predicted, positive, np.arange(300))
+    area, _ = values.area_under_curve(predicted, positive, np.arange(300))
     statistic = mannwhitneyu(predicted[positive], predicted[~positive]).statistic
     assert area == pytest.approx(statistic / (positive.sum() * (~positive).sum()))
 
@@ -46,7 +36,7 @@ def test_the_error_of_the_area_is_what_drawing_prompts_anew_gives(tokens: int) -
     for _ in range(400):
         value = DRAWS.random(80)
         positive = DRAWS.random(80) < value
-        area, error = area_under_curve(
+        area, error = values.area_under_curve(
             np.repeat(value, tokens), np.repeat(positive, tokens), np.repeat(np.arange(80), tokens)
         )
         areas.append(area)
@@ -56,7 +46,7 @@ def test_the_error_of_the_area_is_what_drawing_prompts_anew_gives(tokens: int) -
 
 def test_a_model_that_exaggerates_ranks_well_and_is_not_calibrated() -> None:
     labels = (DRAWS.random(4000) < np.repeat([0.4, 0.6], 2000)).astype(float)
-    found = calibration_of(np.repeat([0.05, 0.95], 2000), labels, np.arange(4000))
+    found = values.calibration_of(np.repeat([0.05, 0.95], 2000), labels, np.arange(4000))
     assert found is not None
     assert found.auc == pytest.approx(0.6, abs=0.03)
     assert found.ece == pytest.approx(0.35, abs=0.03)
@@ -66,30 +56,30 @@ def test_a_model_that_exaggerates_ranks_well_and_is_not_calibrated() -> None:
 
 def test_prompts_are_held_out_whole_and_in_every_round_alike() -> None:
     rows = DRAWS.integers(0, 10**6, 2000)
-    apart = held_out(np.repeat(rows, 3), seed=1, share=0.1).reshape(-1, 3)
+    apart = values.held_out(np.repeat(rows, 3), seed=1, share=0.1).reshape(-1, 3)
     assert (apart.all(1) == apart.any(1)).all()
     assert apart[:, 0].mean() == pytest.approx(0.1, abs=0.03)
-    assert (held_out(rows[::-1], seed=1, share=0.1) == apart[::-1, 0]).all()
-    assert (held_out(rows, seed=2, share=0.1) != apart[:, 0]).any()
+    assert (values.held_out(rows[::-1], seed=1, share=0.1) == apart[::-1, 0]).all()
+    assert (values.held_out(rows, seed=2, share=0.1) != apart[:, 0]).any()
 
 
 def test_a_value_model_is_held_against_every_supervised_token() -> None:
     data = replace(sequences(), prompts=np.arange(24) // 2)
-    found = calibrate(value_model(), data, fitting(5))
+    found = values.calibrate(value_model(), data, fitting(5))
     assert found is not None
     assert (found.prompts, found.tokens) == (12, int((data.lengths - data.starts).sum()))
     assert found.auc == 0.5  # its head is zero
     assert found.brier == pytest.approx(0.25)
-    assert calibrate(value_model(), data.some(np.zeros(24, bool)), fitting(5)) is None
+    assert values.calibrate(value_model(), data.some(np.zeros(24, bool)), fitting(5)) is None
 
 
 @pytest.mark.parametrize(("atoms", "rate"), [(2, 10.0), (11, 50.0), (11, 20.0), (3, 0.0)])
 def test_a_model_that_has_fitted_split_labels_without_fault_is_well_calibrated(atoms: int, rate: float) -> None:
     """Its mean lies off the labels where a tilt has split these, so it is held against what it was fitted to."""
     labels = np.array([0.25, 0.5, 0.75, 0.53], np.float32)
-    logits = atom_weights(torch.from_numpy(labels), atoms, rate).clamp(min=1e-30).log()[None]
-    predicted = expected_labels(logits, atoms)[0].double().numpy()
-    assert predicted == pytest.approx(fitted_labels(labels, atoms, rate), abs=1e-6)
+    logits = values.atom_weights(torch.from_numpy(labels), atoms, rate).clamp(min=1e-30).log()[None]
+    predicted = values.expected_labels(logits, atoms)[0].double().numpy()
+    assert predicted == pytest.approx(values.fitted_labels(labels, atoms, rate), abs=1e-6)
 
 
 # -- test reward model -------------------------------------------------------------------------------------------
@@ -109,7 +99,7 @@ def pairs(count: int = 40) -> Sequences:
 
 def fitted(micro_batch_size: int = 16, epochs: int = 30) -> tuple[ValueModel, list[float]]:
     model = value_model_from(tiny_policy(), HeadType.v)
-    return model, fit_reward_model(model, pairs(), fitting(micro_batch_size, batch_size=16, epochs=epochs))
+    return model, values.fit_reward_model(model, pairs(), fitting(micro_batch_size, batch_size=16, epochs=epochs))
 
 
 def test_the_score_is_the_value_at_the_last_token() -> None:
@@ -117,7 +107,7 @@ def test_the_score_is_the_value_at_the_last_token() -> None:
     data = pairs(3)
     batch = batch_of(data, np.arange(6), "cpu")
     with torch.no_grad():
-        found = sequence_scores(model, batch)
+        found = values.sequence_scores(model, batch)
         for row in range(6):
             ids = torch.from_numpy(data.ids[row, : data.lengths[row]].astype(np.int64))[None]
             assert float(found[row]) == pytest.approx(float(model(ids)[0, -1]), abs=1e-5)
