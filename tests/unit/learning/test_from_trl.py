@@ -2,14 +2,13 @@
 
 import warnings
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import pytest
 
 from pipeline import errors, from_trl
-from pipeline.config.schema import Config, DType, Optimizer, Schedule
-from pipeline.learning import choices
-from pipeline.learning.algos import dpo, grpo, policy_config, sft
+from pipeline.config.schema import Config
 from pipeline.learning.from_trl import FromTRL
 from tests.doubles.composing import quick_config
 
@@ -25,38 +24,74 @@ def composed(found: FromTRL, algo: str) -> tuple[Config, Any]:
     return config, config.algos[algo]
 
 
-def test_a_configuration_of_grpo_as_it_is_by_default() -> None:
-    found = from_trl(of_trl("GRPOConfig"))
+GRPO = """
+    sampling=online steps_per_generation=1 horizon=3 num_generations=8 batch_size=8 epochs=1 learning_rate=1e-06
+    beta=0.0 epsilon=0.2 epsilon_high=None loss_type=dapo scale_rewards=group importance_sampling_level=token
+    use_bias_correction_kl=True training.schedule=linear training.warmup_steps=0 training.optimizer=adamw
+    training.adam_beta1=0.9 training.adam_beta2=0.999 training.adam_epsilon=1e-08 training.weight_decay=0.0
+    training.grad_clip=1.0 training.micro_batch_size=8 training.gradient_checkpointing=True system.dtype=float32
+    generation.max_new_tokens=512 generation.temperature=1.0 rounds_of_training=3 experiment.seeds=[42]
+    output_dir=out
+"""
+RLOO = """
+    sampling=online horizon=1 rounds_of_training=1 num_generations=2 batch_size=8 beta=0.05
+    normalize_advantages=True importance_sampling_level=product
+"""
+DPO = """
+    loss_type=ipo beta=0.1 epochs=3 batch_size=64 pairs=existing training.micro_batch_size=16
+"""
+SFT = """
+    batch_size=32 epochs=3 learning_rate=2e-05 max_length=1024 assistant_only_loss=True completion_only_loss=None
+    rounds_of_training=1 training.padding_free=False
+"""
+
+
+@pytest.mark.parametrize(
+    ("algo", "given", "expected"),
+    [
+        ("GRPO", ("GRPOConfig", "trl", {}), GRPO),
+        ("RLOO", ("RLOOConfig", "trl", {"normalize_advantages": True, "num_train_epochs": 1}), RLOO),
+        # Pairs count as two.
+        ("DPO", ("DPOConfig", "trl", {"loss_type": "ipo", "gradient_accumulation_steps": 4}), DPO),
+        ("KTO", ("KTOConfig", "trl", {"undesirable_weight": 1.5}),
+         "beta=0.1 desirable_weight=1.0 undesirable_weight=1.5 batch_size=8 pairs=existing"),
+        ("ORPO", ("ORPOConfig", "trl.experimental.orpo", {"beta": 0.3}),
+         "beta=0.3 batch_size=16 pairs=existing training.micro_batch_size=16"),
+        ("SimPO", ("CPOConfig", "trl.experimental.cpo", {"loss_type": "simpo", "simpo_gamma": 1.6}),
+         "beta=0.1 simpo_gamma=1.6 cpo_alpha=1.0 pairs=existing"),
+        ("SFT", ("SFTConfig", "trl", {"assistant_only_loss": True, "gradient_accumulation_steps": 4}), SFT),
+    ],
+)  # fmt: skip
+def test_settings_are_those_of_the_object(algo: str, given: tuple[str, str, Any], expected: str) -> None:
+    kind, home, settings = given
+    found = from_trl(of_trl(kind, home, **settings))
     assert found.without == []
-    config, algo = composed(found, "GRPO")
-    assert isinstance(algo, grpo.GRPOConfig)
-    assert algo.enabled
-    assert [name for name, each in config.algos.items() if each.enabled] == ["GRPO"]
-    assert (algo.sampling, algo.steps_per_generation, algo.horizon) == (policy_config.Sampling.online, 1, 3)
-    assert (algo.num_generations, algo.batch_size, algo.epochs, algo.learning_rate) == (8, 8, 1, 1e-6)
-    assert (algo.beta, algo.epsilon, algo.epsilon_high) == (0, 0.2, None)
-    assert (algo.loss_type, algo.scale_rewards) == (choices.GRPOLoss.dapo, choices.ScaleRewards.group)
-    assert algo.importance_sampling_level is choices.ImportanceSampling.token
-    assert algo.use_bias_correction_kl
-    training = config.training
-    assert (training.schedule, training.warmup_steps, training.optimizer) == (Schedule.linear, 0, Optimizer.adamw)
-    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.999, 1e-8)
-    assert (training.weight_decay, training.grad_clip, training.micro_batch_size) == (0, 1, 8)
-    assert training.gradient_checkpointing
-    assert (config.generation.max_new_tokens, config.generation.temperature) == (512, 1)
-    assert (config.rounds_of_training, config.experiment.seeds) == (3, [42])
-    assert (config.system.dtype, config.output_dir) == (DType.float32, "out")
-    assert from_trl({}, "GRPO").without == []
+    config, made = composed(found, algo)
+    assert [name for name, each in config.algos.items() if each.enabled] == [algo]
+    for each in expected.split():
+        path, _, value = each.partition("=")
+        here = attrgetter(path)(config if path.partition(".")[0] in vars(config) else made)
+        assert (path, str(getattr(here, "name", here))) == (path, value)
 
 
-def test_a_configuration_of_rloo_has_what_it_does_not_share_with_grpo() -> None:
-    given = {"normalize_advantages": True, "num_train_epochs": 1, "reward_clip_range": (-1.0, 1.0)}
-    found = from_trl(of_trl("RLOOConfig", **given))
-    assert found.without == ["reward_clip_range=(-1.0, 1.0)"]
-    config, algo = composed(found, "RLOO")
-    assert (algo.sampling, algo.horizon, config.rounds_of_training) == (policy_config.Sampling.online, 1, 1)
-    assert (algo.num_generations, algo.batch_size, algo.beta, algo.normalize_advantages) == (2, 8, 0.05, True)
-    assert algo.importance_sampling_level is choices.ImportanceSampling.product
+@pytest.mark.parametrize(
+    ("algo", "given", "told"),
+    [
+        ("GRPO", {}, []),
+        ("RLOO", {"reward_clip_range": (-1.0, 1.0)}, ["reward_clip_range=(-1.0, 1.0)"]),
+        ("SimPO", {}, ["loss_type=sigmoid (see algos.SimPO.simpo_gamma)"]),
+        ("SFT", {"packing": True}, ["gradient_accumulation_steps=1 (see algos.SFT.batch_size)"]),
+        ("SFT", {"packing": True, "packing_strategy": "wrapped"},
+         ["gradient_accumulation_steps=1 (see algos.SFT.batch_size)", "packing=True (see training.padding_free)"]),
+        # A step on part of a group.
+        ("GRPO", {"per_device_train_batch_size": 2, "steps_per_generation": 4},
+         ["gradient_accumulation_steps=1 (see algos.GRPO.batch_size)"]),
+        ("GRPO", {"gradient_accumulation_steps": 4, "steps_per_generation": 6},
+         ["steps_per_generation=6 (see algos.GRPO.steps_per_generation)"]),
+    ],
+)  # fmt: skip
+def test_what_has_no_counterpart_is_told_in_the_words_of_trl(algo: str, given: Any, told: list[str]) -> None:
+    assert from_trl(given, algo).without == told
 
 
 def test_what_is_computed_by_default_is_what_trl_computes() -> None:
@@ -72,49 +107,6 @@ def test_what_is_computed_by_default_is_what_trl_computes() -> None:
     assert len(of_trl) > 8
     ours, theirs = (quick_config(["experiment.name=t", "algos=[GRPO]", *given]) for given in ([], of_trl))
     assert ours.algos["GRPO"] == theirs.algos["GRPO"]
-
-
-def test_a_configuration_of_dpo_counts_pairs_as_two() -> None:
-    found = from_trl(of_trl("DPOConfig", loss_type="ipo", gradient_accumulation_steps=4, padding_free=True))
-    assert found.without == []
-    config, algo = composed(found, "DPO")
-    assert isinstance(algo, dpo.DPOConfig)
-    assert (algo.loss_type, algo.beta, algo.epochs, algo.batch_size) == (choices.DPOLoss.ipo, 0.1, 3, 64)
-    assert algo.pairs is dpo.PairSource.existing
-    assert (config.training.micro_batch_size, config.training.padding_free) == (16, True)
-
-
-def test_configurations_of_kto_orpo_and_cpo_take_what_a_dataset_has() -> None:
-    found = from_trl(of_trl("KTOConfig", undesirable_weight=1.5))
-    assert found.without == []
-    config, algo = composed(found, "KTO")
-    assert (algo.beta, algo.desirable_weight, algo.undesirable_weight) == (0.1, 1, 1.5)
-    assert (algo.batch_size, algo.pairs) == (8, dpo.PairSource.existing)
-    found = from_trl(of_trl("ORPOConfig", "trl.experimental.orpo", beta=0.3))
-    assert found.without == []
-    config, algo = composed(found, "ORPO")
-    assert (algo.beta, algo.batch_size, algo.pairs) == (0.3, 16, dpo.PairSource.existing)
-    assert config.training.micro_batch_size == 16
-    found = from_trl(of_trl("CPOConfig", "trl.experimental.cpo", loss_type="simpo", simpo_gamma=1.6))
-    assert found.without == []
-    _, algo = composed(found, "SimPO")
-    assert (algo.beta, algo.simpo_gamma, algo.cpo_alpha, algo.pairs) == (0.1, 1.6, 1.0, dpo.PairSource.existing)
-    assert from_trl({}, "SimPO").without == ["loss_type=sigmoid (see algos.SimPO.simpo_gamma)"]
-
-
-def test_a_configuration_of_sft_has_its_batch_but_where_rows_are_packed() -> None:
-    found = from_trl(of_trl("SFTConfig", assistant_only_loss=True, gradient_accumulation_steps=4))
-    assert found.without == []
-    config, algo = composed(found, "SFT")
-    assert isinstance(algo, sft.SFTConfig)
-    assert (algo.batch_size, algo.epochs, algo.learning_rate, algo.max_length) == (32, 3, 2e-5, 1024)
-    assert (algo.assistant_only_loss, algo.completion_only_loss) == (True, None)
-    assert (config.rounds_of_training, config.training.padding_free) == (1, False)
-    packed = from_trl(of_trl("SFTConfig", packing=True))
-    assert packed.without == ["gradient_accumulation_steps=1 (see algos.SFT.batch_size)"]
-    assert composed(packed, "SFT")[0].training.padding_free
-    wrapped = from_trl(of_trl("SFTConfig", packing=True, packing_strategy="wrapped"))
-    assert "packing=True (see training.padding_free)" in wrapped.without
 
 
 def test_what_is_other_than_by_default_and_has_no_counterpart_is_told() -> None:
@@ -147,13 +139,6 @@ def test_batches_are_of_all_devices_and_groups_stay_whole(
     assert (algo.batch_size, algo.steps_per_generation) == (batch, steps)
     assert config.training.micro_batch_size == micro
     assert found.without == []
-
-
-def test_a_step_on_part_of_a_group_is_told() -> None:
-    found = from_trl({"per_device_train_batch_size": 2, "steps_per_generation": 4}, "GRPO")
-    assert found.without == ["gradient_accumulation_steps=1 (see algos.GRPO.batch_size)"]
-    found = from_trl({"gradient_accumulation_steps": 4, "steps_per_generation": 6}, "GRPO")
-    assert found.without == ["steps_per_generation=6 (see algos.GRPO.steps_per_generation)"]
 
 
 def test_texts_arrive_as_they_are() -> None:

@@ -67,14 +67,6 @@ def saved(tmp_path: Path, vllm: None) -> PreTrainedModel:
     return ending(load.load_policy(tmp_path / "model", SystemConfig(), "cpu"))
 
 
-def test_vllm_takes_the_likeliest_tokens_as_we_do(saved: PreTrainedModel) -> None:
-    ours = policy(saved, TextBackend.own).complete(PROMPTS, None)
-    told: list[tuple[int, int]] = []
-    found = policy(saved, TextBackend.vllm).complete(PROMPTS, None, on_batch=lambda *now: told.append(now))
-    assert found.tokens == ours.tokens
-    assert told[-1] == (10, sum(map(len, found.tokens)))
-
-
 def test_vllm_draws_by_the_seed_of_each_sample(saved: PreTrainedModel) -> None:
     first = drawn(policy(saved, TextBackend.vllm, batch_size=2))
     assert first.tokens == drawn(policy(saved, TextBackend.vllm, batch_size=2)).tokens
@@ -101,7 +93,10 @@ def test_vllm_reads_a_policy_of_which_adapters_are_stored(saved: PreTrainedModel
     merged = load.load_policy(tmp_path, SystemConfig(), "cpu", base=saved.name_or_path)
     ours = policy(merged, TextBackend.own).complete(PROMPTS, None).tokens
     assert ours != policy(saved, TextBackend.own).complete(PROMPTS, None).tokens
-    assert policy(merged, TextBackend.vllm).complete(PROMPTS, None).tokens == ours
+    told: list[tuple[int, int]] = []
+    found = policy(merged, TextBackend.vllm).complete(PROMPTS, None, on_batch=lambda *now: told.append(now))
+    assert found.tokens == ours
+    assert told[-1] == (10, sum(map(len, ours)))
 
 
 def test_vllm_leaves_the_gpu_to_a_training(saved: PreTrainedModel) -> None:
@@ -215,7 +210,7 @@ class Forced(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, now[:, None], 0.0)
 
 
-@pytest.mark.parametrize("stop", [["\n"], ["b c"], ["c a", "bb"], ["<tool>"]], ids=repr)
+@pytest.mark.parametrize("stop", [["b c"], ["c a", "\n", "<tool>"]], ids=repr)
 def test_a_completion_ends_where_transformers_ends_it(stop: list[str]) -> None:
     whole, found = written(policies()).tokens, written(policies(stop)).tokens
     end = tokenizer().eos_token_id
@@ -237,9 +232,8 @@ def test_a_completion_ends_where_transformers_ends_it(stop: list[str]) -> None:
         assert set(row[len(ids) :]) <= {end}
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_same_tokens_are_drawn_up_to_the_stop(top_p: float) -> None:
-    whole, found = written(policies(top_p=top_p)), written(policies(STOPS, top_p=top_p))
+def test_the_same_tokens_are_drawn_up_to_the_stop() -> None:
+    whole, found = written(policies(top_p=0.9)), written(policies(STOPS, top_p=0.9))
     assert found.tokens == [cut(ids, STOPS) for ids in whole.tokens]
     assert found.tokens != whole.tokens
     alike = [found.kl[at] for at, ids in enumerate(whole.tokens) if ids == found.tokens[at]]
@@ -250,6 +244,7 @@ def test_the_same_tokens_are_drawn_up_to_the_stop(top_p: float) -> None:
 @pytest.mark.parametrize("stop", [STOPS, ["<stop>"]], ids=repr)
 def test_vllm_leaves_the_tokens_and_texts_that_our_decoder_does(in_folder: None, stop: list[str]) -> None:
     ours, theirs = policies(stop), policies(stop, backend=TextBackend.vllm)
+    assert (ours.stops is None) == (stop != STOPS)  # a special token is one more end
     likeliest = theirs.complete(encoded(), None).tokens
     assert likeliest == ours.complete(encoded(), None).tokens
     whole, found = (written(policies(each, backend=TextBackend.vllm)).tokens for each in ((), stop))
@@ -282,13 +277,6 @@ def test_texts_have_no_stop_string_and_are_not_cut_off() -> None:
         assert made.truncated(ids) == (not made.ended(ids))
         shown = raw if at is None else raw[:at]
         assert text == shown.replace("<end>", "").replace("<tool>", "").replace("<stop>", "")
-
-
-def test_a_special_token_is_one_more_end() -> None:
-    made = policies(["<stop>"])
-    stop = tokenizer().convert_tokens_to_ids("<stop>")
-    assert (made.end_ids[-1], made.stops) == (stop, None)
-    assert any(ids[-1] == stop for ids in written(made, 40).tokens)
 
 
 def test_a_stop_string_that_nothing_can_write_is_refused() -> None:

@@ -84,36 +84,6 @@ def test_slots_draw_what_batches_draw(model: PreTrainedModel, head: HeadType | N
     assert (again.tokens, again.kl.tobytes()) == (once.tokens, once.kl.tobytes())
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_steps_that_are_looked_at_together_are_those_that_are_looked_at_one_by_one(
-    head: HeadType | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, seeds = language_model("gpt2"), range(50, 52)
-    value, look = head and opinionated(model, head), decoding._Slots._look
-    seen: list[int] = []
-    fewer = 0
-
-    def counted(slots: Any, noted: Any) -> Any:
-        seen.append(len(noted[0]))
-        return look(slots, noted)
-
-    monkeypatch.setattr(decoding._Slots, "_look", counted)
-    for seed in seeds:
-        case, found, looks = Case(seed), [], []
-        case.pace = replace(case.pace, look_every=1)
-        for most in (1, decoding.MOST_AHEAD):
-            monkeypatch.setattr(decoding, "MOST_AHEAD", most)
-            found.append(case.drawn(model, value))
-            looks.append(seen.copy())
-            seen.clear()
-        one, other = found
-        assert one.tokens == other.tokens
-        assert one.kl.tobytes() == other.kl.tobytes()
-        assert sum(looks[0]) == sum(looks[1])  # no step is taken for nothing
-        fewer += len(looks[0]) - len(looks[1])
-    assert fewer > 5 * len(seeds)
-
-
 def sure_of_itself(kind: str) -> PreTrainedModel:
     """A model of whose steps half have one candidate of 20 %."""
     model = language_model(kind)
