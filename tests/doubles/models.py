@@ -1,10 +1,25 @@
 """Tiny models with weights of their own, the same every time."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Cache, GPT2Config, GPT2LMHeadModel
+
+from pipeline.config.schema import TrainingConfig
+from pipeline.learning.algos.groups import Groups
+from pipeline.learning.algos.grpo import GRPOConfig
+from pipeline.learning.algos.policy_config import Sampling
+from pipeline.learning.choices import GRPOLoss
+from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.rewards.scoring import Scored
+from pipeline.learning.training.grpo import Samples, padded
+from pipeline.learning.training.loop import Fitting
+from pipeline.learning.training.sequences import Sequences
 
 PLAINLY: dict[str, Any] = {
     "use_cpu": True,
@@ -37,3 +52,50 @@ def tiny_policy(seed: int = 0, dropout: float = 0.0, width: int = 16) -> GPT2LMH
 def cache_in(options: Mapping[str, Any]) -> Cache:
     """What a forward pass was given as the cache, whose argument has another name since transformers 5.24."""
     return next(value for value in options.values() if isinstance(value, Cache))
+
+
+# -- fitting -----------------------------------------------------------------------------------------------------
+# How small models are trained, and settings of losses.
+
+
+_OF_TRAINING = {each.name for each in fields(TrainingConfig)}
+
+
+def fitting(micro_batch_size: int = 8, **given: Any) -> Fitting:
+    """Batches of 8 at a rate of 0.01 without warm-up, but for what is given: of a fitting or of `training`."""
+    training = {name: given.pop(name) for name in [*given] if name in _OF_TRAINING}
+    how = TrainingConfig(**{"micro_batch_size": micro_batch_size, "warmup_steps": 0, **training})
+    return Fitting(**{"batch_size": 8, "learning_rate": 1e-2, "training": how, **given})
+
+
+def of_grpo(**given: Any) -> GRPOConfig:
+    """The loss of GRPO on groups of 4 that were drawn beforehand, but for what is given."""
+    fixed = {"sampling": Sampling.round, "loss_type": GRPOLoss.grpo, "use_bias_correction_kl": False}
+    return GRPOConfig(**{**fixed, **given})
+
+
+# -- groups ------------------------------------------------------------------------------------------------------
+# Groups of completions that nobody has drawn.
+
+
+def groups_of(
+    size: int, prompts: list[list[int]], tokens: list[list[int]], scored: Scored, **others: Any
+) -> Groups:
+    """Groups of these completions; what is not said is none or the first of its kind."""
+    count = len(tokens) // size
+    given: dict[str, Any] = {
+        "texts": [str(one) for one in tokens],
+        "ids": np.arange(count),
+        "cuts": np.zeros(count, np.int64),
+        "truncated": np.zeros(len(tokens), np.bool_),
+        "generated": sum(map(len, tokens)),
+        "keys": sample_keys(0, "test", np.arange(count), 1)[:, 0],
+    }
+    return Groups(size=size, prompts=prompts, tokens=tokens, scored=scored, **(given | others))
+
+
+def samples_of(prompts: Any, completions: Any, rewards: Any, logprobs: Any = None) -> Samples:
+    """Prompts and completions as token ids, with rewards; log-probabilities are 0 where they are not given."""
+    ids = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
+    taken = [np.zeros(len(one), np.float32) for one in completions] if logprobs is None else logprobs
+    return Samples(Sequences.of(ids, [*map(len, prompts)], list(rewards)), padded(taken))

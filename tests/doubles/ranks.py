@@ -33,9 +33,8 @@ from pipeline.learning.training import distributed, grpo, loop, lora, scoring, s
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.preferences import dpo_set, kto_set
 from pipeline.learning.training.value import fit_reward_model, fit_value, reward_scores
-from tests.doubles.fitting import fitting, of_grpo
 from tests.doubles.machine import listening, own_memory
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import fitting, of_grpo, tiny_policy
 from tests.doubles.training import small_sequences
 
 SPREADS = {

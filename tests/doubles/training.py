@@ -24,7 +24,7 @@ from pipeline.learning.models import kinds, tiny
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training import checkpoint, loop, sequences, value
 from pipeline.learning.training.checkpoint import Checkpoints, State
-from tests.doubles.fitting import fitting
+from tests.doubles.models import fitting
 
 STEPS = 9
 """Of each training below."""

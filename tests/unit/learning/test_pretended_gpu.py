@@ -22,8 +22,8 @@ from pipeline.learning.training import loop, preferences, sequences
 from pipeline.learning.training.grpo import Samples, grpo_set
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.value import calibrate, fit_value
-from tests.doubles.fitting import fitting as small_fitting
-from tests.doubles.fitting import of_grpo
+from tests.doubles.models import fitting as small_fitting
+from tests.doubles.models import of_grpo
 from tests.doubles.pretended_gpu import pretended_gpu
 
 VOCABULARY = 2100  # more than is looked through as a whole

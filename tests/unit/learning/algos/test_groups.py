@@ -30,8 +30,7 @@ from pipeline.learning.rewards.preference import Preference, PreferenceConfig, P
 from pipeline.learning.training.sequences import Sequences
 from pipeline.outputs.formats import read_faults
 from tests.doubles.contexts import context
-from tests.doubles.groups import groups_of
-from tests.doubles.models import cache_in, tiny_policy
+from tests.doubles.models import cache_in, groups_of, tiny_policy
 
 
 def groups(rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]] | None = None) -> Groups:

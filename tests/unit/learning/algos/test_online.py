@@ -20,8 +20,8 @@ from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training import checkpoint
 from pipeline.outputs import formats
 from tests.doubles.forked import forked
-from tests.doubles.groups import groups_of
 from tests.doubles.judges import ASKED
+from tests.doubles.models import groups_of
 from tests.unit.learning.algos.test_chain import Chains
 
 TOLD = {"reward", "kl", "length", "truncated", "without_signal", "staleness", "entropy"}

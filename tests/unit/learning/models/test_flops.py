@@ -19,7 +19,7 @@ from pipeline.learning.training import grpo, loop, lora
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import calibrate, fit_value
 from tests.doubles.families import tiny_model
-from tests.doubles.fitting import of_grpo
+from tests.doubles.models import of_grpo
 
 BOUND = 0.05
 VOCABULARY = 19

@@ -27,9 +27,7 @@ from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training import grpo, scoring, sequences
 from tests.doubles.contexts import context
-from tests.doubles.fitting import of_grpo
-from tests.doubles.groups import groups_of, samples_of
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import groups_of, of_grpo, samples_of, tiny_policy
 from tests.doubles.own_methods import RewardWeighted
 
 OBJECTIVE = of_grpo(beta=0.04, epsilon_high=0.3)

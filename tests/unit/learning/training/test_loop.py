@@ -23,8 +23,7 @@ from pipeline.learning.training import grpo, loop, scoring, value
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, prompt_folds
 from pipeline.outputs import check, formats
-from tests.doubles.fitting import fitting, of_grpo
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import fitting, of_grpo, tiny_policy
 from tests.unit.learning.training.test_grpo import samples
 
 

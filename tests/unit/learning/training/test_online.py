@@ -27,9 +27,7 @@ from pipeline.learning.training import checkpoint, grpo, loop
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
 from pipeline.outputs.formats import OPTIMIZER, read_curve
-from tests.doubles.fitting import fitting
-from tests.doubles.groups import samples_of
-from tests.doubles.models import PLAINLY, tiny_policy
+from tests.doubles.models import PLAINLY, fitting, samples_of, tiny_policy
 
 numbers = st.integers(1, 12)
 

@@ -28,8 +28,7 @@ from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.training import loop, scoring, sequences
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.preferences import dpo_set, kto_set, mismatched, orpo_set, simpo_set
-from tests.doubles.fitting import fitting
-from tests.doubles.models import PLAINLY, tiny_policy
+from tests.doubles.models import PLAINLY, fitting, tiny_policy
 from tests.unit.learning.training.test_loop import Limited
 
 

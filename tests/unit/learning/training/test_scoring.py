@@ -26,9 +26,8 @@ from pipeline.learning.training import checkpoint, grpo, loop, preferences, scor
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of
 from tests.doubles.families import tiny_model
-from tests.doubles.fitting import fitting as small_fitting
-from tests.doubles.fitting import of_grpo
-from tests.doubles.models import tiny_policy
+from tests.doubles.models import fitting as small_fitting
+from tests.doubles.models import of_grpo, tiny_policy
 from tests.unit.learning.generation.conftest import language_model
 from tests.unit.learning.training.test_loop import sequences as value_sequences
 

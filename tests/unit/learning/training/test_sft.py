@@ -15,7 +15,7 @@ from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
 from pipeline.learning.datasets import base, from_files
 from pipeline.learning.training.loop import Fitting, fit_sft
-from tests.doubles.fitting import fitting as small_fitting
+from tests.doubles.models import fitting as small_fitting
 from tests.doubles.tokenizers import CHATML, tokenizer
 
 ASKED = [{"role": "user", "content": "What is 3 + 4?"}]
