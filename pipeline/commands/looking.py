@@ -13,13 +13,14 @@ from rich.console import Console, RenderableType
 
 from pipeline.commands import typed
 from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.runs import loaded, origin, record
 from pipeline.runs.loaded import LoadedRun, choose_run, find_job, load_planned, logs_of, runs_before, runs_of
 from pipeline.runs.report import screen, tables
+from pipeline.runs.report import status as standing
 from pipeline.runs.report.format import command
 from pipeline.runs.report.logs import follow_job, follow_run, print_log
-from pipeline.runs.report.status import glance_at, overview_table, print_run, run_json, watched_run
 from pipeline.terminal.console import make_console, print_json, say, watch
 from pipeline.terminal.streams import LogOutput, NobodyReads
 
@@ -73,9 +74,9 @@ def status(
         if watch:
             watch_run(found, console, every)
         elif as_json:
-            print_json(run_json(found, time.time()))
+            print_json(standing.run_json(found, time.time()))
         else:
-            print_run(found, time.time(), console)
+            standing.print_run(found, time.time(), console)
         return
     if run is not None:
         raise ConfigError(f"--run {run} is a run of one experiment: say which, as `status NAME --run`")
@@ -85,7 +86,7 @@ def status(
     if as_json:
         print_json(rows)
     elif rows:
-        console.print(overview_table(rows))
+        console.print(standing.overview_table(rows))
         for row in rows:
             if row["problem"]:
                 say(console, f"{row['name']}: {row['problem']}", "red")
@@ -102,11 +103,11 @@ def watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
         return run.state in ("running", "unknown") or run.is_uploading
 
     def page(width: int, height: int) -> list[RenderableType]:
-        return watched_run(run, time.time(), width, height)
+        return standing.watched_run(run, time.time(), width, height)
 
     watch(console, every_s, look, page, lambda: news.new(run.view, run.progress, time.time()))
     if not console.is_interactive:
-        print_run(run, time.time(), console)
+        standing.print_run(run, time.time(), console)
 
 
 def _glances(output_dir: Path) -> list[dict[str, Any]]:
@@ -114,7 +115,7 @@ def _glances(output_dir: Path) -> list[dict[str, Any]]:
 
     def glance(name: str) -> dict[str, Any]:
         try:
-            return glance_at(LoadedRun(choose_run(output_dir, name)), now)
+            return standing.glance_at(LoadedRun(choose_run(output_dir, name)), now)
         except (PipelineError, OSError) as error:
             return {"name": name, "state": "unreadable", "problem": str(error)}
 
@@ -242,13 +243,11 @@ def why(
     if overrides:
         lines = _of_request(output_dir, name, job, overrides)
     else:
-        from pipeline.runs.report.status import explain_job
-
         run = load_planned(choose_run(output_dir, name))
         job_id = find_job(run.plan.jobs, job)
         earlier = (load_planned(folder) for folder in reversed(runs_before(run.folder)) if folder.plan.is_file())
         before = next((one for one in earlier if job_id in one.plan.jobs), None)
-        lines = explain_job(run, job_id, before, time.time())
+        lines = standing.explain_job(run, job_id, before, time.time())
     for line in lines:
         say(make_console(), line)
 
@@ -256,26 +255,12 @@ def why(
 def _of_request(output_dir: Path, name: str, job: str, overrides: list[str]) -> list[str]:
     if wrong := [each for each in overrides if "=" not in each and not each.startswith("~")]:
         raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
-    from pipeline.config.checks import check_config  # this and what follows take long to load
+    from pipeline.commands.request import planned  # these take long to load
     from pipeline.config.load import load_config
-    from pipeline.engine.store.shared import check_address, look
-    from pipeline.engine.store.store import Store
-    from pipeline.plan.build import build_plan, check_size
-    from pipeline.plan.compatibility import named_by_bits, plain_attention
-    from pipeline.plan.models import check_models, read_models, read_sources
-    from pipeline.runs.report.status import explain_request
+    from pipeline.engine.store.shared import look
 
     config = load_config([f"experiment.name={name}", *overrides])
-    check_config(config)
-    url = config.execution.shared_store
-    if url is not None:
-        check_address(url)
-    check_size(config)
-    check_models(config)
-    config = named_by_bits(config)
+    plan, url = planned(config), config.execution.shared_store
     run = load_planned(choose_run(output_dir, name))
-    plan = build_plan(
-        config, sources=read_sources(config), models=read_models(config), plain_attention=plain_attention(config)
-    )
     store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
-    return explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())
+    return standing.explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())

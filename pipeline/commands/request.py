@@ -171,6 +171,24 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     )
 
 
+def planned(config: Config) -> graph.Plan:
+    """Plan a request that is not to be carried out, as far as its settings, data and models say.
+
+    Raises:
+        PipelineError: The request is wrong.
+    """
+    check_config(config)
+    if config.execution.shared_store is not None:
+        check_address(config.execution.shared_store)
+    build.check_size(config)
+    check_models(config)
+    config = compatibility.named_by_bits(config)
+    sources, models = read_sources(config), read_models(config)
+    return build.build_plan(
+        config, sources=sources, models=models, plain_attention=compatibility.plain_attention(config)
+    )
+
+
 def on_cluster(config: Config) -> bool:
     """Whether the devices of a run are those of a cluster that is there, and none of this machine's."""
     return config.system.use_parallel_execution and config.execution.backend is Backend.ray

@@ -23,18 +23,7 @@ from pipeline.errors import ConfigError, unknown_name
 from pipeline.files import write_whole
 from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
-from pipeline.slurm.script import (
-    JobRequest,
-    check_request,
-    check_script,
-    check_text,
-    head_address,
-    interpreter,
-    keep_node,
-    options_of,
-    script_text,
-    wait_for_nodes,
-)
+from pipeline.slurm import script as batch
 from pipeline.sweeps import plan, storage
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
@@ -60,7 +49,7 @@ class _WithSbatch(TyperCommand):
         own = {"help": True}  # name -> whether it takes no value
         for each in self.params:
             own |= {name[2:]: getattr(each, "is_flag", False) for name in each.opts if name.startswith("--")}
-        given, rest = options_of(args, _COMMANDS, [name for name, is_flag in own.items() if not is_flag])
+        given, rest = batch.options_of(args, _COMMANDS, [name for name, is_flag in own.items() if not is_flag])
         words = [
             (f"--{name}" if own[name] else f"--{name}={value}") if name in own else f"--sbatch={name}={value}"
             for name, value in given
@@ -110,12 +99,12 @@ def write(
         srun=[word for words in srun or () for word in _words_of_srun(words)],
         setup=setup or (),
     )
-    check_request(request)
+    batch.check_request(request)
     name = re.sub(r"[^\w.-]+", "-", request.options.get("job-name", request.name)).strip(".-") or "job"
     printed = str(out) == "-"
     file = out if out and not printed else Path(f"{name}.sbatch")
-    text = script_text(request, interpreter(sys.executable, Path.cwd()), file.name)
-    for check in check_text(text):
+    text = batch.script_text(request, batch.interpreter(sys.executable, Path.cwd()), file.name)
+    for check in batch.check_text(text):
         told = f"{check.name}: {check.detail}. Try: {check.remedy}"
         if check.verdict is Verdict.FAIL:
             raise ConfigError(told)
@@ -159,7 +148,7 @@ def lint(script: Path) -> int:
     """Say what would hang, idle or be lost in a batch script."""
     from pipeline.commands.check import print_checks
 
-    return print_checks(check_script(script), "sbatch may have it.")
+    return print_checks(batch.check_script(script), "sbatch may have it.")
 
 
 # -- the command of a job ----------------------------------------------------------------------------------------
@@ -171,7 +160,7 @@ _RAY = ("execution.backend=ray", "execution.ray.address=the.first.node:20000")
 """What a script with --ray says itself."""
 
 
-def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
+def checked(words: Sequence[str], *, ray: bool = False) -> batch.JobRequest:
     """Refuse what the command of a job would refuse.
 
     Args:
@@ -187,7 +176,7 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
     if first == "run":
         config = _run_config(rest, _RAY if ray else ())
         name = config.experiment.name
-        return JobRequest(
+        return batch.JobRequest(
             command=words,
             name=name,
             ray=ray,
@@ -196,7 +185,7 @@ def checked(words: Sequence[str], *, ray: bool = False) -> JobRequest:
             watch=command_line(f"status {shlex.quote(name)} --watch", Path(config.output_dir)),
         )
     if first == "sweep":
-        return JobRequest(command=words, name=_sweep_name(rest), ray=ray)
+        return batch.JobRequest(command=words, name=_sweep_name(rest), ray=ray)
     if first == "launch":
         return _launch(rest, ray=ray)
     raise ConfigError(f"{unknown_name('command for a job', first, _COMMANDS)} {_USAGE}")
@@ -250,7 +239,7 @@ def _sweep_name(words: Sequence[str]) -> str:
     return asked.name
 
 
-def _launch(words: Sequence[str], *, ray: bool) -> JobRequest:
+def _launch(words: Sequence[str], *, ray: bool) -> batch.JobRequest:
     request = launch.requested(**_parsed(launch.app, "python -m pipeline ", "launch", words))
     if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:
         raise ConfigError(
@@ -260,7 +249,7 @@ def _launch(words: Sequence[str], *, ray: bool) -> JobRequest:
     program = find_program(request.program, Path.cwd())
     separator = [] if options[-1:] == ["--"] else ["--"]
     given = ["launch", *options, *separator, *request.program]
-    return JobRequest(command=given, name=Path(program.name).stem, ray=ray)
+    return batch.JobRequest(command=given, name=Path(program.name).stem, ray=ray)
 
 
 # -- inside of a job ---------------------------------------------------------------------------------------------
@@ -275,7 +264,7 @@ Address = Annotated[str, typer.Option(help="HOST:PORT of the head.")]
 @ray_app.command(hidden=True)
 def address() -> None:
     """On the first node: print where the head of Ray is going to be."""
-    typer.echo(head_address(os.environ))
+    typer.echo(batch.head_address(os.environ))
 
 
 @ray_app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -285,7 +274,7 @@ def start(
     head: Annotated[bool, typer.Option("--head", help="Whether this is the first node.")] = False,
 ) -> None:
     """On each node: be a node of Ray, by `ray start`, until SIGUSR1; leave nothing behind."""
-    keep_node(address, os.environ, words or [], head=head)
+    batch.keep_node(address, os.environ, words or [], head=head)
 
 
 @ray_app.command(hidden=True)
@@ -297,7 +286,7 @@ def wait(
     """On the first node: wait until all nodes of the job have joined, and name those that have not."""
     import psutil
 
-    there, missing = wait_for_nodes(
+    there, missing = batch.wait_for_nodes(
         address, os.environ, within, lambda: head_pid is None or psutil.pid_exists(head_pid)
     )
     typer.echo(f"Ray has {', '.join(there)}")

@@ -25,18 +25,8 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import checks, tables
+from pipeline.config import checks, plain, tables
 from pipeline.config.meaning import class_paths, did_you_mean, in_words, known_keys, meanings_of, unknown_key
-from pipeline.config.plain import (
-    brief,
-    default_values,
-    filled,
-    hints_of,
-    is_no_value,
-    kinds_of,
-    one_line,
-    refuse_all,
-)
 from pipeline.config.schema import MISSING, MODEL_TEXT, PATH, Config, EvaluationConfig
 from pipeline.config.tables import TABLES, all_shipped, conf_dir, settings_class
 from pipeline.errors import ConfigError, PipelineError, unknown_name
@@ -67,7 +57,9 @@ def _explanation(error: Exception) -> str:
         return unknown_choice(group, choice, error.options or choices_of(group))  # of one in a list Hydra has none
     key = getattr(error, "full_key", "") or ""
     cause = error.__cause__
-    said = one_line(f"{error}: {cause}" if cause is not None and str(cause) not in str(error) else str(error))
+    said = plain.one_line(
+        f"{error}: {cause}" if cause is not None and str(cause) not in str(error) else str(error)
+    )
     if name := re.search(r"Interpolation key '(.*)' not found", said):
         return f"{key}: refers to ${{{name[1]}}}, and nothing sets '{name[1]}'"
     if not isinstance(error, COMPOSITION_ERRORS):
@@ -158,12 +150,12 @@ def _declared(key: str, class_path: str | None) -> tuple[Any, Mapping[str, Any]]
 def _field(schema: Any, parts: Sequence[str]) -> tuple[Any, Mapping[str, Any]] | None:
     hint, metadata = schema, {}
     for name in parts:
-        table = next((kind for kind in kinds_of(hint) if get_origin(kind) is dict), None)
-        schema = next((kind for kind in kinds_of(hint) if is_dataclass(kind)), None)
+        table = next((kind for kind in plain.kinds_of(hint) if get_origin(kind) is dict), None)
+        schema = next((kind for kind in plain.kinds_of(hint) if is_dataclass(kind)), None)
         if table:
             hint = get_args(table)[1]
-        elif schema and name in hints_of(schema):
-            hint, metadata = hints_of(schema)[name], schema.__dataclass_fields__[name].metadata
+        elif schema and name in plain.hints_of(schema):
+            hint, metadata = plain.hints_of(schema)[name], schema.__dataclass_fields__[name].metadata
         else:
             return None
     return (hint, metadata) if parts else None
@@ -176,9 +168,9 @@ def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
     if found is None or about is None:
         return word
     (hint, metadata), value = about, found[2].strip()
-    kinds = {kind for kind in kinds_of(hint) if kind is not NoneType}
+    kinds = {kind for kind in plain.kinds_of(hint) if kind is not NoneType}
     inside = {get_args(kind)[-1] if get_origin(kind) in (list, dict) else kind for kind in kinds}
-    single, is_text, optional = kinds == inside, inside == {str}, NoneType in kinds_of(hint)
+    single, is_text, optional = kinds == inside, inside == {str}, NoneType in plain.kinds_of(hint)
 
     def escaped(text: str) -> str:
         return _ESCAPE.sub(lambda each: _MEANS[each[0]], text) if MODEL_TEXT in metadata else text
@@ -277,13 +269,12 @@ def read_settings(
 
 
 def _unreadable(word: str, error: Exception) -> str:
-    shown = brief(word).strip("'")
+    shown = plain.brief(word).strip("'")
     if "=" not in word:
         meant = did_you_mean(word, known_keys(), "=...")
         return f"cannot read '{shown}': settings are written KEY=VALUE.{meant}"
-    return (
-        f"cannot read '{shown}': {one_line(str(error))[:300]} A text with signs stands in quotes: 'KEY=\"a, b\"'"
-    )
+    said = plain.one_line(str(error))[:300]
+    return f"cannot read '{shown}': {said} A text with signs stands in quotes: 'KEY=\"a, b\"'"
 
 
 def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
@@ -330,14 +321,14 @@ def register_schemas() -> None:
 
 
 def _defaults() -> DictConfig:
-    plain = dict(default_values(Config))
-    plain["evaluation"] = {**plain["evaluation"], "num_prompts": UNSET}
+    values = dict(plain.default_values(Config))
+    values["evaluation"] = {**values["evaluation"], "num_prompts": UNSET}
     # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
-    plain["algos"] = {
-        name: {key: value for key, value in default_values(schema).items() if key != "enabled"}
+    values["algos"] = {
+        name: {key: value for key, value in plain.default_values(schema).items() if key != "enabled"}
         for name, schema in tables.all_shipped("algos").items()
     }
-    node = OmegaConf.create(plain)
+    node = OmegaConf.create(values)
     for section in node.values():
         if OmegaConf.is_config(section):
             OmegaConf.set_struct(section, False)
@@ -376,13 +367,13 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
     """
     try:
         given = OmegaConf.to_container(composed, resolve=False)
-        plain = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
+        values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except (*COMPOSITION_ERRORS, AttributeError) as error:
         return _refused([*faults, str(explain(error))])
     evaluation = given.get("evaluation") if isinstance(given, dict) else None
     unset = isinstance(evaluation, dict) and evaluation.get("num_prompts", UNSET) == UNSET
     found: list[str] = []
-    config = _config(plain, found)
+    config = _config(values, found)
     if unset:
         config.evaluation.num_prompts = _fewest(config)
     if faults or found:
@@ -390,7 +381,7 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
     return config
 
 
-def config_from_plain(plain: Mapping[str, Any]) -> Config:
+def config_from_plain(values: Mapping[str, Any]) -> Config:
     """Rebuild what `to_plain` made of a `Config`.
 
     Raises:
@@ -398,15 +389,15 @@ def config_from_plain(plain: Mapping[str, Any]) -> Config:
     """
     faults: list[str] = []
     try:
-        config = _config(cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(dict(plain)))), faults)
+        config = _config(cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(dict(values)))), faults)
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
-    refuse_all(faults)
+    plain.refuse_all(faults)
     return config
 
 
 def _refused(faults: Sequence[str]) -> NoReturn:
-    refuse_all(list(dict.fromkeys(faults)))
+    plain.refuse_all(list(dict.fromkeys(faults)))
     raise AssertionError  # there are faults
 
 
@@ -422,9 +413,9 @@ _FOLLOWS = ("experiment.name=", "no algorithm is enabled", *(f"{table} is empty"
 """What is wrong where something else was left out."""
 
 
-def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
+def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
     """The settings that plain values are; what is wrong is left out, and added to the faults."""
-    kept = {table: _sections(table, plain.get(table), faults) for table in TABLES}
+    kept = {table: _sections(table, values.get(table), faults) for table in TABLES}
     classes = {(table, name): kind for table in kept for name, (_, kind) in kept[table].items()}
 
     def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
@@ -435,11 +426,13 @@ def _config(plain: Mapping[str, Any], faults: list[str]) -> Config:
 
     try:
         sections = {
-            table: {name: filled(kind, node, (table, name), refuse) for name, (node, kind) in kept[table].items()}
+            table: {
+                name: plain.filled(kind, node, (table, name), refuse) for name, (node, kind) in kept[table].items()
+            }
             for table in TABLES
         }
-        rest = {name: value for name, value in plain.items() if name not in TABLES}
-        config = cast("Config", filled(Config, rest, (), refuse, sections))
+        rest = {name: value for name, value in values.items() if name not in TABLES}
+        config = cast("Config", plain.filled(Config, rest, (), refuse, sections))
     except ConfigError as error:
         return _refused([*faults, str(error)])
     if config.experiment.name == MISSING:
@@ -453,17 +446,18 @@ def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[d
     """The sections of a table, each with its class; those of points in the place of a front."""
     about, found = TABLES[table], dict[str, tuple[dict[str, Any], type[Any]]]()
     if not isinstance(given, dict | NoneType):
-        faults.append(f"{table}={brief(given)}: holds the settings of each; choose one with {about.group}={given}")
+        faults.append(
+            f"{table}={plain.brief(given)}: holds the settings of each; choose one with {about.group}={given}"
+        )
         given = None
     for name, node in (given or {}).items():
         try:
             if not isinstance(name, str) or not isinstance(node, dict):
-                raise ConfigError(
-                    f"{table}.{name}={brief(node)}: must be a table of settings, for example {{{about.example}}}"
-                )
+                said = f"must be a table of settings, for example {{{about.example}}}"
+                raise ConfigError(f"{table}.{name}={plain.brief(node)}: {said}")
             for key in ("kind", "class_path"):
                 if not isinstance(node.get(key), str | None):
-                    raise ConfigError(f"{table}.{name}.{key}={brief(node[key])}: must be a name")
+                    raise ConfigError(f"{table}.{name}.{key}={plain.brief(node[key])}: must be a name")
             for each, section in _points(table, name, node).items():
                 found[each] = section, tables.settings_class(table, each, section)
         except ConfigError as error:
@@ -478,7 +472,7 @@ def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
         node = {"enabled": is_own, **node}
         if not (node["enabled"] and node.get("front")):
             return {name: node}
-        return tables.points_of(name, {**default_values(tables.settings_class(table, name, node)), **node})
+        return tables.points_of(name, {**plain.default_values(tables.settings_class(table, name, node)), **node})
     if node.get("kind", MISSING) != MISSING:
         return {name: node}
     if is_own:
@@ -501,10 +495,10 @@ def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, know
             ((last, value),) = value.items()
             key = f"{key}.{last}"
         return unknown_key(key, known)
-    if is_no_value(value, None):
+    if plain.is_no_value(value, None):
         return f"{key} is missing ('{MISSING}'): give it a value"
-    shown = f"{key}={brief(value).strip(chr(39))}: "
-    if any(map(is_dataclass, kinds_of(hint))):
+    shown = f"{key}={plain.brief(value).strip(chr(39))}: "
+    if any(map(is_dataclass, plain.kinds_of(hint))):
         return f"{shown}must be a table of settings; `python -m pipeline help {key}` lists them"
     if value == "None":
         return f"{shown}for nothing write null"
