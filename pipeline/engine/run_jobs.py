@@ -70,7 +70,7 @@ class InlineWorker(Worker):
         env = worker_environment(self._device, threads, os.environ, portable=portable)
         self._environment = patch.dict(os.environ, descendants.with_tag(env, self._tag), clear=True)
         self._environment.start()
-        self._reaper.watch_tag(self._tag)
+        self._reaper.watch("tag", self._tag)
         if portable:
             arithmetic.pin(*arithmetic.PINS)
         torch = sys.modules.get("torch")
@@ -139,7 +139,7 @@ class InlineWorker(Worker):
             self._grace.cancel()
         self._environment.stop()
         descendants.end(lambda: descendants.tagged({self._tag}))
-        self._reaper.forget_tag(self._tag)
+        self._reaper.forget("tag", self._tag)
 
 
 def _signal_main_thread() -> None:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 if __name__ == "__main__":  # the reaper, started by its path with nothing but the standard library in sight
     sys.path.append(str(Path(__file__).parents[2]))
@@ -315,29 +315,18 @@ class Reaper:
         """Its process id."""
         return self._process.pid
 
-    def watch_group(self, pgid: int) -> None:
-        """Kill this process group if the engine ends without `forget_group`."""
-        self._tell("watch", "group", pgid, began(pgid))
+    def watch(self, kind: Literal["group", "tag", "path"], what: int | str) -> None:
+        """Have something cleaned up if the engine ends without `forget`.
 
-    def forget_group(self, pgid: int) -> None:
-        """The group is gone; its number may soon belong to someone else."""
-        self._tell("forget", "group", pgid)
+        Args:
+            kind: A process group or every process with a tag, which is killed; or a whole path, which is removed.
+            what: Number of the group, the tag, or the path.
+        """
+        self._tell(["watch", kind, what, began(int(what)) if kind == "group" else None])
 
-    def watch_tag(self, tag: str) -> None:
-        """Kill every process with this tag, wherever it is, if the engine ends without `forget_tag`."""
-        self._tell("watch", "tag", tag)
-
-    def forget_tag(self, tag: str) -> None:
-        """No process with this tag is left."""
-        self._tell("forget", "tag", tag)
-
-    def watch_path(self, path: Path) -> None:
-        """Remove this folder or file if the engine ends without `forget_path`."""
-        self._tell("watch", "path", str(path.absolute()))
-
-    def forget_path(self, path: Path) -> None:
-        """It was removed, or is to stay."""
-        self._tell("forget", "path", str(path.absolute()))
+    def forget(self, kind: Literal["group", "tag", "path"], what: int | str) -> None:
+        """It is gone, or is to stay; the number of a group may soon belong to someone else."""
+        self._tell(["forget", kind, what, None])
 
     def close(self) -> None:
         """Have what is still registered cleaned up, and wait for that; without it, do it here."""
@@ -352,8 +341,7 @@ class Reaper:
         if self._process.returncode:
             clean(self._watched)
 
-    def _tell(self, verb: str, kind: str, what: int | str, since: int | None = None) -> None:
-        message = [verb, kind, what, since]
+    def _tell(self, message: list[Any]) -> None:
         _note(self._watched, message)
         assert self._process.stdin is not None
         # Someone may have killed the reaper; the other layers still stand, so the run goes on. Of one that is

@@ -299,9 +299,9 @@ def family() -> Iterator[str]:
     descendants.adopt_orphans()
     reaper, tag = Reaper(), descendants.new_tag()
     try:
-        reaper.watch_tag(tag)
+        reaper.watch("tag", tag)
         yield tag
-        reaper.forget_tag(tag)
+        reaper.forget("tag", tag)
     finally:
         reaper.close()
 

@@ -230,10 +230,6 @@ class Outside:
         where = f"set aside to {aside}" if aside else "gone"
         log.warning("stored output %s is damaged (%s): %s", key, problem, where)
 
-    def _is_whole(self, state: RunState, job_id: str) -> bool:
-        key = state.plan.jobs[job_id].key
-        return not key or (self.store.is_committed(key) and not self.store.is_removed(key))
-
     def _is_gone(self, job_id: str, state: RunState) -> bool:
         key = state.plan.jobs[job_id].key
         return state.jobs[job_id].status in THERE and not self.store.has(key, checksums=False)
@@ -279,9 +275,8 @@ class Loop:
             finally:
                 self._stop()
         outcome = self._outcome()
-        counts = {status.value: 0 for status in JobStatus}
-        for status in outcome.jobs.values():
-            counts[status.value] += 1
+        ends = list(outcome.jobs.values())
+        counts = {status.value: ends.count(status) for status in JobStatus}
         self.outside.note_traffic()
         record("RunFinished", interrupted=outcome.interrupted, halted=outcome.halted, **counts)
         self.outside.settle()
@@ -366,12 +361,10 @@ class Loop:
         ):
             if isinstance(message, messages.JobFinished):
                 return self.outside.after(self.run.state.plan.jobs[message.job_id])
-            if message.damaged_key in self._inputs(message.job_id):
+            inputs = self.run.state.plan.jobs[message.job_id].inputs.values()
+            if any(message.damaged_key in keys for keys in inputs):
                 return self.outside.damage(message.damaged_key, self.run.state)
         return _NOTHING
-
-    def _inputs(self, job_id: str) -> set[str]:
-        return {key for keys in self.run.state.plan.jobs[job_id].inputs.values() for key in keys}
 
     # -- what else there is to do ------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -171,7 +170,7 @@ def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewh
     run.end_attempt(job_id, index, failure.kind.value)
     run.nodes_lost[job_id] += elsewhere
     if elsewhere and run.nodes_lost[job_id] <= _MAX_NODES:
-        recovery.try_elsewhere(run, job_id, index, failure)
+        recovery.try_again(run, job_id, index, failure, "elsewhere")
     else:
         # Of several devices none can be told to be the cause.
         suspect = index if not elsewhere and run.state.plan.jobs[job_id].devices == 1 else None
@@ -229,7 +228,8 @@ def _job_raised(run: Run, index: int, message: messages.JobRaised, on_disk: OnDi
     what = " ".join([first, *(line.strip() for line in rest[:1] if first.endswith(":"))])[:_MAX_REASON]
     failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
     if beside:
-        recovery.try_exclusively(run, job_id, index, failure)
+        why = " (it shared the device; the next attempt does not)"
+        recovery.try_again(run, job_id, index, failure, "with a device to itself", why)
     else:
         suspect: int | None = index
         if is_gang:
@@ -327,12 +327,9 @@ def check_runnable(
         peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
 
     Raises:
-        PlanError: A job needs more devices than there are, or larger ones, its id cannot name a folder, or its
-            payload is no plain data.
+        PlanError: A job needs more devices than there are, or larger ones, or its id cannot name a folder.
     """
     needs, devices = Needs(layout, peaks), range(len(layout.places))
-    plain: set[int] = set()
-    """Parts of payloads that were looked at: thousands of jobs share large ones."""
     fit: set[Kind] = set()
     for job in plan.jobs.values():
         if job.id not in stored and (kind := kind_of(job)) not in fit:
@@ -341,15 +338,6 @@ def check_runnable(
             fit.add(kind)
         if any(part in ("", ".", "..") for part in job.id.split("/")) or "\0" in job.id:
             raise PlanError(f"'{job.id}' cannot be the id of a job: its log would leave the run's folder")
-        try:
-            if new := {name: part for name, part in job.payload.items() if id(part) not in plain}:
-                json.dumps(new)
-                plain.update(map(id, new.values()))
-        except (TypeError, ValueError) as error:
-            raise PlanError(
-                f"{job.id}: its payload cannot be sent to a worker ({error}); it must be plain data: numbers, "
-                "texts, lists and mappings"
-            ) from error
 
 
 _OTHER_RUN_S = 1.0

@@ -59,18 +59,19 @@ def failed(
     _review_devices(run)
 
 
-def try_exclusively(run: Run, job_id: str, index: int, failure: Failure) -> None:
-    """Memory ran out on a shared device: no fault of the job, so this counts as no failure of it."""
-    run.say(f"{job_id}: trying again with a device to itself: {failure.message}")
-    reason = f"{failure.message} (it shared the device; the next attempt does not)"
-    _record_failure(run, job_id, index, replace(failure, message=reason), retry=True)
-    run.state.retry(job_id)
+def try_again(run: Run, job_id: str, index: int, failure: Failure, how: str, why: str = "") -> None:
+    """Have another attempt where neither job nor device is to blame, so that this counts as no failure of it.
 
-
-def try_elsewhere(run: Run, job_id: str, index: int, failure: Failure) -> None:
-    """A machine is gone, which says nothing about the job that ran there: so this counts as no failure of it."""
-    run.say(f"{job_id}: trying again elsewhere: {failure.message}")
-    _record_failure(run, job_id, index, failure, retry=True)
+    Args:
+        run: The run.
+        job_id: The job.
+        index: The worker that was given it.
+        failure: What happened.
+        how: How it is tried again, in words.
+        why: What is different then, for the journal.
+    """
+    run.say(f"{job_id}: trying again {how}: {failure.message}")
+    _record_failure(run, job_id, index, replace(failure, message=failure.message + why), retry=True)
     run.state.retry(job_id)
 
 
@@ -191,7 +192,7 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
 def _release(run: Run, index: int) -> None:
     run.say(f"worker {index} is given jobs again: what failed on it has failed elsewhere too")
     run.record("DeviceReleased", worker=index)
-    run.state.release(index)
+    run.state.quarantine(index, quarantined=False)
     if index in run.closed:  # otherwise its job went on meanwhile
         run.closed.discard(index)
         run.process_starts(index)

@@ -320,15 +320,8 @@ class RunState:
         self.workers[index] = self.workers[index].ready(device, visible)
         self._candidates.add(index)
 
-    def quarantine(self, index: int) -> None:
-        """Give a worker no more jobs."""
-        self._set_quarantined(index, quarantined=True)
-
-    def release(self, index: int) -> None:
-        """Give it jobs again."""
-        self._set_quarantined(index, quarantined=False)
-
-    def _set_quarantined(self, index: int, *, quarantined: bool) -> None:
+    def quarantine(self, index: int, *, quarantined: bool = True) -> None:
+        """Give a worker no more jobs, or jobs again."""
         self.workers[index].quarantined = quarantined
         self._candidates.add(index)
         self._usable = None

@@ -246,7 +246,7 @@ class Entry:
     cost: dict[str, Annotated[float, Meta(ge=0, le=1e30)]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Traffic:
     """What a run has had from the shared store, and brought there.
 
@@ -469,8 +469,8 @@ class SharedStore:
             return False
         self._verified.problem(key)  # read here, by several threads
         with self._state:
-            came = self._traffic
-            self._traffic = replace(came, fetched=came.fetched + 1, fetched_bytes=came.fetched_bytes + size)
+            self._traffic.fetched += 1
+            self._traffic.fetched_bytes += size
         return True
 
     def _bring_there(self, key: str) -> None:
@@ -488,10 +488,8 @@ class SharedStore:
             with self._state:
                 self.keys.add(key)
                 if other is None:
-                    went = self._traffic
-                    self._traffic = replace(
-                        went, uploaded=went.uploaded + 1, uploaded_bytes=went.uploaded_bytes + size
-                    )
+                    self._traffic.uploaded += 1
+                    self._traffic.uploaded_bytes += size
         except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
             is_settled = False
         except (StoreError, OSError) as error:

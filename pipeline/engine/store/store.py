@@ -49,12 +49,11 @@ from pipeline.files import (
     lock,
     one_at_a_time,
     remove_tree,
-    replacing,
     walk,
     write,
     write_whole,
 )
-from pipeline.foreign import ForeignDataError, read_json, read_plain
+from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
 from pipeline.outputs import manifest
 from pipeline.outputs.manifest import MANIFEST, REMOVED, TOMBSTONE, NotAnOutputError
 
@@ -731,11 +730,10 @@ class Verified:
 
     def _unchanged(self, key: str) -> bool:
         try:
-            digest, _, noted = read_plain(self._path(key), _LIMIT).partition(b"\n")
-            if digest != _digest(key, noted):
-                return False
-            folder, entries = self.store.path(key), read_json(noted, dict[str, list[int]])
-            return all(_fingerprint((folder / name).lstat()) == seen for name, seen in entries.items())
+            folder, entries = self.store.path(key), read_json_file(self._path(key), dict[str, list[int]], _LIMIT)
+            return "." in entries and all(
+                _fingerprint((folder / name).lstat()) == seen for name, seen in entries.items()
+            )
         except (OSError, ForeignDataError):
             return False
 
@@ -746,19 +744,12 @@ class Verified:
             return None
 
     def _note(self, key: str, entries: Fingerprints) -> None:
-        path = self._path(key)
-        noted = json.dumps(entries).encode()
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path, durable=False) as temporary:  # a note has no use after the run
-                temporary.write_bytes(_digest(key, noted) + b"\n" + noted)
+            write_whole(self._path(key), json.dumps(entries), durable=False)  # of no use after the run
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.note"
-
-
-def _digest(key: str, noted: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + noted).hexdigest().encode()
 
 
 def _fingerprint(status: os.stat_result) -> list[int]:

@@ -189,7 +189,7 @@ class Pool:
     def watch_path(self, path: Path) -> None:
         """Have a folder or file removed even if this process is killed."""
         if self._reaper:
-            self._reaper.watch_path(path)
+            self._reaper.watch("path", str(path.absolute()))
 
     def send(self, index: int, job: messages.RunJob) -> None:
         """Give a job to a worker that is ready; it begins the job after those that it was given before.
@@ -432,9 +432,9 @@ class LocalWorker(Worker):
 
     def start(self) -> None:
         """Start the process."""
-        self._reaper.watch_tag(self._tag)
+        self._reaper.watch("tag", self._tag)
         self._child = self._spawn()
-        self._reaper.watch_group(self._child.process.pid)
+        self._reaper.watch("group", self._child.process.pid)
         with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
             self._pidfd = os.pidfd_open(self._child.process.pid)
 
@@ -524,8 +524,8 @@ class LocalWorker(Worker):
     def _reap(self, child: Child) -> int:
         if left := children.end([child]):  # what it left behind
             log.warning("worker %d: processes %s do not end", self.index, sorted(one.pid for one in left))
-        self._reaper.forget_group(child.process.pid)
-        self._reaper.forget_tag(self._tag)
+        self._reaper.forget("group", child.process.pid)
+        self._reaper.forget("tag", self._tag)
         code = child.wait()
         if self._pidfd >= 0:
             os.close(self._pidfd)

@@ -25,10 +25,10 @@ def test_what_is_registered_goes_and_what_was_forgotten_stays(tmp_path: Path) ->
     reaper = Reaper()
     try:
         for process, name in ((gone, "gone"), (kept, "kept")):
-            reaper.watch_group(process.pid)
-            reaper.watch_path(tmp_path / name)
-        reaper.forget_group(kept.pid)
-        reaper.forget_path(tmp_path / "kept")
+            reaper.watch("group", process.pid)
+            reaper.watch("path", str(tmp_path / name))
+        reaper.forget("group", kept.pid)
+        reaper.forget("path", str(tmp_path / "kept"))
         reaper.close()
         assert gone.wait(600) == -signal.SIGKILL
         assert kept.poll() is None
@@ -48,11 +48,11 @@ def test_without_its_reaper_the_engine_cleans_up_itself(
     process, reaper = sleeper(), Reaper()
     os.kill(reaper.pid, number)
     try:
-        reaper.watch_group(process.pid)
+        reaper.watch("group", process.pid)
         for name in ("gone", "kept"):
             (tmp_path / name / "inside").mkdir(parents=True)
-            reaper.watch_path(tmp_path / name)
-        reaper.forget_path(tmp_path / "kept")
+            reaper.watch("path", str(tmp_path / name))
+        reaper.forget("path", str(tmp_path / "kept"))
         reaper.close()
         assert process.wait(600) == -signal.SIGKILL
         assert [path.name for path in tmp_path.iterdir()] == ["kept"]
@@ -71,7 +71,7 @@ def test_a_stopped_reaper_that_reads_nothing_does_not_hold_up_the_engine(monkeyp
     os.kill(reaper.pid, signal.SIGSTOP)
     path = Path("/none") / ("x" * 4000)
     for _ in range(50):  # 400 kB, several times what a pipe holds
-        reaper.watch_path(path)
-        reaper.forget_path(path)
+        reaper.watch("path", str(path))
+        reaper.forget("path", str(path))
     reaper.close()
     assert not psutil.pid_exists(reaper.pid)
