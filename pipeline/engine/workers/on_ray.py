@@ -18,6 +18,7 @@ import atexit
 import importlib
 import importlib.util
 import json
+import math
 import operator
 import os
 import secrets
@@ -121,7 +122,7 @@ class Host:
         self._reaper = Reaper()
         self._worker: LocalWorker | None = None
         self._life = -1
-        self._ready_by = 0.0
+        self._ready_by = math.inf
         self._lock = threading.Lock()
 
     @_polls
@@ -152,20 +153,16 @@ class Host:
         worker = self._worker
         if worker is None or life != self._life:
             return {"ended": True}
-        left_s = max(0.0, self._ready_by - time.monotonic()) if self._ready_by else _POLL_S
         said: list[messages.FromWorker] = []
-        wait(worker.sources(), min(_POLL_S, left_s))
+        wait(worker.sources(), max(0.0, min(_POLL_S, self._ready_by - time.monotonic())))
         with self._lock:
             worker.receive(said.append)
-            self._check_start(worker, said)
+            if any(isinstance(message, messages.WorkerReady) for message in said):
+                self._ready_by = math.inf
+            elif time.monotonic() >= self._ready_by:
+                self._ready_by = math.inf
+                worker.kill()
         return self._heard(said, worker)
-
-    def _check_start(self, worker: LocalWorker, said: Sequence[messages.FromWorker]) -> None:
-        if any(isinstance(message, messages.WorkerReady) for message in said):
-            self._ready_by = 0.0
-        elif self._ready_by and time.monotonic() >= self._ready_by:
-            self._ready_by = 0.0
-            worker.kill()
 
     def _heard(self, said: Sequence[messages.FromWorker], worker: LocalWorker) -> dict[str, Any]:
         lines: list[bytes] = []

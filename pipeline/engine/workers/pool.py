@@ -105,14 +105,14 @@ class Slot:
     """A place for a worker, and the worker in it."""
 
     worker: Worker
-    start_deadline: float | None = None
+    deadline: float | None = None
+    """When the worker is to be killed: it must be ready by then, or hangs."""
+    is_ready: bool = False
     failed_starts: int = 0
     """How many workers in a row ended in this place before their first job."""
     used: bool = False
     """Whether the worker has begun a job."""
     alive: bool = False
-    kill_deadline: float | None = None
-    """When a worker that hangs is to be killed, whatever it says by then."""
     closed: bool = False
     """Whether the worker is not to be replaced when it ends."""
     dismissed: bool = False
@@ -202,7 +202,7 @@ class Pool:
         """Kill a worker that hangs, after a moment in which its stacks are written to the job's log."""
         slot = self._slots[index]
         slot.worker.show_stacks()
-        slot.kill_deadline = self._clock() + STACKS_S
+        slot.deadline = self._clock() + STACKS_S
 
     def restart(self, index: int) -> None:
         """Replace a worker that has no job, because what is in its process can no longer be relied on."""
@@ -257,15 +257,15 @@ class Pool:
         """
         self._stopping = True
         try:
-            for slot in self._living():
-                slot.worker.ask_to_stop()
-            self._wait_for_end(self._stop_grace_s, deliver, hurry)
-            for slot in self._living():
-                slot.worker.terminate()
-            self._wait_for_end(_TERMINATE_TIMEOUT_S, deliver, hurry)
-            for slot in self._living():
-                slot.worker.kill()
-            self._wait_for_end(_KILL_TIMEOUT_S, deliver, ())
+            steps = (
+                ("ask_to_stop", self._stop_grace_s),
+                ("terminate", _TERMINATE_TIMEOUT_S),
+                ("kill", _KILL_TIMEOUT_S),
+            )
+            for step, patience_s in steps:
+                for slot in self._living():
+                    getattr(slot.worker, step)()
+                self._wait_for_end(patience_s, deliver, () if step == "kill" else hurry)
         finally:
             if self._reaper:
                 self._site.__exit__(None, None, None)
@@ -299,11 +299,11 @@ class Pool:
             return
         match message:
             case messages.WorkerReady():
-                slot.start_deadline = None
+                slot.is_ready, slot.deadline = True, None
             case messages.JobStarted():
                 slot.used, slot.failed_starts = True, 0
             case messages.WorkerExited():
-                slot.alive, slot.start_deadline, slot.kill_deadline = False, None, None
+                slot.alive, slot.deadline = False, None
         deliver(slot.worker.index, message)
         if isinstance(message, messages.WorkerExited) and not self._stopping:
             self._replace(slot, message, deliver)
@@ -330,31 +330,20 @@ class Pool:
             slot.worker.start()
         except OSError as error:
             raise WorkerError(f"cannot start worker {slot.worker.index}: {error}") from error
-        slot.start_deadline = self._start_timeout_s and self._clock() + self._start_timeout_s
-        slot.alive, slot.used, slot.dismissed = True, False, False
+        slot.deadline = self._start_timeout_s and self._clock() + self._start_timeout_s
+        slot.alive, slot.is_ready, slot.used, slot.dismissed = True, False, False, False
 
     def _check_deadlines(self) -> None:
-        now = self._clock()
         for slot in self._living():
-            if slot.kill_deadline is not None and now >= slot.kill_deadline:
-                slot.kill_deadline = None
-                slot.worker.kill()
-            if slot.start_deadline is not None and now >= slot.start_deadline:
-                log.warning(
-                    "worker %d was not ready within %g s; killing it",
-                    slot.worker.index,
-                    self._start_timeout_s,
-                )
-                slot.start_deadline = None
+            if slot.deadline is not None and self._clock() >= slot.deadline:
+                if not slot.is_ready:
+                    late = "worker %d was not ready within %g s; killing it"
+                    log.warning(late, slot.worker.index, self._start_timeout_s)
+                slot.deadline = None
                 slot.worker.kill()
 
     def _shorter(self, timeout_s: float | None) -> float | None:
-        deadlines = [
-            deadline
-            for slot in self._living()
-            for deadline in (slot.start_deadline, slot.kill_deadline)
-            if deadline is not None
-        ]
+        deadlines = [slot.deadline for slot in self._living() if slot.deadline is not None]
         waits = [max(0.0, deadline - self._clock()) for deadline in deadlines]
         return min([*waits, *([] if timeout_s is None else [timeout_s])], default=None)
 
