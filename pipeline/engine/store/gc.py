@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -147,23 +147,6 @@ class Finding:
     problem: str
 
 
-@dataclass(frozen=True, order=True)
-class OutputKind:
-    """What outputs are added up by.
-
-    Attributes:
-        experiments: Names of the experiments whose runs refer to them; none if no run does.
-        chain: Dataset and model.
-        algo: Algorithm, or ``reference``.
-        stage: Stage.
-    """
-
-    experiments: tuple[str, ...]
-    chain: str
-    algo: str
-    stage: str
-
-
 @dataclass
 class Space:
     """How many of something there are, and their bytes: the lengths of all files."""
@@ -177,22 +160,12 @@ class Space:
         self.size += size
 
 
-@dataclass(frozen=True, kw_only=True)
-class StoreUsage:
-    """What takes the space of a store; of `removed` outputs the weights were removed, which take none any more."""
+Usage = dict[tuple[str, str, str, str], Space]
+"""Names of the experiments whose runs refer to outputs, dataset and model, algorithm, stage -> the space of these.
 
-    outputs: dict[OutputKind, Space] = field(default_factory=dict)
-    aside: Space = field(default_factory=Space)
-    checkpoints: Space = field(default_factory=Space)
-    unfinished: Space = field(default_factory=Space)
-    other: Space = field(default_factory=Space)
-    removed: Space = field(default_factory=Space)
-
-    @property
-    def total(self) -> int:
-        """Bytes of everything."""
-        parts = [*self.outputs.values(), self.aside, self.checkpoints, self.unfinished, self.other]
-        return sum(part.size for part in parts)
+What is no output has a name in parentheses in the place of the first.
+"""
+_NAMED = 2
 
 
 def open_store(root: Path) -> Store:
@@ -245,7 +218,7 @@ def job_of(store: Store, key: str) -> str:
     return manifest.job_of(store.path(key))
 
 
-def measure(store: Store, runs: Iterable[RunReference]) -> StoreUsage:
+def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
     """Add up what is in a store. What comes or goes meanwhile may or may not be counted.
 
     Args:
@@ -259,31 +232,33 @@ def measure(store: Store, runs: Iterable[RunReference]) -> StoreUsage:
     for run in runs:
         for key in run.keys:
             experiments.setdefault(key, set()).add(run.folder.experiment)
-    usage, keys = StoreUsage(), store.stored_keys()
+    found, keys = Usage(), store.stored_keys()
     for key in keys:
-        kind = kind_of(job_of(store, key), experiments.get(key, ()))
-        usage.outputs.setdefault(kind, Space()).add(size_of(store.path(key)))
-        usage.removed.add(0, int(store.is_removed(key)))
-    special = {".aside": usage.aside, ".checkpoints": usage.checkpoints, ".tmp": usage.unfinished}
-    for name, space in special.items():
-        for entry in _entries(store.root / name):
-            if not is_lock(entry):
-                space.add(size_of(entry))
-    for path in {*store.strangers(), *(store.root / name for name in OWN - special.keys())}:
-        usage.other.add(size_of(path))
-    return usage
+        names = sorted(experiments.get(key, ()))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        who = ", ".join(names[:_NAMED]) + more or "(no run)"
+        found.setdefault((who, *_kind_of(job_of(store, key))), Space()).add(size_of(store.path(key)))
+    found = dict(sorted(found.items()))
+    special = {"damaged": ".aside", "checkpoints": ".checkpoints", "unfinished": ".tmp"}
+    others = {name: _entries(store.root / folder) for name, folder in special.items()}
+    others["other"] = sorted({*store.strangers(), *(store.root / name for name in OWN - {*special.values()})})
+    for name, paths in others.items():
+        space = found[f"({name})", "", "", ""] = Space()
+        for path in paths:
+            if not is_lock(path):
+                space.add(size_of(path))
+    if removed := sum(map(store.is_removed, keys)):
+        found["(weights removed)", "", "", ""] = Space(removed)
+    return found
 
 
-def kind_of(job_id: str, experiments: Iterable[str]) -> OutputKind:
-    """Read a job's id: ``addition/tiny/ref1/s0/PITA/r1/generate/003``, without what does not apply."""
+def _kind_of(job_id: str) -> tuple[str, str, str]:
+    """Of a job's id, ``addition/tiny/ref1/s0/PITA/r1/generate/003``, dataset and model, algorithm, stage."""
     parts = job_id.split("/")
-    known = tuple(sorted(experiments))
     if len(parts) > 1 and parts[-1].isdigit():
         parts.pop()
     parts = parts[:2] + [part for part in parts[2:] if not re.fullmatch(r"(s|r|ref)\d+", part)]
-    if len(parts) != 4:
-        return OutputKind(known, job_id, "", "")
-    return OutputKind(known, f"{parts[0]}/{parts[1]}", parts[2], parts[3])
+    return (f"{parts[0]}/{parts[1]}", parts[2], parts[3]) if len(parts) == 4 else (job_id, "", "")
 
 
 def size_of(path: Path) -> int:
@@ -347,8 +322,7 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
         raise StoreError(f"cannot read {error.filename}: {error.strerror}") from error
     garbage = []
     for why, path, key in found:
-        kind = kind_of(job_of(store, key) if key else "", ())
-        what = f"{kind.chain} {kind.algo} {kind.stage}".strip()
+        what = " ".join(_kind_of(job_of(store, key))).strip() if key else ""
         garbage.append(Garbage(kind=why, path=path, what=what, size=size_of(path)))
     return garbage
 

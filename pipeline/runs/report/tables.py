@@ -13,7 +13,7 @@ from rich.filesize import decimal as filesize_decimal
 from pipeline.config.schema import ENOUGH
 from pipeline.config.tables import by_values
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.gc import Garbage, Space, StoreUsage
+from pipeline.engine.store.gc import Garbage, Space, Usage
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import ETA, SWEEP_SPLIT
 from pipeline.plan.graph import PlanRow
@@ -506,35 +506,25 @@ def _columns(*, several: bool) -> Iterable[Column]:
 # Tables about a store: what takes its space, and what a clean-up would remove.
 
 
-_NAMED = 2
 _LEAST_NAME, _LEAST_STAGE = 12, 8
 _SPACE = (Column(heading="number", right=True, rank=EXTRA), Column(heading="size", right=True, rank=1))
 _ELSEWHERE = "a wider terminal shows all"
-_REMOVED = "(weights removed)"
 
 
-def usage_table(usage: StoreUsage) -> FittedTable:
+def usage_table(usage: Usage) -> FittedTable:
     """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
     columns = [
-        Column(heading="experiment", least=len(_REMOVED)),  # which names what is no output, too
+        Column(heading="experiment", least=_LEAST_NAME),  # which names what is no output, too
         Column(heading="dataset/model", rank=4, least=_LEAST_NAME),
         Column(heading="algorithm", rank=2, least=_LEAST_NAME),
         Column(heading="stage", rank=3, least=_LEAST_STAGE),
     ]
     table = FittedTable([*columns, *_SPACE], title="store", elsewhere=_ELSEWHERE)
-    for kind, space in sorted(usage.outputs.items()):
-        more = f" and {len(kind.experiments) - _NAMED} more" if len(kind.experiments) > _NAMED else ""
-        names = ", ".join(kind.experiments[:_NAMED]) + more or "(no run)"
-        table.add_row(names, kind.chain, kind.algo, kind.stage, *_space(space))
+    for kind, space in usage.items():
+        table.add_row(*kind, *_space(space))
     table.end_section()
-    others = {"damaged": usage.aside, "checkpoints": usage.checkpoints, "unfinished": usage.unfinished}
-    for name, space in others.items():
-        table.add_row(f"({name})", "", "", "", *_space(space))
-    table.add_row("(other)", "", "", "", "", filesize_decimal(usage.other.size))
-    if usage.removed.number:
-        table.add_row(_REMOVED, "", "", "", f"{usage.removed.number:,}", "")
-    table.end_section()
-    table.add_row("total", "", "", "", "", filesize_decimal(usage.total), style="bold")
+    total = sum(space.size for space in usage.values())
+    table.add_row("total", "", "", "", "", filesize_decimal(total), style="bold")
     return table
 
 

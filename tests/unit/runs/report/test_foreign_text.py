@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.commands import check, looking, start
-from pipeline.engine.store.gc import Garbage, GarbageKind, OutputKind, Space, StoreUsage
+from pipeline.engine.store.gc import Garbage, GarbageKind, Space
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.errors import ConfigError
 from pipeline.plan.graph import PlanRow
@@ -82,7 +82,7 @@ def print_tables(text: str, console: Console) -> None:
     console.print(
         plan_table([PlanRow(round=1, chain=text, stage=text, jobs=3, missing=3, samples=3, seconds=1.0)])
     )
-    console.print(usage_table(StoreUsage(outputs={OutputKind((text,), text, text, text): Space(1, 1)})))
+    console.print(usage_table({(text, text, text, text): Space(1, 1)}))
     console.print(garbage_table([Garbage(kind=GarbageKind.output, path=Path("x"), what=text, size=1)]))
     for table in result_tables(Results(rows=[], pooled=[pooled_row(text, dataset=text, model=text)])):
         console.print(table)
