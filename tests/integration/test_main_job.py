@@ -131,7 +131,7 @@ def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path: Path, override
 def test_models_that_share_no_tokenizer_are_refused(calm: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
     folder.mkdir()
-    vocabulary = {"vocab": {"a": 0, "b": 1}}
+    vocabulary = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
     (folder / "tokenizer.json").write_text(json.dumps({"model": vocabulary, "added_tokens": []}))
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     save_file({"weights": np.zeros(1)}, folder / "model.safetensors")
