@@ -236,24 +236,18 @@ def _read(file: Path) -> Mapping[str, Any] | None:
 
 
 def slow_precision(config: Config, gpu: bool) -> str | None:
-    """What to say of half precision on a CPU whose instructions for it are not to be used, or of none on a GPU.
+    """What to say of single precision on a GPU.
 
     Args:
         config: The request.
         gpu: Whether it runs on GPUs.
     """
-    system = config.system
-    if gpu and system.dtype is DType.float32 and any(not model.is_trained for model in config.models.values()):
-        return (
-            "system.dtype=float32 on a GPU takes several times as long as bfloat16 and twice the memory, in "
-            "batches made for a CPU: use profile=a100_80gb or another, or set system.dtype=bfloat16"
-        )
-    if gpu or not system.portable or system.dtype is DType.float32:
+    read = any(not model.is_trained for model in config.models.values())
+    if not gpu or config.system.dtype is not DType.float32 or not read:
         return None
     return (
-        f"system.dtype={system.dtype.name} is slower than float32 on a CPU with system.portable=true, which does "
-        "without the instructions for it: use system.dtype=float32, or system.portable=false where the "
-        "processor has them"
+        "system.dtype=float32 on a GPU takes several times as long as bfloat16 and twice the memory, in "
+        "batches made for a CPU: use profile=a100_80gb or another, or set system.dtype=bfloat16"
     )
 
 

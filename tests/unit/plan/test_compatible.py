@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, install_command
 from pipeline.plan.build import build_plan
-from pipeline.plan.compatibility import check_compatible, named_by_bits, nucleus_beside_logprobs, slow_precision
+from pipeline.plan.compatibility import check_compatible, named_by_bits, nucleus_beside_logprobs
 from tests.doubles.composing import quick_config
 
 BITS = ["model=hf", "models.hf.path=some/model", "models.hf.quantization=4bit"]
@@ -107,21 +107,6 @@ def test_keys_name_the_backend_of_what_it_draws() -> None:
     assert named <= {name for name, job in own.items() if job.key != other[name].key}
     same = {(job.algo, job.stage) for name, job in own.items() if job.key == other[name].key}
     assert same >= {("PITA", "generate"), ("PITA", "train"), ("PITA", "evaluate")}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "gpu", "warned"),
-    [
-        (["system.dtype=bfloat16"], False, True),
-        (["system.dtype=bfloat16", "system.portable=false"], False, False),
-        (["experiment=sentiment"], False, False),
-    ],
-)
-def test_half_precision_with_portable_arithmetic_is_slow(overrides: list[str], gpu: bool, warned: bool) -> None:
-    said = slow_precision(quick_config(["experiment.name=t", *overrides]), gpu)
-    assert (said is not None) == warned
-    if said:
-        assert "use system.dtype=float32, or system.portable=false" in said
 
 
 @pytest.mark.parametrize(("algo", "told"), [("GRPO", True), ("DPO", False), ("PITA", False)])
