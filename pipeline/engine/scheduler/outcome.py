@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from statistics import fmean, median
 
 from msgspec import Struct
@@ -33,6 +31,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
         sent_s: When it was handed to the worker.
         ended_s: When its end was known.
         load_s: Seconds of it spent loading.
+        start_s: Seconds that its process took to be ready, of the first of a process; else None.
         outcome: ``done``, ``stopped``, or the kind of failure.
     """
 
@@ -42,6 +41,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     sent_s: float
     ended_s: float
     load_s: float = 0.0
+    start_s: float | None = None
     outcome: str = "done"
     devices: int = 1
 
@@ -70,12 +70,14 @@ class WorkerSpan:
         started_s: When it was started.
         ready_s: When it could take jobs, or None if it never could.
         ended_s: When its end was known, or None if it lived to the end of the run.
+        used: Whether an attempt has ended in it.
     """
 
     worker: int
     started_s: float
     ready_s: float | None = None
     ended_s: float | None = None
+    used: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,27 +252,11 @@ class Outcome:
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:
         """Measured seconds of loading, by the names of `pipeline.plan.graph`."""
-        own = self._by_worker()
-        found = ((span, _first(span, own.get(span.worker, ()))) for span in self.workers)
-        firsts = [(span, first) for span, first in found if first and first.succeeded]
-        starts = [max(0.0, (span.ready_s or span.started_s) - span.started_s) + at.load_s for span, at in firsts]
-        counted = {id(first) for _, first in firsts}
+        done = [(attempt, plan.jobs[attempt.job_id]) for attempt in self.attempts if attempt.succeeded]
+        starts = [attempt.start_s + attempt.load_s for attempt, _ in done if attempt.start_s is not None]
         later: dict[str, list[float]] = {}
-        for attempt in self.attempts:
-            if attempt.succeeded and id(attempt) not in counted:
-                later.setdefault(load_name(plan.jobs[attempt.job_id]), []).append(attempt.load_s)
+        for attempt, job in done:
+            if attempt.start_s is None:
+                later.setdefault(load_name(job), []).append(attempt.load_s)
         measured = {name: fmean(seconds) for name, seconds in later.items()}
         return measured | ({WORKER_LOAD: median(starts)} if starts else {})
-
-    def _by_worker(self) -> dict[int, list[Attempt]]:
-        """Worker -> its attempts, by when they were given to it."""
-        found: dict[int, list[Attempt]] = {}
-        for attempt in sorted(self.attempts, key=lambda attempt: attempt.sent_s):
-            found.setdefault(attempt.worker, []).append(attempt)
-        return found
-
-
-def _first(span: WorkerSpan, own: Sequence[Attempt]) -> Attempt | None:
-    """The first attempt of a worker, of which another one may have the same number later."""
-    at = bisect_left(own, span.started_s, key=lambda attempt: attempt.sent_s)
-    return own[at] if at < len(own) and own[at].sent_s <= (inf if span.ended_s is None else span.ended_s) else None

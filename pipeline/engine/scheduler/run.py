@@ -346,6 +346,8 @@ class Run:
         self.gathering.pop(job_id, None)
         if job.job.key:
             self.do(ReleaseClaim(job_id))
+        span = self.present[index]
+        is_first, span.used = not span.used and span.ready_s is not None, True
         attempt = Attempt(
             job_id=job_id,
             attempt=job.attempts,
@@ -354,6 +356,7 @@ class Run:
             sent_s=job.sent_s,
             ended_s=self.now_s,
             load_s=load_s,
+            start_s=(span.ready_s or 0.0) - span.started_s if is_first else None,
             outcome=outcome,
         )
         self.attempts.append(attempt)

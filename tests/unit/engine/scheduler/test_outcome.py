@@ -2,13 +2,22 @@
 
 import pytest
 
-from pipeline.engine.scheduler.outcome import Attempt, Outcome, WorkerSpan
+from pipeline.engine.scheduler.outcome import Attempt, Outcome
 from pipeline.plan.graph import WORKER_LOAD, Job, Plan, Timed
 
 
-def attempt(job_id: str, worker: int, sent_s: float, ended_s: float, load_s: float, how: str = "done") -> Attempt:
+def attempt(
+    job_id: str, sent_s: float, ended_s: float, load_s: float, start_s: float | None = None, how: str = "done"
+) -> Attempt:
     return Attempt(
-        job_id=job_id, attempt=1, worker=worker, sent_s=sent_s, ended_s=ended_s, load_s=load_s, outcome=how
+        job_id=job_id,
+        attempt=1,
+        worker=0,
+        sent_s=sent_s,
+        ended_s=ended_s,
+        load_s=load_s,
+        start_s=start_s,
+        outcome=how,
     )
 
 
@@ -17,19 +26,11 @@ def test_loading_is_measured_by_worker_and_by_later_job() -> None:
     plan = Plan([Job(id=name, key=name, entry="m:f", payload={}, model="tiny") for name in "abcd"], [])
     outcome = Outcome(
         jobs={},
-        workers=[
-            WorkerSpan(worker=0, started_s=0, ready_s=1, ended_s=20),
-            WorkerSpan(worker=0, started_s=20, ready_s=23),
-            WorkerSpan(worker=1, started_s=0, ready_s=1, ended_s=5),
-        ],
         attempts=[
-            attempt("a", 0, 1, 11, 8),
-            attempt("b", 0, 11, 12, 0.2),
-            attempt("c", 0, 23, 34, 10),
-            attempt("d", 1, 1, 5, 0, "lost"),
-            attempt("d", 0, 34, 36, 0.4),
+            attempt("a", 1, 11, 8, 1), attempt("b", 11, 12, 0.2), attempt("c", 23, 34, 10, 3),
+            attempt("d", 1, 5, 0, 1, "lost"), attempt("d", 34, 36, 0.4),
         ],
-    )
+    )  # fmt: skip
     assert outcome.load_seconds(plan) == {WORKER_LOAD: 11.0, "load: tiny": pytest.approx(0.3)}
     assert Outcome(jobs={}).load_seconds(plan) == {}
 
@@ -37,7 +38,7 @@ def test_loading_is_measured_by_worker_and_by_later_job() -> None:
 def test_jobs_are_remembered_by_kind_without_what_they_loaded() -> None:
     sizes = {"a": 1.0, "b": 1.5, "c": 40.0, "d": 40.0}
     jobs = [Job(id=name, key=name, entry="m:f", payload={}, size_s=size) for name, size in sizes.items()]
-    ended = [attempt("a", 0, 0, 12, 10.0), attempt("b", 0, 12, 16, 0.0), attempt("c", 0, 16, 80, 4.0)]
-    outcome = Outcome(jobs={}, attempts=[*ended, attempt("d", 0, 80, 81, 0.0, "lost")])
+    ended = [attempt("a", 0, 12, 10.0), attempt("b", 12, 16, 0.0), attempt("c", 16, 80, 4.0)]
+    outcome = Outcome(jobs={}, attempts=[*ended, attempt("d", 80, 81, 0.0, how="lost")])
     found = outcome.durations(Plan(jobs, []), lambda _: "kind").jobs
     assert found == {"kind": Timed(40.0, 60.0)}

@@ -167,7 +167,7 @@ def gang_plan(seed: int, devices: int = 8, jobs: int = 60) -> Plan:
     plan = random_plan(seed, jobs)
     widths = [width for width in (1, 1, 1, 2, 4, 8) if width <= devices]
     made = [replace(one, devices=rng.choice(widths)) for one in plan.jobs.values()]
-    return Plan(made, plan.graph.edges)
+    return Plan(made, plan.edges())
 
 
 def wide(name: str, devices: int, seconds: float = 1.0) -> Job:
