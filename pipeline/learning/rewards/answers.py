@@ -245,9 +245,9 @@ _FORMULAS = re.compile(
 )
 """A formula, and those that are joined to it."""
 _STATED = re.compile(
-    r"(?:[^\n]*\b(?:answer|option|choice)\b[\s*_\"]*(?:is|are|[:=])|答案[是为]?:?|故选)"
+    r"(?:^[^\n]*\b(?:answer|option|choice)\b[\s*_\"]*(?:is|are|[:=])|答案[是为]?:?|故选)"
     r"[\s*_:]*(?:(?:option|choice)\s+)?(?=\S)",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 """How prose states its answer."""
 _CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|=)[\s*_]*(\S.*?)[\s*_!]*")
@@ -304,7 +304,7 @@ def bare_answer(text: str, most_words: int = 1) -> str | None:
             return sentence
     formulas = list(_FORMULAS.finditer(text))
     behind = text[formulas[-1].end() :] if formulas else text
-    if numbers := re.findall(r"\S*\d\S*(?: [ap]\.?m\b)?", behind):
+    if numbers := re.findall(r"(?<!\S)\S*\d\S*(?: [ap]\.?m\b)?", behind):
         return None if _DENIED.search(behind) else numbers[-1].strip("*_,.!?:;()\"'")
     return formulas[-1][0] if formulas else None
 

@@ -135,6 +135,8 @@ _OPTION = re.compile(r"\(([A-J])\)((?:[ .:].*)?)|([A-J])(?:[).:](.*))?")
 _REGION = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|cap|setminus|mathbb\{[NZQRC]|emptyset)(?![a-z])")
 _BRACKET = re.compile(r"\\?([(\[{])|\\?([)\]}])|([,;]|\\lor(?![a-z]))")
 _AROUND = re.compile(r"(\\\{|[(\[{])(.*?)(\\\}|[)\]}])")
+_DEPTHS = set(range(20))
+"""How deeply brackets may be nested."""
 _NAMED = re.compile(
     r"((?:[A-Za-z\\{}|:' ]|_\{\w+\})+(?:[(\[][^=]*?[)\]])?|\([A-Za-z, ]+\)|[^A-Za-z=<>]+(?==[^A-Za-z]*$))"
     r" ?=([^<>]*[^<>= ])"
@@ -248,15 +250,15 @@ def _same_parts(one: str, other: str) -> bool | None:
 
 def _parts(text: str) -> tuple[str, list[str]]:
     """The brackets around a text and what it lists in them; one part for a value, without needless brackets."""
-    depth, start, parts, lowest = 0, 0, [], 0
+    depth, start, parts, depths = 0, 0, [], {0}
     for found in _BRACKET.finditer(text):
         depth += bool(found[1]) - bool(found[2])
-        lowest = min(lowest, depth)
+        depths.add(depth)
         if found[3] and depth == 0:
             parts.append(text[start : found.start()].strip())
             start = found.end()
     parts.append(text[start:].strip())
-    if lowest or depth:
+    if depth or not depths <= _DEPTHS:
         return "?", [text]
     if len(parts) == 1 and (enclosed := _AROUND.fullmatch(text)):
         around, within = _parts(enclosed[2].strip())
@@ -318,6 +320,8 @@ _UNCLEAR = re.compile(
     r"|\d \d|(?<![\d.])0(?:\d+ | x)| 0\d|: .*:"
 )
 """A divisor that may have a factor of its own behind it, numbers side by side, digits that are no number."""
+_LONGEST = 500
+"""Characters of what the parser is given, whose time grows faster than the text."""
 _CLOSE = 1e-3
 """What two numbers may differ by that are one, of the larger: six decimals of 0.001 have no more digits."""
 _ROUNDED = 1e-14
@@ -333,6 +337,8 @@ def _read(text: str) -> Any:
         raise ConfigError(f"the reward 'math_verify' needs a package: {install_command('math')}") from error
     from sympy import Basic, MatrixBase, Symbol
 
+    if len(text) > _LONGEST:
+        return None
     if re.search(r"\\(?:sin|cos|tan|cot|sec|csc)", text):
         text = re.sub(r"(\d+(?:\.\d+)?)\^\{\\circ\}", r"(\\frac{\1 \\pi}{180})", text)
     pieces, names = [""], set()
@@ -416,7 +422,11 @@ def parsed_answer(completion: Text) -> str | None:
     return (_key(answer) or None) if read is None else str(read)
 
 
-@reward(compares(answer=parsed_answer, gold=gold_box, packages=("math-verify", "sympy"), version=16))
+@reward(
+    compares(
+        answer=parsed_answer, gold=gold_box, packages=("math-verify", "latex2sympy2-extended", "sympy"), version=16
+    )
+)
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
     """Compare answers as mathematics.
 
