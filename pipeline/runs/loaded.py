@@ -528,22 +528,12 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
     """
     known = experiments(output_dir)
     if name not in known:
-        if is_sweep(output_dir, name):
-            raise ConfigError(_words_of_sweep(output_dir, name))
+        if (output_dir / name / _SWEEP).is_file():
+            more = command(f"sweep status {shlex.quote(name)}", output_dir)
+            raise ConfigError(f"'{name}' in {output_dir} is a sweep, and no run: `{more}` tells of it")
         raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known)}")
     found = [RunFolder(path) for path in (output_dir / name).iterdir() if path.is_dir()]
     return sorted((run for run in found if run.begun), key=lambda run: (run.begun, run.path))
-
-
-def is_sweep(output_dir: Path, name: str) -> bool:
-    """Whether the folder of a name holds a sweep."""
-    return (output_dir / name / _SWEEP).is_file()
-
-
-def _words_of_sweep(output_dir: Path, name: str) -> str:
-    words = ("status", "logs", "report", "best")
-    commands = "\n".join(f"  {command(f'sweep {word} {shlex.quote(name)}', output_dir)}" for word in words)
-    return f"there is no run of '{name}' in {output_dir}, but a sweep of that name:\n{commands}"
 
 
 def runs_before(run: RunFolder) -> list[RunFolder]:

@@ -26,7 +26,7 @@ from pipeline.files import json_text, open_plain, write_whole
 from pipeline.foreign import ForeignDataError, parse_json, read_json
 from pipeline.outputs.formats import LARGEST
 from pipeline.sweeps.file import Metric
-from pipeline.sweeps.reporting import VARIABLE, whole_step
+from pipeline.sweeps.reporting import whole_step
 from pipeline.sweeps.storage import End, TrialFolder
 
 # -- the file of a run of W&B ------------------------------------------------------------------------------------
@@ -425,13 +425,7 @@ class Curve:
             state, value = "failed", None
             reason = describe_exit(128 - exit_code if signalled and exit_code else exit_code)
         elif self._name and not self.judged:
-            state, found = "failed", " Nothing that it logged was found, as where W&B is disabled."
-            if self.last:
-                found = known_names(self._name, self.last)
-            elif self._runs:
-                found = " No number was found in what it logged to W&B."
-            elif self._lines.unreadable:
-                found = f' What it has added to {VARIABLE} is no line as {{"values": {{"{self._name}": 0.5}}}}.'
+            state, found = "failed", known_names(self._name, self.last) if self.last else ""
             reason = (
                 f"it ended well, but has told no value of {self._name}.{found} Set metric.name to what it logs, "
                 f'or call pipeline.sweeps.log({{"{self._name}": ...}})'
