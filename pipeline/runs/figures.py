@@ -102,9 +102,7 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
         PipelineError: The run's results cannot be read.
     """
     if find_spec("matplotlib") is None:
-        raise ConfigError(
-            f"figures are drawn by matplotlib, which is not installed. Add it: {install_command('figures')}"
-        )
+        raise ConfigError(f"figures need matplotlib, which is not installed: {install_command('figures')}")
     written = []
     with styled():
         for name, draw in _figures(run):

@@ -133,9 +133,7 @@ class LoadedRun:
         try:
             return parse_plan(read_plain(self.folder.plan, LIMIT, follow=True))
         except FileNotFoundError:
-            raise PlanError(
-                f"{self.folder.path} has no plan.json: its run ended, or is still, before anything was started"
-            ) from None
+            raise PlanError(f"{self.folder.path} has no plan.json: nothing was started in it") from None
         except (OSError, ForeignDataError, PlanError) as error:
             raise PlanError(f"cannot read {self.folder.plan}: {error}") from error
 
@@ -513,10 +511,7 @@ def experiments(output_dir: Path) -> list[str]:
         ConfigError: There is no such folder.
     """
     if not output_dir.is_dir():
-        raise ConfigError(
-            f"there is no folder {output_dir}. A run makes it some seconds after its command was typed; if the "
-            "output_dir of your runs is another one, give it: --output-dir DIR, in Python output_dir=DIR."
-        )
+        raise ConfigError(f"there is no folder {output_dir}: give that of your runs by --output-dir DIR")
     return sorted(path.parent.name for path in output_dir.glob("*/latest") if path.is_dir())
 
 
@@ -571,7 +566,5 @@ def newest_of_several(folder: RunFolder) -> str | None:
     several = sum(read_origin(run.path).group == group for run in runs)
     if several < 2:
         return None
-    return (
-        f"run {folder.stamp}, the newest of {several} runs of this multirun; `python -m pipeline compare "
-        f"{folder.experiment}` shows all, --run another"
-    )
+    every = f"`python -m pipeline compare {folder.experiment}`"
+    return f"run {folder.stamp}, the newest of {several} runs of this multirun; {every} shows all, --run another"

@@ -53,9 +53,7 @@ def _frame(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> pd.DataFr
     try:
         return pd.DataFrame({name: _typed(name, cells) for name, cells in columns.items()}, columns=list(names))
     except (UnicodeEncodeError, OverflowError) as error:
-        raise StoreError(
-            f"what the run left holds what no table can: {error}. It was altered or damaged."
-        ) from error
+        raise StoreError(f"what the run left was altered, or is damaged: {error}") from error
 
 
 def _typed(name: str, cells: list[Any]) -> Any:

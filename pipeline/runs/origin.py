@@ -328,18 +328,14 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
                 if row.metric == "skipped_tokens":
                     lost[place] += int(row.value or 0)
     for place, (share, where) in most.items():
-        yield (
-            f"{place}: up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens before "
-            "they end, and judged as they are (cut off in the table): allow more, or name what they end with "
-            "(generation.stop)"
+        cut = (
+            f"up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens before they end"
         )
+        yield f"{place}: {cut}: allow more, or name what they end with (generation.stop)"
     for place, number in lost.items():
         if number:
-            yield (
-                f"{place}: {count(number, 'special token')} of completions, none an end, left out of the texts "
-                "that rewards and samples have: generation.skip_special_tokens=false keeps what means something "
-                "to a reward, as a token that begins thinking or calls a tool"
-            )
+            said = f"{count(number, 'special token')} of completions, none an end, are not in the texts that rewards have"
+            yield f"{place}: {said}: generation.skip_special_tokens=false keeps them"
 
 
 def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:

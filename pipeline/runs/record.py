@@ -312,9 +312,8 @@ def read_results(path: Path) -> Results:
     try:
         return read_json_file(path, Results, _LIMIT, follow=True)
     except (ForeignDataError, OSError) as error:
-        raise StoreError(
-            f"cannot read {path}: {formats.problem_in_words(error)}. The command of its run writes it again."
-        ) from error
+        said = formats.problem_in_words(error)
+        raise StoreError(f"cannot read {path}: {said}. The command of its run writes it again.") from error
 
 
 def csv_cell(value: object) -> object:

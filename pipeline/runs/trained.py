@@ -255,9 +255,7 @@ def config_of(run: LoadedRun) -> Config:
         refuse_all(list(_missing(run, config)))
     except (ConfigError, *COMPOSITION_ERRORS) as error:
         said = error if isinstance(error, ConfigError) else explain(error)
-        raise ConfigError(
-            f"{run.folder.config} cannot be read as a configuration ({said}). The run's command writes it again"
-        ) from error
+        raise ConfigError(f"{run.folder.config} is no configuration ({said})") from error
     return config
 
 

@@ -102,10 +102,8 @@ def check_same(record: Record, sweep: Sweep) -> None:
     # What it was may not be told any more, and is replaced.
     there = (record.asked if record.about.started else None) or sweep
     if other := [key for key in _FIXED if there.given.get(key) != sweep.given.get(key)]:
-        raise ConfigError(
-            f"sweep {record.name} in {record.folder.path} was begun with other {', '.join(other)}: its trials "
-            "would not belong together. Give this one a name of its own by --name, or remove that folder"
-        )
+        begun = f"sweep {record.name} was begun with other {', '.join(other)}"
+        raise ConfigError(f"{begun}: give this one another name by --name, or remove {record.folder.path}")
 
 
 def tell(folder: SweepFolder, word: str, say: Say) -> str:
@@ -124,9 +122,7 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
             if not halted:
                 raise ConfigError(f"sweep {name} goes on already, so there is nothing to resume")
             if halted == "finished" and not record.having("failed", "cancelled", "lost", "waiting"):
-                raise ConfigError(
-                    f"{is_so}, and no trial has failed. `sweep run` its file with a larger run_cap or --count"
-                )
+                raise ConfigError(f"{is_so}, and no trial has failed: there is nothing to resume")
             record.tell(halted="", reason="", round=record.about.round + 1)
             joins = f", once an agent works on it: `{command(f'sweep agent {name}', folder.output_dir)}`"
             return f"sweep {name} goes on{'' if record.agents() else joins}"

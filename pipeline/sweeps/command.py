@@ -87,10 +87,8 @@ def check_program(sweep: Sweep) -> None:
         is_script = program.endswith(".py") or (by_python and program[:1] not in ("", "-"))
         path = sweep.folder / program
         if is_script and not (path.is_file() or (path / "__main__.py").is_file()):
-            raise ConfigError(
-                f"{key}: there is no file {program} in {sweep.folder}, where trials start: begin the sweep in the "
-                "folder that it is relative to, or give its whole path. Further words belong in `command`"
-            )
+            missing = f"{key}: there is no file {program} in {sweep.folder}, where trials start"
+            raise ConfigError(f"{missing}: give its whole path; further words belong in `command`")
     for script in (word for word in (sweep.program, *sweep.command) if word.endswith(".py")):
         refuse_all([f"{script}, line {line}: {fault}" for line, fault in _faults(sweep, sweep.folder / script)])
 
@@ -111,8 +109,7 @@ def _faults(sweep: Sweep, script: Path) -> Iterator[tuple[int, str]]:
         if (name := ast.unparse(call.func)) in ("wandb.sweep", "wandb.agent"):
             yield (
                 call.lineno,
-                f"by {name} each trial would begin a search at W&B. What that searches belongs in the sweep file, "
-                "and the script calls its function itself",
+                f"by {name} each trial would begin a search at W&B: have it call its function itself",
             )
     false: set[object] = {
         f"--{name}"

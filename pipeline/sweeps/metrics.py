@@ -426,10 +426,8 @@ class Curve:
             reason = describe_exit(128 - exit_code if signalled and exit_code else exit_code)
         elif self._name and not self.judged:
             state, found = "failed", known_names(self._name, self.last) if self.last else ""
-            reason = (
-                f"it ended well, but has told no value of {self._name}.{found} Set metric.name to what it logs, "
-                f'or call pipeline.sweeps.log({{"{self._name}": ...}})'
-            )
+            told = f"it ended well, but has told no value of {self._name}.{found}"
+            reason = f"{told} Set metric.name to what it logs, or call pipeline.sweeps.log"
         elif self._name and value is None:
             reason = f"{self._name} was no finite number at the end"
         values = dict(self.last)

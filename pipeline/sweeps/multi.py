@@ -119,9 +119,7 @@ def _values(setting: str, runs: int) -> list[str]:
         return [setting]
     values = [f"{key}={value}" for value in parsed.sweep_string_iterator()]
     if len(values) != runs:
-        raise ConfigError(
-            f"{setting}: {count(len(values), 'value')} for {count(runs, 'run')}; one for all, or one for each"
-        )
+        raise ConfigError(f"{setting}: {len(values)} values for {count(runs, 'run')}; give one, or one for each")
     return values
 
 

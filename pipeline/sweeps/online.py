@@ -82,10 +82,7 @@ def devices_of_agents(sweep: Sweep, each: int | None) -> int:
     """
     _, most = most_devices(sweep, each)
     if each is not None and each < most:
-        raise ConfigError(
-            f"--gpus-per-agent {each}: trials of this sweep need up to {most} ({NUM_GPUS}), and W&B does not know "
-            f"what an agent has. Give {most}, or take larger values out of the file"
-        )
+        raise ConfigError(f"--gpus-per-agent {each}: trials of this sweep need up to {most} ({NUM_GPUS})")
     return max(most, each or 1)
 
 
@@ -148,19 +145,14 @@ def created(config: Mapping[str, Any], file: Path) -> tuple[str, bool]:
     except (ForeignDataError, OSError) as error:
         raise ConfigError(f"{file} cannot be used ({error}): remove it to create the sweep anew") from error
     if kept.config != digest:
-        raise ConfigError(
-            f"{kept.path} was created from another file. Give this sweep a name of its own by --name, or remove "
-            f"{file} to create it anew"
-        )
+        another = f"{kept.path} was created from another file"
+        raise ConfigError(f"{another}: give this sweep another name by --name, or remove {file}")
     return kept.path, False
 
 
 def _create(config: Mapping[str, Any]) -> str:
     if find_spec("wandb") is None:
-        raise ConfigError(
-            f"--wandb needs the package wandb, which is not installed: {install_command('wandb')}. Without it the "
-            "same file is searched on this machine"
-        )
+        raise ConfigError(f"--wandb needs wandb, which is not installed: {install_command('wandb')}")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sweep.yaml"
         file.write_text(yaml.safe_dump(dict(config), sort_keys=False))

@@ -217,10 +217,7 @@ def plan_agents(words: Sequence[str], search_size: int | None, gpus: int | None 
             raise ConfigError(f"'{word[:20]}': the numbers of a strategy are whole ones from 1 to {LARGEST:,}")
         numbers[each] = int(word)
     if search_size is None and (name == "auto" or None in numbers.values()):
-        raise ConfigError(
-            f"strategy {name}: this search never ends. Give the number of trials or the file a run_cap, or take "
-            "explore (so many trials each) or continuous (until stopped)"
-        )
+        raise ConfigError(f"strategy {name}: this search never ends: give a number of trials or a run_cap")
     trials, agents, devices = (
         min(numbers.get("trials") or 0, LARGEST),
         numbers.get("agents"),

@@ -142,9 +142,7 @@ def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
         ConfigError: There is none of that name.
     """
     if name not in (known := sweeps_in(output_dir)):
-        raise ConfigError(
-            f"no sweep '{name}' in {output_dir}.{known_names(name, known)} `sweep run FILE` begins one."
-        )
+        raise ConfigError(f"no sweep '{name}' in {output_dir}.{known_names(name, known)}")
     return sweep_folder(output_dir, name)
 
 
@@ -346,9 +344,7 @@ class Record:
         except PipelineError:
             raise
         except Exception as error:
-            raise StoreError(
-                f"{self.folder.journal} is damaged, or no journal of Optuna: {type(error).__name__}: {error}"
-            ) from error
+            raise StoreError(f"{self.folder.journal} is damaged: {type(error).__name__}: {error}") from error
 
     @cached_property
     def _storage(self) -> JournalStorage:
@@ -515,9 +511,7 @@ class Record:
                     self._say(f"waiting for the lock of the sweep; `fuser {self.folder.lock}` tells who has it")
                 time.sleep(0.02)
         except LocksUnsupportedError as error:
-            raise StoreError(
-                f"{self.folder.lock} is on a file system without locks, where sweeps cannot be: give --output-dir"
-            ) from error
+            raise StoreError(f"{self.folder.lock} is on a file system without locks: give --output-dir") from error
 
     def tell(self, now: float | None = None, **changed: Any) -> None:
         """Note how the sweep stands, inside a turn: fields of `About`."""
@@ -757,7 +751,5 @@ def why_stop(rule: Hyperband, goal: str, number: int, values: Mapping[int, Seque
     if reached <= threshold:
         return None
     what = f"value {band}" if rule.strict else "best value"
-    return (
-        f"hyperband: its {what} of the metric, {sign * reached:.6g}, is worse than {sign * threshold:.6g}, where "
-        f"the best 1/{rule.eta:g} of {len(there)} trials are at {band}"
-    )
+    best = f"{sign * threshold:.6g}, where the best 1/{rule.eta:g} of {len(there)} trials are at {band}"
+    return f"hyperband: its {what} of the metric, {sign * reached:.6g}, is worse than {best}"
