@@ -328,13 +328,11 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
                 if row.metric == "skipped_tokens":
                     lost[place] += int(row.value or 0)
     for place, (share, where) in most.items():
-        cut = (
-            f"up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens before they end"
-        )
-        yield f"{place}: {cut}: allow more, or name what they end with (generation.stop)"
+        said = f"up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens"
+        yield f"{place}: {said}: allow more, or name what they end with (generation.stop)"
     for place, number in lost.items():
         if number:
-            said = f"{count(number, 'special token')} of completions, none an end, are not in the texts that rewards have"
+            said = f"rewards see texts without {count(number, 'special token')}, none an end"
             yield f"{place}: {said}: generation.skip_special_tokens=false keeps them"
 
 

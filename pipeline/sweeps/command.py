@@ -107,10 +107,7 @@ def _faults(sweep: Sweep, script: Path) -> Iterator[tuple[int, str]]:
     calls += _calls(chain(*(functions.get(ast.unparse(call.func), []) for call in calls)))
     for call in calls:
         if (name := ast.unparse(call.func)) in ("wandb.sweep", "wandb.agent"):
-            yield (
-                call.lineno,
-                f"by {name} each trial would begin a search at W&B: have it call its function itself",
-            )
+            yield call.lineno, f"by {name} each trial would begin a search at W&B: call the function itself"
     false: set[object] = {
         f"--{name}"
         for name, each in sweep.parameters.items()
