@@ -37,9 +37,9 @@ TEXT = (".txt",)
 TABLES = (*JSON, *CSV, *PARQUET, *ARROW)
 
 SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("train", "training", "trainset"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "valset", "devset"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation", "testset", "evalset"), "test"),
 }
 """What splits are called in names of files and folders -> our name, as `datasets` has it."""
 _SHARD = re.compile(r"(?:(.+?)-)?[0-9]{4,}(?:-of-[0-9]+(?:-[0-9a-f]+)?)?")
@@ -289,12 +289,11 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _split_word(relative: Path) -> str | None:
-    """The split that a file is called: train, train-00000-of-00002, train_1, train/0."""
-    for part in relative.parts[:-1]:
-        if part.lower() in SPLIT_WORDS:
-            return SPLIT_WORDS[part.lower()]
-    words = words_of(_stem(relative))
-    return SPLIT_WORDS.get(words[0]) if set(words[1:]) <= {"", "of"} else None
+    """The split that a file is called: train, train-00000-of-00002, train_1, train/0, train-1/0."""
+    for words in map(words_of, (*relative.parts[:-1], _stem(relative))):
+        if words[0] in SPLIT_WORDS and set(words[1:]) <= {"", "of"}:
+            return SPLIT_WORDS[words[0]]
+    return None
 
 
 def _loosely(relative: Path) -> tuple[str | None, str]:
@@ -317,8 +316,8 @@ def _given(path: Path) -> str:
 
 
 def words_of(name: str) -> list[str]:
-    """Words of the name of a file, a folder or a split, in lower case."""
-    return re.split(r"[^a-z]+", name.lower())
+    """Words of the name of a file, a folder or a split, in lower case; ``MathTest`` has two."""
+    return re.split(r"[^a-z]+", re.sub("([a-z])([A-Z])", r"\1_\2", name).lower())
 
 
 def _stem(path: Path) -> str:
@@ -567,7 +566,7 @@ def _written(path: Path, content: bytes) -> Sequence[msgspec.Raw | bytes] | None
     content = content.removeprefix(_BOM)
     try:
         whole = msgspec.json.decode(content, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
-        return (_wrapped(whole) or [content]) if isinstance(whole, dict) else whole
+        return (_wrapped(whole) or [_whole_row(path, whole, content)]) if isinstance(whole, dict) else whole
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # many files of lines are called .json too; or it has what msgspec does not take, as NaN
     try:
@@ -590,6 +589,21 @@ def _wrapped(whole: Mapping[str, msgspec.Raw]) -> list[msgspec.Raw]:
         return []
     rows = msgspec.json.decode(whole[lists[0]], type=list[msgspec.Raw])
     return rows if rows and bytes(rows[0]).lstrip()[:1] == b"{" else []
+
+
+def _whole_row(path: Path, whole: Mapping[str, msgspec.Raw], content: bytes) -> bytes:
+    """A file that holds one object as the row that it is.
+
+    Raises:
+        DataError: It is a table by columns, as pandas writes it by default, or has several splits.
+    """
+    by_columns = all(re.match(rb'\s*(\{\s*"0"\s*:|\[\s*[^\s{])', bytes(value)) for value in whole.values())
+    if whole and (by_columns or whole.keys() <= SPLIT_WORDS.keys()):
+        raise DataError(
+            f"{path}: holds one object of columns or splits. Write the rows of each split into a file of its own, "
+            "as pandas does by to_json(PATH, orient='records', lines=True)."
+        )
+    return content
 
 
 def _object(text: bytes, place: str) -> Mapping[str, Any]:
@@ -650,7 +664,9 @@ def _csv(path: Path) -> Iterator[Record]:
                 yield Record(f"{path}:{number}", dict(zip(header, row, strict=True)))
             number = reader.line_num + 1
     except (csv.Error, UnicodeDecodeError) as error:
-        advice = " Write it in UTF-8 (iconv -t UTF-8)." if isinstance(error, UnicodeDecodeError) else ""
+        advice = " Write it by a program that puts quotes where they are due, as pandas does (to_csv)."
+        if isinstance(error, UnicodeDecodeError):
+            advice = " Write it in UTF-8 (iconv -t UTF-8)."
         raise DataError(f"{path}:{number}: not valid {kind[1:].upper()} ({_line(error)}).{advice}") from error
 
 

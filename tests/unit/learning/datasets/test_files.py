@@ -68,6 +68,8 @@ def splits_of(root: Path, **options: object) -> dict[str, list[str]]:
         },
         {"snli_1.0_train.jsonl": "train", "snli_1.0_dev.jsonl.gz": "validation", "snli_1.0.test.JSONL.GZ": "test"},
         {"data.json": "train", "config.json": "", "__pycache__/test.json": ""},
+        {"MathTrain.jsonl": "train", "MathTest.jsonl": "test", "devset.jsonl": "validation"},
+        {"train-1/a.jsonl": "train", "dev-1/train.jsonl": "validation"},
     ],
     ids=lambda split_of: ", ".join(split_of),
 )
