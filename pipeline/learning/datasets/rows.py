@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import DataError, unknown_name
-from pipeline.learning.datasets.base import SPLITS, Message, Row, Text, permutation
+from pipeline.learning.datasets.base import SPLITS, Message, Row, Text, permutation, plain_text
 from pipeline.learning.datasets.files import SPLIT_WORDS, HubDataset, Location, Record, format_of
 from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, template_fields
 
@@ -31,6 +31,8 @@ _NOT_SHOWN = (
     *("functions", "history", "system_prompt", "system_message"),
 )
 """Columns that were meant for a model, and are not shown to any."""
+_OF_QUESTIONS = ("input", "context", "passage", "choices", "options")
+"""Columns that are often a part of the question."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
 """Marks of byte order, spaces without width, hyphens that show only at the end of a line."""
 
@@ -87,6 +89,10 @@ _SHOWN_TO_NONE = (
 )
 _IN_NO_PROMPT = (
     "`{}` is in no prompt of {rows}, as prompts of text have no place for it: use chat=true, or {{{}}} in "
+    "prompt_template, or leave it out by further_columns"
+)
+_OF_NO_PROMPT = (
+    "`{}` of {rows} is not in the prompt, though it may be a part of the question: write {{{}}} in "
     "prompt_template, or leave it out by further_columns"
 )
 _SPLIT = (
@@ -154,6 +160,12 @@ class Form:
         is_text = isinstance(row.prompt, str)
         found = [(_SHOWN_TO_NONE, name) for name in _NOT_SHOWN if row.columns.get(name)]
         found += [(_IN_NO_PROMPT, name) for name in _OF_CONVERSATIONS if is_text and row.columns.get(name)]
+        asked = plain_text(row.prompt)
+        found += [
+            (_OF_NO_PROMPT, name)
+            for name in _OF_QUESTIONS
+            if not all(each in asked for each in _texts_in(row.columns.get(name)))
+        ]
         found = [each for each in found if each[1] not in in_template]
         found += [(_SPLIT, "split")] * (str(row.columns.get("split")).lower() in SPLIT_WORDS)
         if not isinstance(row.prompt, str):
@@ -190,6 +202,15 @@ class Form:
             "conversational": self.conversational,
             **({"whole": True} if self._whole and self.conversational else {}),
         }
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """The texts and numbers that something holds, as texts."""
+    if isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts_in(each)
+    elif value is not None:
+        yield str(value).strip()
 
 
 def check_source(dataset: FilesDataset, form: Form, number: int) -> None:

@@ -267,6 +267,10 @@ _KIND = {"system": "Be kind."}
         ({"turns": []}, {}, ""),
         ({"split": "test"}, {}, "`split` of 6 rows (first train.jsonl:1) names a split"),
         ({"split": "a seam"}, {}, ""),
+        ({"context": "Once."}, {}, "`context` of 6 rows (first train.jsonl:1) is not in the prompt"),
+        ({"choices": {"text": ["4", "5"]}}, {}, "`choices` of 6 rows (first train.jsonl:1) is not in the prompt"),
+        ({"context": "Once."}, {"prompt_template": "{context} {prompt}"}, ""),
+        ({"choices": ["?", None]}, {}, ""),
     ],
 )
 def test_what_a_model_is_not_shown_of_rows_is_told(
