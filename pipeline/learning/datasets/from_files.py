@@ -13,6 +13,7 @@ import re
 import shlex
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
 from functools import partial
@@ -95,6 +96,10 @@ def _is_whole(answer: Any) -> bool:
     """Whether an answer is a conversation, with what was asked in it."""
     first = answer[0] if isinstance(answer, list) and answer else None
     return isinstance(first, Mapping) and first.get("role") != "assistant"
+
+
+def _are_turns(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and isinstance(value[0], Mapping) and "role" in value[0]
 
 
 def _is_first_question(columns: Mapping[str, Any]) -> bool:
@@ -190,7 +195,7 @@ class MissingColumns(DataError):  # noqa: N818 - it names what was found
 
 
 _USUAL = {
-    "prompt": ("question", "instruction", "problem", "query", "input", "text"),
+    "prompt": ("prompt", "question", "instruction", "problem", "query", "input", "text"),
     "": ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion"),
 }
 """What the column with the prompt, and one that a reward compares with, is often called."""
@@ -207,7 +212,12 @@ def typed_columns(known: Mapping[str, str], missing: Iterable[str], there: Seque
     """
     mapping = dict(known)
     for each in missing:
-        usual = [other for name in _USUAL.get(each, _USUAL[""]) for other in there if other.split(".")[-1] == name]
+        usual = [
+            other
+            for name in _USUAL.get(each, _USUAL[""])
+            for other in there
+            if other.split(".")[-1].lower() == name
+        ]
         mapping[each] = [*(there if len(there) == 1 else usual), "COLUMN"][0]
     quoted = (
         f"{ours}: {each if _UNQUOTED.fullmatch(each) else json.dumps(each)}" for ours, each in mapping.items()
@@ -262,9 +272,13 @@ def _inside(data: Mapping[str, Any], name: str) -> Any:
     if name in data or "." not in name:
         return data[name]
     outer, _, inner = name.partition(".")
-    if not isinstance(data[outer], Mapping):
+    held = data[outer]
+    if isinstance(held, str):  # tables hold objects as text
+        with suppress(ValueError):
+            held = json.loads(held)
+    if not isinstance(held, Mapping):
         raise KeyError(name)
-    return _inside(data[outer], inner)
+    return _inside(held, inner)
 
 
 def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
@@ -300,11 +314,17 @@ def make_row(
     if config.prompt_template is not None:
         columns["prompt"] = _filled(config.prompt_template, {**(raw or {}), **columns}, place)
     columns = to_columns(columns, place)
+    if config.prompt_template is not None and "prompt" not in columns:
+        raise DataError(
+            f"{place}: prompt_template changes nothing here: the question is read from the conversations beside "
+            "the prompt, which have it too. Set it to null."
+        )
     whole = _split_messages(columns, place)
     _extract_prompt(columns, place)
     if "prompt" not in columns:
         said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
-        raise MissingColumns(said, ["prompt"], data)
+        turns = [name for name, value in data.items() if _are_turns(_turns(value, name, place))]
+        raise MissingColumns(said, ["messages"] if turns else ["prompt"], turns or data)
     empty = (
         f"{place}: the prompt is empty. Write a text there, or leave the row out. The columns are {_names(data)}."
     )
@@ -374,8 +394,8 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     if isinstance(one, str) != isinstance(other, str):
         raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
     alike = shared(one, other)
-    if isinstance(one, str):
-        alike = _turn_end(one[:alike])
+    # Something is left of conversations of which one begins, or is, the other.
+    alike = _turn_end(one[:alike]) if isinstance(one, str) else min(alike, len(one) - 1, len(other) - 1)
     if not alike:
         said = f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one."
         raise MissingColumns(said, ["prompt"], [name for name in columns if name not in ANSWERS])
@@ -402,7 +422,7 @@ def _text(value: object, name: str, place: str) -> Text:
         value = [value]  # one turn
     if isinstance(value, Sequence) and not isinstance(value, bytes):
         if not value:
-            raise DataError(f"{place}: '{name}' is an empty list.")
+            raise DataError(f"{place}: '{name}' is an empty list. Leave the row out.")
         turns = [_message(message, name, place) for message in value]
         _check_length(sum(len(turn["content"]) for turn in turns), name, place)
         return turns
@@ -513,7 +533,10 @@ def _filled(template: str, columns: Mapping[str, Any], place: str) -> str:
         if name not in columns:
             raise DataError(f"{uses}: {unknown_name('column', name, map(str, columns))}")
         if not isinstance(columns[name], (str, int, float)):
-            raise DataError(f"{uses}, which is no text here; the columns are {_names(columns)}.")
+            raise DataError(
+                f"{uses}, which is no text here; the columns are {_names(columns)}. Text is made of it by a class "
+                "of yours: see docs/datasets.md."
+            )
     return template.format_map(columns)
 
 

@@ -9,7 +9,15 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row
-from pipeline.learning.datasets.from_files import FilesConfig, make_row, renamed, template_fields, to_columns
+from pipeline.learning.datasets.files import Record
+from pipeline.learning.datasets.from_files import (
+    FilesConfig,
+    FilesDataset,
+    make_row,
+    renamed,
+    template_fields,
+    to_columns,
+)
 
 
 def user(text: str) -> dict[str, str]:
@@ -68,6 +76,14 @@ def test_messages_end_before_the_assistants_last_turn() -> None:
         ("The sky is blue.", "The sky is green.", "The sky is", (" blue.", " green.")),
         ("2+2=4", "2+2=5", "2+2=", ("4", "5")),
         (_BOTH["chosen"], _BOTH["rejected"], [user("a")], ([assistant("b")], [assistant("c")])),
+        # Both the same, or one the beginning of the other.
+        (_BOTH["chosen"], _BOTH["chosen"], [user("a")], ([assistant("b")], [assistant("b")])),
+        (
+            _BOTH["chosen"],
+            [*_BOTH["chosen"], user("c")],
+            [user("a")],
+            ([assistant("b")], [assistant("b"), user("c")]),
+        ),
     ],
 )
 def test_a_prompt_that_two_answers_share(chosen: Any, rejected: Any, prompt: Any, rests: Any) -> None:
@@ -143,6 +159,26 @@ def test_a_row_that_cannot_be_used_is_refused_with_its_place(data: dict[str, Any
     assert str(caught.value).startswith("f.jsonl:3: ")
 
 
+@pytest.mark.parametrize(
+    ("there", "setting"),
+    [
+        ({"Question": "a", "id": "b"}, "{prompt: Question}"),
+        ({"id": 1, "conversation": _BOTH["chosen"]}, "{messages: conversation}"),
+        ({"id": 1, "chat": [{"from": "human", "value": "a"}]}, "{messages: chat}"),
+        ({"id": 1, "parts": [{"human": "a"}]}, "{prompt: COLUMN}"),
+    ],
+)
+def test_the_setting_for_columns_of_other_names_is_named(there: dict[str, Any], setting: str) -> None:
+    dataset = FilesDataset(FilesConfig(kind="jsonl", path="x"))
+    with pytest.raises(DataError, match=f"columns={setting}"):
+        dataset.make_row(0, Record("f.jsonl:3", there))
+
+
+def test_a_template_that_would_change_nothing_is_refused() -> None:
+    with pytest.raises(DataError, match="prompt_template changes nothing"):
+        row({"prompt": "a", **_BOTH}, prompt_template="Say {prompt}")
+
+
 @pytest.mark.parametrize("template", ["{a.b}", "{a[0]}", "{0}", "{}", "{a!r}", "{a:>9}", "{a", "a}"])
 def test_a_template_holds_plain_names_only(template: str) -> None:
     with pytest.raises(ConfigError, match="prompt_template="):
@@ -155,6 +191,8 @@ def test_renaming() -> None:
     inner = {"m": {"style": "rule", "x": {"y": "5"}}}
     assert renamed(inner, {"solution": "m.x.y"}, "p") == {**inner, "solution": "5"}
     assert renamed({"m.x": "6", **inner}, {"solution": "m.x"}, "p") == {**inner, "solution": "6"}
+    as_text = {"m": json.dumps(inner["m"])}
+    assert renamed(as_text, {"solution": "m.x.y"}, "p") == {**as_text, "solution": "5"}
     for odd in ("m.y", "m.style.x", "n.x"):
         with pytest.raises(DataError, match=rf"unknown column '{odd}'"):
             renamed(inner, {"solution": odd}, "p")
