@@ -238,10 +238,8 @@ def test_gc_removes_nothing_while_a_run_uses_the_store(outputs: Outputs) -> None
     ("arguments", "said"),
     [
         (["verify", "--store", "no/such"], "no/such"),
-        (["verify", "--store", "pyproject.toml"], "pyproject.toml"),
         (["gc", "--store", "pipeline"], "pipeline"),
         (["verify", "zz"], "zz"),
-        (["gc", "--older-than", "nan"], "--older-than"),
         (["gc", "--keep-runs", "1", "--older-than", "1"], "--older-than"),
         (["gc", "--dry-run", "--yes"], "--yes"),
         (["gc", "--yes"], "--output-dir"),

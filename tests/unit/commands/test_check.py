@@ -57,8 +57,6 @@ def complaints(**torch: Any) -> dict[str, tuple[Verdict, str]]:
         ("two", None, {"failure": "ImportError: libcudart"}, "imports", FAIL, "libcudart"),
         ("two", "", {}, MASK, WARN, "hides all 2 GPUs"),
         ("two", "0,7", {}, MASK, FAIL, "7"),
-        ("two", "0,0", {}, MASK, FAIL, "0,0"),
-        ("two", "all", {}, MASK, FAIL, "all"),
         ("two", "GPU-ffff", {}, MASK, FAIL, "GPU-ffff"),
         ("mig", "0", {}, MASK, FAIL, "in MIG mode"),
         ("busy", None, {"count": 4}, "GPU memory", WARN, "distributed.gpu_ids=[0,2]"),

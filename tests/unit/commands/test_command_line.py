@@ -17,9 +17,7 @@ COMMANDS = typer.main.get_command(app)
         ("figures x --out y --format gif", ["--format", "gif", "pdf", "figures"]),
         ("logs x --lines 1e3", ["--lines", "1e3", "logs"]),
         ("status --every inf", ["--every", "inf", "86400", "status"]),
-        ("gpus fit x --memory inf", ["--memory", "inf", "1000000", "gpus fit"]),
         ("sweep multi x a 1", ["gpus_per_run", "a", "sweep multi"]),
-        ("figures x", ["--out", "figures"]),
         ("show", ["name", "show"]),
         ("status --evry 1", ["--evry", "--every", "status"]),
         ("statu", ["'statu'", "'status'"]),
@@ -44,7 +42,6 @@ def test_a_wrong_word_is_named_in_one_line(
     ("line", "offered"),
     [
         ("st", ["status", "store"]),
-        ("gpus fit --lora", ["--lora-rank"]),
         ("run algos.PITA.e", ["algos.PITA.enabled=", "algos.PITA.epochs=", "algos.PITA.eta="]),
         ("help training.grad_", ["training.grad_clip="]),
         ("show fi", ["first_run"]),

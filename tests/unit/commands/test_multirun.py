@@ -170,11 +170,9 @@ ALL = "device=auto distributed.num_gpus=null distributed.gpu_ids=null distribute
     [
         ("", ""),
         ("--num-gpus 2", ALL.replace("gpus=null", "gpus=2")),
-        ("--num-gpus=2", ALL.replace("gpus=null", "gpus=2")),
         ("--gpu-ids 0 2 3 a=1", f"a=1 {ALL.replace('ids=null', 'ids=[0,2,3]')}"),
         ("a=1 --gpu-ids 0,2", f"a=1 {ALL.replace('ids=null', 'ids=[0,2]')}"),
         ("distributed.gpu_list=4,5 a=1,2", "distributed.gpu_list=[4,5] a=1,2"),
-        ("distributed.gpu_ids=4", "distributed.gpu_ids=[4]"),
         ("distributed.gpu_list=4,x", "distributed.gpu_list=4,x"),
         (
             "a=1 --cfg hydra --device cuda b=2 --num-gpus 1",
@@ -197,23 +195,18 @@ def test_flags_may_stand_anywhere(words: str, ordered: str) -> None:
     [
         ("--num-gpus", "--num-gpus"),
         ("--num-gpus two", "--num-gpus"),
-        ("--gpu-ids", "--gpu-ids"),
         ("--gpu-ids a=1", "--gpu-ids"),
         ("--gpu-ids 0 x", "--gpu-ids 0 x"),
         ("--device tpu", "'auto', 'cpu', 'cuda'"),
         ("--seed 3", "experiment.seeds=..."),
-        ("--seeds 1 2 experiment.name=x", "experiment.seeds=..."),
         ("--num-gpu 2", "--num-gpus"),
-        ("--workers=4", "execution.workers=..."),
         ("--dry-run", "dry_run=..."),
-        ("--max_new_tokens 5", "generation.max_new_tokens=..."),
         ("--epochs 3", "algos.<NAME>.epochs=..."),
         ("--multi-run", "--multirun"),
         ("--use_vllm", "generation.backend=..."),
         ("--foo", "--num-gpus"),
         ("-x 3", "unknown flag -x"),
         ("--cfg nothing", "invalid choice: 'nothing'"),
-        ("--cfg", "expected one argument"),
     ],
 )
 def test_a_wrong_flag_is_answered_with_what_was_meant(words: str, said: str) -> None:

@@ -175,8 +175,6 @@ def enabled(config: Config) -> list[str]:
             "1,681 combinations of values, at most 1,000",
         ),
         ("{lora.rank: [1, 2]}", "Those of a section below it cannot make points"),
-        ("{beta: [x]}", "algos.DPO.front.beta=x: must be a number, above 0"),
-        ("beta", "algos.DPO.front='beta': must be a table"),
         ("{betta: [1]}", "algos.DPO.front: unknown setting of algos.DPO 'betta'. Did you mean 'beta'?"),
         ("{beta: [1000000, 1e6]}", "algos.DPO.front.beta: names 1000000 twice"),
         ("{beta: [a/b]}", "algos.DPO.front.beta: 'a/b' is no number or plain word"),
