@@ -171,11 +171,12 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         meant = meant or did_you_mean(wrong[0].strip("-").replace("-", "_"), known_keys(), "=...")
         listed = meant or f" Flags are {', '.join(names)}"
         raise ConfigError(f"unknown flag {wrong[0]}. Settings are written KEY=VALUE.{listed}")
-    given = [*asked.overrides, *(word for word in asked.gpu_ids if "=" in word)]  # which argparse took for an id
+    words = [word for word in asked.gpu_ids if "=" not in word]  # for an id argparse takes what follows as well
+    given = [*asked.overrides, *(word for word in asked.gpu_ids if "=" in word)]
     asked.overrides = [_BARE_IDS.sub(r"\1=[\2]", word) if _BARE_IDS.fullmatch(word) else word for word in given]
-    ids = [each for word in asked.gpu_ids if "=" not in word for each in word.split(",") if each]
+    ids = [each for word in words for each in word.split(",") if each]
     if (asked.gpu_ids and not ids) or not all(each.isdecimal() for each in ids):
-        raise ConfigError(f"--gpu-ids {' '.join(asked.gpu_ids)}: ids of GPUs, as in --gpu-ids 0 2 3")
+        raise ConfigError(f"--gpu-ids {' '.join(words)}: ids of GPUs, as in --gpu-ids 0 2 3")
     if ids or asked.num_gpus is not None or asked.device is not None:
         asked.overrides += [
             f"device={asked.device or DeviceChoice.auto.name}",

@@ -14,11 +14,9 @@ from typing import Any, Union, get_args, get_origin
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
+from pipeline.config import checks, load, tables
 from pipeline.config.plain import filled, hints_of, to_plain, value_problems
 from pipeline.config.schema import RANGE, AlgoConfig, Config, Range, number
-from pipeline.config.tables import TABLES, all_shipped
 from pipeline.errors import ConfigError
 from tests.doubles.composing import quick_config
 
@@ -118,7 +116,7 @@ def test_values_of_other_types_are_not(given: dict[str, Any]) -> None:
 # Every number has a range that is declared with its field, and what is outside of it is refused.
 
 
-SHIPPED = [Config, *(schema for table in TABLES for schema in all_shipped(table).values())]
+SHIPPED = [Config, *(schema for table in tables.TABLES for schema in tables.all_shipped(table).values())]
 
 
 def schemas() -> list[type]:
@@ -172,7 +170,7 @@ def test_defaults_are_in_range() -> None:
 
 @cache
 def request_of_defaults() -> Config:
-    return load_config(["experiment.name=t"])
+    return load.load_config(["experiment.name=t"])
 
 
 @dataclass(kw_only=True)
@@ -194,7 +192,7 @@ def test_settings_of_ones_own_may_declare_ranges_too() -> None:
     wrong = OwnConfig(enabled=True, margin=10, shares=[0.5, 2, 3], free=math.nan, inner=Share(share=-1), epochs=0)
     config.algos["Mine"] = wrong
     with pytest.raises(ConfigError) as caught:
-        check_config(config)
+        checks.check_config(config)
     assert str(caught.value).splitlines() == [
         "4 settings are wrong:",
         "  - algos.Mine.epochs=0: must be at least 1 and at most 1,000,000",
@@ -219,7 +217,7 @@ def test_paths_that_no_file_system_takes_are_refused(path: str, said: str) -> No
     config = deepcopy(request_of_defaults())
     config.models["tiny"].path = path
     with pytest.raises(ConfigError) as caught:
-        check_config(config)
+        checks.check_config(config)
     assert str(caught.value).startswith("models.tiny.path=")
     assert said in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -229,6 +227,6 @@ def test_texts_in_free_tables_are_looked_at_too() -> None:
     config = deepcopy(request_of_defaults())
     config.algos["PITA"].options = {"a": [{"b": "\0"}], "\udc80": 1}
     with pytest.raises(ConfigError) as caught:
-        check_config(config)
+        checks.check_config(config)
     assert "algos.PITA.options.a[0].b='\\x00': holds a NUL" in str(caught.value)
     str(caught.value).encode()

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config.checks import check_config
-from pipeline.config.load import explain, load_config, typed
+from pipeline.config import checks, load, schema
 from pipeline.config.plain import to_plain
-from pipeline.config.schema import Config
 from pipeline.errors import PipelineError
 from pipeline.plan.build import check_size
 from tests.doubles.composing import quick_config
@@ -28,11 +26,11 @@ OWN = "algos.Mine.class_path=examples.fudge.Fudge"
 MOST_LINES, MOST_CHARACTERS = 25, 10_000
 
 
-def answered(make: Callable[[], Config]) -> str:
+def answered(make: Callable[[], schema.Config]) -> str:
     """A request or a message for people; any other exception is the failure of a test."""
     try:
         config = make()
-        check_config(config)
+        checks.check_config(config)
         check_size(config)
         return repr(config)
     except PipelineError as error:
@@ -47,7 +45,7 @@ def answered(make: Callable[[], Config]) -> str:
 def everything() -> dict[str, Any]:
     """A request with one section of every kind, as plain data."""
     groups = ["algos=[QSharp-HF,DPO]", "dataset=[addition,imdb_sentiment]", "model=[tiny,hf]"]
-    plain = to_plain(load_config([NAME, *groups, "models.hf.path=a/b", OWN]))
+    plain = to_plain(load.load_config([NAME, *groups, "models.hf.path=a/b", OWN]))
     plain["algos"] = {name: algo for name, algo in plain["algos"].items() if algo["enabled"]}
     return plain
 
@@ -93,7 +91,7 @@ def composed_of(plain: dict[str, Any]) -> DictConfig:
     try:
         return OmegaConf.create(plain)
     except OmegaConfBaseException as error:  # as composing would have raised it
-        raise explain(error) from error
+        raise load.explain(error) from error
 
 
 def changed(plain: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
@@ -110,7 +108,7 @@ def changed(plain: dict[str, Any], path: tuple[str | int, ...], value: Any) -> d
 def test_any_value_in_any_place_is_taken_or_explained(data: st.DataObject, value: Any) -> None:
     path = data.draw(st.sampled_from(list(places(everything()))))
     plain = changed(everything(), path, value)
-    answered(lambda: typed(composed_of(plain)))
+    answered(lambda: load.typed(composed_of(plain)))
 
 
 keys = st.builds(
