@@ -155,7 +155,6 @@ WAITS = {None: 0.25, HeadType.v: 1.5, HeadType.q: 0.375}
     [
         (None, {"top_p": 0.8}),
         (HeadType.v, {"top_p": 0.8}),
-        (HeadType.v, {"others": Others.offset_zero}),
         (HeadType.q, {}),
     ],
 )
