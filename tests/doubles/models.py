@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import Cache, GPT2Config, GPT2LMHeadModel
+from peft import PeftModel
+from transformers import Cache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.config.schema import TrainingConfig
 from pipeline.learning.algos.groups import Groups
 from pipeline.learning.algos.grpo import GRPOConfig
-from pipeline.learning.algos.policy_config import Sampling
+from pipeline.learning.algos.policy_config import LoraSettings, Sampling
 from pipeline.learning.choices import GRPOLoss
 from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.models.adapters import save_adapters
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Samples, padded
 from pipeline.learning.training.loop import Fitting
+from pipeline.learning.training.lora import merged, with_adapters
 from pipeline.learning.training.sequences import Sequences
+from pipeline.outputs.formats import ADAPTERS, FOLDER
 
 PLAINLY: dict[str, Any] = {
     "use_cpu": True,
@@ -99,3 +105,29 @@ def samples_of(prompts: Any, completions: Any, rewards: Any, logprobs: Any = Non
     ids = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
     taken = [np.zeros(len(one), np.float32) for one in completions] if logprobs is None else logprobs
     return Samples(Sequences.of(ids, [*map(len, prompts)], list(rewards)), padded(taken))
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------
+# The output of a training with adapters, without one: these are drawn.
+
+
+def write_rounds(
+    start: PreTrainedModel, output: Path, *, rounds: int = 2, rank: int = 2, spread: float = 0.02
+) -> PreTrainedModel:
+    """Write adapters of rounds that each go on from the policy of the one before.
+
+    Returns:
+        That policy, merged round by round.
+    """
+    whole = copy.deepcopy(start)
+    for number in range(1, rounds + 1):
+        adapted = with_adapters(whole, LoraSettings(rank=rank), seed=number)
+        assert isinstance(adapted, PeftModel)
+        draw = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for weight in (one for one in adapted.parameters() if one.requires_grad):
+                weight.add_(spread * torch.randn(weight.shape, generator=draw))
+        save_adapters(adapted, output / FOLDER / str(number))
+        whole = merged(adapted)
+    (output / ADAPTERS).write_text(f'{{"rounds": {list(range(1, rounds + 1))}}}')
+    return whole.eval().requires_grad_(False)

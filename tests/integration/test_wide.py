@@ -14,8 +14,8 @@ import torch
 
 from pipeline.engine.devices.inventory import held_port, rank_environment
 from tests.doubles import wide
-from tests.doubles.adapters import write_rounds
 from tests.doubles.forked import forked
+from tests.doubles.models import write_rounds
 
 TOLERANCE = 1e-4
 """Of a logit or a log-probability. Sums in another order differ in the last bits; 1e-5 was the most seen."""

@@ -24,7 +24,7 @@ from pipeline.learning.generation.sampling import sample_keys
 from pipeline.learning.models import batch_size, load, tiny
 from pipeline.learning.models.cache import ModelCache
 from tests.doubles import vllm_stand_in
-from tests.doubles.adapters import write_rounds
+from tests.doubles.models import write_rounds
 from tests.unit.learning.generation.conftest import language_model
 
 DATASET = base.load_dataset(shipped.AdditionConfig(kind="addition"))
