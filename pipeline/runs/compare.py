@@ -308,10 +308,7 @@ def telling_apart(rows: Sequence[tuple[str, Mapping[str, str]]], settings: Seque
 
 
 _NOTE = "After the last round of each run."
-_INTERVALS = (
-    " Intervals are of each run by itself: a test between settings needs them in one run, as points of a front "
-    "(docs/evaluation.md)."
-)
+_INTERVALS = " Intervals are of each run by itself: a test between settings needs them in one run, as a front."
 _INTERVAL = "interval"
 _ELSEWHERE = "a wider terminal or --csv has them"
 

@@ -87,9 +87,9 @@ def plan_runs(
             raise ConfigError(f"{what} {number}: a whole number from 1 to {MOST_RUNS:,}")
     slots = min(runs, total // each)
     if slots < runs and not (queue and slots):
+        needed = f"{count(runs, 'run')} with {count(each, kind)} each need {runs * each}, and there are {total}"
         raise ConfigError(
-            f"{count(runs, 'run')} with {count(each, kind)} each need {runs * each}, and there are {total}: ask "
-            f"for fewer runs or {kind}s, or let the others wait with --queue; device=cpu runs on CPU slots"
+            f"{needed}: ask for fewer, or let the others wait with --queue; device=cpu has CPU slots"
         )
     shares = [_values(setting, runs) for setting in settings]
     if not any(values[0].lstrip("+").startswith(f"{_SEEDS}=") for values in shares):

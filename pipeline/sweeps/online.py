@@ -57,10 +57,8 @@ def main(words: Sequence[str]) -> int:
         if found := re.fullmatch(r"(?:--)?num_gpus(?:=(\d+))?", word):
             given = found[1] or following
             if not given.isdigit() or not 1 <= int(given) <= devices:
-                sys.stderr.write(
-                    f"error: this trial needs num_gpus={given}, and its agent has {devices}: give agents more by "
-                    "--gpus-per-agent, or take the value out of the sweep\n"
-                )
+                needed = f"this trial needs num_gpus={given}, and its agent has {devices}"
+                sys.stderr.write(f"error: {needed}: give agents more by --gpus-per-agent\n")
                 return 2
             ranks = int(given)
     with listen(None) as server:

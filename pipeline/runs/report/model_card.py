@@ -106,10 +106,8 @@ def _front_matter(card: Card) -> str:
 def _what(card: Card) -> str:
     made = f"after round {card.usage.round} of the chain `{card.usage.chain}`"
     if card.usage.kind == "value":
-        return (
-            "A value model. It writes no text by itself: it guides a reference policy while that is decoded, "
-            f"whose weights stay as they are. It was trained by {card.algo}, and is what there was {made}."
-        )
+        what = "A value model. It writes no text by itself: it guides a reference policy while that is decoded"
+        return f"{what}. It was trained by {card.algo}, and is what there was {made}."
     if card.is_reference:
         return "The reference policy of a run: a language model that its methods began with and are compared with."
     return f"A language model whose weights were trained by {card.algo}: what there was {made}."
@@ -129,10 +127,7 @@ def _guided(card: Card) -> Iterator[str]:
     yield _generate(
         card, f"print(model.generate({card.asked!r}, eta={eta / 2:g}))  # a smaller eta guides more strongly"
     )
-    yield (
-        "`model.logits_processor()` is the same guidance for `generate` of transformers, to be used with "
-        "`model.model`, the reference."
-    )
+    yield "`model.logits_processor()` is the same guidance for `model.model.generate` of transformers."
 
 
 def _as_policy(card: Card) -> Iterator[str]:
@@ -199,19 +194,15 @@ def _how(card: Card) -> Iterator[str]:
     yield "## How it was made"
     if (guidance := card.guidance) is not None:
         eta = "none, it is the reference" if guidance.eta is None else f"{guidance.eta:g}"
-        yield (
-            f"Guidance: eta {eta}; candidates are the {guidance.top_k} likeliest tokens of the reference with a "
-            f"probability of at least {guidance.min_p:g}; other tokens: {guidance.others} (`guidance.json`)."
-        )
+        likeliest = f"the {guidance.top_k} likeliest tokens with a probability of at least {guidance.min_p:g}"
+        yield f"Guidance (`guidance.json`): eta {eta}; candidates are {likeliest}; others: {guidance.others}."
         if guidance.offset is None:
             yield "Its rule is one of its own, so `pipeline.guided` must be given it: `offset=lambda eta: ...`."
     drawing = card.usage.drawing
     limit = card.settings.get("generation", {}).get("max_new_tokens", drawing.max_new_tokens)
     short = "" if limit == drawing.max_new_tokens else f": no completion of `{card.dataset}` is longer"
-    yield (
-        f"Texts were drawn at temperature {drawing.temperature:g} and top_p {drawing.top_p:g}, of at most "
-        f"{drawing.max_new_tokens} new tokens{short}. Sections of the configuration:"
-    )
+    most = f"of at most {drawing.max_new_tokens} new tokens{short}"
+    yield f"Texts were drawn at temperature {drawing.temperature:g} and top_p {drawing.top_p:g}, {most}. Settings:"
     yield _block(yaml.safe_dump(dict(card.settings), sort_keys=False, allow_unicode=True).splitlines(), "yaml")
 
 
@@ -231,10 +222,8 @@ def _results(card: Card) -> Iterator[str]:
         lines.append([row.metric, _value(row), _interval(row), *([] if card.is_reference else compared)])
     yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     split = card.settings.get("evaluation", {}).get("split", "test")
-    yield (
-        f"On {shown[0].n} prompts of the {split} split of `{card.dataset}`. KL is from the reference, in nats. "
-        "Intervals are the noise of evaluating this one model, and say nothing of what another seed would give."
-    )
+    yield f"On {shown[0].n} prompts of the {split} split of `{card.dataset}`. KL is from the reference, in nats."
+    yield "Intervals are the noise of evaluating this one model, and say nothing of what another seed would give."
 
 
 def _licence(card: Card) -> str:

@@ -157,10 +157,8 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
     done = {job.id for job in views.values() if job.status in ("done", "stored")}
     left = [job for job in run.jobs.values() if job.id not in done and not run.store.is_committed(job.key)]
     every = run.view.counts().total
-    yield (
-        f"When this page was written the run was {state}: {every - len(left):,} of {words.count(every, 'job')} "
-        "done. The same command goes on from here."
-    )
+    there = f"{every - len(left):,} of {words.count(every, 'job')} done"
+    yield f"When this page was written the run was {state}: {there}. The same command goes on from here."
     if run.view.halted:
         yield f"It was ended early: {run.view.halted}."
     failed = run.view.having("failed")
