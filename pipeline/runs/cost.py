@@ -290,16 +290,8 @@ def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) 
     answers, answer = total(row.answers for row in evaluated), None
     if answers and all(row.flops is not None for row in evaluated):
         answer = sum(row.flops_by_purpose.get(name, 0) for row in evaluated for name in ANSWERING) / answers
-    return CostRow(
-        dataset=dataset,
-        model=model,
-        algo=algo,
-        round=number,
-        flops=mean("flops"),
-        answer=answer,
-        device_s=mean("device_s"),
-        load_s=mean("load_s"),
-    )
+    means = {name: mean(name) for name in ("flops", "device_s", "load_s")}
+    return CostRow(dataset=dataset, model=model, algo=algo, round=number, answer=answer, **means)
 
 
 def at_budgets(

@@ -310,20 +310,15 @@ def _comparison(
     pair: Pair, difference: Difference, bounds: statistics.Bounds, tested: tuple[float, Test], least: float | None
 ) -> record.Comparison:
     numbers = {"difference": difference.value, "ci_low": bounds[0], "ci_high": bounds[1], "p": tested[0]}
-    kept: dict[str, Any] = {name: _kept(number) for name, number in numbers.items()}
-    return record.Comparison(
-        **pair[0].place,
-        metric=difference.metric,
-        first=pair[0].algo,
-        second=pair[1].algo,
-        **kept,
-        test=tested[1],
-        detectable=None if least is None else _kept(least),
-        over=difference.over,
-        references=len(difference.grid.references),
-        seeds=len(difference.grid.seeds),
-        n=difference.prompts,
-    )
+    told: Fields = {name: _kept(number) for name, number in numbers.items()}
+    told |= {"metric": difference.metric, "first": pair[0].algo, "second": pair[1].algo, "test": tested[1]}
+    told |= {"references": len(difference.grid.references), "seeds": len(difference.grid.seeds)}
+    told |= {
+        "detectable": None if least is None else _kept(least),
+        "over": difference.over,
+        "n": difference.prompts,
+    }
+    return record.Comparison(**pair[0].place, **told)
 
 
 def _kept(number: float) -> float:
@@ -498,19 +493,10 @@ def _fronts_row(
     front: str, point: str, split: str, kl: record.PooledRow, reward: record.PooledRow
 ) -> record.FrontRow:
     same = ("dataset", "model", "round", "ci_low", "ci_high", "over", "references", "seeds", "n")
-    alike: dict[str, Any] = {name: getattr(reward, name) for name in same}
-    return record.FrontRow(
-        front=front,
-        point=point,
-        split=split,
-        metric=reward.metric.partition("/")[0],
-        kl=kl.value or 0.0,
-        kl_low=kl.ci_low,
-        kl_high=kl.ci_high,
-        value=reward.value or 0.0,
-        is_best=False,
-        **alike,
-    )
+    alike: Fields = {name: getattr(reward, name) for name in same}
+    alike |= {"front": front, "point": point, "split": split, "metric": reward.metric.partition("/")[0]}
+    alike |= {"kl": kl.value or 0.0, "kl_low": kl.ci_low, "kl_high": kl.ci_high, "value": reward.value or 0.0}
+    return record.FrontRow(**alike, is_best=False)
 
 
 def _marked(rows: list[record.FrontRow]) -> list[record.FrontRow]:
@@ -545,15 +531,7 @@ def _at(rows: Sequence[record.FrontRow], kl: float) -> record.MatchedRow:
         within = len(known) == len(best) and rows[0].kl <= kl <= rows[-1].kl
         return rounded(float(np.interp(kl, [row.kl for row in best], known))) if within else None
 
-    return record.MatchedRow(
-        dataset=best[0].dataset,
-        model=best[0].model,
-        round=max(row.round for row in rows),
-        front=best[0].front,
-        split=best[0].split,
-        metric=best[0].metric,
-        kl=kl,
-        value=line("value"),
-        ci_low=line("ci_low"),
-        ci_high=line("ci_high"),
-    )
+    same = ("dataset", "model", "front", "split", "metric")
+    alike: Fields = {name: getattr(best[0], name) for name in same}
+    alike |= {name: line(name) for name in ("value", "ci_low", "ci_high")}
+    return record.MatchedRow(**alike, round=max(row.round for row in rows), kl=kl)

@@ -437,25 +437,20 @@ class Feeders:
 
     def _start(self, name: str, tracking: TrackingConfig) -> None:
         place = self._places[name] = _place(name, self._run, tracking)
-        logs = self._run.path / "tracking"
+        logs, trial = self._run.path / "tracking", sweep_trial() if name == "wandb" else None
+        settings = {
+            "run": str(self._run.path),
+            "tracker": name,
+            "place": {**asdict(place), "folder": str(place.folder)},
+            "samples": tracking.samples,
+            "trial": asdict(trial) if trial else None,
+        }
+        bounds: dict[str, Any] = {"max_bytes": _LONGEST, "send_timeout_s": _SEND_S}
         logs.mkdir(exist_ok=True)
         with (logs / f"{name}.log").open("wb", buffering=0) as output:
             output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} the process of {name} is started\n".encode())
-            self._live[name] = Child(
-                _MODULE,
-                _environment(name, place),
-                {
-                    "run": str(self._run.path),
-                    "tracker": name,
-                    "place": {**asdict(place), "folder": str(place.folder)},
-                    "samples": tracking.samples,
-                    "trial": asdict(trial) if name == "wandb" and (trial := sweep_trial()) else None,
-                },
-                max_bytes=_LONGEST,
-                send_timeout_s=_SEND_S,
-                output=output,
-                own_group=True,
-            )
+            environment = _environment(name, place)
+            self._live[name] = Child(_MODULE, environment, settings, **bounds, output=output, own_group=True)
 
     def _over(self, name: str, problem: str | None) -> None:
         child = self._live.pop(name)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeline.engine.devices.inventory import Device, usable_cores
 from pipeline.engine.devices.select import holders
@@ -76,18 +77,11 @@ def begin_sweep(
         except OSError as error:
             raise StoreError(f"cannot write {folder.file}: {error.strerror}") from error
         if not about.started or not record.agents():
-            record.tell(
-                method=sweep.method,
-                metric=sweep.metric.name if sweep.metric else "",
-                goal=sweep.metric.goal if sweep.metric else "minimize",
-                folder=str(sweep.folder.absolute()),
-                overrides=list(overrides),
-                count=most,
-                round=about.round + 1,
-                halted="",
-                reason="",
-                started=about.started or time.time(),
-            )
+            metric, goal = (sweep.metric.name, sweep.metric.goal) if sweep.metric else ("", "minimize")
+            asked: dict[str, Any] = {"method": sweep.method, "metric": metric, "goal": goal, "count": most}
+            asked |= {"folder": str(sweep.folder.absolute()), "overrides": list(overrides)}
+            started = about.started or time.time()
+            record.tell(**asked, round=about.round + 1, halted="", reason="", started=started)
         elif most is not None:
             record.tell(count=most)
     return folder
