@@ -71,9 +71,8 @@ def main(arguments: Sequence[str]) -> int:
             raise KeyboardInterrupt  # the runs after it would start in this very process
         return multirun.RunFailed(codes[-1], label, reason)
 
-    entry = hydra.main(version_base=load.VERSION_BASE, config_path=str(tables.conf_dir()), config_name="config")(
-        one_run
-    )
+    conf = str(tables.conf_dir())
+    entry = hydra.main(version_base=load.VERSION_BASE, config_path=conf, config_name="config")(one_run)
     try:
         asked = multirun.read_flags(arguments)
         folder = asked.config_dir

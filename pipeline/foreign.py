@@ -233,9 +233,7 @@ def check_yaml(document: str | bytes, most: int = MOST_VALUES) -> None:
                 sizes[name] = count - before
         if len(open_) > DEEPEST or count > most:
             deep = f"more than {DEEPEST} tables and lists inside each other"
-            raise ConfigError(
-                f"{deep}, or more than {most:,} values, what aliases (*name) repeat counted each time"
-            )
+            raise ConfigError(f"{deep}, or more than {most:,} values, what aliases repeat counted each time")
 
 
 # -- hints -------------------------------------------------------------------------------------------------------

@@ -185,30 +185,19 @@ def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
             driver = f"{nvml.nvmlSystemGetDriverVersion()} (CUDA up to {number // 1000}.{number % 1000 // 10})"
         yield from _gpu_checks(machine, driver, torch)
     except inventory.NoDriver:
-        if nodes := [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]:
-            yield failed(
-                "driver",
-                f"{', '.join(nodes)} are there, but the driver's library libnvidia-ml.so.1 is not",
-                "start the container with --gpus all, or NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-            )
-        else:
-            yield passed(
-                "driver", "no NVIDIA driver, or no GPU was passed into this container: runs use CPU slots"
-            )
+        nodes = ", ".join(map(str, sorted(Path("/dev").glob("nvidia[0-9]*"))))
+        lost = f"{nodes} are there, but the driver's library libnvidia-ml.so.1 is not"
+        remedy = "start the container with --gpus all, or NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        none = "no NVIDIA driver, or no GPU was passed into this container: runs use CPU slots"
+        yield failed("driver", lost, remedy) if nodes else passed("driver", none)
     except DeviceError as error:
         yield failed("driver", str(error), "reboot if it was updated; until then use device=cpu")
     yield from limits(_cgroup(), inventory.usable_cores(), memory_available_bytes())
     if _SHM.is_dir():
-        size = shutil.disk_usage(_SHM).total / 2**30
-        yield (
-            passed(str(_SHM), f"{size:.2f} GiB")
-            if size >= SHM_GIB
-            else warned(
-                str(_SHM),
-                f"{size:.2f} GiB: data loaders with num_workers > 0 die with a bus error, and NCCL cannot start",
-                "start the container with --shm-size=8g or --ipc=host; else num_workers: 0 and NCCL_SHM_DISABLE=1",
-            )
-        )
+        size, name = shutil.disk_usage(_SHM).total / 2**30, str(_SHM)
+        lack = f"{size:.2f} GiB: data loaders with num_workers > 0 die with a bus error, and NCCL cannot start"
+        remedy = "start the container with --shm-size=8g or --ipc=host; else num_workers: 0 and NCCL_SHM_DISABLE=1"
+        yield passed(name, f"{size:.2f} GiB") if size >= SHM_GIB else warned(name, lack, remedy)
     yield from slurm_checks(os.environ)
 
 
@@ -241,23 +230,17 @@ def _gpu_checks(machine: inventory.Machine, driver: str, torch: Mapping[str, Any
 
 
 def _torch_sees(visible: Sequence[inventory.Device], driver: str, torch: Mapping[str, Any]) -> Check:
-    name, seen = (
-        "torch and driver",
-        f"torch {torch['version']} for CUDA {torch['cuda']} sees {torch['count']} GPUs",
-    )
+    seen, remedy = f"torch {torch['version']} for CUDA {torch['cuda']} sees {torch['count']} GPUs", ""
     if torch["cuda"] is None:
         seen = f"torch {torch['version']} was built without CUDA, but there are {len(visible)} GPUs"
-        return failed(name, seen, "install the CUDA build, see https://pytorch.org/get-started")
-    if not torch["available"]:
-        return failed(
-            name,
-            f"{seen} and cannot use them; driver: {driver} {' '.join(torch['error'].split())}",
-            "update the driver or install a torch for an older CUDA, if that is newer; else see `nvidia-smi`",
-        )
-    if torch["count"] != len(visible) and all(gpu.slice_index is None for gpu in visible):
+        remedy = "install the CUDA build, see https://pytorch.org/get-started"
+    elif not torch["available"]:
+        seen += f" and cannot use them; driver: {driver} {' '.join(torch['error'].split())}"
+        remedy = "update the driver or install a torch for an older CUDA, if that is newer; else see `nvidia-smi`"
+    elif torch["count"] != len(visible) and all(gpu.slice_index is None for gpu in visible):
+        seen += f", NVML {len(visible)}"
         remedy = "a cgroup or container hides some: compare `nvidia-smi -L` inside and outside of it"
-        return failed(name, f"{seen}, NVML {len(visible)}", remedy)
-    return passed(name, seen)
+    return failed("torch and driver", seen, remedy) if remedy else passed("torch and driver", seen)
 
 
 def _gpu_memory(machine: inventory.Machine, visible: Sequence[inventory.Device]) -> Check:

@@ -114,12 +114,9 @@ def _made_again(found: Trained, scratch: Path, console: Console) -> Iterator[Non
         raise ConfigError(f"{found.job.id}: {said}. Run the experiment again")
     plan = request.plan.up_to([target.id])
     with store.in_use(found.run.folder.path.parent.parent), notes_of(request) as verified:
-        missing = missing_jobs(
-            plan,
-            lambda key: verified.problem(key) is None,
-            lambda key: verified.problem(key) in (None, REMOVED),
-            whole=[target.id],
-        )
+        problem = verified.problem
+        whole, enough = (lambda key: problem(key) is None), (lambda key: problem(key) in (None, REMOVED))
+        missing = missing_jobs(plan, whole, enough, whole=[target.id])
         again = [job for job_id in missing if (job := plan.jobs[job_id]).weights]
         tell_needs(store, scratch, {job.key for job in again})
         _run(request, plan, missing, found, console)
@@ -136,11 +133,8 @@ def _request_of(found: Trained) -> Request:
 def _run(request: Request, plan: Plan, missing: list[str], found: Trained, console: Console) -> None:
     folder = RunFolder(found.run.folder.path / AGAIN / f"{datetime.now():{STAMP_FORMAT}}_{secrets.token_hex(4)}")
     folder.path.mkdir(parents=True)
-    say(
-        console,
-        f"{found.job.id}: its weights are gone; running {jobs(len(missing))} to make them again. Log:",
-        copy=shown_path(folder.log),
-    )
+    text = f"{found.job.id}: its weights are gone; running {jobs(len(missing))} to make them again. Log:"
+    say(console, text, copy=shown_path(folder.log))
     config = request.config
     with leased(config, console) as lease, logged_to(folder.log), StopSignals() as signals:
         outcome = run_jobs(
@@ -212,9 +206,8 @@ def _check_whole(store: Store, found: Trained) -> None:
     """Refuse weights that are not what was stored: every byte of them is read."""
     for output in {found.folder, found.reference}:
         if (problem := store.problem(output.name)) is not None:
-            raise StoreError(
-                f"{found.job.chain}: {output} cannot be exported: {problem}. The run's command makes it again"
-            )
+            again = "The run's command makes it again"
+            raise StoreError(f"{found.job.chain}: {output} cannot be exported: {problem}. {again}")
     weights = found.reference_weights if adapter_folders(found.weights) else found.weights
     if not (weights / "config.json").is_file():
         raise StoreError(f"{found.job.chain}: {weights} holds no model that transformers loads")

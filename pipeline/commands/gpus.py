@@ -214,9 +214,8 @@ def of_writing(
         verdict = f"it does not fit into the {usable / GB:.1f} GB that are usable; it can be split over "
         verdict += " or ".join(map(str, shape.widths))
     parts = ", ".join(f"{name} {size / GB:.1f}" for name, size in need.items())
-    text = (
-        f"Writing {rows} texts of {work.tokens} tokens at once takes {total / GB:.1f} GB of each of {width} GPUs"
-    )
+    share = f"{total / GB:.1f} GB of each of {width} GPUs"
+    text = f"Writing {rows} texts of {work.tokens} tokens at once takes {share}"
     return f"{text} ({parts}): {verdict}."
 
 

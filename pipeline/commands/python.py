@@ -66,9 +66,7 @@ def run(settings: Sequence[str]) -> Run:
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name.partition(".")[0] == __name__.partition(".")[0]:
-        raise ConfigError(
-            "a run imports the module that calls pipeline.run: call it under `if __name__ == '__main__'`"
-        )
+        raise ConfigError("a run imports what calls pipeline.run: call it under `if __name__ == '__main__'`")
     given = _settings(settings)
     folders: list[Path] = []
     with _alone(), streams.installed(), _own_environment():
@@ -106,13 +104,11 @@ def _settings(settings: Sequence[str]) -> list[str]:
     is_list = isinstance(settings, Iterable) and not isinstance(settings, str)
     if not is_list or not all(isinstance(word, str) for word in settings):
         raise ConfigError(
-            f'settings are a list of texts, as in ["experiment.name=x", "algos=[PITA]"], not {settings!r}'
+            f'settings are a list of texts, as ["experiment.name=x", "algos=[PITA]"], not {settings!r}'
         )
     asked = read_flags(settings)
     if flags := for_hydra(asked, ()):
-        raise ConfigError(
-            f"{flags[0]} is for the command line: pipeline.run takes KEY=VALUE and {', '.join(FLAGS)}"
-        )
+        raise ConfigError(f"{flags[0]} is for the command line: here are KEY=VALUE and {', '.join(FLAGS)}")
     return list(asked.overrides)
 
 
@@ -124,9 +120,7 @@ def _alone() -> Iterator[None]:
         ConfigError: Another thread has a run under way.
     """
     if not _UNDER_WAY.acquire(blocking=False):
-        raise ConfigError(
-            "another pipeline.run is under way in this process: wait for it, or start another process"
-        )
+        raise ConfigError("another pipeline.run is under way in this process: wait, or start another process")
     try:
         yield
     finally:
@@ -211,10 +205,8 @@ def guided(
         found = replace(found, reference=lambda: given if is_place else snapshot(given, None))
     found = replace(found, trusts_code=trust_remote_code or found.trusts_code)
     drawing = found.usage.drawing
-    system = SystemConfig(
-        dtype=_chosen(DType, "dtype", dtype or drawing.dtype),
-        attn_impl=_chosen(Attention, "attention", attention or drawing.attention),
-    )
+    chosen = _chosen(Attention, "attention", attention or drawing.attention)
+    system = SystemConfig(dtype=_chosen(DType, "dtype", dtype or drawing.dtype), attn_impl=chosen)
     return _loaded(found, eta, device, system, offset)
 
 
@@ -288,9 +280,7 @@ def _of_folder(folder: Path) -> _Found:
     """A model of which only its folder is known: exported, or in a store."""
     adapters = _read(folder / formats.ADAPTERS, formats.read_adapters)
     if adapters is None and not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{folder} holds no model: give an experiment, a folder of a run or a model, or a hub id"
-        )
+        raise ConfigError(f"{folder} holds no model: give an experiment, a folder of a run or model, or a hub id")
     usage, guidance = (
         _read(folder / formats.USAGE, formats.read_usage),
         _read(folder / formats.GUIDANCE, formats.read_guidance),

@@ -79,9 +79,7 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
         of_run = run.begun and run.holds_run and not (is_page and target == run.report)
         of_sweep = sweep.begun and not (is_page and target == sweep.report)
         if place in roots or is_store(place) or of_run or of_sweep:
-            raise ConfigError(
-                f"{option} {path}: that is inside {place}, which is for runs; name a place outside of it"
-            )
+            raise ConfigError(f"{option} {path}: that is inside {place}, which is for runs; name a place outside")
 
 
 def written(path: Path, write: Callable[[], None], console: Console) -> None:

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -184,9 +185,8 @@ def planned(config: Config) -> graph.Plan:
     check_models(config)
     config = compatibility.named_by_bits(config)
     sources, models = read_sources(config), read_models(config)
-    return build.build_plan(
-        config, sources=sources, models=models, plain_attention=compatibility.plain_attention(config)
-    )
+    plain = compatibility.plain_attention(config)
+    return build.build_plan(config, sources=sources, models=models, plain_attention=plain)
 
 
 def on_cluster(config: Config) -> bool:
@@ -264,7 +264,7 @@ def look_up(request: Request, problem_of: Callable[[str], str | None], shared: C
     damaged: dict[str, str] = {}
     elsewhere: set[str] = set()
 
-    def is_stored(key: str, *good: str | None) -> bool:
+    def is_stored(key: str, good: Collection[str | None]) -> bool:
         problem = problem_of(key)
         if problem not in (None, NOT_STORED, REMOVED):
             damaged[key] = problem
@@ -273,9 +273,8 @@ def look_up(request: Request, problem_of: Callable[[str], str | None], shared: C
             return True
         return problem in good
 
-    missing = graph.missing_jobs(
-        request.plan, lambda key: is_stored(key, None), lambda key: is_stored(key, None, REMOVED)
-    )
+    whole, enough = partial(is_stored, good=(None,)), partial(is_stored, good=(None, REMOVED))
+    missing = graph.missing_jobs(request.plan, whole, enough)
     fetched = [job.id for job in request.plan.jobs.values() if job.key in elsewhere] if elsewhere else []
     return Stored(missing=missing, damaged=damaged, elsewhere=fetched)
 

@@ -48,9 +48,8 @@ def leave_results(
         The results, and what made the outputs that they rest on.
     """
     store, asked = request.store, request.config.evaluation
-    results = cost.results_of(
-        store, jobs, request.config.rounds_of_training, asked, bounded=with_bounded_kl(request.config), tell=tell
-    )
+    rounds, bounded = request.config.rounds_of_training, with_bounded_kl(request.config)
+    results = cost.results_of(store, jobs, rounds, asked, bounded=bounded, tell=tell)
     record.write_results(run, results)
     record.write_samples(run, store, jobs, tell)
     every = request.plan.jobs.values()
@@ -282,9 +281,8 @@ def bring_model(found: trained.Trained, scratch: Path, console: Console) -> None
 
 
 def _tell_away(why: str, console: Console) -> None:
-    say(
-        console, f"warning: the shared store cannot be reached ({why}): this run goes on with what is here", "bold"
-    )
+    text = f"warning: the shared store cannot be reached ({why}): this run goes on with what is here"
+    say(console, text, "bold")
 
 
 # -- trials ------------------------------------------------------------------------------------------------------

@@ -412,9 +412,7 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     jobs, unreadable = request.plan.jobs, list[str]()
     measured = [job for job in jobs.values() if job.stage == METRICS_STAGE]
     done = [job for job in measured if outcome is None or outcome.jobs[job.id] in state.THERE]
-    lost = {
-        job.id: problem for job in done if (problem := verified.problem(job.key)) is not None
-    }  # or changed since
+    lost = {job.id: said for job in done if (said := verified.problem(job.key)) is not None}  # or changed since
 
     def tell(job: graph.Job, said: str) -> None:
         what = f"incomplete: {job.chain}: round {job.round}: its stored output cannot be used: {said}"

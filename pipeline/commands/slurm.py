@@ -242,9 +242,7 @@ def _sweep_name(words: Sequence[str]) -> str:
 def _launch(words: Sequence[str], *, ray: bool) -> batch.JobRequest:
     request = launch.requested(**_parsed(launch.app, "python -m pipeline ", "launch", words))
     if request.nnodes != 1 or request.node_rank is not None or request.master_addr is not None:
-        raise ConfigError(
-            "--nnodes, --node-rank, --master-addr: the script says them; --nodes comes before launch"
-        )
+        raise ConfigError("--nnodes, --node-rank, --master-addr: the script says them; --nodes is before launch")
     options = list(words[: len(words) - len(request.program)])
     program = find_program(request.program, Path.cwd())
     separator = [] if options[-1:] == ["--"] else ["--"]
@@ -286,9 +284,10 @@ def wait(
     """On the first node: wait until all nodes of the job have joined, and name those that have not."""
     import psutil
 
-    there, missing = batch.wait_for_nodes(
-        address, os.environ, within, lambda: head_pid is None or psutil.pid_exists(head_pid)
-    )
+    def lives() -> bool:
+        return head_pid is None or psutil.pid_exists(head_pid)
+
+    there, missing = batch.wait_for_nodes(address, os.environ, within, lives)
     typer.echo(f"Ray has {', '.join(there)}")
     if missing:
         said = f"after {within:g} s; the run begins on the others, and takes these when they come"

@@ -25,9 +25,7 @@ SOMETHING_WRONG = 1
 
 
 app = typer.Typer(no_args_is_help=True)
-StoreOption = Annotated[
-    Path | None, typer.Option("--store", help="Folder of the store; default OUTPUT_DIR/.store.")
-]
+StoreOption = Annotated[Path | None, typer.Option("--store", help="The store; default OUTPUT_DIR/.store.")]
 OutputDir = Annotated[Path | None, typer.Option(help="Folder of all runs; default outputs.")]
 
 
@@ -75,9 +73,8 @@ def _repaired(store: Store, finding: garbage.Finding) -> str:
 def du(store: StoreOption = None, output_dir: OutputDir = None) -> None:
     """Show what takes the space of the store."""
     opened = garbage.open_store(_root(store, output_dir))
-    make_console().print(
-        usage_table(garbage.measure(opened, garbage.find_runs(_output_dirs(opened, output_dir), opened.root)))
-    )
+    runs = garbage.find_runs(_output_dirs(opened, output_dir), opened.root)
+    make_console().print(usage_table(garbage.measure(opened, runs)))
 
 
 @app.command(epilog=examples("pipeline store gc --dry-run", "pipeline store gc --keep-runs 2 --yes"))

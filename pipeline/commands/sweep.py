@@ -44,20 +44,14 @@ FAILED = 1
 
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs and sweeps.")]
 Name = Annotated[str, typer.Argument(help="The sweep.")]
-Agents = Annotated[
-    int | None, typer.Option(min=1, help="The most trials at the same time; all that have devices.")
-]
+Agents = Annotated[int | None, typer.Option(min=1, help="The most trials at once; all that have devices.")]
 Each = Annotated[
     int | None, typer.Option("--gpus-per-agent", min=1, help="GPUs of each trial, where the file has no num_gpus.")
 ]
 GpuList = Annotated[str | None, typer.Option(help="These GPUs, as 0,1,2,3; ids as in `pipeline gpus`.")]
 DeviceKind = Annotated[DeviceChoice, typer.Option(help="cpu: trials run without GPUs.")]
-Grace = Annotated[
-    int, typer.Option(min=1, max=LONGEST_S, help="Seconds to end in before a trial or run is killed.")
-]
-Count = Annotated[
-    int | None, typer.Option(min=1, help="The most trials: of the sweep, or that this agent begins.")
-]
+Grace = Annotated[int, typer.Option(min=1, max=LONGEST_S, help="Seconds to end in before it is killed.")]
+Count = Annotated[int | None, typer.Option(min=1, help="The most trials: of the sweep, or of this agent.")]
 
 
 # -- running -----------------------------------------------------------------------------------------------------
@@ -111,7 +105,7 @@ def run(
     if strategy:
         if agents is not None or each is not None:
             raise ConfigError(
-                f"{' '.join(strategy)}: a strategy says how many agents and devices: no --agents, --gpus-per-agent"
+                f"{' '.join(strategy)}: it says what --agents and --gpus-per-agent would: leave these out"
             )
         gpus = where.gpus()
         plan = plan_agents(strategy, storage.most_trials(sweep), gpus)
@@ -227,9 +221,8 @@ def check_settings(sweep: Sweep) -> None:
     first = storage.ask(sweep, [])
     given = {name: value for name, value in (first.parameters if first else {}).items() if name != NUM_GPUS}
     try:
-        check_config(
-            config := load_config(overrides_of({**given, "experiment.name": sweep.name, SPLIT: "validation"}))
-        )
+        config = load_config(overrides_of({**given, "experiment.name": sweep.name, SPLIT: "validation"}))
+        check_config(config)
     except ConfigError as error:
         raise ConfigError(f"the first trial would be refused: {error}") from error
     # Algorithms of the user's own may measure what they like, and parts of rewards be called anything.
@@ -249,9 +242,7 @@ def _online(
     share = online.devices_of_agents(sweep, where.each)
     pool = replace(where, each=share).pool(sweep)
     if len(pool.devices) < share:
-        raise ConfigError(
-            f"trials of this sweep need {counted(share, pool.kind)}, and there are {len(pool.devices)}"
-        )
+        raise ConfigError(f"trials need {counted(share, pool.kind)}, and there are {len(pool.devices)}")
     folder = storage.sweep_folder(output_dir.absolute(), sweep.name).path
     path, new = online.created(online.wandb_config(sweep, share), folder / "wandb.json")
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=path)
@@ -311,9 +302,8 @@ def multi(
     on_cpu, folder = "device=cpu" in settings, output_dir.absolute()
     devices = select.choose_devices(DeviceChoice.cpu, total) if on_cpu else inventory.find_gpus(os.environ)
     if total is not None and total > len(devices):
-        raise ConfigError(
-            f"TOTAL_GPUS {total}, but {counted(len(devices), 'GPU')} can be used; device=cpu has CPU slots"
-        )
+        there = counted(len(devices), "GPU")
+        raise ConfigError(f"TOTAL_GPUS {total}, but {there} can be used; device=cpu has CPU slots")
     devices, kind = devices[:total], "CPU slot" if on_cpu else "GPU"
     runs = plan_runs(name, gpus_per_run, num_runs, len(devices), settings, queue=queue, kind=kind)
     configs = [load_config(one.typed(folder, on_cpu=on_cpu, queue=queue)) for one in runs]
@@ -410,18 +400,16 @@ def export(
     from pipeline.commands.report import is_standard_output, refuse_records, write_table
 
     sweep = Record(choose_sweep(output_dir, name))
-    to = None if is_standard_output(to) else to
-    if to is not None:
-        refuse_records("--to", to, ())
-        if to.suffix.lower() not in ((".json",) if as_json else (".csv", ".json")):
-            raise ConfigError(f"--to {to}: the name of the file says what it holds: *.csv, or *.json")
-        as_json = to.suffix.lower() == ".json"
     rows = reports.export_rows(sweep, time.time())
-    if to is not None:
-        text = json_text(rows, indent=1) + "\n" if as_json else reports.as_csv(rows)
-        write_table(to, text, make_console())
-    else:
+    if to is None or is_standard_output(to):
         print_json(rows) if as_json else sys.stdout.write(reports.as_csv(rows))
+        return
+    refuse_records("--to", to, ())
+    kind = to.suffix.lower()
+    if kind not in ((".json",) if as_json else (".csv", ".json")):
+        raise ConfigError(f"--to {to}: the name of the file says what it holds: *.csv, or *.json")
+    text = json_text(rows, indent=1) + "\n" if kind == ".json" else reports.as_csv(rows)
+    write_table(to, text, make_console())
 
 
 @app.command(epilog=examples("pipeline sweep logs lr 7", "pipeline sweep logs lr -f"))
@@ -482,6 +470,4 @@ def report(
     if out is not None:
         refuse_records("--out", out, (), is_page=True)
     path = out or sweep.folder.report
-    written(
-        path, lambda: reports.write_sweep_page(path if out is None else plain_target(path), sweep), make_console()
-    )
+    written(path, lambda: reports.write_sweep_page(plain_target(path) if out else path, sweep), make_console())

@@ -38,9 +38,7 @@ def examples(*commands: str) -> str:
 Experiment = Annotated[str, typer.Argument(autocompletion=experiments)]
 OutputDir = Annotated[Path, typer.Option(help="Folder of all runs.")]
 OUTPUTS = Path("outputs")
-Stamp = Annotated[
-    str | None, typer.Option("--run", help="Timestamp of a run, or how it begins; the newest if left out.")
-]
+Stamp = Annotated[str | None, typer.Option("--run", help="Timestamp of a run, or its beginning; else the newest.")]
 Every = Annotated[float, typer.Option(min=0.1, max=86_400, help="Seconds between two looks, with --watch.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print plain JSON, nothing cut off.")]
 Attempt = Annotated[int | None, typer.Option(min=1, help="Another attempt than the last.")]

@@ -188,9 +188,8 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
     for name in grading.options.keys() - weights.keys():
         yield f"{key}.grading.options: " + unknown_name("reward", str(name), weights)
     if grading.correct_by not in (None, schema.NOTHING, *weights):
-        yield f"{key}.grading.correct_by: " + unknown_name(
-            "reward", str(grading.correct_by), [*weights, schema.NOTHING]
-        )
+        known = [*weights, schema.NOTHING]
+        yield f"{key}.grading.correct_by: " + unknown_name("reward", str(grading.correct_by), known)
 
 
 # -- settings that change nothing --------------------------------------------------------------------------------
@@ -246,10 +245,8 @@ def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
     for place, part in enumerate(path):
         if isinstance(section, Settings):
             who = ".".join([table, name, *path[:place]])
-            said = str(
-                ask(f"{who}: idle() of {type(section).__name__}", partial(section.idle, ".".join(path[place:])))
-                or said
-            )
+            idle = partial(section.idle, ".".join(path[place:]))
+            said = str(ask(f"{who}: idle() of {type(section).__name__}", idle) or said)
         section = section.get(part) if isinstance(section, Mapping) else getattr(section, part, None)
     return said
 
@@ -264,18 +261,11 @@ def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]
     drawing = [name for name, algo in used.items() if algo.draws_to_train]
     steady = [name for name in drawing if getattr(used[name], "horizon", None) is None]
     no_gpu = "it is about GPUs, and this run uses none"
-    yield (
-        "*.memory_mb training.deterministic generation.cuda_graphs system.clear_cache_interval "
-        "execution.wait_for_devices",
-        not gpu,
-        no_gpu,
-    )
+    of_gpus = "*.memory_mb training.deterministic generation.cuda_graphs system.clear_cache_interval"
+    yield f"{of_gpus} execution.wait_for_devices", not gpu, no_gpu
     yield "distributed.num_gpus distributed.gpu_*", not (gpu or config.distributed.enabled), no_gpu
-    yield (
-        "data_collection.samples_per_example",
-        not guides,
-        "it is for value-guided algorithms, and this run has none",
-    )
+    why = "it is for value-guided algorithms, and this run has none"
+    yield "data_collection.samples_per_example", not guides, why
     yield "training.*", not trains, "nothing is trained"
     yield "training.warmup_steps", schedule is Schedule.constant and not own, "training.schedule=constant has none"
     if steady and schedule.has_end:

@@ -57,9 +57,8 @@ def _explanation(error: Exception) -> str:
         return unknown_choice(group, choice, error.options or choices_of(group))  # of one in a list Hydra has none
     key = getattr(error, "full_key", "") or ""
     cause = error.__cause__
-    said = plain.one_line(
-        f"{error}: {cause}" if cause is not None and str(cause) not in str(error) else str(error)
-    )
+    hidden = cause is not None and str(cause) not in str(error)
+    said = plain.one_line(f"{error}: {cause}" if hidden else str(error))
     if name := re.search(r"Interpolation key '(.*)' not found", said):
         return f"{key}: refers to ${{{name[1]}}}, and nothing sets '{name[1]}'"
     if not isinstance(error, COMPOSITION_ERRORS):
@@ -188,9 +187,8 @@ def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
         return given if meant == text else _quoted(meant)
 
     def element(each: re.Match[str]) -> str:
-        key, colon, entry = (
-            each[0].partition(":") if value[0] == "{" and each[0][0] not in "'\"" else ("", "", each[0])
-        )
+        of_table = value[0] == "{" and each[0][0] not in "'\""
+        key, colon, entry = each[0].partition(":") if of_table else ("", "", each[0])
         return f"{key}{colon} {one(entry.strip())}" if colon and entry.strip() else one(each[0])
 
     if optional and (value == "None" or (value == "~" and is_text and PATH not in metadata)):
@@ -425,12 +423,10 @@ def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
             faults.append(_fault(path, value, schema, hint, known))
 
     try:
-        sections = {
-            table: {
-                name: plain.filled(kind, node, (table, name), refuse) for name, (node, kind) in kept[table].items()
-            }
-            for table in TABLES
-        }
+        sections: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+        for table, found in kept.items():
+            for name, (node, kind) in found.items():
+                sections[table][name] = plain.filled(kind, node, (table, name), refuse)
         rest = {name: value for name, value in values.items() if name not in TABLES}
         config = cast("Config", plain.filled(Config, rest, (), refuse, sections))
     except ConfigError as error:
@@ -446,9 +442,8 @@ def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[d
     """The sections of a table, each with its class; those of points in the place of a front."""
     about, found = TABLES[table], dict[str, tuple[dict[str, Any], type[Any]]]()
     if not isinstance(given, dict | NoneType):
-        faults.append(
-            f"{table}={plain.brief(given)}: holds the settings of each; choose one with {about.group}={given}"
-        )
+        choose = f"choose one with {about.group}={given}"
+        faults.append(f"{table}={plain.brief(given)}: holds the settings of each; {choose}")
         given = None
     for name, node in (given or {}).items():
         try:

@@ -158,15 +158,13 @@ def typed(value: Any) -> str:
 
 
 def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: Any) -> Meaning:
-    enum = next(
-        (kind for kind in (hint, *get_args(hint)) if inspect.isclass(kind) and issubclass(kind, Enum)), None
-    )
+    kinds = [kind for kind in (hint, *get_args(hint)) if inspect.isclass(kind)]
+    enum = next((kind for kind in kinds if issubclass(kind, Enum)), None)
     allowed, choices = item.metadata.get(RANGE), item.metadata.get(CHOICES)
+    words = () if allowed is None else allowed.words
     return Meaning(
         key=key,
-        type="choice"
-        if choices
-        else in_words(hint, words=() if allowed is None else allowed.words, path=PATH in item.metadata),
+        type="choice" if choices else in_words(hint, words=words, path=PATH in item.metadata),
         default=typed(default),
         allowed="" if allowed is None else str(allowed),
         choices=choices or ({} if enum is None else {each.name: _written(enum, each.name) for each in enum}),
@@ -258,15 +256,9 @@ def _class_nodes(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.C
 def _of_class(node: ast.ClassDef, remarks: Mapping[int, str]) -> dict[str, str]:
     texts = {}
     for one, after in zip(node.body, [*node.body[1:], None], strict=True):
-        target = (
-            one.target
-            if isinstance(one, ast.AnnAssign)
-            else one.targets[0]
-            if isinstance(one, ast.Assign)
-            else None
-        )
-        if isinstance(target, ast.Name):
-            texts[target.id] = _string(after) or remarks.get(one.end_lineno or 0, "")
+        match one:
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name), *_]):
+                texts[name] = _string(after) or remarks.get(one.end_lineno or 0, "")
     return texts
 
 
@@ -279,9 +271,8 @@ def _string(node: ast.stmt | None) -> str:
 def _remarks(source: str) -> dict[int, str]:
     """Line -> the remark at its end; those for the tools that check code are none."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    remarks = {
-        token.start[0]: token.string.lstrip("#:").strip() for token in tokens if token.type == tokenize.COMMENT
-    }
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    remarks = {token.start[0]: token.string.lstrip("#:").strip() for token in comments}
     return {line: text for line, text in remarks.items() if not text.startswith(("noqa", "type:", "pragma"))}
 
 
@@ -510,15 +501,13 @@ def _help_key(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Lin
         yield f"{key}={known[key].default or '...'}", "bold"
     yield f"    {first.text or 'nothing is written below this field'}", ""
     yield "", ""
-    effect = (
-        "depend on it" if first.affects_result else f"depend on it {first.keyed}" if first.keyed else _NO_EFFECT
-    )
+    effect = "depend on it" if first.affects_result or first.keyed else _NO_EFFECT
     rows = [
         ("type", first.type),
         ("must be", first.allowed),
         ("default", "" if first.default else "none: a value must be given"),
         *(("choice", f"{choice}{f': {text}' if text else ''}") for choice, text in first.choices.items()),
-        ("results", effect),
+        ("results", effect if first.affects_result or not first.keyed else f"{effect} {first.keyed}"),
     ]
     yield from ((f"    {name:<{_COLUMN}}{text}", "") for name, text in rows if text)
 

@@ -113,11 +113,9 @@ def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) 
                 _converted(each, inside, None, (*above, f"{name}[{at}]"), refuse) for at, each in enumerate(value)
             ]
         if kind is Any:
-            return (
-                _converted(value, dict[str, Any], before, path, refuse)
-                if isinstance(value, dict)
-                else deepcopy(value)
-            )
+            if not isinstance(value, dict):
+                return deepcopy(value)
+            return _converted(value, dict[str, Any], before, path, refuse)
         if type(value) is kind:
             return value
     for kind in kinds:

@@ -259,10 +259,8 @@ def settings_class(table: str, name: str, section: Mapping[str, Any]) -> type[An
         return shipped
     if table != "algos":
         raise ConfigError(f"{about.what} '{name}': " + unknown_name("kind", kind, about.shipped))
-    raise ConfigError(
-        unknown_name(about.what, kind, about.shipped)
-        + f" For one of your own set algos.{kind}.class_path=my_module.MyAlgorithm."
-    )
+    advice = f"For one of your own set algos.{kind}.class_path=my_module.MyAlgorithm."
+    raise ConfigError(f"{unknown_name(about.what, kind, about.shipped)} {advice}")
 
 
 def all_shipped(table: str) -> dict[str, type[Any]]:

@@ -610,9 +610,7 @@ _OPTIONS = (
 def _of_job(environ: Mapping[str, str], name: str) -> str:
     if value := environ.get(name):
         return value
-    raise ConfigError(
-        f"{name} is not set, so this is no job of Slurm: a script that `slurm write --ray` has written calls this"
-    )
+    raise ConfigError(f"{name} is not set, so this is no job of Slurm: scripts of `slurm write --ray` call this")
 
 
 def _check_installed() -> None:
