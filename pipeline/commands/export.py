@@ -44,17 +44,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.from_files import template_fields
-from pipeline.outputs.formats import (
-    GUIDANCE,
-    POINTER,
-    USAGE,
-    GuidanceSettings,
-    Pointer,
-    Usage,
-    adapter_folders,
-    read_pointer,
-    read_shown_samples,
-)
+from pipeline.outputs import formats
 from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned
@@ -208,7 +198,7 @@ def _check_whole(store: Store, found: Trained) -> None:
         if (problem := store.problem(output.name)) is not None:
             again = "The run's command makes it again"
             raise StoreError(f"{found.job.chain}: {output} cannot be exported: {problem}. {again}")
-    weights = found.reference_weights if adapter_folders(found.weights) else found.weights
+    weights = found.reference_weights if formats.adapter_folders(found.weights) else found.weights
     if not (weights / "config.json").is_file():
         raise StoreError(f"{found.job.chain}: {weights} holds no model that transformers loads")
 
@@ -234,15 +224,15 @@ def _fill(found: Trained, folder: Path) -> None:
         usage = replace(usage, reference=_reference(found, folder))
         # Its reference is here; the key means nothing outside of the store.
         guidance = replace(found.guidance, reference=None)
-        (folder / GUIDANCE).write_text(json_text(asdict(guidance), indent=1) + "\n")
+        (folder / formats.GUIDANCE).write_text(json_text(asdict(guidance), indent=1) + "\n")
     else:
         guidance = None
         _copy(found.weights, folder)
-        if adapter_folders(found.weights):
+        if formats.adapter_folders(found.weights):
             _merge(found, folder)
         _use_alone(found, folder)
     known = {name: value for name, value in asdict(usage).items() if value is not None}
-    (folder / USAGE).write_text(json_text(known, indent=1) + "\n")
+    (folder / formats.USAGE).write_text(json_text(known, indent=1) + "\n")
     # Names and settings may hold halves of characters, which no file has.
     (folder / README).write_bytes(card_text(_card(found, usage, guidance)).encode(errors="backslashreplace"))
 
@@ -311,24 +301,24 @@ def _stop_clock(folder: Path, date: str) -> None:
         file.write_text(json_text(settings, indent=1) + "\n")
 
 
-def _reference(found: Trained, folder: Path) -> Pointer:
+def _reference(found: Trained, folder: Path) -> formats.Pointer:
     """Put the reference beside a value model, or name it where everybody can have it from the hub."""
     with suppress(FileNotFoundError):
         try:
-            pointer = read_pointer(found.reference / POINTER)
+            pointer = formats.read_pointer(found.reference / formats.POINTER)
         except ForeignDataError as error:
-            raise StoreError(f"cannot read {found.reference / POINTER}: {error}") from error
+            raise StoreError(f"cannot read {found.reference / formats.POINTER}: {error}") from error
         if pointer.hub is not None:
-            return Pointer(hub=pointer.hub, commit=pointer.commit)
+            return formats.Pointer(hub=pointer.hub, commit=pointer.commit)
     _copy(found.reference_weights, folder / REFERENCE_FOLDER)
     _use_alone(found, folder / REFERENCE_FOLDER)
-    return Pointer(path=REFERENCE_FOLDER)
+    return formats.Pointer(path=REFERENCE_FOLDER)
 
 
 # -- the card --------------------------------------------------------------------------------------------------
 
 
-def _card(found: Trained, usage: Usage, guidance: GuidanceSettings | None) -> Card:
+def _card(found: Trained, usage: formats.Usage, guidance: formats.GuidanceSettings | None) -> Card:
     run, job = found.run, found.job
     return Card(
         algo=job.algo,
@@ -412,7 +402,7 @@ def _settings(found: Trained) -> dict[str, Any]:
     return {name: settings_for_all(section) for name, section in sections.items()}
 
 
-def _example(found: Trained, usage: Usage) -> dict[str, Any]:
+def _example(found: Trained, usage: formats.Usage) -> dict[str, Any]:
     """A prompt of the evaluation, where prompts are texts as they are; else a plain question, in its template."""
     template = usage.prompting.prompt_template
     if template is None:
@@ -429,7 +419,7 @@ def _prompts(run: LoadedRun, found: Trained) -> Iterator[str]:
         same = place_of(replace(job, seed=own.seed)) == place_of(own)
         if job.stage == METRICS_STAGE and same and (own.algo == REFERENCE or job.seed == own.seed):
             try:
-                samples = read_shown_samples(run.store.path(job.key))
+                samples = formats.read_shown_samples(run.store.path(job.key))
             except (OSError, ForeignDataError):
                 return
             yield from (sample["prompt"] for sample in samples if isinstance(sample.get("prompt"), str))

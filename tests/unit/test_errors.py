@@ -9,15 +9,6 @@ import pytest
 import pipeline
 from pipeline import errors
 from pipeline.config.plain import short
-from pipeline.errors import (
-    DISTRIBUTION,
-    ConfigError,
-    JobError,
-    checkout,
-    install_command,
-    own_place,
-    told,
-)
 
 HERE = __file__
 
@@ -54,16 +45,16 @@ def caught(function: object) -> BaseException:
 )
 def test_the_innermost_line_of_ones_own_code_is_named(function: object, line: str) -> None:
     error = caught(function)
-    assert own_place(error) == f"{HERE}:{line_of(line)}"
-    assert told(error).endswith(f" ({HERE}:{line_of(line)})")
+    assert errors.own_place(error) == f"{HERE}:{line_of(line)}"
+    assert errors.told(error).endswith(f" ({HERE}:{line_of(line)})")
 
 
 def test_what_was_raised_to_be_read_needs_no_place() -> None:
     def raises() -> None:
-        raise JobError("read this")
+        raise errors.JobError("read this")
 
-    assert own_place(caught(raises)) == ""
-    assert told(ConfigError("read this")) == "read this"
+    assert errors.own_place(caught(raises)) == ""
+    assert errors.told(errors.ConfigError("read this")) == "read this"
 
 
 def test_an_exception_that_cannot_be_told_is_told() -> None:
@@ -74,7 +65,7 @@ def test_an_exception_that_cannot_be_told_is_told() -> None:
     def raises() -> None:
         raise Odd
 
-    assert "Odd: <exception str() failed>" in told(caught(raises))
+    assert "Odd: <exception str() failed>" in errors.told(caught(raises))
 
 
 ROOT = Path(pipeline.__file__).resolve().parents[1]
@@ -82,21 +73,23 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def test_the_name_that_is_installed_is_the_one_of_this_project() -> None:
-    assert PROJECT["name"] == DISTRIBUTION
-    own = [each for each in PROJECT["optional-dependencies"]["dev"] if each.partition("[")[0] == DISTRIBUTION]
-    assert own == [f"{DISTRIBUTION}[docs,figures,gguf,math,s3,sentiment,sweeps,tensorboard,trackio,wandb]"]
+    assert PROJECT["name"] == errors.DISTRIBUTION
+    own = [
+        each for each in PROJECT["optional-dependencies"]["dev"] if each.partition("[")[0] == errors.DISTRIBUTION
+    ]
+    assert own == [f"{errors.DISTRIBUTION}[docs,figures,gguf,math,s3,sentiment,sweeps,tensorboard,trackio,wandb]"]
 
 
 def test_in_a_checkout_the_folder_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert checkout() == ROOT
+    assert errors.checkout() == ROOT
     monkeypatch.chdir(ROOT)
-    assert install_command("math") == "pip install -e '.[math]'"
-    assert install_command() == "pip install -e ."
+    assert errors.install_command("math") == "pip install -e '.[math]'"
+    assert errors.install_command() == "pip install -e ."
     monkeypatch.chdir(tmp_path)
-    assert install_command("math") == f"pip install -e '{ROOT}[math]'"
+    assert errors.install_command("math") == f"pip install -e '{ROOT}[math]'"
 
 
 def test_from_a_wheel_the_distribution_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(errors, "__file__", str(tmp_path / "site-packages/pipeline/errors.py"))
-    assert checkout() is None
-    assert install_command("math") == f"pip install '{DISTRIBUTION}[math]'"
+    assert errors.checkout() is None
+    assert errors.install_command("math") == f"pip install '{errors.DISTRIBUTION}[math]'"

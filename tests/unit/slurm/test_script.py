@@ -13,19 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
-from pipeline.slurm.script import (
-    MARK,
-    JobRequest,
-    check_request,
-    check_script,
-    check_text,
-    gpus_of,
-    options_of,
-    script_text,
-    seconds_of,
-    slurm_checks,
-    written,
-)
+from pipeline.slurm import script as slurm
 from pipeline.terminal.console import Check, Verdict
 
 ODD = [
@@ -62,7 +50,7 @@ READ = [
 
 
 def read(line: str) -> dict[str, str]:
-    options, rest = options_of(shlex.split(line, comments=True))
+    options, rest = slurm.options_of(shlex.split(line, comments=True))
     assert not rest
     return dict(options)
 
@@ -86,18 +74,18 @@ def test_options_end_at_the_first_word_that_is_none() -> None:
         "--nodes",
         "3",
     ]
-    options, rest = options_of(words, ["run"])
+    options, rest = slurm.options_of(words, ["run"])
     read = {"mem": "4G", "exclusive": "", "nodes": "2", "of-a-plugin": "1", "mine": "3", "note": ""}
     assert (dict(options), rest) == (read, ["run", "--nodes", "3"])
     with pytest.raises(ConfigError):
-        options_of(["-y"])
+        slurm.options_of(["-y"])
 
 
 @pytest.mark.properties
 @given(st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1))
 def test_what_is_written_is_read_again(value: str) -> None:
-    line = written("job-name", value)
-    assert read(line.removeprefix(MARK)) == {"job-name": value}
+    line = slurm.written("job-name", value)
+    assert read(line.removeprefix(slurm.MARK)) == {"job-name": value}
     assert "\n" not in line
 
 
@@ -113,10 +101,10 @@ def test_what_is_written_is_read_again(value: str) -> None:
     ],
 )
 def test_times_are_those_of_sbatch(time: str, seconds: int | None) -> None:
-    assert seconds_of(time) == seconds
+    assert slurm.seconds_of(time) == seconds
     for wrong in ("soon", "1:2:3:4", "٣", "9" * 5000):
         with pytest.raises(ConfigError):
-            seconds_of(wrong)
+            slurm.seconds_of(wrong)
 
 
 @pytest.mark.parametrize(
@@ -133,27 +121,27 @@ def test_times_are_those_of_sbatch(time: str, seconds: int | None) -> None:
     ],
 )
 def test_gpus_of_a_node(line: str, gpus: int) -> None:
-    assert gpus_of(read(f"--nodes=2 --ntasks-per-node=3 {line}")) == gpus
+    assert slurm.gpus_of(read(f"--nodes=2 --ntasks-per-node=3 {line}")) == gpus
 
 
 FIELDS = ("notice_s", "srun", "setup", "ray", "widest", "on_cpu")
 
 
-def request_of(command: list[str], **given: Any) -> JobRequest:
+def request_of(command: list[str], **given: Any) -> slurm.JobRequest:
     """A job by fields of a request, and options of sbatch with underscores."""
     fields = {name: value for name, value in given.items() if name in FIELDS}
     options = {
         name.replace("_", "-"): value for name, value in given.items() if name not in FIELDS and value is not None
     }
-    return JobRequest(command=command, name="x", options=options, **fields)
+    return slurm.JobRequest(command=command, name="x", options=options, **fields)
 
 
 def text_of(command: list[str], **given: Any) -> str:
-    return script_text(request_of(command, **given), ".venv/bin/python", "x.sbatch")
+    return slurm.script_text(request_of(command, **given), ".venv/bin/python", "x.sbatch")
 
 
 def options_in(text: str) -> dict[str, str]:
-    lines = [line.removeprefix(MARK) for line in text.split("\n") if line.startswith(MARK)]
+    lines = [line.removeprefix(slurm.MARK) for line in text.split("\n") if line.startswith(slurm.MARK)]
     return {name: value for line in lines for name, value in read(line).items()}
 
 
@@ -234,7 +222,7 @@ def test_any_words_make_a_script_that_sbatch_can_read(given_words: list[str]) ->
     )
     assert [word.decode() for word in done.stdout.split(b"\0")[:-1]] == given_words
     assert "\r" not in text
-    assert "Slurm: not read" not in [check.name for check in check_text(text)]
+    assert "Slurm: not read" not in [check.name for check in slurm.check_text(text)]
 
 
 RUN, AGENT, LAUNCH = ["run", "experiment.name=x"], ["sweep", "agent", "x"], ["launch", "--", "train.py"]
@@ -269,10 +257,10 @@ def test_what_would_not_do_what_is_meant_is_one_message(
     command: list[str], given: dict[str, Any], named: str
 ) -> None:
     if not named:
-        check_request(request_of(command, **given))
+        slurm.check_request(request_of(command, **given))
         return
     with pytest.raises(ConfigError) as refused:
-        check_request(request_of(command, **given))
+        slurm.check_request(request_of(command, **given))
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -321,7 +309,7 @@ def names(checks: list[Check]) -> list[str]:
 )
 def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str]) -> None:
     assert old in text
-    assert names(check_text(text.replace(old, new))) == wrong
+    assert names(slurm.check_text(text.replace(old, new))) == wrong
 
 
 @pytest.mark.parametrize(
@@ -342,29 +330,29 @@ def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str])
     ],
 )
 def test_scripts_as_people_write_them_are_understood(script: str, wrong: list[str]) -> None:
-    assert names(check_text(script)) == wrong
+    assert names(slurm.check_text(script)) == wrong
 
 
 @pytest.mark.properties
 @given(st.lists(st.sampled_from([*PER_TASK, "\\", "\n#SBATCH ", "#", '"', "'", "\x00", "=", "--", "9" * 5000])))
 def test_any_text_is_looked_through_to_its_end(parts: list[str]) -> None:
     """Numbers too that nobody means: Python refuses to read 5,000 digits."""
-    assert check_text("".join(parts))
+    assert slurm.check_text("".join(parts))
 
 
 def test_what_is_no_batch_script_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "right").write_text(RIGHT)
-    assert names(check_script(tmp_path / "right")) == []
+    assert names(slurm.check_script(tmp_path / "right")) == []
     for name in ("missing", "pipe", "text"):
         with pytest.raises(ConfigError, match=name):
-            check_script(tmp_path / name)
+            slurm.check_script(tmp_path / name)
 
 
 def test_the_job_of_this_process_is_read_from_its_environment() -> None:
     def faults(**environment: str) -> list[str]:
-        return names(slurm_checks({"SLURM_JOB_ID": "7", **environment}))
+        return names(slurm.slurm_checks({"SLURM_JOB_ID": "7", **environment}))
 
     right = {
         "SLURM_NNODES": "2",
@@ -379,4 +367,4 @@ def test_the_job_of_this_process_is_read_from_its_environment() -> None:
     assert faults(SLURM_JOB_GPUS="4,5", CUDA_VISIBLE_DEVICES="4") == ["mask of its own"]
     asked = {"SLURM_GPUS_ON_NODE": "1", "SLURM_NTASKS": "8", "CUDA_VISIBLE_DEVICES": "0"}
     assert faults(**asked) == faults(**asked, SLURM_NTASKS_PER_NODE="8") == ["fewer GPUs than tasks"]
-    assert slurm_checks({"SLURM_CONF": "/etc/slurm.conf"}) == []
+    assert slurm.slurm_checks({"SLURM_CONF": "/etc/slurm.conf"}) == []

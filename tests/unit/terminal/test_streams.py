@@ -14,17 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.terminal.streams import (
-    LastingFile,
-    LastingStream,
-    LogOutput,
-    failure,
-    is_gone,
-    never_waiting,
-    printable,
-    printable_but_colours,
-    without_colours,
-)
+from pipeline.terminal import streams
 
 
 @pytest.fixture
@@ -53,33 +43,33 @@ def closed_terminal() -> Iterator[int]:
 @pytest.mark.parametrize("where", ["broken_pipe", "full", "closed_terminal"])
 def test_a_stream_that_cannot_be_written_takes_everything(where: str, request: pytest.FixtureRequest) -> None:
     told: list[OSError] = []
-    stream = LastingStream(LastingFile(request.getfixturevalue(where), told.append), "utf-8")
+    stream = streams.LastingStream(streams.LastingFile(request.getfixturevalue(where), told.append), "utf-8")
     for _ in range(3):
         print("x" * 100_000, file=stream)
         stream.unfiltered.write("more\n")
     stream.close()
     assert len(told) == 1
-    assert is_gone(stream) == (where != "full")
-    assert (failure(stream) is not None) == (where == "full")
+    assert streams.is_gone(stream) == (where != "full")
+    assert (streams.failure(stream) is not None) == (where == "full")
 
 
 def test_text_is_written_in_order_and_only_colours_get_through(tmp_path: Path) -> None:
     path = tmp_path / "out"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    stream = LastingStream(LastingFile(descriptor), "ascii")
+    stream = streams.LastingStream(streams.LastingFile(descriptor), "ascii")
     print("\x1b[31mone\x1b[2J", end=" ", file=stream)
     stream.unfiltered.write("\x1b[2J ·")
     print("two\udcff", file=stream)
     os.close(descriptor)
     assert path.read_text() == "\x1b[31mone\\x1b[2J \x1b[2J \\xb7two\\udcff\n"
-    assert failure(stream) is None
-    assert not is_gone(stream)
+    assert streams.failure(stream) is None
+    assert not streams.is_gone(stream)
 
 
 def test_what_a_sleeping_reader_does_not_take_is_kept_for_later(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    stream = LastingStream(LastingFile(writing), "utf-8")
-    with never_waiting():
+    stream = streams.LastingStream(streams.LastingFile(writing), "utf-8")
+    with streams.never_waiting():
         for number in range(40):
             print(f"{number:02}" * 5_000, file=stream)  # a pipe takes 64 KiB
     assert os.get_blocking(writing)
@@ -96,8 +86,8 @@ def test_what_a_sleeping_reader_does_not_take_is_kept_for_later(tmp_path: Path) 
 
 def test_a_reader_who_sleeps_for_long_is_told_that_something_was_left_out(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    stream = LastingStream(LastingFile(writing), "utf-8")
-    with never_waiting():
+    stream = streams.LastingStream(streams.LastingFile(writing), "utf-8")
+    with streams.never_waiting():
         for _ in range(300):
             print("x" * 9_999, file=stream)
     with (tmp_path / "out").open("wb") as out:
@@ -170,23 +160,23 @@ def test_the_interpreter_has_nothing_to_complain_of_in_the_end(where: str, reque
     ids=["escape", "carriage return", "C1", "bidi", "surrogate", "null", "layout", "letters", "markup"],
 )
 def test_what_a_terminal_obeys_is_written_out(text: str, shown: str) -> None:
-    assert printable(text) == shown
+    assert streams.printable(text) == shown
 
 
 def test_colours_can_be_kept_or_left_out() -> None:
     text = "\x1b[1;31mred\x1b[0m \x1b[2K"
-    assert printable_but_colours(text) == "\x1b[1;31mred\x1b[0m \\x1b[2K"
-    assert without_colours(text) == "red \\x1b[2K"
+    assert streams.printable_but_colours(text) == "\x1b[1;31mred\x1b[0m \\x1b[2K"
+    assert streams.without_colours(text) == "red \\x1b[2K"
 
 
 @pytest.mark.properties
 @given(st.text())
 def test_any_text_comes_out_harmless_and_once(text: str) -> None:
-    shown = printable(text)
-    assert printable(shown) == shown
+    shown = streams.printable(text)
+    assert streams.printable(shown) == shown
     shown.encode()
     assert all(char in "\n\t" or ord(char) > 0x9F or 0x20 <= ord(char) < 0x7F for char in shown)
-    assert "\x1b" not in without_colours(text)
+    assert "\x1b" not in streams.without_colours(text)
 
 
 # -- test log ----------------------------------------------------------------------------------------------------
@@ -198,9 +188,9 @@ COLOURED = "\x1b[32mok\x1b[0m\n"
 
 def shown(*pieces: str, raw: bool = False) -> str:
     reading, writing = os.pipe()
-    before, sys.stdout = sys.stdout, LastingStream(LastingFile(writing), "utf-8")
+    before, sys.stdout = sys.stdout, streams.LastingStream(streams.LastingFile(writing), "utf-8")
     try:
-        out = LogOutput(raw=raw)
+        out = streams.LogOutput(raw=raw)
         for piece in pieces:
             out.write(piece)
         out.close()
