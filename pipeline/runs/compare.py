@@ -200,9 +200,11 @@ def headings_of(columns: Sequence[str], among: Iterable[str] = ()) -> dict[str, 
     def is_of_one(end: str) -> bool:
         return sum(f".{other}".endswith(f".{end}") for other in every) == 1
 
-    parts = {name: name.split(".") for name in columns}
-    ends = {name: (".".join(own[at:]) for at in range(len(own) - 1, -1, -1)) for name, own in parts.items()}
-    return {name: next(filter(is_of_one, ends[name]), name) for name in columns}
+    def heading(name: str) -> str:
+        ends = (".".join(name.split(".")[-parts:]) for parts in range(1, name.count(".") + 1))
+        return next(filter(is_of_one, ends), name)
+
+    return {name: heading(name) for name in columns}
 
 
 # -- rows ------------------------------------------------------------------------------------------------------

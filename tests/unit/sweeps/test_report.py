@@ -69,7 +69,11 @@ def test_what_runs_comes_first_then_the_best_and_then_what_has_no_value(tmp_path
         assert varied(list(record.trials.values())) == [
             name for name in record.trials[0].parameters if name != "epochs"
         ]
-        text = drawn(trials_table(record, foremost(record)[:5], sweep.time, {25: 0.5}))
+        table = trials_table(record, foremost(record)[:5], sweep.time, {25: 0.5})
+        shown = dict(zip([column.heading for column in table.columns], table.texts[0], strict=True))
+        given = record.trials[int(shown["trial"])].parameters
+        assert (shown["lr"], shown["optimizer"]) == (f"{given['lr']:.4g}", given["optimizer"])
+        text = drawn(table)
         assert "batch" in text
         assert "GPU 0" in text
 
