@@ -157,7 +157,11 @@ def _scheduled(recorded: dict[str, Any], devices: int, widths: tuple[int, ...], 
 
     def watch(state: RunState, now_s: float) -> None:
         for name in state.reserved.keys() - promised.keys():
-            ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
+            ends = [
+                state.jobs[one.job_id].sent_s + plan.jobs[one.job_id].seconds
+                for one in state.workers
+                if one.job_id
+            ]
             promised[name] = max(now_s, *ends)
 
     attempts = simulate(plan, devices, took, watch=watch)

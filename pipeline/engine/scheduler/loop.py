@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Concatenate, ParamSpec
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
 from pipeline.engine.devices.select import Layout, plain_layout
@@ -240,7 +239,6 @@ _QUIET_TICK_S = 0.5
 _TRAFFIC_S = 5.0
 """How often the journal is told at most what was fetched and uploaded."""
 _NOTHING = OnDisk()
-_P = ParamSpec("_P")
 
 
 @dataclass(kw_only=True)
@@ -322,10 +320,10 @@ class Loop:
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
-    def _decide(self, rule: Callable[Concatenate[Run, _P], None], *about: _P.args, **more: _P.kwargs) -> None:
+    def _decide(self, rule: Callable[..., None], *about: object) -> None:
         """Have a rule decide what follows from something, and do that."""
         self.run.now_s = self.outside.clock()
-        rule(self.run, *about, **more)
+        rule(self.run, *about)
         for effect in self.run.decided():
             self.outside.carry_out(effect)
 

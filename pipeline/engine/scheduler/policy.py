@@ -104,7 +104,7 @@ class Room:
 
     def _guest(self, worker: WorkerState, device: int) -> _Guest:
         # One that is overdue ends from now on.
-        until_s = max(self._now_s, worker.started_s + self._job(worker.job_id).seconds)
+        until_s = max(self._now_s, self._state.jobs[worker.job_id].sent_s + self._job(worker.job_id).seconds)
         alone = self._layout.slots == 1
         return _Guest(EXCLUSIVE if alone else self._state.charge(worker.job_id, device), until_s)
 

@@ -380,7 +380,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
     if not _is_to_run(run, action.job_id, on_disk):
         return
     if action.ahead:
-        run.state.hand_ahead(action.job_id, action.worker)
+        run.state.start(action.job_id, action.worker, ahead=True)
         recovery.send(run, action.job_id)
     else:
         run.state.start(action.job_id, action.worker, action.members, run.now_s)

@@ -103,7 +103,6 @@ class WorkerState:
         gone: Whether its process has ended and no other was started.
         job_id: The job that it runs, or to which its device is lent; or "".
         lent: Whether it is its device alone that the job has.
-        started_s: When that job was given to it.
         up: Whether there is a process that could take a job.
         begun: Whether it has said that the code of its job runs.
         fresh: Whether that process has run no job, and so holds no memory of its device.
@@ -120,7 +119,6 @@ class WorkerState:
     gone: bool = False
     job_id: str = ""
     lent: bool = False
-    started_s: float = 0.0
     up: bool = False
     begun: bool = False
     fresh: bool = False
@@ -146,7 +144,7 @@ class WorkerState:
     def ready(self, device: str, visible: str) -> WorkerState:
         """A process is up; what an earlier one held is not in it. A job that is to come stays."""
         made = WorkerState(self.index, device, quarantined=self.quarantined, up=True, fresh=True, visible=visible)
-        return replace(made, job_id=self.job_id, lent=self.lent, started_s=self.started_s)
+        return replace(made, job_id=self.job_id, lent=self.lent)
 
     def ends(self) -> None:
         """Its process is ended on purpose; a job that is to come, or has its device, stays."""
@@ -157,10 +155,10 @@ class WorkerState:
         """Its process has ended, and with it all that was there."""
         return WorkerState(self.index, self.device, quarantined=self.quarantined, gone=True)
 
-    def take(self, job_id: str, now_s: float, *, lent: bool) -> None:
+    def take(self, job_id: str, *, lent: bool) -> None:
         """It is given a job, or its device is lent to one."""
         assert self.phase is WorkerPhase.idle
-        self.job_id, self.lent, self.started_s, self.begun = job_id, lent, now_s, False
+        self.job_id, self.lent, self.begun = job_id, lent, False
 
     def free(self) -> None:
         """Its job is over."""
@@ -408,26 +406,37 @@ class RunState:
         """Keep idle workers of a machine for a ready job until it starts."""
         self.reserved[job_id] = node
 
-    def start(self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0) -> int:
+    def start(
+        self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0, *, ahead: bool = False
+    ) -> int:
         """A ready job goes to an idle worker, and with it the devices of further idle ones, which are lent to it.
+
+        Args:
+            job_id: The job.
+            index: The worker.
+            members: The others.
+            now_s: When.
+            ahead: It goes to one that has others before it instead, and that has its device to itself.
 
         Returns:
             The number of the attempt.
         """
-        state = self.jobs[job_id]
+        state, leader = self.jobs[job_id], self.workers[index]
         assert state.status is JobStatus.ready
         assert len({index, *members}) == state.job.devices
-        charge = self.charge(job_id, self.layout.device_of(index))
+        charge = EXCLUSIVE if ahead else self.charge(job_id, self.layout.device_of(index))
         self._unqueue(state)
         self._set(state, JobStatus.running)
         state.attempts += 1
-        state.sent_s = now_s
-        state.workers = (index, *members)
-        for place in state.workers:
-            self.workers[place].take(job_id, now_s, lent=place != index)
-        leader = self.workers[index]
+        state.workers, state.keep_models = (index, *members), True
         state.exclusive = math.isinf(charge)
         state.limit_mb = 0 if state.exclusive else int(charge)
+        if ahead:
+            leader.ahead.append(job_id)
+            return state.attempts
+        state.sent_s = now_s
+        for place in state.workers:
+            self.workers[place].take(job_id, lent=place != index)
         if not members:
             leader.fresh = False
             shared = self.layout.slots > 1
@@ -435,20 +444,11 @@ class RunState:
             leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
         return state.attempts
 
-    def hand_ahead(self, job_id: str, index: int) -> None:
-        """A ready job goes to a worker that has others before it."""
-        state = self.jobs[job_id]
-        self._unqueue(state)
-        self._set(state, JobStatus.running)
-        state.attempts += 1
-        state.workers, state.exclusive, state.limit_mb, state.keep_models = (index,), True, 0, True
-        self.workers[index].ahead.append(job_id)
-
     def begin_ahead(self, index: int, now_s: float) -> None:
         """A worker whose job is over goes on to the next that it was given."""
         worker = self.workers[index]
         job_id = worker.ahead.pop(0)
-        worker.take(job_id, now_s, lent=False)
+        worker.take(job_id, lent=False)
         self.jobs[job_id].sent_s = now_s
 
     def give_back(self, job_id: str, index: int) -> None:

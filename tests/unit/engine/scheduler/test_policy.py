@@ -150,7 +150,11 @@ def test_whatever_the_priorities_promises_are_kept_and_no_gang_starves(
 
     def watch(state: RunState, now_s: float) -> None:
         for name in state.reserved.keys() - promised.keys():
-            ends = [one.started_s + plan.jobs[one.job_id].seconds for one in state.workers if one.job_id]
+            ends = [
+                state.jobs[one.job_id].sent_s + plan.jobs[one.job_id].seconds
+                for one in state.workers
+                if one.job_id
+            ]
             promised[name] = max(ends)
 
     attempts = {one.job_id: one for one in simulate(plan, workers, watch=watch)}
