@@ -12,7 +12,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.inventory import Device, GpuUsage, Machine, find_gpus
+from pipeline.engine.devices.inventory import Device, GpuUsage, find_gpus
 from pipeline.engine.devices.select import gpus_of_ids, pick, rank
 from pipeline.errors import DeviceError
 from pipeline.machine.memory import usable_bytes
@@ -107,7 +107,7 @@ def get_gpu_info() -> list[GpuInfo]:
     Raises:
         DeviceError: As `get_available_gpus`.
     """
-    visible, machine = _visible()
+    visible, machine = inventory.look()
     return [_info(number, gpu, machine.usage[gpu.uuid or ""]) for number, gpu in enumerate(visible)]
 
 
@@ -140,7 +140,7 @@ def select_gpus(
     Raises:
         DeviceError: Ids that do not exist, or fewer GPUs than asked for. Says what is wrong with each.
     """
-    visible, machine = _visible()
+    visible, machine = inventory.look()
     among = visible if gpu_ids is None else gpus_of_ids(gpu_ids, visible, os.environ)
     if not visible and num_gpus is None and min_memory_mb is None:
         return []
@@ -172,7 +172,7 @@ def get_optimal_device(gpu_ids: Sequence[int] | None = None) -> str:
         gpu_ids: What `set_visible_gpus` was given. CUDA numbers what it shows from 0, so the answer is ``cuda:0``
             whichever these were. None takes the idlest of all that are visible.
     """
-    visible, machine = _visible()
+    visible, machine = inventory.look()
     if not visible or (gpu_ids is not None and not gpu_ids):
         return "cpu"
     return "cuda:0" if gpu_ids is not None else f"cuda:{visible.index(rank(visible, machine.usage)[0])}"
@@ -189,7 +189,7 @@ def auto_select_gpus_for_model(model_size_gb: float, safety_margin: float = 1.5)
     Raises:
         DeviceError: It does not fit even if spread over all of them; says how much is missing.
     """
-    visible, machine = _visible()
+    visible, machine = inventory.look()
     need = model_size_gb * safety_margin * _GB
     ranked = rank(visible, machine.usage)
     for count in range(1, len(ranked) + 1):
@@ -219,7 +219,7 @@ def print_gpu_info(gpu_ids: Sequence[int] | None = None, console: Console | None
         from pipeline.terminal.console import make_console
 
         console = make_console()
-    visible, machine = _visible()
+    visible, machine = inventory.look()
     if gpu_ids is not None:
         gpus_of_ids(gpu_ids, visible, os.environ)
     if not visible:
@@ -252,13 +252,6 @@ def setup_gpu_environment(
     print_gpu_info(chosen, console)
     set_visible_gpus(chosen)
     return get_optimal_device(chosen)
-
-
-def _visible() -> tuple[list[Device], Machine]:
-    if os.environ.get(inventory.VISIBLE, "0").strip() in inventory.NOTHING:
-        return [], Machine()
-    machine = inventory.read_machine()
-    return inventory.visible_gpus(machine, os.environ), machine
 
 
 def _info(number: int, gpu: Device, use: GpuUsage) -> GpuInfo:

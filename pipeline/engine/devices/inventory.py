@@ -215,10 +215,16 @@ def find_gpus(environ: Mapping[str, str] | None = None) -> list[Device]:
     Raises:
         DeviceError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or the driver does not work.
     """
+    return look(environ)[0]
+
+
+def look(environ: Mapping[str, str] | None = None) -> tuple[list[Device], Machine]:
+    """The same, with the whole machine: one that has nothing where every GPU is hidden, of which none is asked."""
     environ = os.environ if environ is None else environ
     if environ.get(VISIBLE, "0").strip() in NOTHING:
-        return []
-    return visible_gpus(read_machine(), environ)
+        return [], Machine()
+    machine = read_machine()
+    return visible_gpus(machine, environ), machine
 
 
 def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> list[Device]:

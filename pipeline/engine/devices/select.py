@@ -427,9 +427,7 @@ def candidates(
         raise DeviceError(f"{asked} is no GPU. For a run without GPUs use {request.without}; null leaves it open.")
     if request.device is DeviceChoice.cpu:
         return _slots(workers)
-    hidden = environment.get(inventory.VISIBLE, "0").strip() in inventory.NOTHING
-    machine = inventory.Machine() if hidden else inventory.read_machine()
-    visible = [] if hidden else inventory.visible_gpus(machine, environment)
+    visible, machine = inventory.look(environment)
     if not visible:
         if count is None and ids is None and request.device is not DeviceChoice.cuda:
             return _slots(workers)
