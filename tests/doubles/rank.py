@@ -1,9 +1,9 @@
 """A program to launch: says what each rank sees once all ranks have met, and then does as it is told.
 
-python tests/doubles/rank.py FOLDER [meet [leave] | kill RANK | hang]
+python tests/doubles/rank.py FOLDER [fail [leave] | kill RANK | hang]
 
 With `kill` ranks meet over gloo and add up their numbers; else by files, which is quicker.
-FOLDER/rank-N.json is what rank N saw.
+FOLDER/rank-N.json is what rank N saw. With `fail` rank 1 ends with 7, and rank 0 ignores requests to stop.
 """
 
 import gc
@@ -32,6 +32,8 @@ RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 def main() -> None:
     folder, what, *details = Path(sys.argv[1]), *sys.argv[2:], ""
+    if what == "fail" and RANK == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     report = {"pid": os.getpid(), "left": [], **{name: os.environ.get(name) for name in SEEN}}
     if what == "hang" or details[0] == "leave":
         report["left"] = [subprocess.Popen(["sleep", "300"], start_new_session=True).pid]
@@ -43,6 +45,11 @@ def main() -> None:
         time.sleep(0.02)
     if what == "hang":
         time.sleep(300)
+    if what == "fail" and RANK == 0:
+        time.sleep(25)
+        (folder / "outlived").touch()
+    if what == "fail":
+        sys.exit(7)
 
 
 def add(folder: Path, report: dict[str, object], dies: int) -> None:

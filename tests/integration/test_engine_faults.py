@@ -74,15 +74,6 @@ def test_workers_that_cannot_start_end_the_run(engine: Engine, monkeypatch: pyte
     assert "encodings" in str(error.value)
 
 
-def test_workers_that_never_report_end_the_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Python runs this before anything else, from the folder that the environment names.
-    (engine.root / "sitecustomize").mkdir(parents=True)
-    (engine.root / "sitecustomize" / "sitecustomize.py").write_text("import time; time.sleep(3600)")
-    monkeypatch.setenv("PYTHONPATH", str(engine.root / "sitecustomize"))
-    with pytest.raises(WorkerError, match="SIGKILL"):
-        engine.run(*GOOD, start_timeout_s=0.2)
-
-
 def test_a_worker_that_ignores_requests_to_stop_is_killed_and_the_journal_tells_that_at_once(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,15 +90,20 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def test_ranks_meet_in_a_clean_environment_and_what_they_leave_behind_is_ended(launches: Launches) -> None:
+def test_ranks_meet_in_a_clean_environment_and_one_that_fails_ends_all_that_they_have_started(
+    launches: Launches, tmp_path: Path
+) -> None:
+    """Rank 0 ignores requests to stop: torch itself would give it half a minute."""
     leaked = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_PORT": "1", "SLURM_NTASKS": "8", "TORCHELASTIC_RUN_ID": "x"}
-    code, said = finish(launches.start("meet", "leave", **leaked))
-    assert code == 0, said
+    code, said = finish(launches.start("fail", "leave", options=("--grace", "1"), **leaked))
+    assert code == 7, said
+    assert "launch: rank 1 (pid " in said
+    assert "ended with exit code 7" in said
+    assert not (tmp_path / "outlived").exists(), "it had torch's half minute"
     reports = launches.met(2)
     assert [len(one["left"]) for one in reports] == [1, 1]  # the fixture sees to it that they are gone
-    assert [one["listening"] for one in reports] == [
-        ["127.0.0.1"]
-    ] * 2  # ranks and agent: nobody else gets at them
+    # Ranks and agent: nobody else gets at them.
+    assert [one["listening"] for one in reports] == [["127.0.0.1"]] * 2
     assert [(one["RANK"], one["LOCAL_RANK"], one["WORLD_SIZE"]) for one in reports] == [
         ("0", "0", "2"),
         ("1", "1", "2"),
@@ -126,51 +131,6 @@ def test_two_nodes_are_one_group_and_a_rank_that_is_killed_ends_those_on_both(la
     assert "rank 1 (pid " in ends[1][1]
     assert "signal 9 (SIGKILL)" in ends[1][1]
     assert ends[0][0] != 0
-
-
-MINE = """
-import os, signal, sys, time
-from pathlib import Path
-rank = int(os.environ["RANK"])
-if rank == 0:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Path("new").write_text(str(os.getpid()))
-    Path("new").rename("deaf")
-    time.sleep(25)
-    Path("outlived").touch()
-print(sys.argv[1:])
-while not Path("deaf").exists():
-    time.sleep(0.02)
-sys.exit(7)
-"""
-
-
-def test_a_module_that_fails_in_one_rank_ends_one_that_ignores_requests_to_stop_after_the_grace(
-    tmp_path: Path,
-) -> None:
-    """It gets its arguments, and its exit code is passed on. Torch itself would give the other half a minute.
-
-    A program may also be an executable, which the test of GPUs below starts.
-    """
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").touch()
-    (tmp_path / "mine" / "train.py").write_text(MINE)
-    options = ("--device", "cpu", "--nproc", "2", "--grace", "1")
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline", "launch", *options, "--", "-m", "mine.train", "--lr", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=MEET_S,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (7, "['--lr', '1']"), done.stderr
-    assert "launch: rank 1 (pid " in done.stderr
-    assert "ended with exit code 7" in done.stderr
-    assert "Unable to shutdown process" in done.stderr
-    assert alive([int((tmp_path / "deaf").read_text())]) == []
-    assert not (tmp_path / "outlived").exists(), "it had torch's half minute"
 
 
 def test_ranks_end_with_a_launcher_that_is_killed(launches: Launches) -> None:
