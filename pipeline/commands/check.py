@@ -25,7 +25,7 @@ from pipeline import arithmetic
 from pipeline.commands.start import refuse, unless_unwritten
 from pipeline.config.schema import DeviceChoice
 from pipeline.engine.devices import inventory
-from pipeline.engine.devices.select import choose_devices, holders
+from pipeline.engine.devices.select import devices_of, holders
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.store.store import Store
@@ -122,7 +122,7 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
 
 def check_devices() -> Iterator[Check]:
     """GPUs as the driver lists them, or CPU slots where there are none."""
-    devices = choose_devices(DeviceChoice.auto, None)
+    devices = devices_of(DeviceChoice.auto, None).best()
     if devices[0].kind == "cpu":
         yield passed("devices", f"no GPU; {inventory.usable_cores()} usable cores: {len(devices)} CPU workers")
     else:
@@ -328,7 +328,7 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
 
     On CPUs one of them, which has all imported by then, computes the fingerprint of arithmetic as well.
     """
-    devices = choose_devices(DeviceChoice.auto, workers)
+    devices = devices_of(DeviceChoice.auto, workers).best()
     payload = {"prompts": 16, "new_tokens": 32, "seed": 0}
     entry = "pipeline.learning.algos.stage_entry:probe"
     jobs = [

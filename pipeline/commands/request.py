@@ -200,7 +200,7 @@ def _devices(config: Config) -> list[inventory.Device]:
         from pipeline.engine.workers.on_ray import cluster_devices  # most runs have no use for it
 
         return cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
-    return select.choose_devices(config.device, execution.workers, config.distributed)
+    return select.devices_of(config.device, execution.workers, config.distributed).best()
 
 
 def _check_ray(config: Config) -> None:

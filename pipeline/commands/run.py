@@ -23,7 +23,7 @@ from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, Config, StageChoice
-from pipeline.engine.devices.select import LeaseSet, lease_devices
+from pipeline.engine.devices.select import LeaseSet, devices_of
 from pipeline.engine.journal import Event, Journal, Listener
 from pipeline.engine.keeper import Keeper, keys_of_weights, tell_needs
 from pipeline.engine.run_folder import RunFolder, create_run_folder
@@ -179,10 +179,7 @@ def leased(config: Config, console: Console) -> LeaseSet:
     Raises:
         DeviceError: Others hold what it needs.
     """
-    return lease_devices(
-        config.device,
-        config.execution.workers,
-        config.distributed,
+    return devices_of(config.device, config.execution.workers, config.distributed).lease(
         wait=config.execution.wait_for_devices,
         experiment=config.experiment.name,
         on_wait=lambda text: say(console, text),

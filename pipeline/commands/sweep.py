@@ -300,7 +300,7 @@ def multi(
 
     total, settings = split_total(words or [])
     on_cpu, folder = "device=cpu" in settings, output_dir.absolute()
-    devices = select.choose_devices(DeviceChoice.cpu, total) if on_cpu else inventory.find_gpus(os.environ)
+    devices = select.devices_of(DeviceChoice.cpu, total).best() if on_cpu else inventory.find_gpus(os.environ)
     if total is not None and total > len(devices):
         there = counted(len(devices), "GPU")
         raise ConfigError(f"TOTAL_GPUS {total}, but {there} can be used; device=cpu has CPU slots")

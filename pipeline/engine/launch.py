@@ -351,16 +351,9 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
     )
     found = candidates(asked, environ)
     _refuse_slices(found.devices[: found.count])
-    lease = LeaseSet.acquire(
-        found.devices,
-        request.wait,
-        count=found.count,
-        experiment=holder,
-        on_wait=say,
-        how_to_wait="--wait",
-    )
-    if request.gpus is None:
-        lease.devices = found.sorted(lease.devices)
+    lease = found.lease(wait=request.wait, experiment=holder, on_wait=say, how_to_wait="--wait")
+    if request.gpus is not None:
+        lease.devices.sort(key=found.devices.index)
     return lease
 
 

@@ -281,7 +281,9 @@ def run_jobs(
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
-    levels = _levels(devices, execution)
+    # Memory comes back to these levels. A worker that is this very process holds its for longer; that of other
+    # machines is read there.
+    levels = read_levels(devices) if execution.backend is Backend.local else {}
     wanted = set(plan.jobs if missing is None else missing)
     layout = make_layout(devices, execution)
     pool = make_pool(
@@ -312,16 +314,5 @@ def run_jobs(
                 shared=shared,
             )
     finally:
-        _wait_for_memory(devices, levels, execution)
-
-
-def _levels(devices: Sequence[Device], execution: ExecutionConfig) -> dict[str, int]:
-    """Memory in use before the run, to which it is to come back."""
-    # A worker that is this very process holds its memory for longer; that of other machines is read there.
-    return read_levels(devices) if execution.backend is Backend.local else {}
-
-
-def _wait_for_memory(devices: Sequence[Device], levels: Mapping[str, int], execution: ExecutionConfig) -> None:
-    """The devices go to others once this run gives up its lease."""
-    for words in wait_until_free(devices, levels, free_timeout_s(execution)):
-        log.warning("%s", words)
+        for words in wait_until_free(devices, levels, free_timeout_s(execution)):  # they go to others now
+            log.warning("%s", words)

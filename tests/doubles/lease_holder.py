@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from pipeline.config.schema import DeviceChoice, DistributedConfig
-from pipeline.engine.devices.select import lease_devices
+from pipeline.engine.devices.select import devices_of
 from pipeline.errors import DeviceError
 
 
@@ -21,10 +21,7 @@ def main() -> None:
     sys.stdin.readline()  # a line starts all programs at the same moment
     wanted = DistributedConfig(num_gpus=int(count))
     try:
-        with lease_devices(
-            DeviceChoice.cuda,
-            None,
-            wanted,
+        with devices_of(DeviceChoice.cuda, None, wanted).lease(
             wait=wait == "wait",
             experiment=experiment,
             on_wait=lambda why: say(waits=why),

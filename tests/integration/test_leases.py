@@ -127,8 +127,8 @@ def test_a_worker_that_outlives_its_engine_keeps_no_lease(start: Start, tmp_path
     code = (
         "import os, subprocess, sys, time\n"
         "from pipeline.config.schema import DeviceChoice\n"
-        "from pipeline.engine.devices.select import lease_devices\n"
-        "lease = lease_devices(DeviceChoice.cuda, None)\n"
+        "from pipeline.engine.devices.select import devices_of\n"
+        "lease = devices_of(DeviceChoice.cuda, None).lease()\n"
         "read, write = os.pipe()\n"
         "ready, tell = os.pipe()\n"
         "live = 'import os; os.write(%d, b\\'.\\'); os.read(%d, 1)' % (tell, read)\n"

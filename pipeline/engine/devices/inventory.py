@@ -378,7 +378,9 @@ def _optional(nvml: Any, ask: Callable[[], Any]) -> Any:
 
 def cpu_slots(count: int) -> list[Device]:
     """So many CPU slots of this machine."""
-    total = memory_total_bytes()
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
     name = platform.processor() or platform.machine()
     return [
         Device(kind="cpu", index=index, uuid=None, name=name, memory_total_bytes=total) for index in range(count)
@@ -389,13 +391,6 @@ def usable_cores() -> int:
     """Cores that this process may run on; fewer than the machine has under taskset, cgroups or Slurm."""
     affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def memory_total_bytes() -> int:
-    """Memory of the machine."""
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 # -- memory reclaim ----------------------------------------------------------------------------------------------

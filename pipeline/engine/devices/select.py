@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pipeline.config.schema import AUTO, Backend, DeviceChoice, DistributedConfig, ExecutionConfig
 from pipeline.engine.devices import inventory
@@ -393,12 +393,21 @@ class Candidates:
     order: tuple[inventory.Device, ...]
 
     def best(self) -> list[inventory.Device]:
-        """Those that one would take if all were free."""
-        return self.sorted(self.devices[: self.count])
+        """Those that one would take if all were free, as the environment lists them."""
+        return sorted(self.devices[: self.count], key=self.order.index)
 
-    def sorted(self, devices: Sequence[inventory.Device]) -> list[inventory.Device]:
-        """Devices in the order in which the environment lists them."""
-        return sorted(devices, key=self.order.index)
+    def lease(self, **how: Any) -> LeaseSet:
+        """Hold as many, in the same order, until the lease is given back or this process ends.
+
+        Args:
+            how: As `LeaseSet.acquire` takes it.
+
+        Raises:
+            DeviceError: Others hold what it needs.
+        """
+        lease = LeaseSet.acquire(self.devices, count=self.count, **how)
+        lease.devices.sort(key=self.order.index)
+        return lease
 
 
 def candidates(
@@ -488,12 +497,10 @@ def _slots(count: int | None) -> Candidates:
     return Candidates(devices=tuple(devices), count=len(devices), order=tuple(devices))
 
 
-def choose_devices(
-    choice: DeviceChoice,
-    workers: int | None,
-    distributed: DistributedConfig | None = None,
-) -> list[inventory.Device]:
-    """One device per worker, as a run would get them if no other held any. Nothing is taken.
+def devices_of(
+    choice: DeviceChoice, workers: int | None, distributed: DistributedConfig | None = None
+) -> Candidates:
+    """The devices of a run, one per worker. Nothing is taken.
 
     Args:
         choice: Which kind.
@@ -503,38 +510,6 @@ def choose_devices(
     Raises:
         DeviceError: The request cannot be met.
     """
-    return _candidates(choice, workers, distributed).best()
-
-
-def lease_devices(
-    choice: DeviceChoice,
-    workers: int | None,
-    distributed: DistributedConfig | None = None,
-    *,
-    wait: bool = False,
-    experiment: str = "",
-    on_wait: Callable[[str], None] | None = None,
-) -> LeaseSet:
-    """One device per worker, held until the lease is given back or this process ends.
-
-    Args:
-        choice: As for `choose_devices`, like the others.
-        workers: How many.
-        distributed: Which GPUs.
-        wait: Queue for those that others hold.
-        experiment: Whose run this is, for the messages of others.
-        on_wait: Told once who is waited for.
-
-    Raises:
-        DeviceError: The request cannot be met, or other runs hold what it needs.
-    """
-    found = _candidates(choice, workers, distributed)
-    lease = LeaseSet.acquire(found.devices, wait=wait, count=found.count, experiment=experiment, on_wait=on_wait)
-    lease.devices = found.sorted(lease.devices)
-    return lease
-
-
-def _candidates(choice: DeviceChoice, workers: int | None, distributed: DistributedConfig | None) -> Candidates:
     distributed = distributed or DistributedConfig()
     ids = "gpu_ids" if distributed.gpu_list is None else "gpu_list"
     asked = DeviceRequest(

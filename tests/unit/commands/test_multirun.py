@@ -17,7 +17,7 @@ from pipeline.commands.results import OBJECTIVE, is_judged, values_of
 from pipeline.commands.start import WRONG_REQUEST
 from pipeline.config.checks import check_config
 from pipeline.config.schema import Config, DeviceChoice, DistributedConfig
-from pipeline.engine.devices.select import choose_devices
+from pipeline.engine.devices.select import devices_of
 from pipeline.errors import ConfigError, DeviceError, JobError
 from pipeline.runs.record import ResultRow
 from tests.doubles.composing import quick_config
@@ -224,4 +224,4 @@ def test_a_list_of_gpus_has_two_names() -> None:
     with pytest.raises(ConfigError, match=r"gpu_ids=\[0\] and distributed.gpu_list=\[4, 5, 6, 7\] are two names"):
         check_config(config)
     with pytest.raises(DeviceError, match=r"distributed.gpu_list=\[9\]"):
-        choose_devices(DeviceChoice.auto, None, DistributedConfig(gpu_list=[9]))
+        devices_of(DeviceChoice.auto, None, DistributedConfig(gpu_list=[9]))

@@ -10,8 +10,8 @@ from pipeline.engine.devices.inventory import find_gpus, read_machine
 from pipeline.engine.devices.select import (
     DeviceRequest,
     candidates,
+    devices_of,
     holders,
-    lease_devices,
     pick,
 )
 from pipeline.errors import DeviceError
@@ -121,15 +121,15 @@ def test_the_cpu_works_whatever_the_driver_does(machine: UseMachine) -> None:
 def test_what_another_run_holds_is_passed_over_by_count_and_refused_by_id(machine: UseMachine) -> None:
     machine("eight")
     four = DistributedConfig(num_gpus=4)
-    with lease_devices(DeviceChoice.auto, None, four, experiment="first") as first:
+    with devices_of(DeviceChoice.auto, None, four).lease(experiment="first") as first:
         assert [one.index for one in first.devices] == [4, 5, 6, 7]
-        with lease_devices(DeviceChoice.auto, None, four, experiment="second") as second:
+        with devices_of(DeviceChoice.auto, None, four).lease(experiment="second") as second:
             assert [one.index for one in second.devices] == [0, 1, 2, 3]
             with pytest.raises(
                 DeviceError, match=r"8 of these 8 are leased: 'second' .* has GPU 0, 1, 2, 3; 'first' .* has GPU 4"
             ):
-                lease_devices(DeviceChoice.auto, 1)
+                devices_of(DeviceChoice.auto, 1).lease()
         with pytest.raises(DeviceError, match=r"2 of GPU 3, 4 wanted, but 1 of these 2 are leased: 'first'"):
-            lease_devices(DeviceChoice.auto, None, DistributedConfig(gpu_ids=[4, 3]))
+            devices_of(DeviceChoice.auto, None, DistributedConfig(gpu_ids=[4, 3])).lease()
         assert len(holders(first.devices)) == 4
     assert holders(first.devices) == {}
