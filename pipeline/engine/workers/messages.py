@@ -237,11 +237,16 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True):
                 force_setattr(self, name, _plain_line(text))
 
 
-class RunJob(_Message, frozen=True, kw_only=True):
-    """Engine -> worker: run a job, after those that it was sent before."""
+class _OfJob(_Message, frozen=True, kw_only=True):
+    """About an attempt at a job."""
 
     job_id: str
     attempt: Number
+
+
+class RunJob(_OfJob, frozen=True, kw_only=True):
+    """Engine -> worker: run a job, after those that it was sent before."""
+
     key: str
     entry: str
     payload: Mapping[str, Any]
@@ -289,18 +294,13 @@ class WorkerReady(_Message, frozen=True, kw_only=True):
     _lines = ("device", "visible", "node", "not_free")
 
 
-class JobStarted(_Message, frozen=True, kw_only=True):
+class JobStarted(_OfJob, frozen=True, kw_only=True):
     """Worker -> engine: the job's log is open and its code is about to run."""
 
-    job_id: str
-    attempt: Number
 
-
-class JobProgress(_Message, frozen=True, kw_only=True):
+class JobProgress(_OfJob, frozen=True, kw_only=True):
     """Worker -> engine: how far a job is. Sent at most a few times a second."""
 
-    job_id: str
-    attempt: Number
     done: Count
     """Samples finished, of `total`."""
     total: Count
@@ -339,15 +339,29 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     """What its GPU is doing; None without one, or without a driver that tells."""
 
 
-class JobFinished(_Message, frozen=True, kw_only=True):
+class _End(_OfJob, frozen=True, kw_only=True):
+    """About one that is over."""
+
+    run_s: Seconds
+    """Seconds from start to end, loading included."""
+    held_mb: Count = 0
+    """What of the device's memory the process still holds, in MiB, for the models that it keeps."""
+    left_changed: Line = ""
+    """What the job has left changed in the process, in words, so that no other may run in it; "" for nothing."""
+
+    _lines: ClassVar[tuple[str, ...]] = ("left_changed",)
+
+    @property
+    def spoils(self) -> bool:
+        """Whether no other job may run in the process."""
+        return bool(self.left_changed)
+
+
+class JobFinished(_End, frozen=True, kw_only=True):
     """Worker -> engine: the output is committed under the job's key."""
 
-    job_id: str
-    attempt: Number
     load_s: Seconds
     """Seconds spent importing libraries and loading models for this job."""
-    run_s: Seconds
-    """Seconds from start to commit, loading included."""
     samples: Count
     tokens: Count
     answers: Count = 0
@@ -356,38 +370,21 @@ class JobFinished(_Message, frozen=True, kw_only=True):
     """What was computed, by purpose."""
     peak_mb: Count | None = None
     """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
-    held_mb: Count = 0
-    """What of that it still holds, for the models that it keeps."""
-    left_changed: Line = ""
-    """What the job has left changed in the process, in words, so that no other may run in it; "" for nothing."""
-
-    @property
-    def spoils(self) -> bool:
-        """Whether no other job may run in the process."""
-        return bool(self.left_changed)
-
-    _lines = ("left_changed",)
 
 
-class JobRaised(_Message, frozen=True, kw_only=True):
+class JobRaised(_End, frozen=True, kw_only=True):
     """Worker -> engine: the job's code raised; the worker itself is fine and can take another job."""
 
-    job_id: str
-    attempt: Number
     error_type: Line
     """Qualified class name of the exception; "" for one of ours, whose message was written for users."""
     message: Text
     traceback: Text
-    run_s: Seconds
     kind: FailureKind
     """Decided in the worker, where the exception is still an object."""
     damaged_key: Line = ""
     """Key of the stored output that the job could not use, for the kind ``damaged_input``."""
     rank: Count | None = None
     """The process that failed first, where a job has several."""
-    held_mb: Count = 0
-    """As in `JobFinished`, and so the next."""
-    left_changed: Line = ""
 
     @property
     def spoils(self) -> bool:
@@ -407,11 +404,8 @@ class JobRaised(_Message, frozen=True, kw_only=True):
         force_setattr(self, "traceback", _plain_text(self.traceback, keep_end=True))
 
 
-class AttemptStopped(_Message, frozen=True, kw_only=True):
+class AttemptStopped(_OfJob, frozen=True, kw_only=True):
     """Worker -> engine: the job was asked to stop and has saved what it needs to go on later."""
-
-    job_id: str
-    attempt: Number
 
 
 class WorkerUnusable(_Message, frozen=True, kw_only=True):
