@@ -15,7 +15,7 @@ from rich.progress import track
 
 from pipeline.commands.typed import examples, refuse_both
 from pipeline.engine.store import gc as garbage
-from pipeline.engine.store.store import Store, users
+from pipeline.engine.store.store import Store, living, users
 from pipeline.errors import ConfigError, StoreError
 from pipeline.runs.report.format import count
 from pipeline.runs.report.tables import garbage_table, usage_table
@@ -135,7 +135,8 @@ def _kept(
         raise ConfigError(f"no run was found in {there}, so every output would go. Say where with --output-dir")
     if keep_runs is not None:
         return garbage.newest_runs(runs, keep_runs)
-    return runs if older_than is None else garbage.runs_since(runs, datetime.now() - timedelta(days=older_than))
+    since = datetime.min if older_than is None else datetime.now() - timedelta(days=older_than)
+    return [run for run in runs if run.started[0] >= since]
 
 
 def _report(found: Sequence[garbage.Garbage], folders: Sequence[Path], console: Console) -> bool:
@@ -152,8 +153,8 @@ def _report(found: Sequence[garbage.Garbage], folders: Sequence[Path], console: 
 @contextmanager
 def _alone(store: Store) -> Iterator[None]:
     with store.alone():
-        if (name := garbage.active_run(store)) is not None:
-            raise StoreError(f"the run {name} is using {store.root}: nothing was removed. Try again later.")
+        if runs := [path.name for path in living(store.root)]:
+            raise StoreError(f"the run {runs[0]} is using {store.root}: nothing was removed. Try again later.")
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,22 +214,18 @@ def _of_wide(config: Config) -> Iterator[str]:
 
 def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:
     """The `config.json` of a reference; None where it is not here, as of a GGUF file."""
-    file = _config_file(str(model.path), model.revisions["reference"])
-    return None if file is None else _read(file)
-
-
-def _config_file(path: str, revision: str | None) -> Path | None:
-    path, revision = with_weights(path, revision)
-    if Path(path).is_dir():
-        return Path(path) / CONFIG
-    return None if Path(path).is_file() else in_cache(path, CONFIG, revision)
-
-
-def _read(file: Path) -> Mapping[str, Any] | None:
-    try:
-        return read_config(file)
-    except (OSError, ForeignDataError):
-        return None
+    place = with_weights(str(model.path), model.revisions["reference"])
+    path = Path(place.path)
+    file = (
+        path / CONFIG
+        if path.is_dir()
+        else None
+        if path.is_file()
+        else in_cache(place.path, CONFIG, place.revision)
+    )
+    with suppress(OSError, ForeignDataError):
+        return None if file is None else read_config(file)
+    return None
 
 
 # -- precision ---------------------------------------------------------------------------------------------------

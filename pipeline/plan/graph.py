@@ -190,12 +190,7 @@ def chain_name(dataset: str, model: str, reference: int | None, seed: int | None
         seed: Seed of the chain, or None.
         algo: Algorithm.
     """
-    return f"{place_name(dataset, model, reference)}/{seed_name(seed)}/{algo}"
-
-
-def seed_name(seed: int | None) -> str:
-    """A seed in the name of a chain."""
-    return ANY if seed is None else f"s{seed}"
+    return f"{place_name(dataset, model, reference)}/{ANY if seed is None else f's{seed}'}/{algo}"
 
 
 def duration_name(job: Job) -> str:

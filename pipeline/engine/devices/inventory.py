@@ -603,8 +603,9 @@ def worker_environment(
     env = {name: value for name, value in base_env.items() if not (is_of_launcher(name) or name in dropped)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
-    if device.kind == "cuda":
-        env = _tuned(env)
+    if device.kind == "cuda":  # what a user has said of the same goes first
+        own = {"PYTORCH_ALLOC_CONF"} if _ALLOCATOR & env.keys() else set()
+        env = {**{name: value for name, value in ON_GPUS.items() if name not in own}, **env}
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
     env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
@@ -617,12 +618,6 @@ def _can_hold_files(folder: str) -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
-
-
-def _tuned(env: Mapping[str, str]) -> dict[str, str]:
-    """With what torch is told of GPUs; what a user has said of the same goes first."""
-    own = {"PYTORCH_ALLOC_CONF"} if _ALLOCATOR & env.keys() else set()
-    return {**{name: value for name, value in ON_GPUS.items() if name not in own}, **env}
 
 
 def rank_environment(

@@ -211,7 +211,9 @@ def _job_finished(run: Run, index: int, message: messages.JobFinished) -> None:
         **({} if message.peak_mb is None else {"peak_mb": message.peak_mb}),
     )
     workers = state.jobs[job_id].workers
-    recovery.note_time(run, state.plan.jobs[job_id], message.run_s)
+    # The first of a worker imports what later ones find there.
+    kind = recovery.kind_of_time(state.plan.jobs[job_id])
+    run.took_s[kind] = max(message.run_s, recovery.FORGET * run.took_s.get(kind, 0.0))
     state.finished(index, message.peak_mb, message.held_mb)
     _hand_on(run, index, workers, message)
 
@@ -250,8 +252,10 @@ def _hand_on(
     """Make the devices of a job that is over fit for the next, in fresh processes where present ones are not."""
     if message.left_changed:
         run.say(f"worker {index}: {message.job_id} has left changed: {message.left_changed}")
-    if run.state.workers[index].quarantined:
-        recovery.leave_quarantined(run, index)
+    if run.state.workers[index].quarantined:  # that a job has ended there may show that the device works after all
+        recovery.review_devices(run)
+        if run.state.workers[index].quarantined:
+            recovery.close(run, index)
     if is_spoiled or message.spoils:
         recovery.renew_idle(run, [index])
     recovery.renew_places(run, workers[1:] and workers)

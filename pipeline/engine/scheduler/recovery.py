@@ -12,7 +12,7 @@ from pipeline.engine.workers.messages import FailureKind, RunJob
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
 
-_FORGET = 0.7
+FORGET = 0.7
 """A kind's time is the longest of its last jobs, each of which counts for this much of the one before it."""
 
 # -- jobs ------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def failed(
             state.wait(job_id)
         else:
             state.retry(job_id)
-    _review_devices(run)
+    review_devices(run)
 
 
 def try_again(run: Run, job_id: str, index: int, failure: Failure, how: str, why: str = "") -> None:
@@ -142,13 +142,6 @@ def not_free(run: Run, index: int, description: str) -> None:
         run.say(f"worker {index} is the last one and goes on with what is free of {description}")
 
 
-def leave_quarantined(run: Run, index: int) -> None:
-    """A job has ended on a device that is given no more: that may show that the device works after all."""
-    _review_devices(run)
-    if run.state.workers[index].quarantined:
-        close(run, index)
-
-
 def close(run: Run, index: int) -> None:
     """End a worker that is given no more jobs."""
     if index not in run.closed:
@@ -157,7 +150,7 @@ def close(run: Run, index: int) -> None:
         run.do(ProcessOrder("close", index))
 
 
-def _review_devices(run: Run) -> None:
+def review_devices(run: Run) -> None:
     """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
     state = run.state
     for device in range(len(state.layout.places)):
@@ -218,7 +211,9 @@ def gather(run: Run, job_id: str, emptied: Collection[int]) -> None:
 
 def send_if_gathered(run: Run, job_id: str) -> None:
     """Give a job to its worker if all of its devices are its own."""
-    if job_id in run.gathering and run.state.is_gathered(job_id):
+    workers = [run.state.workers[index] for index in run.state.jobs[job_id].workers] if job_id else []
+    # No process of its own may hold memory that a job of several devices is about to use.
+    if job_id in run.gathering and all(one.up and (one.fresh or len(workers) == 1) for one in workers):
         device_of = run.state.layout.device_of
         devices = {device_of(worker) for worker in run.state.jobs[job_id].workers}
         if not any(device_of(worker) in devices for worker in run.emptied):
@@ -273,12 +268,6 @@ def give_back(run: Run, index: int) -> None:
     for job_id in list(run.state.workers[index].ahead):
         run.do(ReleaseClaim(job_id))
         run.state.give_back(job_id, index)
-
-
-def note_time(run: Run, job: Job, took_s: float) -> None:
-    """Remember how long jobs of a kind take; the first of a worker imports what later ones find there."""
-    kind = kind_of_time(job)
-    run.took_s[kind] = max(took_s, _FORGET * run.took_s.get(kind, 0.0))
 
 
 def kind_of_time(job: Job) -> tuple[str, str]:

@@ -164,14 +164,6 @@ class WorkerState:
         """Its job is over."""
         self.job_id, self.lent = "", False
 
-    def keeps_models(self, affinity: str, *, shared: bool) -> bool:
-        """Whether it may keep models in its memory for a job.
-
-        On a device that it shares with other workers, only if the job works with the same: what one holds for
-        later, the others lack now.
-        """
-        return not shared or (affinity != "" and self.holds == [affinity])
-
     def remember(self, affinity: str, most: int, *, shared: bool) -> None:
         """Note which models it has in memory now: those of its last jobs, or on a shared device of this one."""
         if shared:
@@ -339,11 +331,6 @@ class RunState:
         self.workers[index] = worker.lost()
         return job_id
 
-    def is_gathered(self, job_id: str) -> bool:
-        """Whether no process of its own workers holds memory that a job of several devices is about to use."""
-        workers = [self.workers[index] for index in self.jobs[job_id].workers]
-        return all(worker.up and (worker.fresh or len(workers) == 1) for worker in workers)
-
     @property
     def is_plain(self) -> bool:
         """Whether each device has one worker and will do for every job: then nobody need look at memory."""
@@ -440,7 +427,8 @@ class RunState:
         if not members:
             leader.fresh = False
             shared = self.layout.slots > 1
-            state.keep_models = leader.keeps_models(state.job.affinity, shared=shared)
+            # Beside other workers only those that it works with: what one holds for later, the others lack now.
+            state.keep_models = not shared or leader.holds == [state.job.affinity]
             leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
         return state.attempts
 

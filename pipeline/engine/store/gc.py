@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
-from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Scratch, Store, is_lock, leftovers, living
+from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Scratch, Store, is_lock, leftovers
 from pipeline.engine.store.store import remove as remove_leftover
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import remove_tree, walk
@@ -78,11 +78,6 @@ def newest_runs(runs: Iterable[RunReference], number: int) -> list[RunReference]
     for run in sorted(runs, key=lambda run: (run.started, run.folder.path)):
         by_experiment.setdefault(run.folder.path.parent, []).append(run)
     return [run for group in by_experiment.values() for run in group[max(0, len(group) - number) :]]
-
-
-def runs_since(runs: Iterable[RunReference], moment: datetime) -> list[RunReference]:
-    """The runs that began at a moment or later."""
-    return [run for run in runs if run.started[0] >= moment]
 
 
 def _run_folders(output_dir: Path, seen: set[str]) -> Iterator[Path]:
@@ -348,11 +343,6 @@ def remove_dead_claims(store: Store) -> None:
             claim = store.claim(path.name)
             if claim is not None:
                 claim.release()
-
-
-def active_run(store: Store) -> str | None:
-    """Name of a scratch folder whose run lives."""
-    return next((path.name for path in living(store.root)), None)
 
 
 def _remove(thing: Garbage, moved: Path) -> OSError | None:
