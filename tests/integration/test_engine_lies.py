@@ -12,7 +12,7 @@ from tests.doubles.engine import Engine, job
 pytestmark = pytest.mark.timeout(60)
 
 LIES = {
-    "orders": (["Shutdown", {}], "it sent what is no message (a message here is one of"),
+    "orders": (["Shutdown", {}], "it sent what is no message (a message here is"),
     "types": (["Heartbeat", {"rss_bytes": 1, "gpu": ["GPU 0"]}], "expected `object"),
     "kind": (
         ["JobRaised", {"job_id": "bad", "attempt": 1, "error_type": "E", "message": "", "traceback": "",

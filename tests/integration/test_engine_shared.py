@@ -138,7 +138,7 @@ def test_an_experiment_on_two_machines(tmp_path: Path, url: str) -> None:
     assert run.view.shared | {"uploaded_bytes": 0} == {
         "fetched": 0, "fetched_bytes": 0, "uploaded": 8, "uploaded_bytes": 0, "left": 0
     }  # fmt: skip
-    assert (run.state, glance_at(LoadedRun(run.folder), 0).state) == ("done", "done")
+    assert (run.state, glance_at(LoadedRun(run.folder), 0)["state"]) == ("done", "done")
     assert "8 outputs uploaded (" in run.folder.report.read_text()
     said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
     assert "8 jobs: 8 stored (2 of them in the shared store, to be fetched), 0 to run on" in in_line(said)
