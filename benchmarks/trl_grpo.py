@@ -4,9 +4,10 @@
     python -m benchmarks.trl_grpo --references 0 --marks 2560
 
 Both start from references that the main command trains, on the task's training prompts and by its reward, with
-the same settings; each run has a reference of its own, so that the interval of a difference holds for others. Ours
-is the main command, whose rounds end at the marks. Answers have four tokens, so pass@1 is the probability of the
-right one and nothing is drawn for it; KL is summed over the tokens of drawn answers. Both are of 500 test prompts.
+the same settings; each pair of trainings has a reference and a seed of its own, so that the interval of a
+difference holds for others of both. Ours is the main command, whose rounds end at the marks. Answers have four
+tokens, so pass@1 is the probability of the right one and nothing is drawn for it; KL is summed over the tokens of
+drawn answers. Both are of 500 test prompts.
 """
 
 from __future__ import annotations
@@ -185,19 +186,15 @@ def _training_rows(dataset: Dataset, seed: int, count: int) -> Rows:
 
 def main() -> None:
     args = _arguments()
-    config = _run(args)
-    dataset, store = (
-        load_dataset(config.datasets["addition"]),
-        Store(Path(config.output_dir).absolute() / ".store"),
-    )
-    jobs, seconds = _jobs(config, store), _seconds(config) / len(args.references)
     ours: list[Curve] = []
     theirs: list[Curve] = []
     for reference in args.references:
-        folder = jobs["reference", reference, 0]
+        config = _run(args, reference)
+        dataset = load_dataset(config.datasets["addition"])
+        trained, seconds = _trained(config), _seconds(config)
+        folder = trained[0]
         prompts = TestPrompts(dataset, load_tokenizer(folder))
-        rounds = [mark // args.marks[0] for mark in args.marks]
-        policies = [jobs["GRPO", reference, number] for number in rounds]
+        policies = [trained[mark // args.marks[0]] for mark in args.marks]
         start = load_policy(folder, SystemConfig(), "cpu")
         found = [prompts.measure(load_policy(policy, SystemConfig(), "cpu"), start) for policy in policies]
         ours.append(Curve(found, seconds))
@@ -212,31 +209,25 @@ def main() -> None:
         print(_line(mark, *sides), flush=True)
 
 
-def _run(args: argparse.Namespace) -> Config:
-    """Train references and policies by the main command."""
+def _run(args: argparse.Namespace, reference: int) -> Config:
+    """Train a reference, and a policy from it, by the main command."""
+    alone = argparse.Namespace(**{**vars(args), "references": [reference]})
     rounds = args.marks[-1] // args.marks[0]
-    # Without a warm-up, and of every round the weights stay.
-    settings = (f"rounds_of_training={rounds}", "training.warmup_steps=0", "execution.keep=all")
-    return train(args, f"trl_grpo_{args.marks[0]}", ["GRPO"], *settings)
+    # Its draws are its own too, without a warm-up, and of every round the weights stay.
+    own = (f"experiment.seeds=[{reference}]", "training.warmup_steps=0", "execution.keep=all")
+    return train(alone, f"trl_grpo_{args.marks[0]}_{reference}", ["GRPO"], f"rounds_of_training={rounds}", *own)
 
 
-def _jobs(config: Config, store: Store) -> dict[tuple[str, int, int], Path]:
-    """What trainings made, by method, reference and round."""
+def _trained(config: Config) -> list[Path]:
+    """What trainings made: the reference, and the policy after each round."""
+    store = Store(Path(config.output_dir).absolute() / ".store")
     plan = json.loads((Path(config.output_dir) / config.experiment.name / "latest" / "plan.json").read_text())
     trainings = [job for job in plan["jobs"] if job["stage"] == "train"]
-    seeds = [seed or 0 for seed in config.models["tiny"].references]
-    keys = [job["key"] for job in trainings if job["algo"] == "reference"]
-    assert len(keys) == len(seeds)
-    made = {("reference", seed, 0): store.path(key) for seed, key in zip(seeds, keys, strict=True)}
-    for job in trainings:
-        if job["algo"] == "GRPO":
-            (key,) = job["inputs"]["reference.train"]
-            made["GRPO", seeds[keys.index(key)], job["round"]] = store.path(job["key"])
-    return made
+    return [store.path(job["key"]) for job in sorted(trainings, key=lambda job: job["round"])]
 
 
 def _seconds(config: Config) -> float:
-    """What all trainings of policies took."""
+    """What the trainings of the policy took."""
     latest = Path(config.output_dir) / config.experiment.name / "latest"
     rows = json.loads((latest / "compute.json").read_text())["rows"]
     return float(sum(row["device_s"] for row in rows if (row["algo"], row["stage"]) == ("GRPO", "train")))
