@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import graphlib
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
 from pipeline.config.schema import UNLESS_DEFAULT
 from pipeline.errors import CycleError, PlanError
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 # -- keys --------------------------------------------------------------------------------------------------------
 # What determines a result, and the hash that names it.
@@ -204,6 +207,9 @@ def duration_kind(dataset: str, model: str, algo: str, stage: str, devices: int)
     return name if devices == 1 else f"{name} on {devices} devices"
 
 
+# where its graph is asked for: it takes long to import, and a run never does
+
+
 class Plan:
     """Jobs and their edges. Immutable once built.
 
@@ -244,12 +250,22 @@ class Plan:
                 waits_for[reader] -= 1
                 if not waits_for[reader]:
                     order.append(self.jobs[reader])
-        if len(order) < len(self.jobs):
-            try:
-                graphlib.TopologicalSorter(self._inputs).prepare()
-            except graphlib.CycleError as error:
-                raise CycleError(f"these jobs wait for each other: {' -> '.join(error.args[1])}") from error
-        return order
+        if len(order) == len(self.jobs):
+            return order
+        import networkx as nx
+
+        circle = (job_id for job_id, _ in nx.find_cycle(self.graph))
+        raise CycleError(f"these jobs wait for each other: {' -> '.join(circle)}")
+
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """Job ids as nodes, an edge from each job to those that read its output; as networkx has it."""
+        import networkx as nx
+
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from(self.jobs)
+        graph.add_edges_from(self.edges())
+        return graph
 
     def edges(self) -> Iterator[tuple[str, str]]:
         """Pairs of job ids, one whose output the other reads, in the order of the former."""

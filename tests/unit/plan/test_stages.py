@@ -201,7 +201,7 @@ def test_every_reference_has_a_chain_of_every_seed(two: Plan) -> None:
 
 
 def test_no_job_reads_what_rests_on_another_reference(two: Plan) -> None:
-    assert {(two.jobs[one].reference, two.jobs[other].reference) for one, other in two.edges()} == {
+    assert {(two.jobs[one].reference, two.jobs[other].reference) for one, other in two.graph.edges} == {
         (0, 0),
         (3, 3),
     }

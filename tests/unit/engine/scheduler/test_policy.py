@@ -129,7 +129,7 @@ def test_whatever_the_priorities_jobs_have_their_turn_in_their_order(
 ) -> None:
     rng = random.Random(seed)
     bare = random_plan(seed, 20)
-    plan = Plan([replace(one, priority=rng.choice(values)) for one in bare.jobs.values()], bare.edges())
+    plan = Plan([replace(one, priority=rng.choice(values)) for one in bare.jobs.values()], bare.graph.edges)
     attempts = {one.job_id: one for one in simulate(plan, workers)}
     assert set(attempts) == set(plan.jobs)
     for name, one in plan.jobs.items():
@@ -145,7 +145,7 @@ def test_whatever_the_priorities_promises_are_kept_and_no_gang_starves(
 ) -> None:
     rng = random.Random(seed)
     bare = gang_plan(seed, workers, 30)
-    plan = Plan([replace(one, priority=rng.choice(values)) for one in bare.jobs.values()], bare.edges())
+    plan = Plan([replace(one, priority=rng.choice(values)) for one in bare.jobs.values()], bare.graph.edges)
     promised: dict[str, float] = {}
 
     def watch(state: RunState, now_s: float) -> None:
