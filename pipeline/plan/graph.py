@@ -207,9 +207,6 @@ def duration_kind(dataset: str, model: str, algo: str, stage: str, devices: int)
     return name if devices == 1 else f"{name} on {devices} devices"
 
 
-# where its graph is asked for: it takes long to import, and a run never does
-
-
 class Plan:
     """Jobs and their edges. Immutable once built.
 
@@ -260,7 +257,7 @@ class Plan:
     @cached_property
     def graph(self) -> nx.DiGraph[str]:
         """Job ids as nodes, an edge from each job to those that read its output; as networkx has it."""
-        import networkx as nx
+        import networkx as nx  # which takes long to import, and a run never does
 
         graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(self.jobs)

@@ -280,6 +280,7 @@ python -m pipeline launch -- train.py \\
     --lr 1
 """
 ONE = "#!/bin/bash\n#SBATCH --gres=gpu:1\n"
+TWO = "#!/bin/bash\n#SBATCH --gres=gpu:8 --nodes=2\n"
 PER_TASK = "#!/bin/bash\n#SBATCH --gres=gpu:8 --ntasks-per-node=8\nsrun python train.py\n"
 ALL = "0,1,2,3,4,5,6,7"
 
@@ -296,6 +297,7 @@ def names(checks: list[Check]) -> list[str]:
         (RIGHT, "gpu:h200:8", "gpu:a100:4,gpu:h100:4", []),
         (RIGHT, "--ntasks-per-node=1", "--ntasks-per-node=8", ["several copies"]),
         (RIGHT, "python -m pipeline launch -- train.py", "python train.py", ["idle GPUs"]),
+        (RIGHT, "cd /scratch/me", "export WORLD_SIZE=8", ["ranks by hand"]),
         (RIGHT, "cd /scratch/me", "cd /scratch/me\n#SBATCH --mem=9G", ["not read"]),
         (RIGHT, "#SBATCH -c", "# SBATCH --mem=9G\n#SBATCH -c", ["not read"]),
         (RIGHT, "-c 128", "-c 128\n#SBATCH --nodes=2", ["no srun"]),
@@ -315,7 +317,15 @@ def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str])
 @pytest.mark.parametrize(
     ("script", "wrong"),
     [
-        (ONE + "cat <<EOF > other.sh\n#SBATCH --mem=9G\nEOF\nsrun python train.py\n", []),
+        (ONE + "python train.py > train.log 2>&1 &\n", ["nobody waits"]),
+        (ONE + "cd runs &&\npython train.py &\nwait $!\n", []),
+        (TWO + "srun torchrun --nnodes 2 train.py\n", ["nowhere to meet"]),
+        (TWO + "srun torchrun --nnodes=2 \\\n    --master-addr $(hostname) train.py\n", []),
+        (ONE + "srun torchrun --nnodes 2 train.py\n", []),
+        (TWO + "srun accelerate launch --machine_rank $SLURM_PROCID train.py\n", ["one rank for all"]),
+        (TWO + "export NODE_RANK=$SLURM_NODEID\nsrun accelerate launch train.py\n", ["one rank for all"]),
+        (TWO + "srun bash -c 'accelerate launch --machine_rank $SLURM_PROCID train.py'\n", []),
+        (ONE + "cat <<EOF > other.sh\n#SBATCH --mem=9G\nexport RANK=0\nEOF\nsrun python train.py\n", []),
         (
             # The script that hung: each row of it that is wrong has a message.
             "#!/bin/bash\n#SBATCH --gres=gpu:h200:1   # Only requests 1 GPU!\n#SBATCH --ntasks-per-node=8\n"
