@@ -49,7 +49,7 @@ from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned
 from pipeline.runs.record import METRICS_STAGE, ResultRow, place_of
-from pipeline.runs.report.format import jobs, shown_path
+from pipeline.runs.report.format import count, shown_path
 from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all
 from pipeline.runs.trained import Trained, find_trained
 from pipeline.terminal.console import make_console, say
@@ -123,7 +123,7 @@ def _request_of(found: Trained) -> Request:
 def _run(request: Request, plan: Plan, missing: list[str], found: Trained, console: Console) -> None:
     folder = RunFolder(found.run.folder.path / AGAIN / f"{datetime.now():{STAMP_FORMAT}}_{secrets.token_hex(4)}")
     folder.path.mkdir(parents=True)
-    text = f"{found.job.id}: its weights are gone; running {jobs(len(missing))} to make them again. Log:"
+    text = f"{found.job.id}: its weights are gone; running {count(len(missing), 'job')} to make them again. Log:"
     say(console, text, copy=shown_path(folder.log))
     config = request.config
     with leased(config, console) as lease, logged_to(folder.log), StopSignals() as signals:

@@ -31,7 +31,7 @@ from pipeline.outputs.formats import read_metrics
 from pipeline.plan import build, compatibility, contents, estimates, graph, rewards
 from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
 from pipeline.runs.record import PRIMARY_METRICS
-from pipeline.runs.report.format import count, duration, jobs
+from pipeline.runs.report.format import count, duration
 from pipeline.runs.report.tables import plan_table
 from pipeline.terminal.console import say
 
@@ -401,7 +401,7 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
 def in_short(request: Request, stored: Stored) -> str:
     """How many jobs there are, are stored, and are to run, and about how long that takes."""
     plan, missing, workers = request.plan, stored.missing, request.layout.workers
-    text = f"{jobs(len(plan.jobs))}: {len(plan.jobs) - len(missing):,} stored"
+    text = f"{count(len(plan.jobs), 'job')}: {len(plan.jobs) - len(missing):,} stored"
     text += f"{stored.in_shared}, {len(missing):,} to run on "
     text += count(workers, "worker")
     if not missing:

@@ -41,7 +41,7 @@ from pipeline.plan import graph, models, recorded, rewards
 from pipeline.runs import origin, progress
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report import screen, tables
-from pipeline.runs.report.format import jobs, logs_command, shown_path
+from pipeline.runs.report.format import count, logs_command, shown_path
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting, printable
 
@@ -214,7 +214,7 @@ def announce(request: Request, stored: Stored, run: RunFolder, console: Console)
     if not missing:
         if total:
             log.info("outputs, weights and samples among them: %s/jobs/*/output", run.path)
-            note(console, f"{name}: all {jobs(total)} are stored; nothing to run.", "", logging.INFO)
+            note(console, f"{name}: all {count(total, 'job')} are stored; nothing to run.", "", logging.INFO)
         return
     devices = request.used_devices
     names = ", ".join(device.label for device in devices)
@@ -222,7 +222,7 @@ def announce(request: Request, stored: Stored, run: RunFolder, console: Console)
         names += f", up to {slots} jobs on each"
     there = f"{total - len(missing):,} stored{stored.in_shared}"
     log.info("%s: %d jobs, %s, on %s", name, total, there, names)
-    text = f"{name}: {jobs(total)}, {there}, {len(missing)} to run on {names}. Log:"
+    text = f"{name}: {count(total, 'job')}, {there}, {len(missing)} to run on {names}. Log:"
     say(console, text, copy=shown_path(run.log))
 
 

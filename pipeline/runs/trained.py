@@ -21,17 +21,8 @@ from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlg
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset
 from pipeline.learning.models.source import reference_folder
-from pipeline.outputs.formats import (
-    ETA,
-    GUIDANCE,
-    Drawing,
-    GuidanceSettings,
-    Prompting,
-    Usage,
-    problem_in_words,
-    read_guidance,
-    read_metrics,
-)
+from pipeline.outputs import formats
+from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting, Usage
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, find_named, listed
@@ -42,7 +33,7 @@ if TYPE_CHECKING:
     from pipeline.learning.generation.sampling import Offset
 
 TRAIN = "train"
-CHOSEN = f"chosen/{ETA}"
+CHOSEN = f"chosen/{formats.ETA}"
 """What metrics of a sweep begin with that say which strength was taken."""
 
 
@@ -163,9 +154,11 @@ class Trained:
 
     def _saved_guidance(self) -> GuidanceSettings:
         try:
-            return read_guidance(self.folder / GUIDANCE)
+            return formats.read_guidance(self.folder / formats.GUIDANCE)
         except (OSError, ForeignDataError) as error:
-            raise StoreError(f"cannot read {self.folder / GUIDANCE}: {problem_in_words(error)}") from error
+            raise StoreError(
+                f"cannot read {self.folder / formats.GUIDANCE}: {formats.problem_in_words(error)}"
+            ) from error
 
     def _chosen_eta(self) -> float | None:
         """The strength that the sweep of its round has chosen, as its metrics tell; None where there was none."""
@@ -173,7 +166,7 @@ class Trained:
         if job is None:
             return None
         try:
-            rows = read_metrics(self.run.store.path(job.key)).rows
+            rows = formats.read_metrics(self.run.store.path(job.key)).rows
         except (OSError, ForeignDataError):  # not evaluated, or not as it must be: then nothing was chosen
             return None
         taken = [row.metric for row in rows if row.metric.startswith(CHOSEN) and row.value == 1.0]

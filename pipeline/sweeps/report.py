@@ -35,16 +35,8 @@ from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, latest_values, parsed, run_folders
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial, most_trials
-from pipeline.terminal.columns import (
-    EXTRA,
-    Column,
-    FittedTable,
-    Told,
-    cut_middle,
-    shorten,
-    told_table,
-    whole_words,
-)
+from pipeline.terminal import columns as tables
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, shorten, told_table, whole_words
 from pipeline.terminal.console import in_place, say, say_styled
 from pipeline.terminal.streams import on_one_line, printable, without_colours
 
@@ -500,12 +492,12 @@ def export_rows(sweep: Record, now: float) -> list[dict[str, Any]]:
     known = [trial_json(trial, now) for trial in sweep.trials.values()]
     for row, trial in zip(known, sweep.trials.values(), strict=True):
         row["metrics"] = {**latest_values(_metrics(sweep, trial)), **row.pop("values")}
-    tables = ("parameters", "metrics")
-    names = {table: dict.fromkeys(name for row in known for name in row[table]) for table in tables}
+    kinds = ("parameters", "metrics")
+    names = {table: dict.fromkeys(name for row in known for name in row[table]) for table in kinds}
     return [
         {
-            **{name: value for name, value in row.items() if name not in tables},
-            **{f"{table}.{name}": row[table].get(name) for table in tables for name in names[table]},
+            **{name: value for name, value in row.items() if name not in kinds},
+            **{f"{table}.{name}": row[table].get(name) for table in kinds for name in names[table]},
         }
         for row in known
     ]
@@ -653,7 +645,7 @@ def page_of(sweep: Record, now: float) -> dict[str, Any]:
             *([f"{unfinished}{counted(trials)}."] if state != "finished" else []),
             *([f"Why: {about.reason}"] if about.reason else []),
         ],
-        "facts": [(name, cut_middle(value, 200)) for name, value in _facts(sweep, axes, now)],
+        "facts": [(name, tables.cut_middle(value, 200)) for name, value in _facts(sweep, axes, now)],
         "metric": metric,
         "goal": about.goal,
         "target": sweep.asked.metric.target if sweep.asked is not None and sweep.asked.metric else None,

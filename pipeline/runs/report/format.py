@@ -99,11 +99,6 @@ def gibibytes(number: int) -> str:
     return f"{number / 2**30:.1f} GiB"
 
 
-def jobs(number: int) -> str:
-    """``1 job``, ``12 jobs``."""
-    return "1 job" if number == 1 else f"{number:,} jobs"
-
-
 def count(number: int, noun: str) -> str:
     """``1 run``, ``12 runs``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -18,7 +18,7 @@ from rich.text import Text
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.runs.progress import LiveRun, Progress
 from pipeline.runs.report import format as words
-from pipeline.runs.report.format import count, duration, gibibytes, jobs, percent
+from pipeline.runs.report.format import count, duration, gibibytes, percent
 from pipeline.runs.run_view import JobCounts, RunView, WorkerView
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, in_lines
 from pipeline.terminal.console import in_place, say
@@ -40,7 +40,7 @@ log = logging.getLogger("pipeline")
 
 def jobs_done(counts: JobCounts) -> str:
     """As in ``3/10 jobs done``."""
-    return f"{counts.there:,}/{jobs(counts.total)} done"
+    return f"{counts.there:,}/{count(counts.total, 'job')} done"
 
 
 def how_far(counts: JobCounts, progress: Progress) -> list[str]:
@@ -263,7 +263,9 @@ class PlainLines:
             if cell.settled and (chain, number) not in self._finished:
                 self._finished.add((chain, number))
                 if cell.stored < cell.total:
-                    outcome = f"{cell.given_up} of {jobs(cell.total)} not done" if cell.given_up else "done"
+                    outcome = (
+                        f"{cell.given_up} of {count(cell.total, 'job')} not done" if cell.given_up else "done"
+                    )
                     lines.append(f"{chain} round {number}: {outcome}")
         noticed = notices(view, progress)
         lines += [line for line in noticed if line not in self._noticed]

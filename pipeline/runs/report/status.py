@@ -20,7 +20,7 @@ from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.recorded import RecordedPlan, causes, recorded
 from pipeline.runs.loaded import LoadedRun, log_path, lost_outputs, removed_by, removed_weights
 from pipeline.runs.origin import slurm_in_words
-from pipeline.runs.report.format import count, duration, jobs, logs_command, shown_path
+from pipeline.runs.report.format import count, duration, logs_command, shown_path
 from pipeline.runs.report.screen import chains_of, grid, how_far, jobs_done, notices, screen, worker_table
 from pipeline.runs.run_view import JobView, RunView
 from pipeline.terminal.columns import Column, FittedTable, Told, told_table
@@ -191,7 +191,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
         failed.append(f"  {job.id}{kind}\n    {job.reason}{read}")
     blocked = view.blocked_by()
     of_blocked = [
-        f"  by {cause}: {own[0] if len(own) == 1 else f'{jobs(len(own))}, from {own[0]} to {own[-1]}'}"
+        f"  by {cause}: " + (own[0] if len(own) == 1 else f"{count(len(own), 'job')}, from {own[0]} to {own[-1]}")
         for cause, own in blocked.items()
     ]
     waiting = [f"  {job.id}: {text}" for job in view.having("pending") if (text := why_it_waits(job))]
@@ -205,8 +205,8 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
     parts: list[tuple[str, str, Sequence[str]]] = [
         (slurm_in_words(run.origin.slurm), "", ()),
         ("\n".join(_moved(run)), "", ()),
-        (f"failed: {jobs(len(failed))}" if failed else "", "bold red", failed),
-        (f"blocked: {jobs(sum(map(len, blocked.values())))}" if blocked else "", "bold red", of_blocked),
+        (f"failed: {count(len(failed), 'job')}" if failed else "", "bold red", failed),
+        (f"blocked: {count(sum(map(len, blocked.values())), 'job')}" if blocked else "", "bold red", of_blocked),
         ("waiting" if waiting else "", "bold", waiting),
         ("devices that are used no more" if places else "", "bold red", places),
         (f"retries so far: {view.retries.total()} ({kinds})" if kinds else "", "", ()),
@@ -359,13 +359,13 @@ def _waits(run: LoadedRun, job: JobView, engine: bool | None) -> Lines:
         yield f"It waits: {said}"
     inputs, views = run.plan.inputs[job.id], run.view.jobs
     if missing := [name for name in inputs if views[name].status not in ("done", "stored")]:
-        yield f"It waits for {len(missing)} of the {jobs(len(inputs))} that it reads:"
+        yield f"It waits for {len(missing)} of the {count(len(inputs), 'job')} that it reads:"
         yield from _first([f"  {name} ({views[name].status})" for name in missing], "")
     elif not said:
         waits = f"a free worker; {count(len(run.view.having('running')), 'job')} run now"
         earlier = [one for one in views.values() if one.round < job.round and not one.settled]
         if earlier and (run.config.get("execution") or {}).get("barrier") == "round":
-            waits = f"{jobs(len(earlier))} of earlier rounds (execution.barrier=round)"
+            waits = f"{count(len(earlier), 'job')} of earlier rounds (execution.barrier=round)"
         yield f"What it reads is there. It waits for {waits}."
 
 
