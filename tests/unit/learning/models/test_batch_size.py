@@ -1,6 +1,5 @@
 """Batch sizes that fit: what is halved, what is remembered, and what is let go of before the next try."""
 
-import json
 import weakref
 from pathlib import Path
 
@@ -158,18 +157,6 @@ def begin(hints: Path, configured: int = 64, **changes: object) -> BatchSize:
     settings = {"work": "train", "length": 100, "group": 1, "model": MODEL, **changes}
     sizes = BatchSizes(hints, "cpu", settings.pop("model"))  # type: ignore[arg-type]
     return sizes.begin(settings.pop("work"), configured, **settings)  # type: ignore[arg-type]
-
-
-def test_a_later_job_starts_with_the_size_that_fitted(tmp_path: Path) -> None:
-    fits(begin(tmp_path / "hints"), 20)
-    tried: list[int] = []
-    fits(begin(tmp_path / "hints"), 20, tried)
-    assert tried == [16]
-    (hint,) = (tmp_path / "hints/batch_sizes").iterdir()
-    found = json.loads(hint.read_text())
-    assert found["size"] == 16
-    assert found["about"]["work"] == "train"
-    assert found["about"]["tokens_up_to"] == 128
 
 
 def test_a_hint_never_makes_a_batch_larger_than_configured(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 from pipeline.config.schema import DType
-from pipeline.errors import JobError, JobStopped
+from pipeline.errors import JobError
 from pipeline.learning.algos import dpo, policy_config
 from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import decode, policy
 from pipeline.learning.models.load import checkpoint_activations
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
-from pipeline.learning.training import checkpoint, grpo, loop, preferences, scoring, value
+from pipeline.learning.training import grpo, loop, preferences, scoring, value
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of
 from tests.doubles.families import tiny_model
@@ -142,20 +142,6 @@ def losses_with_padding(method: str) -> list[float]:
 )
 def test_trainings_have_the_same_losses_step_by_step(method: str, settings: dict[str, bool]) -> None:
     assert trained(method, fitting(**settings))[1] == pytest.approx(losses_with_padding(method), abs=1e-4)
-
-
-def test_a_training_that_is_stopped_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"padding_free": True, "group_by_length": True, "epochs": 2}
-    calm, losses = trained("SFT", fitting(**settings))
-    calls = iter(range(100))
-    stopping = checkpoint.Checkpoints(tmp_path, {}, every_minutes=0, stopping=lambda: next(calls) == 1)
-    with pytest.raises(JobStopped):
-        trained("SFT", fitting(**settings, checkpoint=stopping))
-    resumed, same = trained(
-        "SFT", fitting(**settings, checkpoint=checkpoint.Checkpoints(tmp_path, {}, every_minutes=0))
-    )
-    assert same == losses
-    assert all(torch.equal(one, other) for one, other in zip(calm.parameters(), resumed.parameters(), strict=True))
 
 
 # -- test logits -------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pipeline.errors import DataError
 from pipeline.learning.algos.sft import SFTConfig, demonstrations
 from pipeline.learning.datasets import base, from_files
 from pipeline.learning.training.loop import Fitting, fit_sft
+from tests.doubles.models import PLAINLY
 from tests.doubles.models import fitting as small_fitting
 from tests.doubles.tokenizers import CHATML, tokenizer
 
@@ -72,19 +73,9 @@ def by_trl(
         theirs.chat_template = MARKED
     how = TrlConfig(
         output_dir=str(folder),
-        use_cpu=True,
-        bf16=False,
-        report_to="none",
-        learning_rate=1e-3,
-        lr_scheduler_type="constant",
         max_steps=STEPS,
         per_device_train_batch_size=len(rows),
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        **settings,
+        **{**PLAINLY, "learning_rate": 1e-3, **settings},
     )
     trainer = SFTTrainer(
         small(len(theirs)), args=how, train_dataset=Dataset.from_list(rows), processing_class=theirs
@@ -95,9 +86,8 @@ def by_trl(
     found = list(data["input_ids"]), list(data["labels"])
     losses: list[float] = []
     step = trainer.training_step
-    trainer.training_step = lambda *given: (losses.append(float(loss := step(*given))), loss)[
-        1
-    ]  # logs are rounded
+    # Logs are rounded.
+    trainer.training_step = lambda *given: (losses.append(float(loss := step(*given))), loss)[1]
     trainer.train()
     return *found, losses
 
