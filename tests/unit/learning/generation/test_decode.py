@@ -181,14 +181,14 @@ def test_guided_decoding_equals_decoding_without_a_cache(
     in_slots: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    value, prompts = make_value(model, head), some_prompts(6)
+    value, prompts = make_value(model, head), some_prompts(4)
     budgets = [1 + row % STEPS for row in range(len(prompts))]
     slow, guide_of = SlowGuide(value), row_models.guide_of
     if not in_slots:
         monkeypatch.setattr(row_models, "reads_rows", lambda _: False)
     seen: list[Tensor] = []
     # Samples share the reading of their prompt, and there are more of them than there is room for.
-    options: Any = {"batch_size": 5, "samples": 2, "budgets": budgets, "eos_id": 5}
+    options: Any = {"batch_size": 3, "samples": 2, "budgets": budgets, "eos_id": 5}
     monkeypatch.setattr(row_models, "guide_of", lambda *given: Recording(guide_of(*given), seen))
     ours = run(model, prompts, guidance=decoding.Guidance(value, TILTS[name]), **options)
     monkeypatch.setattr(row_models, "guide_of", lambda *_: slow)
@@ -203,9 +203,9 @@ def test_guided_decoding_equals_decoding_without_a_cache(
 
 @pytest.mark.parametrize("head", [None, HeadType.v, HeadType.q])
 def test_what_is_drawn_does_not_depend_on_batches_order_or_shards(
-    model: PreTrainedModel, make_value: MakeValue, head: HeadType | None
+    make_value: MakeValue, head: HeadType | None
 ) -> None:
-    prompts = some_prompts(5)
+    model, prompts = language_model("llama"), some_prompts(5)
     guidance = head and decoding.Guidance(make_value(model, head), TILTS["others kept"])
     whole = run(model, prompts, guidance=guidance).tokens
     for batch_size in (1, 3):

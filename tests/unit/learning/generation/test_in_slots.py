@@ -79,7 +79,7 @@ class Case:
 @pytest.mark.parametrize("head", HEADS)
 def test_slots_draw_what_batches_draw(model: PreTrainedModel, head: HeadType | None) -> None:
     value = head and opinionated(model, head)
-    _, once, _ = (Case(seed).check(model, value) for seed in range(3))
+    _, once = (Case(seed).check(model, value) for seed in range(2))
     again = Case(1).drawn(model, value)
     assert (again.tokens, again.kl.tobytes()) == (once.tokens, once.kl.tobytes())
 

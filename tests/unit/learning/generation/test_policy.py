@@ -196,14 +196,7 @@ def expected(found: Decoded, step: Callable[[list[int]], tuple[Row, Row]]) -> li
     ]
 
 
-@pytest.mark.parametrize(
-    ("temperature", "top_p"),
-    [
-        (1.0, 1.0),
-        (1.0, 0.85),
-        (0.6, 0.85),
-    ],
-)
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 0.85)])
 class TestEveryPolicyIsMeasuredFromTheWholeReference:
     def test_the_reference_itself(self, temperature: float, top_p: float) -> None:
         model = language_model("gpt2")
