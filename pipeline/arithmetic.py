@@ -79,9 +79,8 @@ def pin(*libraries: str) -> list[str]:
 
 def imported_unpinned() -> list[str]:
     """Libraries that this process has imported without their variables."""
-    return [
-        name for name in PINS if name in sys.modules and name not in _pinned and not is_pinned(os.environ, name)
-    ]
+    here = [name for name in PINS if name in sys.modules and name not in _pinned]
+    return [name for name in here if not is_pinned(os.environ, name)]
 
 
 def outside(environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,9 +94,8 @@ def overridden(*libraries: str) -> list[str]:
     """Variables that somebody has set outside to something else, as ``NAME=value``, where these are pinned."""
     wanted = pinned({}, *libraries)
     names = [*wanted, *(name for library in libraries for name in _CONTRARY[library]), *UNASKED]
-    return [
-        f"{name}={_OUTSIDE[name]}" for name in names if name in _OUTSIDE and _OUTSIDE[name] != wanted.get(name)
-    ]
+    given = {name: _OUTSIDE[name] for name in names if name in _OUTSIDE}
+    return [f"{name}={value}" for name, value in given.items() if value != wanted.get(name)]
 
 
 def describe(environment: Mapping[str, str], device: str, name: str) -> str:

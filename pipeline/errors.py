@@ -51,9 +51,8 @@ class DamagedOutput(StoreError):  # noqa: N818 - it names what was found
     """
 
     def __init__(self, key: str, problem: str) -> None:
-        super().__init__(
-            f"stored output {key[:12]} cannot be used: {problem}. Run the same command again: it is made anew."
-        )
+        again = "Run the same command again: it is made anew."
+        super().__init__(f"stored output {key[:12]} cannot be used: {problem}. {again}")
         self.key = key
         self.problem = problem
 
@@ -88,10 +87,8 @@ class OutOfMemory(JobError):  # noqa: N818 - as torch names it
     def __init__(self, what: str, tried: tuple[int, ...], group: int, said: str, remedy: str) -> None:
         sizes = ", ".join(map(str, tried))
         smallest = "a single sequence" if group == 1 else f"a single group of {group} sequences"
-        super().__init__(
-            f"out of memory with {smallest} at once ({what} sizes tried: {sizes}). {remedy}".rstrip()
-            + f" The allocator said: {said}"
-        )
+        told = f"out of memory with {smallest} at once ({what} sizes tried: {sizes}). {remedy}".rstrip()
+        super().__init__(f"{told} The allocator said: {said}")
         self.tried = tried
         self.group = group
 

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,8 @@ DOCUMENTED = "88aef758bcc24248"
 MADE_WITH = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}
 """What the fingerprint is of; docs/arithmetic.md says the same."""
 _ARITHMETIC, _GENERATION = "arithmetic", "parallel generation"
-FINGERPRINT = Job(
-    id="fingerprint",
-    key="f" * 40,
-    entry="pipeline.learning.algos.stage_entry:fingerprint_job",
-    payload={},
-    samples=1,
-)
+_ENTRY = "pipeline.learning.algos.stage_entry"
+FINGERPRINT = Job(id="fingerprint", key="f" * 40, entry=f"{_ENTRY}:fingerprint_job", payload={}, samples=1)
 _TORCH_TIMEOUT_S = 300
 _ASK_TORCH = """
 import gc, json, warnings
@@ -330,11 +326,8 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
     """
     devices = devices_of(DeviceChoice.auto, workers).best()
     payload = {"prompts": 16, "new_tokens": 32, "seed": 0}
-    entry = "pipeline.learning.algos.stage_entry:probe"
-    jobs = [
-        Job(id=f"probe/{index}", key=f"{index:040d}", entry=entry, payload=payload, samples=16)
-        for index in range(len(devices))
-    ]
+    probe = partial(Job, entry=f"{_ENTRY}:probe", payload=payload, samples=16)
+    jobs = [probe(id=f"probe/{index}", key=f"{index:040d}") for index in range(len(devices))]
     on_cpu = devices[0].kind == "cpu"
     last = [replace(FINGERPRINT, inputs={"after": tuple(job.key for job in jobs)})] if on_cpu else []
     plan = Plan([*jobs, *last], [(job.id, one.id) for one in last for job in jobs])

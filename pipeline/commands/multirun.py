@@ -106,9 +106,8 @@ def _values(word: str) -> list[str]:
         return [word]
     if not parsed.is_discrete_sweep():
         return []
-    values = [
-        f"{parsed.get_key_element()}={value}" for value in islice(parsed.sweep_string_iterator(), _MOST_TRIED)
-    ]
+    key, found = parsed.get_key_element(), islice(parsed.sweep_string_iterator(), _MOST_TRIED)
+    values = [f"{key}={value}" for value in found]
     if not values:
         raise ConfigError(f"{word}: stands for no value at all, so there are no runs")
     return values

@@ -50,10 +50,8 @@ class _WithSbatch(TyperCommand):
         for each in self.params:
             own |= {name[2:]: getattr(each, "is_flag", False) for name in each.opts if name.startswith("--")}
         given, rest = batch.options_of(args, _COMMANDS, [name for name, is_flag in own.items() if not is_flag])
-        words = [
-            (f"--{name}" if own[name] else f"--{name}={value}") if name in own else f"--sbatch={name}={value}"
-            for name, value in given
-        ]
+        words = [f"--{name}" if own.get(name) else f"--{name}={value}" for name, value in given if name in own]
+        words += [f"--sbatch={name}={value}" for name, value in given if name not in own]
         return super().parse_args(ctx, [*words, "--", *rest])
 
 

@@ -435,26 +435,20 @@ def faults_of_job(job: SlurmJob) -> Iterator[Check]:
         detail = "but the program starts its ranks itself: copies of it fight for the same GPUs and port"
         yield failed("Slurm: several copies", f"{seen}, {detail}", one_task)
     elif not own and here < gpus:
-        yield warned(
-            "Slurm: idle GPUs",
-            f"{seen}: with a rank a task, as Lightning and MPI have it, GPUs idle without an error",
-            f"{launched}; or #SBATCH --ntasks-per-node={gpus} with --gres=gpu:{gpus}, and `srun python ...`",
-        )
+        each = f"{launched}; or #SBATCH --ntasks-per-node={gpus} with --gres=gpu:{gpus}, and `srun python ...`"
+        yield warned("Slurm: idle GPUs", f"{seen}: with a rank a task, GPUs idle without an error", each)
     if not job.in_step and (job.nodes > 1 or (here > 1 and not own)):
-        yield failed(
-            "Slurm: no srun",
-            f"nodes: {job.nodes}, {seen}, but the program is not started by srun: a batch script runs once, on "
-            "the first node, and its ranks wait for others that nobody starts",
-            "put `srun` before the program; `python -m pipeline slurm write launch -- ...` writes such a script",
+        why = "a batch script runs once, on the first node, and its ranks wait for others that nobody starts"
+        remedy = (
+            "put `srun` before the program; `python -m pipeline slurm write launch -- ...` writes such a script"
         )
+        yield failed("Slurm: no srun", f"nodes: {job.nodes}, {seen}, and no srun: {why}", remedy)
     named = 0 if job.mask is None or job.mask.strip() in NOTHING else job.mask.count(",") + 1
     if gpus and job.mask is not None and named != gpus:
-        yield (failed if named > gpus else warned)(
-            "Slurm: mask of its own",
-            f"{VISIBLE}={job.mask} names {named} GPUs, but the job has {gpus}: CUDA drops what is not there "
-            "without a word, and ranks wait for it; what is not named idles",
-            f"leave {VISIBLE} to Slurm, which sets it; or ask for #SBATCH --gres=gpu:{named}",
-        )
+        what = "ranks wait for what is not there, as CUDA drops it without a word; what is not named idles"
+        remedy = f"leave {VISIBLE} to Slurm, which sets it; or ask for #SBATCH --gres=gpu:{named}"
+        mask = f"{VISIBLE}={job.mask} names {named} GPUs, but the job has {gpus}: {what}"
+        yield (failed if named > gpus else warned)("Slurm: mask of its own", mask, remedy)
 
 
 def slurm_checks(environment: Mapping[str, str]) -> list[Check]:
@@ -580,12 +574,9 @@ def _read_header(lines: Sequence[str], options: dict[str, str]) -> Iterator[Chec
     began = False
     for at, line in enumerate(lines, 1):
         if _ALMOST.match(line) or (began and line.startswith(MARK)):
-            yield failed(
-                "Slurm: not read",
-                f"line {at}, {line.strip()!r}, is a remark to sbatch, which reads lines that begin with #SBATCH, "
-                "in the first column, before the first command",
-                "write it so; or ##SBATCH where it is not meant to count",
-            )
+            where = "begin it with #SBATCH, in the first column, before the first command"
+            seen = f"line {at}, {line.strip()!r}, is a remark to sbatch"
+            yield failed("Slurm: not read", seen, f"{where}; or ##SBATCH where it is not meant to count")
         elif line.startswith(MARK):
             with suppress(ConfigError, ValueError):
                 options.update(options_of(shlex.split(line.removeprefix(MARK), comments=True))[0])

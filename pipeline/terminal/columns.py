@@ -243,12 +243,8 @@ class FittedTable:
         )
         for at, cells in given.items():
             column = self.columns[at]
-            table.add_column(
-                Text(cut_middle(column.heading, cells)),
-                justify="right" if column.right else "left",
-                width=cells,
-                no_wrap=True,
-            )
+            heading = Text(cut_middle(column.heading, cells))
+            table.add_column(heading, justify="right" if column.right else "left", width=cells, no_wrap=True)
         shown = {at: self._shown(at, cells) for at, cells in given.items()}
         for number, (_, style) in enumerate(self._rows):
             table.add_row(*(shown[at][number] for at in given), style=style, end_section=number in self._ends)
@@ -257,9 +253,8 @@ class FittedTable:
     def needs(self) -> list[Need]:
         """What each column takes, in this table and in those that it is aligned with."""
         own = [self._need(at) for at in range(len(self.columns))]
-        return [
-            need.beside(self.alike.get(one.heading, need)) for one, need in zip(self.columns, own, strict=True)
-        ]
+        pairs = zip(self.columns, own, strict=True)
+        return [need.beside(self.alike.get(one.heading, need)) for one, need in pairs]
 
     def _need(self, at: int) -> Need:
         column, names = self.columns[at], {_plain(cells[at]) for cells, _ in self._rows}
