@@ -34,11 +34,7 @@ def test_a_machine_on_which_much_is_wrong(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setenv(variable, value)
     done = CliRunner().invoke(app, ["check"])
     assert done.exit_code == 1
-    for line in (
-        "FAIL  CUDA_VISIBLE_DEVICES: ",
-        "FAIL  Slurm: fewer GPUs than tasks",
-        "PASS  store",
-    ):
+    for line in ("FAIL  CUDA_VISIBLE_DEVICES: ", "FAIL  Slurm: fewer GPUs than tasks", "PASS  store"):
         assert line in done.stdout
     assert "Repair what failed" in done.stdout
     assert done.stderr == ""

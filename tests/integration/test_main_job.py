@@ -16,15 +16,7 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from tests.doubles.small_runs import (
-    ROOT,
-    calm_run,
-    command,
-    events,
-    results,
-    run_here,
-    with_reference,
-)
+from tests.doubles.small_runs import ROOT, calm_run, command, events, results, run_here, with_reference
 
 
 @pytest.fixture(scope="module")

@@ -156,10 +156,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_quietly(written: WrittenRu
 
 @pytest.mark.parametrize(
     ("descriptors", "words", "code"),
-    [
-        ("012", ["status", "x"], 0),
-        ("02", ["status", "no such name"], 2),
-    ],
+    [("012", ["status", "x"], 0), ("02", ["status", "no such name"], 2)],
     ids=["status, all closed", "a refusal, no error output"],
 )
 def test_commands_work_with_streams_closed(

@@ -50,7 +50,7 @@ ROOMS = {
             "scheduler",
             "run_jobs",
             "keeper",
-        ),
+        )
     ],
     "sweeps": [
         *("reporting", "space", "file", "storage", "search", "command", "metrics"),
@@ -163,10 +163,7 @@ LIGHT = f"{HEAVY} numpy omegaconf"
 STEPS = {
     "jobs": [
         ("import pipeline", LIGHT),
-        (
-            "import pipeline.engine.workers.entrypoint",
-            f"{LIGHT} psutil difflib random",
-        ),
+        ("import pipeline.engine.workers.entrypoint", f"{LIGHT} psutil difflib random"),
         ("import pipeline.learning.rewards.calling", LIGHT),
         ("import pipeline.learning.algos.stage_entry", f"{HEAVY} hydra networkx"),
         ("import pipeline.cli, pipeline.commands.check", f"{HEAVY} typer pydantic"),

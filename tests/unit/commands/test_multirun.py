@@ -174,10 +174,7 @@ ALL = "device=auto distributed.num_gpus=null distributed.gpu_ids=null distribute
         ("a=1 --gpu-ids 0,2", f"a=1 {ALL.replace('ids=null', 'ids=[0,2]')}"),
         ("distributed.gpu_list=4,5 a=1,2", "distributed.gpu_list=[4,5] a=1,2"),
         ("distributed.gpu_list=4,x", "distributed.gpu_list=4,x"),
-        (
-            "a=1 --cfg hydra --device cuda b=2 --num-gpus 1",
-            f"a=1 b=2 {ALL.replace('auto', 'cuda').replace('gpus=null', 'gpus=1')} --cfg hydra",
-        ),
+        ("a=1 --cfg hydra --device cuda b=2", f"a=1 b=2 {ALL.replace('auto', 'cuda')} --cfg hydra"),
         ("a=1 --multirun b=1,2 c=3", "a=1 b=1,2 c=3 --multirun"),
         ("a=1 -cd D b=2 ~c", "a=1 b=2 ~c --config-dir D"),
         ("-p algos a=1 --cfg job b=1", "a=1 b=1 --cfg job --package algos --resolve"),

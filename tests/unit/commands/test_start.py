@@ -46,10 +46,7 @@ def late(name):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["run_parallel.py", "experiment.name=x"],
-        ["-m", "pipeline", "status"],
-    ],
+    [["run_parallel.py", "experiment.name=x"], ["-m", "pipeline", "status"]],
     ids=["run_parallel.py", "python -m pipeline"],
 )
 def test_ctrl_c_while_modules_are_imported_ends_it_without_a_word(tmp_path: Path, words: list[str]) -> None:

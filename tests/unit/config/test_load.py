@@ -119,10 +119,7 @@ def test_the_command_takes_settings_on_both_sides_of_a_flag(capfd: pytest.Captur
         (["training.gpus_per_job=0", "evaluation.split=tset", "bar=1"], ["gpus_per_job=0", "'test'", "'bar'"]),
         (["algos.DPO.front={beta: [0.1, a]}", "algos=[DPO]", "foo=1"], ["algos.DPO.front.beta=a", "'foo'"]),
         (["algos.Nobody.eta=1", "datasets.gsm8k.path=x"], ["'Nobody'", "dataset=gsm8k"]),
-        (
-            ["experiment.seeds=[a]", "output_dir=???", "rounds_of_training=1,2"],
-            ["seeds", "output_dir", "--multirun"],
-        ),
+        (["experiment.seeds=[a]", "output_dir=???", "dry_run=1,2"], ["seeds", "output_dir", "--multirun"]),
     ],
 )
 def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) -> None:

@@ -205,12 +205,7 @@ def test_settings_of_ones_own_may_declare_ranges_too() -> None:
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [
-        ("", "is empty"),
-        ("a\0b", "NUL"),
-        ("x" * 256, "255 bytes a name"),
-        ("x/" * 2000, "3,000 in all"),
-    ],
+    [("", "is empty"), ("a\0b", "NUL"), ("x" * 256, "255 bytes a name"), ("x/" * 2000, "3,000 in all")],
     ids=["empty", "NUL", "long name", "long path"],
 )
 def test_paths_that_no_file_system_takes_are_refused(path: str, said: str) -> None:

@@ -16,17 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.slurm import script as slurm
 from pipeline.terminal.console import Check, Verdict
 
-ODD = [
-    "a b",
-    "it's",
-    'say "x"',
-    "$(touch hurt)",
-    "`touch hurt`",
-    "a\\",
-    "*?[x]",
-    "~",
-    "#x",
-]
+ODD = ["a b", "it's", 'say "x"', "$(touch hurt)", "`touch hurt`", "a\\", "*?[x]", "~", "#x"]
 ODD += ["é漢", "a;b|c&d>e", "$HOME ${x}", "!!", "-", "'\\''"]
 
 PROGRAMS = {

@@ -44,11 +44,7 @@ def test_where_there_is_no_terminal_lines_stay_whole() -> None:
 
 @pytest.mark.parametrize(
     ("environ", "styled"),
-    [
-        ({"TERM": "xterm"}, True),
-        ({"TERM": "dumb"}, False),
-        ({}, False),
-    ],
+    [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False), ({}, False)],
     ids=["a real one", "a dumb one", "one that does not say what it is"],
 )
 def test_a_terminal_is_drawn_upon_only_if_it_can_be(
