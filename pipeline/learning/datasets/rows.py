@@ -164,7 +164,7 @@ class Form:
         found += [
             (_OF_NO_PROMPT, name)
             for name in _OF_QUESTIONS
-            if not all(each in asked for each in _texts_in(row.columns.get(name)))
+            if name in row.columns and not all(each in asked for each in _texts_in(row.columns[name]))
         ]
         found = [each for each in found if each[1] not in in_template]
         found += [(_SPLIT, "split")] * (str(row.columns.get("split")).lower() in SPLIT_WORDS)
@@ -259,13 +259,19 @@ def _content(text: str) -> str:
 
 
 def _stored(row: Row, place: str) -> dict[str, Any]:
-    columns = [f"{_json(name, name, place)}: {_json(value, name, place)}" for name, value in row.columns.items()]
+    try:
+        columns = json.dumps(row.columns, ensure_ascii=False, default=_plain)
+        columns.encode()
+    except (TypeError, ValueError, RecursionError):
+        for name, value in row.columns.items():  # says which one it is
+            _json({name: value}, name, place)
+        raise
     given = {name: getattr(row, name) for name in TEXTS}
     texts = {
         name: text and (_whole(text, name, place) if isinstance(text, str) else _json(list(text), name, place))
         for name, text in given.items()
     }
-    return {"id": row.id, **texts, "columns": f"{{{', '.join(columns)}}}"}
+    return {"id": row.id, **texts, "columns": columns}
 
 
 def _json(value: object, column: str, place: str) -> str:
