@@ -48,19 +48,20 @@ _OURS |= {"truncation", "max_length", "conversation", "tools", "return_assistant
 def template_arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
     """What a row gives its chat template besides turns: TRL's columns ``tools`` and ``chat_template_kwargs``.
 
-    Columns of Parquet have null in each place that only other rows fill; these are left out, as TRL does.
+    An argument that is null, as Parquet has it where only other rows give one, is none.
 
     Raises:
         DataError: They are not a list of tools and a table of arguments.
     """
-    tools, further = (filled(_read(columns.get(name), name)) for name in ("tools", ARGUMENTS))
+    tools, further = (_read(columns.get(name), name) for name in ("tools", ARGUMENTS))
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise DataError(f"`tools` must be a list of JSON schemas, found {str(tools)[:80]!r}")
     if further is not None and not isinstance(further, dict):
         raise DataError(f"`{ARGUMENTS}` must be a table such as {{enable_thinking: false}}, found {further!r}")
     if ours := sorted(_OURS & set(further or {})):
         raise DataError(f"`{ARGUMENTS}` has {ours[0]}, which is not an argument of templates; leave it out")
-    return {**({"tools": tools} if tools else {}), **(further or {})}
+    given = {name: value for name, value in (further or {}).items() if value is not None}
+    return {**({"tools": tools} if tools else {}), **given}
 
 
 def rendered(
@@ -275,13 +276,6 @@ def _read(given: Any, name: str) -> Any:
         return json.loads(given) if isinstance(given, str) and given.strip() else given or None
     except ValueError as error:
         raise DataError(f"`{name}` is text and no JSON: {given[:80]!r}") from error
-
-
-def filled(given: Any) -> Any:
-    """Plain data without nulls in its tables."""
-    if isinstance(given, Mapping):
-        return {name: filled(value) for name, value in given.items() if value is not None}
-    return [filled(value) for value in given] if isinstance(given, list | tuple) else given
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

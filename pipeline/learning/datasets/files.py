@@ -477,6 +477,8 @@ _NO_ROWS = {
     rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ": "packed by zstd, bzip2 or xz. Unpack it (zstd -d, bunzip2, xz -d)",
 }
 """How files begin that stand for rows and hold none -> what to say of them."""
+_IN_TURNS = {"role", "from", "function", "parameters"}
+"""What turns of conversations and tools have, of which one at least."""
 _GZIP, _BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 _BATCH = 1000
 
@@ -707,7 +709,7 @@ def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Recor
     number = 0
     try:
         for batch in batches:
-            for row in _shortest(batch).to_pylist():
+            for row in _rows_in(batch):
                 number += 1
                 yield Record(f"{path}: row {number}", row)
     except pa.ArrowException as error:
@@ -716,14 +718,39 @@ def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Recor
         raise DataError(f"{path}: after row {number}: holds a text that is not UTF-8 ({_line(error)}).") from error
 
 
-def _shortest(batch: Any) -> Any:
-    """A record batch whose numbers of single precision are as they are written: 0.1, not 0.10000000149011612."""
-    import pyarrow as pa
+def _rows_in(batch: Any) -> Iterator[dict[str, Any]]:
+    """Rows of a record batch or a table as objects."""
+    readers = {field.name: read for field in batch.schema if (read := _reader(field.type)) is not None}
+    for row in batch.to_pylist():
+        yield row | {name: _made(read, row[name]) for name, read in readers.items()}
 
-    for at, field in enumerate(batch.schema):
-        if pa.types.is_float32(field.type):
-            batch = batch.set_column(at, field.name, batch.column(at).cast(pa.string()).cast(pa.float64()))
-    return batch
+
+def _made(read: Callable[[Any], Any] | None, value: Any) -> Any:
+    return value if read is None or value is None else read(value)
+
+
+def _reader(kind: Any, *, in_turn: bool = False) -> Callable[[Any], Any] | None:
+    """What makes of a value of one of Arrow's types what was written; None where it is that.
+
+    A number of single precision is 0.1, not 0.10000000149011612. JSON, as `datasets` keeps what differs from row
+    to row, is what it says. Turns and tools have a null wherever only others have something: it is left out.
+    """
+    if getattr(kind, "extension_name", "") == "arrow.json":
+        return json.loads
+    if str(kind) in ("halffloat", "float"):
+        return lambda value: float(str(kind.to_pandas_dtype()(value)))
+    if (each := getattr(kind, "value_field", None)) is not None:
+        inner = _reader(each.type, in_turn=in_turn)
+        return inner and (lambda values: [_made(inner, value) for value in values])
+    if not str(kind).startswith("struct<"):
+        return None
+    in_turn = in_turn or not _IN_TURNS.isdisjoint(field.name for field in kind)
+    fields = {field.name: _reader(field.type, in_turn=in_turn) for field in kind}
+    if not in_turn and not any(fields.values()):
+        return None
+    return lambda value: {
+        name: _made(fields[name], each) for name, each in value.items() if each is not None or not in_turn
+    }
 
 
 def _text(path: Path) -> Iterator[Record]:
@@ -783,5 +810,5 @@ def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
 
 def _numbered(whose: str, split: Any) -> Iterator[Record]:
     """Rows as those of a file of theirs: no image is decoded, and numbers are as they are written."""
-    rows = (row for table in split.with_format("arrow").iter(_BATCH) for row in _shortest(table).to_pylist())
+    rows = (row for table in split.with_format("arrow").iter(_BATCH) for row in _rows_in(table))
     return (Record(f"{whose} row {number}", row) for number, row in enumerate(rows, 1))

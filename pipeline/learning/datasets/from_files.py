@@ -29,7 +29,6 @@ from pipeline.learning.datasets.chat import (
     ARGUMENTS,
     CLOCK,
     as_turns,
-    filled,
     shared,
     template_arguments,
     without_prompt,
@@ -445,7 +444,7 @@ def _message(message: object, name: str, place: str) -> Message:
     if isinstance(message, Mapping) and isinstance(parts := message.get("content"), list):
         message = {**message, "content": _joined(parts, name, place)}
     if isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content")):
-        return {str(key): value for key, value in filled(message).items()}
+        return {str(key): value for key, value in message.items() if value is not None}
     kinds = type(message).__name__
     if isinstance(message, Mapping):
         kinds = ", ".join(f"{key}: {type(value).__name__}" for key, value in message.items())
@@ -620,7 +619,7 @@ class FilesDataset(Dataset):
     """
 
     prepared = True
-    version = 3
+    version = 4
     config_class: ClassVar[type[DatasetConfig]] = FilesConfig
     formats: ClassVar[tuple[str, ...]] = files.TABLES
     hub: ClassVar[bool] = True

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.chat import template_arguments
 from pipeline.learning.datasets.files import Record
 from pipeline.learning.datasets.from_files import (
     FilesConfig,
@@ -56,11 +57,14 @@ def test_parts_of_text_are_one_text_and_others_are_refused() -> None:
         row({"prompt": [{"role": "user", "content": [{"type": "image"}, *parts]}]})
 
 
-def test_nulls_that_arrow_fills_into_calls_are_left_out() -> None:
-    calls = [{"function": {"name": "add", "arguments": {"a": 3, "city": None}}, "id": None}]
-    found = row({"prompt": [user("a")], "completion": [{"role": "assistant", "content": "", "tool_calls": calls}]})
-    assert found.completion is not None
-    assert dict(found.completion[0])["tool_calls"] == [{"function": {"name": "add", "arguments": {"a": 3}}}]
+def test_what_calls_and_tools_say_is_null_stays() -> None:
+    calls = [{"function": {"name": "add", "arguments": {"a": 3, "city": None}}}]
+    turn = {"role": "assistant", "content": None, "tool_calls": calls, "refusal": None}
+    tools = [{"name": "add", "parameters": {"city": {"type": "string", "default": None}}}]
+    found = row({"prompt": [user("a")], "completion": [turn], "tools": tools})
+    assert found.completion == [{"role": "assistant", "content": "", "tool_calls": calls}]
+    for given in (tools, json.dumps(tools)):
+        assert template_arguments({"tools": given, "chat_template_kwargs": {"a": None}}) == {"tools": tools}
 
 
 def test_messages_end_before_the_assistants_last_turn() -> None:

@@ -117,6 +117,30 @@ def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, conte
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_table_holds_what_was_written(tmp_path: Path) -> None:
+    def calls(**arguments: object) -> list[dict[str, object]]:
+        return [{"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}]
+
+    said = {"default": None, "a": [1]}
+    rows = [
+        {"turns": [{"role": "user", "content": "a"}], "kept": {"a": 1}, "tools": [{"parameters": said}]},
+        {"turns": calls(b="2"), "kept": {"b": None}, "tools": None},
+    ]
+    as_text = [row | {"tools": row["tools"] and [{"parameters": json.dumps(said)}]} for row in rows]
+    table = pa.Table.from_pylist(as_text)
+    tools = pa.list_(pa.struct([("parameters", pa.json_())]))
+    table = table.set_column(2, "tools", pa.chunked_array([table["tools"].combine_chunks().cast(tools)]))
+    short = [pa.array([[0.1], [2.5, None]], pa.list_(pa.float32())), pa.array([0.1, None], pa.float32())]
+    for name, column in zip(("list", "short"), short, strict=True):
+        table = table.append_column(name, column)
+    pq.write_table(table, tmp_path / "a.parquet")
+    # Turns and tools are rid of what only those of other rows have; elsewhere it may be meant.
+    kept = [{"kept": {"a": 1, "b": None}}, {"kept": {"a": None, "b": None}}]
+    more = [{"list": [0.1], "short": 0.1}, {"list": [2.5, None], "short": None}]
+    expected = [row | own | numbers for row, own, numbers in zip(rows, kept, more, strict=True)]
+    assert [record.data for record in read_records(tmp_path / "a.parquet")] == expected
+
+
 HALF = r"'\w+' holds .u[dD]800, half of a character"
 
 
