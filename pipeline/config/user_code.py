@@ -118,10 +118,9 @@ def _own_file(module: str, further: Sequence[str]) -> Path | None:
     _look_in_current_folder()
     try:
         spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, further)
-        for at in range(len(inner)):
+        for part in inner:  # a dotted name would need its parents imported where one has no __init__.py
             inside = spec.submodule_search_locations if spec else None
-            name = ".".join([top, *inner[: at + 1]])
-            spec = None if inside is None else PathFinder.find_spec(name, list(inside))
+            spec = None if inside is None else PathFinder.find_spec(part, list(inside))
     except (ImportError, ValueError, KeyError):  # of a module that was made in memory, of none, of a folder's
         return None
     origin = None if spec is None else spec.origin
@@ -313,7 +312,10 @@ _IMPORTS = {
 """By which it may import what a text names; where the name is computed, whatever lies beside it."""
 _FOLDERS = {"addsitedir", "path"}
 """By which it may have modules looked for in further folders: `sys.path` with them."""
-_VARIABLES = {"environ", "environb", "expandvars", "getenv"}
+_DOTENV = {"BaseSettings", "dotenv_values", "load_dotenv", "read_env"}
+"""By which a library reads variables from a file ``.env``; of a `BaseSettings` fields name them."""
+_SET = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*['"]?(.*?)['"]?[ \t\r]*$""", re.MULTILINE)
+_VARIABLES = {"environ", "environb", "expandvars", "getenv", *_DOTENV}
 _SAID = {"__doc__", "from_callable", "get_json_schema", "getdoc", "model_json_schema", "signature"}
 """By which it may use what functions and classes say of themselves."""
 _WRITES = {"touch", "write", "write_bytes", "write_text", "writelines"}
@@ -413,7 +415,8 @@ class _Module:
     @property
     def folders(self) -> list[Path]:
         """Its own, the one around it and the current one, and those in them that texts name."""
-        near, texts = dict.fromkeys(self.around), self.texts
+        packages = [each.replace(".", "/") for each in self.texts if re.fullmatch(r"\w+(\.\w+)+", each)]
+        near, texts = dict.fromkeys(self.around), [*self.texts, *packages]
         for _ in range(_DEEPEST):
             near |= {Path(at, name): None for at in near for name in texts if os.path.isdir(Path(at, name))}  # noqa: PTH112
         return list(near)
@@ -478,11 +481,25 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
     texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
     written, lists = _Written(modules).texts, bool(walk.words & _LISTS)
     named = {text for each in modules for text in each.texts} - written if walk.words & _VARIABLES else set()
-    known = {name: os.environ[name] for name in os.environ if _is_named(name, named) and not _OUTSIDE.search(name)}
-    read = {f"${name}={value}" for name, value in known.items()}
+    variables = [*os.environ.items()]
+    if walk.words & _DOTENV:
+        variables += _dotenv(modules)
+        written |= {".env"}  # of which no more counts than its variables do
+    if "BaseSettings" in walk.words:
+        named |= {each.upper() for each in walk.words}
+    known = [each for each in variables if _is_named(each[0], named) and not _OUTSIDE.search(each[0])]
+    read = {f"${name}={value}" for name, value in known}
     for each, text in zip(modules, texts, strict=True):
-        read |= {*_files(each, text, written, [*known.values()], lists=lists)}
+        read |= {*_files(each, text, written, [value for _, value in known], lists=lists)}
     return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
+
+
+def _dotenv(modules: Iterable[_Module]) -> Iterator[tuple[str, str]]:
+    """Variables of the file ``.env`` that is nearest to each module, and to the current folder."""
+    for folder in {Path.cwd(), *(each.file.absolute().parent for each in modules)}:
+        with suppress(OSError, StopIteration):
+            nearest = next(file for each in (folder, *folder.parents) if (file := each / ".env").is_file())
+            yield from _SET.findall(nearest.read_text(errors="replace"))
 
 
 def _parts(value: str | bytes) -> set[str]:

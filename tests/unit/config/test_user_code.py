@@ -1,5 +1,6 @@
 """Code of the user's own: how it is found, and what is said where it is not."""
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,6 +100,21 @@ def test_code_that_is_not_what_was_planned_is_not_run(folder: Path) -> None:
     source_hash.cache_clear()
     with pytest.raises(JobError, match=r"own_edited\.py was changed after this run had begun"):
         check_unchanged(planned)
+
+
+@pytest.mark.parametrize("inside", ["own_top", "own_top/deep", "own_top/deep/deeper"])
+def test_code_counts_in_folders_that_say_not_that_they_are_packages(folder: Path, inside: str) -> None:
+    (folder / inside).mkdir(parents=True)
+    (folder / "own_reward.py").write_text(f"from {inside.replace('/', '.')}.parts import Thing\n")
+    seen = set()
+    for _ in range(2):
+        for text in ("Thing = 1\n", "Thing = 2\n"):
+            (folder / inside / "parts.py").write_text(text)
+            seen.add(source_hash("own_reward.Thing"))
+            source_hash.cache_clear()
+        (folder / "own_top/__init__.py").touch()  # a package, with folders in it that are none
+        importlib.invalidate_caches()
+    assert len(seen) == 4
 
 
 class Bare(AlgoConfig):
@@ -469,11 +485,12 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
         ),
         ("def reward(of):\n    return open(Path(__file__).with_suffix('.txt'))\n", "mine.txt"),
         ("def reward(of):\n    return open(Path.home() / 'words.txt')\n", "home/words.txt"),
+        ("def reward(of):\n    return resources.read_text('kit.data', 'words.txt')\n", "kit/data/words.txt"),
     ],
     ids=[
         *("by a library", "named elsewhere", "two folders", "put in", "long", "a model", "a program"),
         *("by a pattern", "of a folder", "by a value", "by percent", "by format", "by a sum"),
-        *("by a variable", "of a variable's folder", "three folders", "beside it", "at home"),
+        *("by a variable", "of a variable's folder", "three folders", "beside it", "at home", "of a package"),
     ],
 )
 def test_files_count_whatever_reads_them(
@@ -523,6 +540,11 @@ def test_all_counts_of_a_model_that_a_library_reads_with_its_folders(
             "LOG_OF_MINE",
             False,
         ),
+        (
+            "class Own(BaseSettings):\n    mine_max: int\n\ndef reward(of):\n    return Own().mine_max\n",
+            "MINE_MAX",
+            True,
+        ),
     ],
 )
 def test_variables_count_but_for_those_of_a_process(
@@ -534,6 +556,25 @@ def test_variables_count_but_for_those_of_a_process(
         monkeypatch.setenv(name, value)
         seen.add(hashed(tmp_path))
     assert (len(seen) == 2) == counts
+
+
+@pytest.mark.parametrize("at", [".", ".."])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "load_dotenv()\n\ndef reward(of):\n    return os.getenv('LIMIT_OF_MINE'), os.getenv('MY_API_KEY')\n",
+        "CONFIG = dotenv_values('.env')\n\ndef reward(of):\n    return CONFIG['LIMIT_OF_MINE']\n",
+        "class Own(BaseSettings, env_file='.env'):\n    limit_of_mine: int\n\ndef reward(of):\n    return Own()\n",
+    ],
+)
+def test_variables_of_a_file_for_them_count(tmp_path: Path, text: str, at: str) -> None:
+    own = tmp_path / "own"
+    files_in(own, {"mine": text})
+    seen = []
+    for limit, key in (("1", "a"), ("1", "b"), ("2", "b")):
+        (own / at / ".env").write_text(f"# mine\nexport LIMIT_OF_MINE='{limit}'\nMY_API_KEY={key}\nOTHER={key}\n")
+        seen.append(hashed(own))
+    assert seen[0] == seen[1] != seen[2]
 
 
 WRITING = """
