@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from functools import cache
 from glob import iglob
 from importlib.machinery import ModuleSpec, PathFinder
-from itertools import islice
+from itertools import islice, product
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar
@@ -335,7 +335,7 @@ _SAVED = {
     "config.cfg": "**/*",
 }
 """In folders of models, tokenizers and datasets, which libraries read as a whole -> what of them is read."""
-_LISTS = {"iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
+_LISTS = {"FileSystemLoader", "iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
 """By which it may read whatever is in a folder that a text names."""
 _MOST_LISTED = 10_000
 """Files there, or that a pattern means."""
@@ -413,15 +413,6 @@ class _Module:
         )
 
     @property
-    def folders(self) -> list[Path]:
-        """Its own, the one around it and the current one, and those in them that texts name."""
-        packages = [each.replace(".", "/") for each in self.texts if re.fullmatch(r"\w+(\.\w+)+", each)]
-        near, texts = dict.fromkeys(self.around), [*self.texts, *packages]
-        for _ in range(_DEEPEST):
-            near |= {Path(at, name): None for at in near for name in texts if os.path.isdir(Path(at, name))}  # noqa: PTH112
-        return list(near)
-
-    @property
     def around(self) -> list[Path]:
         """Its folder, the one around it and the current one; the user's, where it asks for that."""
         home = [Path.home()] if "home" in map(_last_name, self.nodes) else []
@@ -489,8 +480,9 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
         named |= {each.upper() for each in walk.words}
     known = [each for each in variables if _is_named(each[0], named) and not _OUTSIDE.search(each[0])]
     read = {f"${name}={value}" for name, value in known}
-    for each, text in zip(modules, texts, strict=True):
-        read |= {*_files(each, text, written, [value for _, value in known], lists=lists)}
+    keeping = [each for each, text in zip(modules, texts, strict=True) if _KEEPS.search(text)]
+    values = [value for _, value in known]
+    read |= {*_files([each for each in modules if each not in keeping], written, values, lists=lists)}
     return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
 
 
@@ -609,24 +601,36 @@ def _is_named(variable: str, texts: Collection[str]) -> bool:
     return variable in texts or variable.startswith(starts) or variable.endswith(ends)
 
 
+def _folders(modules: Iterable[_Module]) -> list[Path]:
+    """Folders of modules, those around them and the current one, and those in them that texts of any name."""
+    own, named = [*modules], {text for each in modules for text in each.texts}
+    named |= {each.replace(".", "/") for each in named if re.fullmatch(r"\w+(\.\w+)+", each)}  # a package
+    found = dict.fromkeys(place for each in own for place in each.around)
+    inside = [*found]
+    for _ in range(_DEEPEST):
+        inside = [Path(at, name) for at in inside for name in named if os.path.isdir(Path(at, name))]  # noqa: PTH112
+        inside = [each for each in inside if each not in found]
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
 def _files(
-    module: _Module, text: str, written: Collection[str], values: Collection[str], *, lists: bool
+    modules: Sequence[_Module], written: Collection[str], values: Collection[str], *, lists: bool
 ) -> Iterator[str]:
-    """The files that texts of a module name or mean, and those of folders that are read as a whole.
+    """The files that texts of modules name or mean, and those of folders that are read as a whole.
 
     Args:
-        module: It.
-        text: Its code.
+        modules: They; what one names may lie in a folder that another names.
         written: Texts that name what is written, and so no data.
-        values: Texts besides those of its code: values of variables.
+        values: Texts besides those of their code: values of variables.
         lists: Whether all of a folder may be read.
     """
-    if _KEEPS.search(text):
-        return
+    around = {place for each in modules for place in each.around}
     further = [Path(each) for each in values if re.search(r"\w", each) and os.path.isdir(each)]  # noqa: PTH112
-    folders = [each for each in (*module.folders, *further) if not str(each).startswith(_OF_MACHINE)]
-    several = [(folder, pattern) for folder in folders for pattern in module.patterns if pattern not in written]
-    whole = [each for each in folders if lists and each not in module.around and each.name not in written]
+    folders = [each for each in (*_folders(modules), *further) if not str(each).startswith(_OF_MACHINE)]
+    patterns = {each for module in modules for each in module.patterns} - {*written}
+    several = [(folder, pattern) for folder in folders for pattern in patterns]
+    whole = [each for each in folders if lists and each not in around and each.name not in written]
     several += [(folder, "./**") for folder in whole]
     for folder, pattern in several:
         deep = "/" in pattern.partition("*")[0]  # not through all of the current folder
@@ -635,17 +639,20 @@ def _files(
             file = Path(folder, name)
             if file.is_file() and not file.suffix.startswith(".py") and file.name not in written:
                 with suppress(OSError):
-                    yield f"{module.name} {pattern} {name} {file_sha256(file, follow=True)}"
-    read = [name for name in (*module.texts, *values) if name not in written and re.search(r"\w", name)]
-    places = [(Path(folder, name), name) for folder in folders for name in read]
-    for place, name in [each for each in places if not str(each[0]).startswith(_OF_MACHINE)]:
-        within = [place] if os.path.isfile(place) else []  # noqa: PTH113 - any text may be asked for
-        if found := {_SAVED[each] for each in _SAVED if os.path.isfile(place / each)}:  # noqa: PTH113
+                    yield f"{pattern} {name} {file_sha256(file, follow=True)}"
+    read = {name for module in modules for name in module.texts} | {*values}
+    read = {name for name in read - {*written} if re.search(r"\w", name)}
+    for folder, name in product(folders, sorted(read)):
+        place = Path(folder, name)
+        if not os.path.exists(place) or str(place).startswith(_OF_MACHINE):  # noqa: PTH110 - any text may be asked for
+            continue
+        within = [place] if place.is_file() else []
+        if found := {_SAVED[each] for each in _SAVED if (place / each).is_file()}:
             pattern = max(found, key=len)
             within = sorted(each for each in place.glob(pattern) if each.is_file())
         for file in within:
             with suppress(OSError):  # who reads it will tell
-                yield f"{module.name} {name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
+                yield f"{name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
 
 
 def _formed(node: ast.expr) -> str:
@@ -690,8 +697,8 @@ class _Walk:
     @property
     def folders(self) -> list[str]:
         """Those where it may have modules looked for besides."""
-        found = {str(each): None for module in self.modules.values() for each in module.folders}
-        return list(found) if self.words & _FOLDERS and "sys" in self.words else []
+        computes = self.words & _FOLDERS and "sys" in self.words
+        return [*map(str, _folders(self.modules.values()))] if computes else []
 
     def begin(self, module: str, name: str) -> None:
         """Take a name of a module, and what is reached by texts too, or by being there, until nothing more is."""

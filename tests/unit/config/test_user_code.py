@@ -464,6 +464,10 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
         ("import sqlite3\n\ndef reward(of):\n    return sqlite3.connect('facts.db')\n", "facts.db"),
         ("from paths import WORDS\n\ndef reward(of):\n    return open(WORDS)\n", "words.txt"),
         (
+            "from paths import DATA\n\ndef reward(of):\n    return open(DATA / 'en' / 'words.txt')\n",
+            "data/en/words.txt",
+        ),
+        (
             "import os\n\ndef reward(of):\n    return open(os.path.join('data', 'en', 'words.txt'))\n",
             "data/en/words.txt",
         ),
@@ -488,7 +492,16 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
         ("def reward(of):\n    return resources.read_text('kit.data', 'words.txt')\n", "kit/data/words.txt"),
     ],
     ids=[
-        *("by a library", "named elsewhere", "two folders", "put in", "long", "a model", "a program"),
+        *(
+            "by a library",
+            "named elsewhere",
+            "in a folder named elsewhere",
+            "two folders",
+            "put in",
+            "long",
+            "a model",
+            "a program",
+        ),
         *("by a pattern", "of a folder", "by a value", "by percent", "by format", "by a sum"),
         *("by a variable", "of a variable's folder", "three folders", "beside it", "at home", "of a package"),
     ],
@@ -499,7 +512,7 @@ def test_files_count_whatever_reads_them(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PLACE_OF_MINE", "data")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    files_in(tmp_path, {"mine": text, "paths": "WORDS = 'words.txt'\n"})
+    files_in(tmp_path, {"mine": text, "paths": "WORDS = 'words.txt'\nDATA = ROOT / 'data'\nROOT = '.'\n"})
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).with_name("config.json").write_text("{}")
     seen = set()
