@@ -10,18 +10,11 @@ from typing import Any
 
 
 class ModelCache:
-    """Keeps up to `capacity` loaded objects by key. They are shared between jobs, so nobody may change them.
-
-    Attributes:
-        hits: How often an object was found loaded.
-        loads: How often one had to be loaded.
-    """
+    """Keeps up to `capacity` loaded objects by key. They are shared between jobs, so nobody may change them."""
 
     def __init__(self, capacity: int) -> None:
         """Make an empty cache for `capacity` objects, at least 1."""
         self.capacity = capacity
-        self.hits = 0
-        self.loads = 0
         self._kept: OrderedDict[tuple[str, ...], Any] = OrderedDict()
         self._used: set[tuple[str, ...]] = set()
 
@@ -57,10 +50,8 @@ class ModelCache:
         """
         self._used.add(key)
         if key in self._kept:
-            self.hits += 1
             self._kept.move_to_end(key)
             return self._kept[key]
-        self.loads += 1
         while len(self._kept) >= self.capacity:
             # Before loading, so that the memory of both is never needed at once.
             self._kept.popitem(last=False)
