@@ -107,23 +107,20 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
         ConfigError: It makes no sense now.
         StoreError: The record cannot be written.
     """
-    record = Record(folder, say)
+    name, state = folder.name, {"stop": "stopped", "cancel": "cancelled", "pause": "paused", "resume": ""}[word]
+    record, resumed = Record(folder, say), word == "resume"
     with record.turn():
         record.note_lost()
-        name, halted, running = record.name, record.about.halted, record.having("running")
-        is_so = f"sweep {name} is {halted} already{f' ({record.about.reason})' if record.about.reason else ''}"
-        if word == "resume":
-            if not halted:
-                raise ConfigError(f"sweep {name} goes on already, so there is nothing to resume")
-            if halted == "finished" and not record.having("failed", "cancelled", "lost", "waiting"):
-                raise ConfigError(f"{is_so}, and no trial has failed: there is nothing to resume")
-            record.tell(halted="", reason="", round=record.about.round + 1)
-            joins = f", once an agent works on it: `{command(f'sweep agent {name}', folder.output_dir)}`"
-            return f"sweep {name} goes on{'' if record.agents() else joins}"
-        state = {"stop": "stopped", "cancel": "cancelled", "pause": "paused"}[word]
-        if halted in ("finished", state) or (halted and word == "pause"):
-            raise ConfigError(f"{is_so}: there is nothing to {word}")
-        record.tell(halted=state, reason="asked for")
+        about, running = record.about, record.having("running")
+        is_left = about.halted != "finished" or record.having("failed", "cancelled", "lost", "waiting")
+        in_vain = {"resume": not (about.halted and is_left), "pause": bool(about.halted)}
+        if in_vain.get(word, about.halted in ("finished", state)):
+            is_so = f"{about.halted or 'going on'} already{f' ({about.reason})' if about.reason else ''}"
+            raise ConfigError(f"sweep {name} is {is_so}: there is nothing to {word}")
+        record.tell(halted=state, reason="" if resumed else "asked for", round=about.round + resumed)
+    if resumed:
+        joins = f", once an agent works on it: `{command(f'sweep agent {name}', folder.output_dir)}`"
+        return f"sweep {name} goes on{'' if record.agents() else joins}"
     ends = "ended" if word == "cancel" else "left to come to their end"
     under_way = f"; {count(len(running), 'trial')} under way {ends}" if running else ""
     return f"sweep {name} is {state}{under_way}"

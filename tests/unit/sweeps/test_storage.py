@@ -172,7 +172,7 @@ def test_resuming_gives_what_has_failed_another_chance_and_is_refused_where_noth
         paper.end(number, state, 0.5 if state == "done" else None)
         paper.tell(halted="finished")
         if state == "done":
-            with pytest.raises(ConfigError, match="finished already, and no trial has failed"):
+            with pytest.raises(ConfigError, match="finished already: there is nothing to resume"):
                 tell(paper.folder, "resume", lambda _: None)
     tell(paper.folder, "resume", lambda _: None)
     record = Record(paper.folder)
