@@ -171,7 +171,7 @@ def _log_of_engine(run: LoadedRun, out: LogOutput, lines: int | None, *, follow:
     if told := origin.slurm_in_words(run.origin.slurm):
         note_of_log(f"{told}; what it printed is in that job's output")
     if follow:
-        follow_run(run, out, note_of_log, lines, sleep=out.pause)
+        follow_run(run, out, note_of_log, lines, out.pause)
     elif run.folder.log.is_file():
         print_log(run.folder.log, out, lines)
     else:

@@ -6,7 +6,6 @@ A log is whatever a job wrote: bytes that are no UTF-8 are replaced, and what it
 from __future__ import annotations
 
 import codecs
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,9 @@ POLL_S = 0.25
 _QUIET_S = 1.0
 _CHUNK = 1 << 16
 
+Out = LogOutput | TextIO
+Sleep = Callable[[float], None]
+Look = Callable[[], tuple[str, Mapping[int, Path]]]
 Note = Callable[[str], None]
 """Tells the user something that is no part of the log."""
 
@@ -34,7 +36,7 @@ class Tail:
         self._offset: int | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def print_new(self, out: LogOutput | TextIO) -> bool:
+    def print_new(self, out: Out) -> bool:
         """Print what is new; say whether there was something.
 
         Raises:
@@ -58,26 +60,20 @@ class Tail:
             out.flush()
         return self._offset > begun
 
-    def end(self, out: LogOutput | TextIO) -> None:
+    def end(self, out: Out) -> None:
         """Print what may be left of a character whose other bytes never came."""
         out.write(self._decoder.decode(b"", final=True))
         out.flush()
 
 
-def print_log(path: Path, out: LogOutput | TextIO, lines: int | None = None) -> None:
+def print_log(path: Path, out: Out, lines: int | None = None) -> None:
     """Print a file, or its last lines."""
     tail = Tail(path, lines)
     tail.print_new(out)
     tail.end(out)
 
 
-def follow_run(
-    run: LoadedRun,
-    out: LogOutput | TextIO,
-    note: Note,
-    lines: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
+def follow_run(run: LoadedRun, out: Out, note: Note, lines: int | None, sleep: Sleep) -> None:
     """Print the engine's log until the run is over."""
 
     def look() -> tuple[str, Mapping[int, Path]]:
@@ -91,14 +87,7 @@ def follow_run(
 
 
 def follow_job(
-    run: LoadedRun,
-    job_id: str,
-    out: LogOutput | TextIO,
-    note: Note,
-    *,
-    attempt: int | None = None,
-    lines: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    run: LoadedRun, job_id: str, out: Out, note: Note, *, attempt: int | None, lines: int | None, sleep: Sleep
 ) -> None:
     """Print the log of a job until the job or the run is over, going on with the next attempt when one begins.
 
@@ -120,14 +109,7 @@ def follow_job(
 
 
 def follow_attempts(
-    what: str,
-    look: Callable[[], tuple[str, Mapping[int, Path]]],
-    out: LogOutput | TextIO,
-    note: Note,
-    *,
-    attempt: int | None = None,
-    lines: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    what: str, look: Look, out: Out, note: Note, *, attempt: int | None = None, lines: int | None, sleep: Sleep
 ) -> None:
     """Print the log of what may be tried several times until it is over; see `follow_job`.
 
