@@ -51,6 +51,7 @@ _NOISE = 1 << 20
 """Bytes that are kept of what a tracker prints."""
 _SAID = 500
 _Begin = Callable[[trackers.TrackedChain, str], Any]
+_Plain = Mapping[str, Any]
 _Key = Annotated[str, Meta(max_length=100)]
 
 log = logging.getLogger("pipeline")
@@ -326,14 +327,7 @@ def main() -> None:
     os._exit(problem is not None)
 
 
-def _follow(
-    channel: Channel,
-    run: str,
-    tracker: str,
-    place: Mapping[str, Any],
-    samples: int,
-    trial: Mapping[str, Any] | None,
-) -> None:
+def _follow(channel: Channel, run: str, tracker: str, place: _Plain, samples: int, trial: _Plain | None) -> None:
     log.info("tells %s of run %s", tracker, run)
     recorded = LoadedRun(RunFolder(Path(run)))
     there = trackers.TrackerPlace(**{**place, "folder": Path(place["folder"])})

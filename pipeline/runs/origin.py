@@ -70,12 +70,7 @@ class Origin:
 
 
 def this_origin(
-    command: Sequence[str],
-    settings: Sequence[str],
-    *,
-    group: str,
-    bounded: Iterable[str],
-    devices: Iterable[str],
+    command: Sequence[str], settings: Sequence[str], *, group: str, bounded: Iterable[str], devices: Iterable[str]
 ) -> Origin:
     """The origin of a run that begins in this process."""
     folder = ""

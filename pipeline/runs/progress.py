@@ -132,12 +132,7 @@ class LiveRun:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        stored: Collection[str] = (),
-        slots: int = 1,
-        workers: int = 1,
-        load_s: float = WORKER_LOAD_S,
+        self, plan: Plan, stored: Collection[str], slots: int = 1, workers: int = 1, load_s: float = WORKER_LOAD_S
     ) -> None:
         """Begin before the first event.
 

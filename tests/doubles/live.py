@@ -33,7 +33,7 @@ def live_run(
         samples_per_s: Its speed.
         tokens_per_s: The same in tokens.
     """
-    run = LiveRun(Plan([], []))
+    run = LiveRun(Plan([], []), ())
     run.now, run.part, run.remaining_s = START + elapsed_s, part, remaining_s
     run.samples_per_s, run.tokens_per_s, run.has_worked = samples_per_s, tokens_per_s, True
     view = run.view

@@ -25,6 +25,7 @@ from pipeline.terminal.console import in_place, say
 
 Cells = Mapping[tuple[str, int], JobCounts]
 """(chain, round) -> its jobs by state."""
+_Lines = Sequence[Text]
 _Row = TypeVar("_Row")
 _BAR = 16
 _LEAST_CHAINS = 3
@@ -167,12 +168,7 @@ def live_screen(run: LiveRun, width: int, height: int) -> list[RenderableType]:
 
 
 def screen(
-    view: RunView,
-    now: float,
-    top: Sequence[Text],
-    said: Sequence[Text],
-    height: int,
-    workers: Sequence[WorkerView],
+    view: RunView, now: float, top: _Lines, said: _Lines, height: int, workers: Sequence[WorkerView]
 ) -> list[RenderableType]:
     """A run for a terminal of so many lines, of which it leaves the last free.
 

@@ -28,7 +28,7 @@ class Engine:
 
     def __init__(self, output_dir: Path) -> None:
         self.written = WrittenRun(output_dir, chain_plan(2))
-        self.live = LiveRun(self.written.plan, workers=2, load_s=3.0)
+        self.live = LiveRun(self.written.plan, (), workers=2, load_s=3.0)
         self.file = ProgressFile(self.written.folder)
         self.take("RunStarted", jobs=6, unsettled=6, pid=1, host="nowhere")
         for index in range(2):
