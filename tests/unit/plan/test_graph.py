@@ -10,7 +10,7 @@ from pipeline.config.schema import Keep
 from pipeline.errors import CycleError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Job, Plan, Timed, estimated_makespan, missing_jobs, summarize
-from pipeline.plan.keeping import Scores, free, kept
+from pipeline.plan.keeping import Scores, kept
 from tests.doubles.composing import quick_config
 
 
@@ -125,29 +125,6 @@ def trained(*rounds: int, chain: str = CHAIN) -> set[str]:
 )
 def test_what_stays(keep: Keep, scores: Scores, stay: tuple[int, ...]) -> None:
     assert kept(plan_of().jobs.values(), keep, scores) == trained(*stay)
-
-
-def test_each_method_and_seed_has_its_own_last_round_and_references_are_never_asked_about() -> None:
-    plan = plan_of("algos=[PITA,GRPO-HF]", "experiment.seeds=[0,1]")
-    last = {
-        f"addition/tiny/s{seed}/{stage}"
-        for seed in (0, 1)
-        for stage in ("PITA/r3/train", "GRPO-HF/r3/train", "GRPO-HF/r3/reward")
-    }
-    assert kept(plan.jobs.values(), Keep.last, {}) == last
-    assert {job.algo for job in plan.jobs.values() if job.weights} == {"PITA", "GRPO-HF"}
-
-
-def test_weights_may_go_once_all_that_reads_them_is_there() -> None:
-    plan = plan_of()
-    readers = set(plan.readers(f"{CHAIN}/r1/train"))
-    assert readers == {f"{CHAIN}/r1/evaluate/000", f"{CHAIN}/r2/generate/000", f"{CHAIN}/r2/train"}
-    there = {f"{CHAIN}/r1/train", *readers}
-    assert free(plan.jobs, plan.readers, there, set()) == [f"{CHAIN}/r1/train"]
-    assert free(plan.jobs, plan.readers, there, trained(1)) == []
-    assert free(plan.jobs, plan.readers, there, set(), among=trained(2)) == []
-    for reader in there:
-        assert free(plan.jobs, plan.readers, there - {reader}, set()) == []
 
 
 def test_what_keeps_weights_does_not_change_what_comes_out_and_lets_them_go_early() -> None:
