@@ -268,9 +268,11 @@ def supervise(
         if received:  # before it could be told
             pass_on(received)
         try:
-            while (code := _wait(process)) is None:
+            while process.returncode is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.5)
                 if time.monotonic() >= end_s:
-                    process.kill()
+                    process.kill()  # which does nothing to one that has ended
         finally:
             descendants.end_own(MARGIN_S)
     finally:
@@ -278,13 +280,7 @@ def supervise(
             signal.signal(number, previous)
     if received:
         return SIGNALLED + received
-    return code if code >= 0 else SIGNALLED - code
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int | None:
-    with suppress(subprocess.TimeoutExpired):
-        return process.wait(0.5)
-    return None
+    return process.returncode if process.returncode >= 0 else SIGNALLED - process.returncode
 
 
 _NAMES = ("--num-gpus", "--gpus")

@@ -196,7 +196,9 @@ class LeaseSet:
             return cls(devices[:count])
         if count > len(devices):
             raise DeviceError(f"{count} GPUs asked for, but there are {len(devices)} to choose from")
-        folder, names, holder = lease_dir(), set(map(_name, devices)), _holder(experiment)
+        now = datetime.now().isoformat(timespec="seconds")
+        holder = Holder(pid=os.getpid(), experiment=experiment, since=now, host=socket.gethostname())
+        folder, names = lease_dir(), set(map(_name, devices))
         place, ticket = folder / "queue" / f"{time.time_ns():020d}-{os.getpid()}", None
         try:
             while True:
@@ -287,11 +289,6 @@ def _read(folder: Path, device: inventory.Device) -> Holder | None:
         return None if text is None else read_json(text, Holder)
     except ForeignDataError:
         return Holder(pid=0, experiment="a run that does not say", since="?", host=socket.gethostname())
-
-
-def _holder(experiment: str) -> Holder:
-    now = datetime.now().isoformat(timespec="seconds")
-    return Holder(pid=os.getpid(), experiment=experiment, since=now, host=socket.gethostname())
 
 
 def _name(device: inventory.Device) -> str:

@@ -122,16 +122,14 @@ class Watchdog:
 
     def overdue(self, now_s: float) -> dict[int, str]:
         """Workers that hang, with what was seen of each; each is told once."""
-        if now_s < self._earliest_s:
-            return {}
-        found = {}
-        for worker, watch in self._watches.items():
-            reason = self._reason(watch, now_s)
-            if reason:
-                found[worker] = reason
-        for worker in found:
-            del self._watches[worker]
-        self._earliest_s = min(map(self._due_s, self._watches.values()), default=math.inf)
+        found: dict[int, str] = {}
+        if now_s >= self._earliest_s:
+            for worker, watch in list(self._watches.items()):
+                reached = (f"{what} execution.{key}" for at_s, what, key in self._limits(watch) if now_s >= at_s)
+                if reason := next(reached, ""):
+                    found[worker] = reason
+                    del self._watches[worker]
+            self._earliest_s = min(map(self._due_s, self._watches.values()), default=math.inf)
         return found
 
     def next_s(self) -> float | None:
@@ -140,9 +138,6 @@ class Watchdog:
 
     def _due_s(self, watch: _Watch) -> float:
         return min(at_s for at_s, _, _ in self._limits(watch))
-
-    def _reason(self, watch: _Watch, now_s: float) -> str:
-        return next((f"{what} execution.{key}" for at_s, what, key in self._limits(watch) if now_s >= at_s), "")
 
     def _limits(self, watch: _Watch) -> Iterator[tuple[float, str, str]]:
         """When each limit is reached, what that says of the worker, and the limit."""

@@ -312,7 +312,11 @@ class Pool:
         if not slot.used and not slot.closed:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:
-                error = _cannot_start(slot, ended)
+                said = slot.worker.last_words() or " It wrote nothing."
+                error = WorkerError(
+                    f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, "
+                    f"last with {ended.said}.{said}"
+                )
                 slot.closed = True
                 if all(other.closed for other in self._slots):
                     raise error
@@ -349,13 +353,6 @@ class Pool:
 
     def _living(self) -> list[Slot]:
         return [slot for slot in self._slots if slot.alive]
-
-
-def _cannot_start(slot: Slot, ended: messages.WorkerExited) -> WorkerError:
-    return WorkerError(
-        f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, last with "
-        f"{ended.said}.{slot.worker.last_words() or ' It wrote nothing.'}"
-    )
 
 
 # -- process -----------------------------------------------------------------------------------------------------
@@ -491,7 +488,10 @@ class LocalWorker(Worker):
         for message in self._messages(child.channel):
             deliver(message)
         if child.channel.closed and not ended:
-            ended = self._see_off()
+            # It has hung up, so it is ending or broken: it is given a moment for an exit code of its own.
+            ended = True
+            if self._pidfd < 0 or not wait([self._pidfd], _EXIT_AFTER_HANGUP_S):
+                self.kill()
         if ended:
             deliver(messages.WorkerExited(exit_code=self._reap(child)))
 
@@ -503,12 +503,6 @@ class LocalWorker(Worker):
             self.kill()
             channel.closed = True  # nothing that follows can be relied on
             yield messages.WorkerUnreadable(reason=str(error))
-
-    def _see_off(self) -> bool:
-        """It has hung up, so it is ending or broken: give it a moment for an exit code of its own."""
-        if self._pidfd < 0 or not wait([self._pidfd], _EXIT_AFTER_HANGUP_S):
-            self.kill()
-        return True
 
     def _reap(self, child: Child) -> int:
         if left := children.end([child]):  # what it left behind

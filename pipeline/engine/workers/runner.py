@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from msgspec.structs import replace
 
 import pipeline
 from pipeline import arithmetic
-from pipeline.engine.store.store import ANSWERS, FLOPS, Store, Verified
+from pipeline.engine.store.store import ANSWERS, FLOPS, Verified
 from pipeline.engine.workers import work as jobs
 from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobStarted, RunJob, Said
 from pipeline.engine.workers.work import OutputTo, Work
@@ -261,8 +262,10 @@ class JobRunner:
             jobs.give_back(self.device)
         jobs.begin_measuring(self.device)
         try:
-            if not part:
-                _check_inputs(order, store)
+            if not part:  # no input is trusted that was not read whole in this run and is as it was then
+                verified = Verified(store, _folder(order.verified))
+                for key_read in dict.fromkeys(chain.from_iterable(order.inputs.values())):
+                    verified.require(key_read)
             work.hold_to_limit()
             with self._body():
                 if order.gang and not part:
@@ -294,17 +297,6 @@ class JobRunner:
         # What a CPU computes by, libraries have read from the environment once.
         self._arithmetic = self._arithmetic or arithmetic.describe(os.environ, self.device, self.name)
         return {"job": order.job_id, "arithmetic": self._arithmetic, **_versions()}
-
-
-def _check_inputs(order: RunJob, store: Store) -> None:
-    """Trust no input that was not read whole in this run and is as it was then.
-
-    Raises:
-        DamagedOutput: One is not what was committed.
-    """
-    verified = Verified(store, _folder(order.verified))
-    for key in dict.fromkeys(key for keys in order.inputs.values() for key in keys):
-        verified.require(key)
 
 
 _folder = lru_cache(maxsize=16)(Path)
