@@ -257,10 +257,12 @@ def _of_request(output_dir: Path, name: str, job: str, overrides: list[str]) -> 
         raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
     from pipeline.commands.request import planned  # these take long to load
     from pipeline.config.load import load_config
-    from pipeline.engine.store.shared import look
+    from pipeline.engine.store.shared import connect
 
     config = load_config([f"experiment.name={name}", *overrides])
     plan, url = planned(config), config.execution.shared_store
     run = load_planned(choose_run(output_dir, name))
     store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
-    return standing.explain_request(run, plan, find_job(plan.jobs, job), store, look(url)[0] if url else ())
+    return standing.explain_request(
+        run, plan, find_job(plan.jobs, job), store, connect(url, writes=False)[1] if url else ()
+    )

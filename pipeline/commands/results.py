@@ -151,7 +151,7 @@ def looked_at(config: Config, console: Console) -> Collection[str]:
     """
     if config.execution.shared_store is None:
         return ()
-    keys, why = shared.look(config.execution.shared_store)
+    _, keys, why = shared.connect(config.execution.shared_store, writes=False)
     if why:
         _tell_away(why, console)
     return keys

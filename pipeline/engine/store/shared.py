@@ -21,6 +21,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -265,30 +266,22 @@ class Traffic:
     left: int = 0
 
 
-def connect(url: str) -> tuple[Objects, set[str], str]:
+def connect(url: str, *, writes: bool = True) -> tuple[Objects, set[str], str]:
     """Begin to use a store: its objects, the keys of what is there, and why it cannot be reached now, or "".
 
+    Args:
+        url: Its address.
+        writes: Whether it is to be written, which is tried.
+
     Raises:
-        ConfigError: It may not be written, or there is no such place.
+        ConfigError: It may not be read or written, or there is no such place.
     """
     objects = Objects(url)
-    return objects, *_listed(url, objects, lambda: objects.create("used", b""))
-
-
-def look(url: str) -> tuple[set[str], str]:
-    """The keys of what is there, and why that cannot be told, or ""; nothing is written.
-
-    Raises:
-        ConfigError: It may not be read, or there is no such place.
-    """
-    return _listed(url, Objects(url), lambda: None)
-
-
-def _listed(url: str, objects: Objects, before: Callable[[], object]) -> tuple[set[str], str]:
     try:
-        before()
+        if writes:
+            objects.create("used", b"")
         names = (name.removesuffix(".json") for name in objects.sizes("outputs"))
-        return {name for name in names if STORE_KEY.fullmatch(name)}, ""
+        return objects, {name for name in names if STORE_KEY.fullmatch(name)}, ""
     except RefusedError as error:
         raise ConfigError(
             f"{KEY}={url} cannot be used: {str(error).rstrip('.')}. See that the place exists, that you may "
@@ -296,7 +289,7 @@ def _listed(url: str, objects: Objects, before: Callable[[], object]) -> tuple[s
             "AWS_SECRET_ACCESS_KEY in the environment (AWS_ENDPOINT_URL for another server than Amazon's)"
         ) from error
     except UnreachableError as error:
-        return set(), str(error)
+        return objects, set(), str(error)
 
 
 class SharedStore:
@@ -330,12 +323,17 @@ class SharedStore:
         Raises:
             StoreError: The local store cannot be written to.
         """
-        told: SimpleQueue[str | StoreError] = SimpleQueue()
-        for key in keys:
-            self._tasks.put(partial(self._settle, key, told.put))
-        for _ in keys:
-            if isinstance(problem := told.get(), StoreError):
-                raise problem
+        asked: dict[str, Future[bool]] = {key: Future() for key in keys}
+        for key, future in asked.items():
+            self._tasks.put(partial(_settle, future, partial(self._brought_here, key)))
+        for key, future in asked.items():
+            try:
+                if not future.result():
+                    self.keys.discard(key)
+            except UnreachableError:
+                self.keys.discard(key)
+            except OSError as error:
+                raise StoreError(str(error)) from error
 
     def finished(self, key: str, name: str = "") -> None:
         """An output is in the local store, to be uploaded if it is not there.
@@ -439,23 +437,11 @@ class SharedStore:
                 self._away, self._failing_s = "", math.inf
                 return answer
 
-    def _settle(self, key: str, tell: Callable[[str | StoreError], None]) -> None:
-        told: str | StoreError = ""
-        try:
-            if self._away or not self._brought_here(key):
-                self.keys.discard(key)
-        except UnreachableError:
-            self.keys.discard(key)
-        except StoreError as error:
-            told = error
-        except OSError as error:
-            told = StoreError(str(error))
-        finally:
-            tell(told)
-
     def _brought_here(self, key: str) -> bool:
-        """Have an output here that is there; False where it is not there, or bad and so removed there."""
+        """Have an output here that is there; False where it is not there, out of reach, or bad and so removed."""
         size = None
+        if self._away:
+            return False
         for tries_left in (1, 0):
             try:
                 size = self._patiently(_FETCH_S, partial(self.fetch, key))
@@ -623,6 +609,13 @@ class SharedStore:
         except BadOutputError:
             self._objects.remove(_entry(key))
             return None
+
+
+def _settle(future: Future[_T], do: Callable[[], _T]) -> None:
+    try:
+        future.set_result(do())
+    except Exception as error:
+        future.set_exception(error)
 
 
 def _entry(key: str) -> str:
