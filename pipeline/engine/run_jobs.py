@@ -230,22 +230,18 @@ def read_durations(store: Path) -> Durations:
 
 def update_durations(store: Path, measured: Durations) -> None:
     """Remember new measurements over older ones of the same name."""
+
+    def is_sound(*seconds: float) -> bool:
+        return all(0 <= each <= LONGEST_S for each in seconds)
+
     sound = Durations(
-        jobs={
-            name: Timed(_brief(timed.size_s), _brief(timed.took_s))
-            for name, timed in measured.jobs.items()
-            if 0 <= timed.size_s <= LONGEST_S and 0 <= timed.took_s <= LONGEST_S
-        },
-        seconds={name: _brief(value) for name, value in measured.seconds.items() if 0 <= value <= LONGEST_S},
+        {name: timed for name, timed in measured.jobs.items() if is_sound(timed.size_s, timed.took_s)},
+        {name: seconds for name, seconds in measured.seconds.items() if is_sound(seconds)},
     )
     if sound.jobs or sound.seconds:
         every = read_durations(store).updated(sound)
         jobs = {name: asdict(timed) for name, timed in every.jobs.items()}
         remember(store / DURATIONS, {**every.seconds, **jobs})
-
-
-def _brief(seconds: float) -> float:
-    return float(f"{seconds:.4g}")
 
 
 def read_peaks(store: Path) -> dict[str, int]:

@@ -51,13 +51,7 @@ def read_mask(mask: str | None, gpus: Sequence[str], slices: Sequence[str] = ())
             number = int(entry) if re.fullmatch(r"\s*[0-9]{1,9}\s*", entry, re.ASCII) else len(gpus)
             fits = list(gpus[number : number + 1])
         if len(fits) != 1 or fits[0] in found:
-            what = (
-                "matches several GPUs"
-                if len(fits) > 1
-                else "is given twice"
-                if fits
-                else "names no GPU of this machine"
-            )
+            what = ("names no GPU of this machine", "is given twice", "matches several GPUs")[min(len(fits), 2)]
             raise DeviceError(f"'{entry}' {what}")
         found += fits
     return found

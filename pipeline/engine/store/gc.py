@@ -173,12 +173,8 @@ def open_store(root: Path) -> Store:
     hint = f" Did you mean {inner}?" if os.path.isdir(inner) else " Give its folder with --store or --output-dir."  # noqa: PTH112 - Path.is_dir may raise
     try:
         names = {path.name for path in root.iterdir()}
-    except NotADirectoryError as error:
-        raise ConfigError(f"{root} is a file, not the folder of a store.{hint}") from error
-    except FileNotFoundError as error:
-        raise ConfigError(f"there is no store at {root}.{hint}") from error
     except OSError as error:
-        raise ConfigError(f"cannot read the store at {root}: {error.strerror}") from error
+        raise ConfigError(f"there is no store at {root} that can be read: {error.strerror}.{hint}") from error
     certain = {".lock", "durations.json"} & names or any(re.fullmatch("[0-9a-f]{2}", name) for name in names)
     if not certain and not names <= OWN:
         raise ConfigError(f"{root} is no store: nothing in it is named as a store names it.{hint}")
