@@ -2,7 +2,6 @@
 
 import math
 import time
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,6 @@ def meddles(job: Job, cfg: Config) -> float:
     cfg.generation.temperature = 0.5
     cfg.execution.priority = "other"
     return 1.0
-
-
-def of_numpy(job: Job, cfg: Config) -> Any:
-    return np.int64(job.round)
-
-
-def as_a_fraction(job: Job, cfg: Config) -> Any:
-    return Fraction(1, 3)
 
 
 def nothing(job: Job, cfg: Config) -> Any:
@@ -72,10 +63,6 @@ def raises(job: Job, cfg: Config) -> Any:
 
 def leaves(job: Job, cfg: Config) -> Any:
     raise SystemExit(3)
-
-
-def takes_one(job: Job) -> int:
-    return 1
 
 
 class Unshowable(float):
