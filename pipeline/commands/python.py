@@ -16,7 +16,7 @@ from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 from warnings import catch_warnings, filterwarnings
 
 from safetensors import SafetensorError
@@ -281,20 +281,16 @@ def _of_folder(folder: Path) -> _Found:
     adapters = _read(folder / formats.ADAPTERS, formats.read_adapters)
     if adapters is None and not (folder / "config.json").is_file():
         raise ConfigError(f"{folder} holds no model: give an experiment, a folder of a run or model, or a hub id")
-    usage, guidance = (
-        _read(folder / formats.USAGE, formats.read_usage),
-        _read(folder / formats.GUIDANCE, formats.read_guidance),
-    )
+    usage = _read(folder / formats.USAGE, formats.read_usage)
+    guidance = _read(folder / formats.GUIDANCE, formats.read_guidance)
     is_value = adapters is None and (folder / "value_head.json").is_file()
     if is_value and guidance is None:
         raise ConfigError(f"{folder} holds a value model, and no {formats.GUIDANCE} that says how it guides")
+    kind: Literal["policy", "value"] = "value" if is_value else "policy"
     key = adapters.reference if adapters is not None else guidance.reference if guidance is not None else None
     return _Found(
         weights=folder,
-        usage=usage
-        or formats.Usage(
-            kind="value" if is_value else "policy", drawing=formats.Drawing(), prompting=formats.Prompting()
-        ),
+        usage=usage or formats.Usage(kind=kind, drawing=formats.Drawing(), prompting=formats.Prompting()),
         guidance=guidance if is_value else None,
         reference=lambda: _reference_of(folder, usage.reference if usage and is_value else None, key),
     )

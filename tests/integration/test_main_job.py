@@ -104,19 +104,11 @@ def test_dry_run_says_what_is_stored(calm: Path) -> None:
     assert "stored, 0 to run" in run_here(calm, "dry_run=true")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["trainin.micro_batch_size=3"], "Did you mean 'training.micro_batch_size'"),
-        (["device=cuda"], "no usable GPU"),
-    ],
-    ids=["key", "device"],
-)
-def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path: Path, overrides: list[str], said: str) -> None:
+def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
-    printed = run_here(output_dir, *overrides, code=2)
-    assert said in printed
+    printed = run_here(output_dir, "device=cuda", code=2)
     assert printed.startswith("error: ")
+    assert "no usable GPU" in printed
     assert not output_dir.exists()
 
 
