@@ -353,12 +353,13 @@ _PLACE = re.compile(r"%(?:\(\w+\))?[-\d.]*[dfis]|\{[^{}]*\}|\$(?:\w+|\{\w+\})")
 _OUTSIDE = re.compile(
     "(KEY|TOKEN|SECRET|PASSWORD|^RANK|(LOCAL|NODE|GROUP|ROLE)_RANK|WORLD_SIZE|_THREADS|VISIBLE_DEVICES)$"
     "|^(CUDA|CUBLAS|GLOO|MASTER|NCCL|OMPI|PMI|PMIX|PYTHON|PYTORCH|RAY|SLURM|TORCH|TORCHELASTIC|WANDB)_"
+    "|^(ATEN|DNNL|HF_HUB_DISABLE|HYDRA_FULL|MKL|NPY|NVIDIA|ONEDNN|OPENBLAS|TRANSFORMERS_SDPA)_"
     "|^(COLORTERM|COLUMNS|(FORCE|NO)_COLOR|HOME|HOSTNAME|LANG|LC_[A-Z]+|LINES|LOGNAME|PATH|PWD|PYTHON[A-Z]*|SHELL)$"
     "|^(TERM|TMPDIR|TOKENIZERS_PARALLELISM|USER|XDG_[A-Z]+_HOME)$",
     re.IGNORECASE,
 )
-"""Variables that give access, or that say where a process is and whose: they change no result, and workers
-have others."""
+"""Variables that give access, or that say where a process is, whose it is and by which arithmetic it computes:
+they change no result, or are in keys as what computes, and workers have others."""
 _HARMLESS = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "total_ordering", "staticmethod"}
 """Decorators that register nothing."""
 _ALL = "*"

@@ -546,6 +546,7 @@ def test_all_counts_of_a_model_that_a_library_reads_with_its_folders(
             False,
         ),
         ("import os\n\ndef reward(of):\n    return os.getenv('LORA_RANK')\n", "LORA_RANK", True),
+        ("import os\n\ndef reward(of):\n    return [*filter('MKL_'.__eq__, os.environ)]\n", "MKL_CBWR", False),
         ("import os\n\ndef reward(of):\n    return os.getenv(f'{of}_LIMIT')\n", "MINE_LIMIT", True),
         ("import os\n\ndef reward(of):\n    return [k for k in os.environ if k[:5] == 'MINE_']\n", "MINE_A", True),
         (
