@@ -197,15 +197,3 @@ def use_doubles(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Graph, "replays", 0)
     for name, value in {"current": Stream(), "pools": [], "users": Counter(), "generating": False}.items():
         patch.setattr(Left, name, value)
-
-
-class Asked(TorchDispatchMode):
-    """Counts what a GPU would be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, op: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += waits(op, args, kwargs or {})
-        return op(*args, **(kwargs or {}))

@@ -3,9 +3,7 @@
 import logging
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +12,12 @@ from transformers import PreTrainedModel
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation import steps as recorded_steps
-from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, SlotPace, decode
-from pipeline.learning.generation.sampling import Tilt, preference_offset, sample_keys
-from pipeline.learning.generation.steps import Graphs, RecordedSteps
+from pipeline.learning.generation.decode import Decoded, SlotPace
+from pipeline.learning.generation.sampling import Tilt, preference_offset
+from pipeline.learning.generation.steps import Graphs
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import ValueModel
 from tests.doubles import graphs
-from tests.doubles.graphs import Asked
 from tests.unit.learning.generation.conftest import language_model, opinionated
 from tests.unit.learning.generation.test_in_slots import HEADS, Case
 
@@ -32,6 +29,7 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded_steps, "is_asked", lambda _: True)
     monkeypatch.setattr(recorded_steps, "LEAST", 4)
     monkeypatch.setattr(recorded_steps, "SHORT", 1)
+    monkeypatch.setattr(sampling, "_FEW", 4)  # a nucleus is cut as of a large vocabulary
     recorded_steps.tell.cache_clear()
 
 
@@ -76,48 +74,6 @@ def test_what_is_drawn(kind: str, head: HeadType | None, seeds: tuple[int, ...])
         case.pace = SlotPace(look_every=[1, 3, 4, 8][seed])
         check(case, model, value)
     assert graphs.Graph.replays > 5 * len(seeds)
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_the_host_waits_for_nothing_but_the_tokens_of_every_eighth_step(
-    head: HeadType | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even where a nucleus is cut of a large vocabulary, or candidates are few."""
-    asked, reads, steps, runs = Asked(), [0], [0], [0]
-    run, work, cpu = RecordedSteps.run, RecordedSteps._work, Tensor.cpu
-
-    def counted_work(self: RecordedSteps, slots: int) -> None:
-        steps[0] += 1
-        before = reads[0]
-        with asked:
-            work(self, slots)
-        assert reads[0] == before
-
-    def counted_run(self: RecordedSteps, *given: Any) -> Any:
-        runs[0] += 1
-        return run(self, *given)
-
-    def counted_read(tensor: Tensor) -> Tensor:
-        reads[0] += 1
-        return cpu(tensor)
-
-    monkeypatch.setattr(RecordedSteps, "_work", counted_work)
-    monkeypatch.setattr(RecordedSteps, "run", counted_run)
-    monkeypatch.setattr(Tensor, "cpu", counted_read)
-    monkeypatch.setattr(recorded_steps, "WARM", 1000)
-    monkeypatch.setattr(sampling, "_FEW", 4)
-    model = language_model("llama")
-    decode(
-        model,
-        [[1], [2, 3], [4, 5, 6]],
-        [24] * 3,
-        DecodeSettings(batch_size=3, top_p=0.9, cuda_graphs=True),
-        keys=sample_keys(0, "test", np.arange(3), 1),
-        guidance=head and Guidance(opinionated(model, head), Tilt(preference_offset(0.7), top_k=6, min_p=0.05)),
-        pace=SlotPace(look_every=8),
-    )
-    assert (asked.count, steps[0], runs[0]) == (0, 24, 3)
-    assert reads[0] <= 3 * 4
 
 
 @pytest.mark.parametrize("head", HEADS)
