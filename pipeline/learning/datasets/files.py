@@ -102,8 +102,14 @@ def locate(
         DataError: There is nothing of that name, nothing in it that can be read, no such subset, or several.
     """
     root = Path(path).expanduser()
-    if (ref := root / "refs" / (revision or "main")).is_file() and (root / "snapshots").is_dir():
-        root = root / "snapshots" / ref.read_text().strip()  # it is a folder of the hub's cache
+    if (snapshots := root / "snapshots").is_dir() and (
+        root / "refs"
+    ).is_dir():  # it is a folder of the hub's cache
+        ref = root / "refs" / (revision or "main")
+        root = snapshots / (ref.read_text().strip() if ref.is_file() else revision or "main")
+        if not root.is_dir():
+            known = ", ".join(sorted(each.name for each in snapshots.iterdir()))
+            raise DataError(f"{path}: has no revision '{revision or 'main'}'; set revision to one of {known}.")
     if root.is_file():
         if format_of(root) not in formats:
             raise DataError(
@@ -790,6 +796,7 @@ def _all_of(files: Sequence[Path]) -> Iterator[Record]:
 
 def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
     import datasets
+    from huggingface_hub.constants import HF_HUB_CACHE
 
     repo = location.repo
     with reaching("datasets", repo) as trouble:
@@ -797,13 +804,27 @@ def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
             loaded = datasets.load_dataset(repo, name=location.subset, revision=location.revision)
         except Exception as error:
             # Errors of `datasets`, `huggingface_hub` and the HTTP client have no common base but this.
+            if trouble and isinstance(error, ValueError):  # the cache has other subsets of it, or several
+                raise DataError(f"{repo}: {trouble}. {_line(error)}. Set subset to one of these.") from None
             reason, cause = why_not(error, trouble)
+            advice = (
+                f"On a machine with network run `hf download --repo-type dataset {repo} --local-dir FOLDER`, copy "
+                f"FOLDER here and name it in the place of {repo}"
+            )
+            if (kept := Path(HF_HUB_CACHE, f"datasets--{repo.replace('/', '--')}")).is_dir():
+                advice = f"What the hub's cache has of its files is read by the name of {kept} in its place"
             raise DataError(
                 f"{repo}: no file or folder of this name here (looked for {Path(repo).absolute()}), and the "
-                f"Hugging Face hub does not give it: {reason}. On a machine with network run `hf download "
-                f"--repo-type dataset {repo} --local-dir FOLDER`, copy FOLDER here and set the dataset's path to "
-                "it; a local path needs no network."
+                f"Hugging Face hub does not give it: {reason}. {advice}; a local path needs no network."
             ) from cause
+    commits = {Path(file["filename"]).parent.name for split in loaded.values() for file in split.cache_files}
+    asked = location.revision or ""
+    # What the cache has of any revision is given then.
+    if trouble and commits and asked not in commits and re.fullmatch("[0-9a-f]{40}", asked):
+        raise DataError(
+            f"{repo}: {trouble}, and the cache of this machine gives the revision {', '.join(sorted(commits))}, not "
+            f"{asked}. Set revision to that, or fetch the other one where there is a network."
+        )
     splits = {str(name): partial(_numbered, f"{repo} [{name}]", split) for name, split in loaded.items()}
     return usually_named(splits)
 

@@ -116,6 +116,9 @@ def test_a_folder_of_the_hubs_cache_is_its_snapshot(tmp_path: Path) -> None:
         (made(tmp_path, f"refs/{name}") / "refs" / name).write_text(commit)
         revision = {} if name == "main" else {"revision": name}
         assert splits_of(tmp_path, **revision)["test"] == [f"snapshots/{commit}/test.csv"]
+    assert splits_of(tmp_path, revision="a")["test"] == ["snapshots/a/test.csv"]
+    with pytest.raises(DataError, match=r"has no revision 'v2'; set revision to one of a, b\."):
+        splits_of(tmp_path, revision="v2")
 
 
 CARD = """\ufeff---
@@ -265,6 +268,39 @@ def test_an_id_is_loaded_by_the_datasets_library(tmp_path: Path, monkeypatch: py
     assert {dataset.row(i).columns["solution"] for i in dataset.ids("test")} == {"20", "22"}
     _, splits = files.open_source(HubDataset("openai/gsm8k", None, None))
     assert [record.data["rate"] for record in splits["test"]()] == [0.1, 0.1]  # as in a file of that precision
+
+
+def test_what_the_cache_has_instead_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    commit = "c" * 40
+    datasets.Dataset.from_list([{"prompt": "a"}]).save_to_disk(tmp_path / commit)
+    cached = datasets.Dataset.from_file(str(next((tmp_path / commit).glob("*.arrow"))))
+
+    def load(repo: str, *, name: str | None, revision: str | None) -> datasets.DatasetDict:
+        if name is not None:
+            raise ValueError("Available configs\nin the cache: ['main']")
+        if repo == "x/y":
+            return datasets.DatasetDict({"train": cached})
+        raise ConnectionError
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert list(files.open_source(HubDataset("x/y", None, commit))[1]) == ["train"]
+    made(tmp_path, "datasets--x--z/refs/main")
+    for repo, subset, revision, said in (
+        (
+            "x/y",
+            "other",
+            None,
+            r"x/y: HF_HUB_OFFLINE is set\. Available configs in the cache: \['main'\]\. Set subset",
+        ),
+        ("x/y", None, "d" * 40, f"gives the revision {commit}, not d*"),
+        ("x/z", None, None, rf"the name of {tmp_path}/datasets--x--z in its place"),
+    ):
+        with pytest.raises(DataError, match=said):
+            files.open_source(HubDataset(repo, subset, revision))
 
 
 def test_a_local_path_needs_neither_network_nor_the_datasets_library(
