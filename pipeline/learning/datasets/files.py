@@ -632,7 +632,8 @@ def _object(text: bytes, place: str) -> Mapping[str, Any]:
 
 def _not_json(place: str, error: Exception) -> DataError:
     at = f"{error.msg}, character {error.colno}" if isinstance(error, json.JSONDecodeError) else _line(error)
-    return DataError(f"{place}: not valid JSON ({at}). Each row must be one object, in UTF-8.")
+    said = "Each row must be one object, on a line of its own or in a list of all, in UTF-8."
+    return DataError(f"{place}: not valid JSON ({at}). {said}")
 
 
 def _different(place: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -822,8 +823,8 @@ def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
     # What the cache has of any revision is given then.
     if trouble and commits and asked not in commits and re.fullmatch("[0-9a-f]{40}", asked):
         raise DataError(
-            f"{repo}: {trouble}, and the cache of this machine gives the revision {', '.join(sorted(commits))}, not "
-            f"{asked}. Set revision to that, or fetch the other one where there is a network."
+            f"{repo}: {trouble}, and the cache of this machine gives the revision {', '.join(sorted(commits))}, "
+            f"not {asked}. Set revision to that, or fetch the other one where there is a network."
         )
     splits = {str(name): partial(_numbered, f"{repo} [{name}]", split) for name, split in loaded.items()}
     return usually_named(splits)

@@ -161,10 +161,13 @@ def with_system(turns: list[Any], columns: dict[str, Any]) -> list[Any]:
     system = columns.get("system")
     if not isinstance(system, str) or not turns or not isinstance(turns[0], Mapping):
         return turns
+    own = str(turns[0].get("content") or "").strip() if turns[0].get("role") == "system" else None
+    if own and system.strip() not in ("", own):
+        return turns  # what stays in its column is told
     del columns["system"]
-    if not system.strip() or turns[0].get("role") == "system":
+    if own or not system.strip():
         return turns
-    return [{"role": "system", "content": system}, *turns]
+    return [{"role": "system", "content": system}, *turns[own is not None :]]
 
 
 ANSWERS = ("completion", "chosen", "rejected")
@@ -334,7 +337,11 @@ def make_row(
         given = columns.pop(name, None)
         texts[name] = None if given is None else _text(given, name, place)
     if (texts["chosen"] is None) != (texts["rejected"] is None):
-        raise DataError(f"{place}: 'chosen' and 'rejected' go together; the columns are {_names(data)}.")
+        lacks = "chosen" if texts["chosen"] is None else "rejected"
+        raise DataError(
+            f"{place}: 'chosen' and 'rejected' go together, and {lacks} is null or not there. Write it, or leave "
+            f"the row out; the columns are {_names(data)}."
+        )
     if config.chat or not isinstance(texts["prompt"], str):
         texts = {
             name: None if text is None else as_turns(text, "user" if name == "prompt" else "assistant")

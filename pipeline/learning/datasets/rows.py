@@ -84,8 +84,9 @@ def made_rows(
 
 
 _SHOWN_TO_NONE = (
-    "`{}` of {rows} is shown to no model, which beside turns are shown the text of the columns `system` and "
-    "`tools` alone. Call it so by columns, or leave it out by further_columns, or leave these rows out"
+    "`{}` of {rows} is shown to no model, which beside turns are shown the column `tools` alone, and the text of "
+    "`system` where no turn is of the system. Call it so by columns, or leave it out by further_columns, or leave "
+    "these rows out"
 )
 _IN_NO_PROMPT = (
     "`{}` is in no prompt of {rows}, as prompts of text have no place for it: use chat=true, or {{{}}} in "
@@ -160,6 +161,7 @@ class Form:
         is_text = isinstance(row.prompt, str)
         found = [(_SHOWN_TO_NONE, name) for name in _NOT_SHOWN if row.columns.get(name)]
         found += [(_IN_NO_PROMPT, name) for name in _OF_CONVERSATIONS if is_text and row.columns.get(name)]
+        found += [(_SHOWN_TO_NONE, "system")] * (not is_text and bool(row.columns.get("system")))
         asked = plain_text(row.prompt)
         found += [
             (_OF_NO_PROMPT, name)

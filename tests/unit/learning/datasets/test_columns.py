@@ -113,6 +113,7 @@ def test_template_chat_and_system_prompt() -> None:
         ({"prompt": [user("a")], "completion": [assistant("b")]}, {}),
         ({"prompt": "a", "completion": "b"}, {"chat": True}),
         ({"instruction": "a", "output": "b"}, {}),
+        ({"messages": [{"role": "system", "content": " "}, user("a"), assistant("b")]}, {}),
     ],
 )
 def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], settings: dict[str, Any]) -> None:
@@ -121,6 +122,7 @@ def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], sett
     expected = Row(7, [system, user("a")], completion=[assistant("b")], whole=whole)
     assert row({**data, "system": "Be kind."}, **settings) == expected
     assert row({**data, "system": "Other."}, system_prompt="Be kind.", **settings) == expected
+    assert row({"messages": [system, *_BOTH["chosen"]], "system": "Other."}).columns == {"system": "Other."}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,10 @@ def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], sett
         ({"prompt": b"x"}, "'prompt' must be text or a list"),
         ({"prompt": ["a"]}, "every message in 'prompt' needs 'role' and 'content' as text, found str"),
         ({"prompt": [{"role": "user"}]}, "needs 'role' and 'content' as text, found role: str"),
-        ({"prompt": "a", "chosen": "b"}, "'chosen' and 'rejected' go together; the columns are prompt, chosen"),
+        (
+            {"prompt": "a", "chosen": "b"},
+            "go together, and rejected is null or not there. .* the columns are prompt, chosen",
+        ),
         ({"chosen": "b"}, "no prompt"),
         ({"chosen": "a b", "rejected": "c d"}, "share no beginning"),
         ({"chosen": "a b", "rejected": [assistant("d")]}, "must both be text or both be conversations"),

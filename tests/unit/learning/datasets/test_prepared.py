@@ -265,6 +265,12 @@ _KIND = {"system": "Be kind."}
         ({"images": ["a.png"], "image": None}, {"further_columns": ["image"]}, ""),
         ({"turns": [_turn("b")[0] | {"role": "assistant"}]}, {}, "end with a turn of the assistant"),
         ({"turns": []}, {}, ""),
+        ({**_KIND, "turns": []}, {}, ""),
+        (
+            {"system": ["Be kind."], "turns": []},
+            {},
+            "`system` of 6 rows (first train.jsonl:1) is shown to no model",
+        ),
         ({"split": "test"}, {}, "`split` of 6 rows (first train.jsonl:1) names a split"),
         ({"split": "a seam"}, {}, ""),
         ({"context": "Once."}, {}, "`context` of 6 rows (first train.jsonl:1) is not in the prompt"),
