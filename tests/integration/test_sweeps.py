@@ -171,7 +171,7 @@ def test_a_trial_that_fails_when_nothing_else_is_left_is_tried_again_before_the_
 
 
 def at_work(agent: subprocess.Popen[str]) -> list[int]:
-    wait_for(lambda: len(running(agent)) >= 2)
+    wait_for(lambda: len(running(agent)) >= 2 or agent.poll() is not None)
     return running(agent)
 
 
