@@ -574,7 +574,7 @@ def _written(path: Path, content: bytes) -> Sequence[msgspec.Raw | bytes] | None
     content = content.removeprefix(_BOM)
     try:
         whole = msgspec.json.decode(content, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
-        return (_wrapped(whole) or [_whole_row(path, whole, content)]) if isinstance(whole, dict) else whole
+        return (_wrapped(whole) or [content]) if isinstance(whole, dict) else whole
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass  # many files of lines are called .json too; or it has what msgspec does not take, as NaN
     try:
@@ -597,21 +597,6 @@ def _wrapped(whole: Mapping[str, msgspec.Raw]) -> list[msgspec.Raw]:
         return []
     rows = msgspec.json.decode(whole[lists[0]], type=list[msgspec.Raw])
     return rows if rows and bytes(rows[0]).lstrip()[:1] == b"{" else []
-
-
-def _whole_row(path: Path, whole: Mapping[str, msgspec.Raw], content: bytes) -> bytes:
-    """A file that holds one object as the row that it is.
-
-    Raises:
-        DataError: It is a table by columns, as pandas writes it by default, or has several splits.
-    """
-    by_columns = all(re.match(rb'\s*(\{\s*"0"\s*:|\[\s*[^\s{])', bytes(value)) for value in whole.values())
-    if whole and (by_columns or whole.keys() <= SPLIT_WORDS.keys()):
-        raise DataError(
-            f"{path}: holds one object of columns or splits. Write the rows of each split into a file of its own, "
-            "as pandas does by to_json(PATH, orient='records', lines=True)."
-        )
-    return content
 
 
 def _object(text: bytes, place: str) -> Mapping[str, Any]:
@@ -721,8 +706,11 @@ def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Recor
                 yield Record(f"{path}: row {number}", row)
     except pa.ArrowException as error:
         raise _damaged(path, what, number, error) from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: after row {number}: holds a text that is not UTF-8 ({_line(error)}).") from error
+    except ValueError as error:
+        form = "UTF-8" if isinstance(error, UnicodeDecodeError) else "JSON"
+        raise DataError(
+            f"{path}: after row {number}: holds a text that is not {form} ({_line(error)})."
+        ) from error
 
 
 def _rows_in(batch: Any) -> Iterator[dict[str, Any]]:

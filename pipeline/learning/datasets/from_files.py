@@ -274,7 +274,8 @@ def _inside(data: Mapping[str, Any], name: str) -> Any:
     if name in data or "." not in name:
         return data[name]
     outer, _, inner = name.partition(".")
-    held = data[outer]
+    if (held := data[outer]) is None:
+        return None
     if isinstance(held, str):  # tables hold objects as text
         with suppress(ValueError):
             held = json.loads(held)
@@ -325,6 +326,8 @@ def make_row(
     _extract_prompt(columns, place)
     if "prompt" not in columns:
         said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
+        if len(files.SPLIT_WORDS.keys() & data.keys()) > 1:
+            said += " Write the rows of each split into a file of its own, as train.jsonl and test.jsonl."
         turns = [name for name, value in data.items() if _are_turns(_turns(value, name, place))]
         raise MissingColumns(said, ["messages"] if turns else ["prompt"], turns or data)
     empty = (
@@ -457,7 +460,8 @@ def _message(message: object, name: str, place: str) -> Message:
         kinds = ", ".join(f"{key}: {type(value).__name__}" for key, value in message.items())
     raise DataError(
         f"{place}: every message in '{name}' needs 'role' and 'content' as text, found {kinds}. Rows of a form of "
-        "their own are read by a class of yours: see docs/datasets.md."
+        "their own are read by a class of yours: see docs/datasets.md. A table by columns is written as rows by "
+        "pandas' to_json(PATH, orient='records', lines=True)."
     )
 
 

@@ -159,6 +159,9 @@ def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], sett
             "'completion' begins with a turn of the user",
         ),
         ({"prompt": "a", "completion": [assistant("b")]}, "'prompt' is text, 'completion' is a conversation"),
+        ({"prompt": {"0": "a", "1": "b"}, "n": {"0": 1}}, r"found 0: str, 1: str\. .*orient='records'"),
+        ({"prompt": ["a", "b"], "n": [1, 2]}, r"found str\. .*orient='records'"),
+        ({"train": [{"prompt": "a"}], "test": []}, "rows of each split into a file of its own"),
         ({"prompt": "a", "completions": ["b"]}, "rewards are given something else as 'completions'"),
     ],
 )
@@ -202,6 +205,7 @@ def test_renaming() -> None:
     assert renamed({"m.x": "6", **inner}, {"solution": "m.x"}, "p") == {**inner, "solution": "6"}
     as_text = {"m": json.dumps(inner["m"])}
     assert renamed(as_text, {"solution": "m.x.y"}, "p") == {**as_text, "solution": "5"}
+    assert renamed({"m": None}, {"solution": "m.x.y"}, "p") == {"m": None, "solution": None}
     for odd in ("m.y", "m.style.x", "n.x"):
         with pytest.raises(DataError, match=rf"unknown column '{odd}'"):
             renamed(inner, {"solution": odd}, "p")

@@ -83,9 +83,6 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
         ("a.json", b'[{"prompt": "a"}, {"n": 1, "n": 2}]', r"a.json: row 2: has more than one column named 'n'"),
         ("a.jsonl", b"\n \n", r"a.jsonl: is empty; .* Write or fetch it again, or name another path"),
         ("a.json", b"[]", r"a.json: is empty"),
-        ("a.json", b'{"prompt": {"0": "a"}, "n": {"0": 1}}', r"a.json: holds one object of columns .*orient"),
-        ("a.json", b'{"prompt": ["a", "b"], "n": [1, 2]}', r"a.json: holds one object of columns"),
-        ("a.json", b'{"train": [{"prompt": "a"}], "test": []}', r"a.json: holds one object of columns or splits"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], r"a.jsonl.gz: cannot be read .*cut off"),
         ("a.jsonl.gz", b"no gzip", r"a.jsonl.gz: cannot be read .*ot a gzipped file"),
         ("a.csv", b"", r"a.csv: is empty"),
@@ -234,6 +231,13 @@ def test_any_bytes_are_rows_or_one_message_with_the_place(content: bytes, name: 
             assert said.startswith((f"{path}:", f"{path}: row "))
             assert said.startswith(f"{path}: is empty") or any(c.isdigit() for c in said[len(str(path)) :][:8])
             said.encode()
+
+
+def test_json_in_parquet_that_is_no_json_is_refused_with_its_row(tmp_path: Path) -> None:
+    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", "{"]))
+    pq.write_table(pa.table({"prompt": column}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet: after row 1: holds a text that is not JSON"):
+        list(read_records(tmp_path / "a.parquet"))
 
 
 def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
