@@ -50,7 +50,7 @@ _HALF_WIDTH = {
 _LISTED = re.compile(r"\s*\[\s*([\"']).*\1\s*\]\s*", re.DOTALL)
 MARK = "####"
 """Before the answer of a worked solution of GSM8K."""
-MARKED = re.compile(rf"{MARK}(?=[^\w\n]*\d)(?!\s*\d+[.)]\s+[A-Za-z])")
+MARKED = re.compile(rf"{MARK}(?=[^\w\n]{{0,20}}\d)(?!\s*\d+[.)]\s+[A-Za-z])")
 """Followed by a number. Without one, or with that of a section, it is a heading of Markdown."""
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
 _MOST_WORDS = 3
@@ -202,11 +202,9 @@ def answer_part(text: str) -> str:
         text = text.rpartition(closing)[2]
     text = half_width(text.rpartition(_ANSWER[0])[2].partition(_ANSWER[1])[0])
     text = _TURNS.split(text, maxsplit=1)[0]
-    for found in _ANOTHER_QUESTION.finditer(text):
-        head = text[: found.start()]
-        if "boxed" in head or any(character.isdigit() for character in head):
-            return head
-    return text
+    answered = re.search(r"boxed|\d", text)
+    another = answered and _ANOTHER_QUESTION.search(text, answered.end())
+    return text[: another.start()] if another else text
 
 
 def last_box(text: str) -> tuple[int, str | None] | None:
@@ -239,23 +237,25 @@ def _inside(text: str, opening: re.Match[str]) -> tuple[str | None, int]:
 
 # -- the bare answer ---------------------------------------------------------------------------------------------
 
-_FORMULA = r"(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\\)).)+\\\)|\\\[(?:(?!\\\]).)+\\\])"
+_FORMULA = r"(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\\]|(?<!\\)\\\[).)+\\\])"
 _FORMULAS = re.compile(
     rf"{_FORMULA}(?:\s*(?:,|;|,?\s*\b(?:and|or)\b)\s*{_FORMULA})*\s*(?:\\?%|percent)?", re.DOTALL
 )
 """A formula, and those that are joined to it."""
 _STATED = re.compile(
-    r"(?:^[^\n]*\b(?:answer|option|choice)\b[\s*_\"]*(?:is|are|[:=])|答案[是为]?:?|故选)"
+    r"(?:^[^\n]*\b(?:answer|option|choice)\b[\s*_\"]*(?:is|are|[:=])|答案】?[是为]?:?|故选|选项[是为])"
     r"[\s*_:]*(?:(?:option|choice)\s+)?(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
 """How prose states its answer."""
-_CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|=)[\s*_]*(\S.*?)[\s*_!]*")
+_CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|(?<![<>!])=)[\s*_]*(\S.*?)[\s*_!]*")
 """What the last line says that something is, be it not called an answer."""
 _SENTENCE = re.compile(r"(?s:.*?)(?=\n|[.!]\s|[.!]?\s+\((?=[A-Za-z])|[.!]*$)")
 _OPTION = re.compile(r"\(?[A-J](?:[).:]|$)")
-_DENIED = re.compile(r"\b(?:not|cannot|than)\b|n't\b")
-_WORD = re.compile(r"(?!(?:or|and|sqrt|pi|sin|cos|tan|log|ln|exp|[^a-z\W]+)\b)[^\W\d_]{2,}")
+_DENIED = re.compile(r"\b(?:not|cannot|than|at (?:least|most))\b|n't\b")
+_WORD = re.compile(
+    r"(?<![^\W\d_])(?=[^\W\d_])(?!(?:or|and|sqrt|pi|sin|cos|tan|log|ln|exp|[^a-z\W]+)\b)[^\W\d_]{2,}"
+)
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$]|\b[A-Za-z](?:_\{?\d\}?)?\s*=|\\[()\[\]]|\\q?quad|\\text\{[^{}]*\b(?:and|or)\b[^{}]*\}|\b(?:and|or)\b)*"
 )
@@ -304,7 +304,8 @@ def bare_answer(text: str, most_words: int = 1) -> str | None:
             return sentence
     formulas = list(_FORMULAS.finditer(text))
     behind = text[formulas[-1].end() :] if formulas else text
-    if numbers := re.findall(r"(?<!\S)\S*\d\S*(?: [ap]\.?m\b)?", behind):
+    found_numbers = re.findall(r"(?<!\S)\S*\d\S*(?: [ap]\.?m\b)?", behind)
+    if numbers := [each for each in found_numbers if each.count("{") == each.count("}")]:
         return None if _DENIED.search(behind) else numbers[-1].strip("*_,.!?:;()\"'")
     return formulas[-1][0] if formulas else None
 

@@ -7,7 +7,8 @@ Two bare answers are equal (`same`) where one of these holds:
 2. They have the same parts, each equal by this same rule: points and intervals in their order, sets and lists in
    any. Or they are the same time of day, letter of a choice, or value behind a name and ``=``.
 3. Both are one expression, equation or region (intervals and inequalities), *each is read as a whole*, and
-   `math-verify` finds them equal; numbers that differ by more than a thousandth never are.
+   `math-verify` finds them equal; numbers that differ by more than a thousandth never are, nor are expressions of
+   different names, or whose values for some numbers are as different. What is too large is compared as text.
 
 The parser of math-verify leaves out, without a word, much that it does not know. It is given nothing but text of
 which each piece is a number, a name, or something that it is known to keep (`_PIECE`), with names that it cannot
@@ -48,9 +49,14 @@ _ALIKE = r"""
     \dfrac \frac  \tfrac \frac  \cfrac \frac  \times *  \cdot *  \div /  \lvert |  \rvert |  \vert |  \vee \lor
     \leq \le  \leqslant \le  <= \le  \lt <  \geq \ge  \geqslant \ge  >= \ge  \gt >  \neq \ne  != \ne  \top T
     \langle (  \rangle )  \lbrace \{  \rbrace \}  \varnothing \emptyset  \overrightarrow \vec  \lg \log_{10}
+    \degree ^{\circ}
 """
 _FUNCTION = "sqrt|pi|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|infty"
-_MEASURE = "(?:[kcm]?m|[km]?g|m?L|ft|in|mi|lbs?|mol|[kMG]?(?:[JNWV]|Hz)|s|sec|min|hr?|days?|units?|mph)"
+_DOUBLED = "[dt]?frac|sqrt|left|right|text|mathrm|pi|infty|cdot|times|leq?|geq?|cup|pm|circ"
+"""Commands of golds that were escaped twice."""
+_MEASURE = "(?:[kcm]?m|[km]?g|m?L|ft|in|mi|lbs?|mol|rad|[kMG]?(?:[JNWV]|Hz)|s|sec|min|hr?|days?|units?|mph)"
+_LONG = 2000
+"""Characters of an answer beyond which it is compared as it is: patterns take their square in steps."""
 
 
 def _number(found: re.Match[str]) -> str:
@@ -65,9 +71,12 @@ _REWRITES = [
     (re.compile(pattern), written)
     for pattern, written in (
         # spacing, fonts and words
-        (r"\\!\s*|\\\$|\*\*", ""),
+        (rf"(?<!\\)\\\\(?=(?:{_DOUBLED})(?![A-Za-z]))", r"\\"),
+        (r"\\!\s*|\\\$|\*\*|\\(?:text)?color\{\w+\}", ""),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\.?|\\(?:displaystyle|q?quad|bf|rm)(?![A-Za-z])", " "),
         (r"(?<!\\)\\[()\[\],;:> ]|~|\s+", " "),
+        (r"\\mathbf\s*\{\s*(-?\d[\d.,]*)\s*\}", r"\1"),
+        (r"(\\(?:text|mathrm)\s*\{[A-Za-z/ ]+)\^\s*\{?(-?\d)\}?\s*\}", r"\1}^{\2}"),
         (r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|it)|mbox|operatorname)\s*\{\s*([^{}]*?)\s*\}", r"\\text{\1}"),
         (r"\\text\{(or|and|[ei]|[^{}]*\d[^{}]*)\}|(?<![\d} ])\\text\{([A-Za-z])\}", r" \1\2 "),
         (rf"(?<![A-Za-z\\])(?:\\text\{{)?({_FUNCTION})(?![A-Za-z])\}}?", r"\\\1 "),
@@ -76,9 +85,12 @@ _REWRITES = [
         (r"\s*(?:\\%|(?:\\text\{)?\b(?:percent(?:age)?|pct)\b\}?)", "%"),
         (r"\\mathbb\s*([A-Z])", r"\\mathbb{\1}"),
         (r"\\log_\s*(?:e(?![a-z])|\{e\})", r"\\ln "),
+        (r"(\\text\{[A-Za-z]+)\}\s*/\s*\\text\{", r"\1/"),
+        (r"[(\[]\s*\\begin\{array\}\s*\{[^{}]*\}(.*?)\\end\{array\}\s*[)\]]", r"\\begin{pmatrix}\1\\end{pmatrix}"),
         # numbers
         (r"\{,\}", ","),
-        (r"(?<![\d.,(\[{])\d{1,3}(?:[ ,]\d{3})+(?![\d,])(?!\s*[)\]}])", _number),
+        (r"(?<=\d) ?x ?(?=10\^)", "*"),
+        (r"(?<![\d.,(\[{])[1-9]\d{0,2}(?:[ ,]\d{3})+(?![\d,])(?!\s*[)\]}])", _number),
         (r"(\d+)\.(\d*)\\(?:overline|bar|dot)\s*\{?(\d{1,50})\}?", _number),
         (r"(\d)[eE]([+-]?\d+)(?!\w)", r"\1*10^{\2}"),
         (r"(?<![\d.])(\d+) (\d+)/(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
@@ -98,7 +110,8 @@ _REWRITES = [
         (r"(?<=[\d}])\s*\\approx.*$", ""),
         (r"\\approx", "="),
         (r"^(?:minus|negative)\s+(?=\d)", "-"),
-        (r"(?<=\d)\s*[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+$", ""),
+        (r"^(?:(?![不非没未于过少多第])[\u3400-\u9fff])+:?\s*(?=[-A-Za-z\d\\(])", ""),
+        (r"(?<=\d)\s*[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+\.?$", ""),
         (r"\^\{\\circ\}\s*[CF]$", r"^{\\circ}"),
         (rf"(?<=[\d}})])\s+({_MEASURE} ?/ ?{_MEASURE}|[ckm]m|kg|ft|lbs?|mph|Hz)(\^\{{-?\d\}})?$", r"\\text{\1}\2"),
         (r"(?<=[\d}])\s+([a-z]{3,}(?: [a-z]+)*)$", r"\\text{\1}"),
@@ -109,9 +122,12 @@ _REWRITES = [
 @lru_cache(maxsize=256)
 def written_alike(answer: str) -> str:
     """A bare answer in the one way of writing that others of the same meaning have too."""
+    if len(answer) > _LONG:
+        return answer
     ways = _ALIKE.split()
     alike = {each: f"{written} " for each, written in zip(ways[::2], ways[1::2], strict=True)}
-    text = _UNICODE.sub(_in_latex, half_width(answer.strip(" *"))).translate(_SIGNS)
+    text = re.sub(r"(?<=\d) ?([ckm]?m)(?=[²³])", r"\\text{\1}", half_width(answer.strip(" *")))
+    text = _UNICODE.sub(_in_latex, text).translate(_SIGNS)
     text = re.sub(r"\\[A-Za-z]+|[<>!]=", lambda found: alike.get(found[0], found[0]), text)
     for pattern, written in _REWRITES:
         text = pattern.sub(written, text.strip())
@@ -138,12 +154,14 @@ _AROUND = re.compile(r"(\\\{|[(\[{])(.*?)(\\\}|[)\]}])")
 _DEPTHS = set(range(20))
 """How deeply brackets may be nested."""
 _NAMED = re.compile(
-    r"((?:[A-Za-z\\{}|:' ]|_\{\w+\})+(?:[(\[][^=]*?[)\]])?|\([A-Za-z, ]+\)|[^A-Za-z=<>]+(?==[^A-Za-z]*$))"
+    r"((?:[A-Za-z\\{}|:' ]|_\{\w+\})+(?:[(\[][^=]*?[)\]])?|\([A-Za-z\\, ]+\)"
+    r"|(?:\\[a-z]+|[^A-Za-z\\=<>])+(?==(?:\\[a-z]+|[^A-Za-z\\])*$))"
     r" ?=([^<>]*[^<>= ])"
 )
 """A value behind its name, be it that of a function or of several values, or behind what it was computed from."""
 _BASE = re.compile(r"([\dA-F]+)_\{\d+\}")
-_UNIT = re.compile(r"(.*[\d)}a-z]) ?(?:\\text\{([^{}\d]*)\}(?:\^\{-?\d\})?|\^\{\\circ\}|(%))")
+_UNIT = re.compile(r"(.*[\d)}a-z]) ?(?:\\text\{([^{}\d]*)\}(\^\{-?\d\})?|\^\{\\circ\}|(%))")
+_KNOWN = rf"{_MEASURE}(?:/{_MEASURE})?(?:\^\{{-?\d\}})?"
 _NO_UNIT = re.compile(r"\b(?:more|less|least|most|not|even|odd|[ap]\.?m)\b|\\circ")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _WORD = re.compile(r"[A-Z]{2,}|[A-Za-z]{4,}")
@@ -152,6 +170,8 @@ _WORD = re.compile(r"[A-Z]{2,}|[A-Za-z]{4,}")
 
 def same(one: str, other: str) -> bool:
     """Whether two bare answers are equal, both as `written_alike` gives them."""
+    if max(len(one), len(other)) > _LONG:
+        return bool(_same_text(one, other))
     rules = (_same_text, _same_time, _same_letter, _same_region, _same_named, _same_parts, _same_value)
     return next(verdict for rule in rules if (verdict := rule(one, other)) is not None)
 
@@ -165,6 +185,7 @@ def _key(text: str) -> str:
     said = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
     if re.fullmatch(r"(?i:yes|no)|[A-Z]?[a-z]{3,}|[A-Za-z']+(?: [A-Za-z']+)+", said):
         said = said.lower()
+    said = re.sub(r"^(-?\d+),(\d+)$", r"\1.\2", said)  # a decimal comma; a list is compared by its parts
     return re.sub(r"(?<!\d) | (?!\d)", "", said)
 
 
@@ -275,7 +296,7 @@ def _same_value(one: str, other: str) -> bool:
         return len(bases) == 1 and bases[0][1] in (one, other)
     (value, unit), (others_value, others_unit) = _unit(one), _unit(other)
     if (value, others_value) != (one, other):
-        known = [re.fullmatch(_MEASURE, each) for each in (unit, others_unit)]
+        known = [re.fullmatch(_KNOWN, each) for each in (unit, others_unit)]
         if all(known) and unit != others_unit:
             return False
         if unit != others_unit and "%" in (unit, others_unit):
@@ -295,11 +316,12 @@ def _unit(text: str) -> tuple[str, str]:
     found = _UNIT.fullmatch(text)
     if found is None or _NO_UNIT.search(found[1] + " " + (found[2] or "")):
         return text, ""
-    if found[2] is None and found[3] is None:  # degrees, which a function takes for a number
+    if found[2] is None and found[4] is None:  # degrees, which a function takes for a number
         return (text, "") if re.search(rf"\\(?:{_FUNCTION})", found[1].replace(r"\pi", "")) else (found[1], "")
-    if found[2] and _LETTER.search(found[1]) and not re.fullmatch(_MEASURE, found[2]):
+    unit = found[4] or re.sub(r" |(?<=h)r\b|(?<=s)ec\b", "", found[2] + (found[3] or ""))
+    if _LETTER.search(found[1]) and found[2] and not re.fullmatch(_KNOWN, unit):
         return text, ""
-    return found[1].strip(), found[3] or found[2] or ""
+    return found[1].strip(), unit
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -316,10 +338,14 @@ _PIECE = re.compile(
 )
 """What the parser keeps. Names have their index; of all else logarithms alone have one, their base."""
 _UNCLEAR = re.compile(
-    r"/ (?:[\d.]+|x_\{\d+\}|\\pi) (?=x_|e|\(|\\(?!infty|le|ge|ne|cup|cap)[a-z])"
+    r"/ (?:[\d.]+|x_\{\d+\}|\\pi) (?=x_|e|\(|\\(?!infty|le|ge|ne|cup|cap|rceil|rfloor)[a-z])"
     r"|\d \d|(?<![\d.])0(?:\d+ | x)| 0\d|: .*:"
 )
 """A divisor that may have a factor of its own behind it, numbers side by side, digits that are no number."""
+_LARGE = re.compile(
+    r"\^ (?:\{ )?(?:- )?\d{5,}|\^ \{ \d+ \^ (?:\{ )?\d|\d{5,} !|\^ \{ [\d ]+\} (?:\) )?!|\\binom \{ \d{5,}"
+)
+"""Powers and the like of which nobody writes the digits."""
 _LONGEST = 500
 """Characters of what the parser is given, whose time grows faster than the text."""
 _CLOSE = 1e-3
@@ -362,7 +388,7 @@ def _read(text: str) -> Any:
             pieces.append(r"\cdot")
         pieces.append(said)
     written = " ".join(pieces).strip()
-    if _UNCLEAR.search(written):
+    if _UNCLEAR.search(written) or _LARGE.search(written):
         return None
     config = ConversionConfig(lowercase_symbols=False)
     try:
@@ -389,18 +415,21 @@ def _verified(one: Any, other: Any) -> bool:
 
     order = (Boolean, MatrixBase | MatrixExpr, Expr, Basic)
     kinds = {[isinstance(each, kind) for kind in order].index(True) for each in (one, other)}
-    if len(kinds) > 1 or any(each.has(nan, zoo) for each in (one, other)):
+    names = one.free_symbols
+    if len(kinds) > 1 or names != other.free_symbols or any(each.has(nan, zoo) for each in (one, other)):
         return False
-    if getattr(one, "is_number", False) and getattr(other, "is_number", False):
+    if isinstance(one, Expr) and isinstance(other, Expr):  # names stand for some values
+        point = {name: Float(f"0.{37 + 2 * place}") for place, name in enumerate(sorted(names, key=str))}
         with suppress(ArithmeticError, AttributeError, TypeError, ValueError):
-            values = [each.evalf() for each in (one, other)]
-            if not all(each.is_finite for each in values):
+            values = [each.subs(point).evalf() for each in (one, other)]
+            if all(each.is_finite for each in values):
+                apart, most = abs(values[0] - values[1]), max(map(abs, values))
+                if apart > _CLOSE * most:
+                    return False
+                if not names and apart <= _ROUNDED * most and (one.has(Float) or other.has(Float)):
+                    return True
+            elif not names:
                 return bool(values[0] == values[1])
-            apart, most = abs(values[0] - values[1]), max(map(abs, values))
-            if apart > _CLOSE * most:
-                return False
-            if apart <= _ROUNDED * most and (one.has(Float) or other.has(Float)):
-                return True
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its timeout is off
     return bool(verify(one, other, timeout_seconds=None))
 
@@ -424,7 +453,7 @@ def parsed_answer(completion: Text) -> str | None:
 
 @reward(
     compares(
-        answer=parsed_answer, gold=gold_box, packages=("math-verify", "latex2sympy2-extended", "sympy"), version=16
+        answer=parsed_answer, gold=gold_box, packages=("math-verify", "latex2sympy2-extended", "sympy"), version=17
     )
 )
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
