@@ -250,6 +250,8 @@ _STATED = re.compile(
 """How prose states its answer."""
 _CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|(?<![<>!])=)[\s*_]*(\S.*?)[\s*_!]*")
 """What the last line says that something is, be it not called an answer."""
+_JOINED = re.compile(r"\$\s*(?:[,;]|,?\s*\b(?:and|or)\b)\s*\$[^$]+\$[.!]?\s*$")
+"""Formulas at the end of a line, of which the last alone is no answer."""
 _SENTENCE = re.compile(r"(?s:.*?)(?=\n|[.!]\s|[.!]?\s+\((?=[A-Za-z])|[.!]*$)")
 _OPTION = re.compile(r"\(?[A-J](?:[).:]|$)")
 _DENIED = re.compile(r"\b(?:not|cannot|than|at (?:least|most))\b|n't\b")
@@ -281,8 +283,8 @@ def bare_answer(text: str, most_words: int = 1) -> str | None:
         return _joined(text, openings)
     if marks := list(MARKED.finditer(text)):
         return bare_answer(text[marks[-1].end() :].strip().partition("\n")[0], most_words)
-    if (line := re.search(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z", text)) is not None:
-        return bare_answer(line[1].replace(MARK, ""), most_words)
+    if (last := re.search(rf"{MARK}[ \t]*(\S[^\n]*)\s*\Z", text)) is not None:
+        return bare_answer(last[1].replace(MARK, ""), most_words)
     text = text.strip()
     stated = [text[found.end() :] for found in _STATED.finditer(text)]
     if not stated and (_FORMULAS.fullmatch(text.rstrip(".")) or _is_bare(text, most_words)):
@@ -291,7 +293,8 @@ def bare_answer(text: str, most_words: int = 1) -> str | None:
     stated = (with_values or stated)[-1:]  # words may be none: "I am sure that the answer is right"
     if with_values and not _FORMULAS.match(stated[0]):
         text = _sentence(stated[0])
-    concluded = _CONCLUDED.fullmatch(text.rpartition("\n")[2])
+    line = text.rpartition("\n")[2]
+    concluded = None if _JOINED.search(line) else _CONCLUDED.fullmatch(line)
     for said in [*stated, *([concluded[1]] if concluded and re.search(r"\d|\$", concluded[1]) else [])]:
         sentence = _sentence(said)
         if _DENIED.search(sentence):
