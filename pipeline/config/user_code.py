@@ -24,7 +24,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice, product
 from keyword import iskeyword
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from pipeline.errors import ConfigError, JobError, PipelineError, is_installed, own_place, told
 from pipeline.files import file_sha256
@@ -362,6 +364,8 @@ _OUTSIDE = re.compile(
 they change no result, or are in keys as what computes, and workers have others."""
 _HARMLESS = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "total_ordering", "staticmethod"}
 """Decorators that register nothing."""
+_IMPORTED: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
+"""Modules that this process has imported -> their files as first seen."""
 _ALL = "*"
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -751,6 +755,8 @@ class _Walk:
 
     def _read(self, name: str, file: Path) -> _Module:
         content, module = file.read_bytes(), _Module(name, file)
+        if name in sys.modules:
+            content = _IMPORTED.setdefault(sys.modules[name], content)
         try:
             module.statements = ast.parse(content if file.suffix == ".py" else b"(").body
         except (SyntaxError, ValueError):  # importing it will tell

@@ -22,7 +22,7 @@ from typing import Any
 
 from pipeline.config.plain import brief
 from pipeline.config.schema import AlgoConfig, Config, Keep, StageChoice
-from pipeline.config.user_code import ask, import_object
+from pipeline.config.user_code import ask, import_object, source_hash
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos import registry
 from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
@@ -157,6 +157,7 @@ def build_plan(
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
+    source_hash.cache_clear()  # a notebook plans again after files were edited
     contents = JobContents(config, sources or {}, models or {}, plain_attention)
     builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows)
     for chain in chains(config):

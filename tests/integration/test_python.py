@@ -25,7 +25,7 @@ try:
     pipeline.run(settings)
 except KeyboardInterrupt:
     print("interrupted", pipeline.load_run("t").state)
-os.remove(os.environ["GATE"])
+os.rmdir(os.environ["GATE"])
 run = pipeline.run(settings)
 assert before == (dict(os.environ), list(map(signal.getsignal, numbers)), sys.stdout)
 found = run.results[(run.results.algo == "Counted") & (run.results["round"] == 2)]
@@ -46,7 +46,7 @@ def test_a_script_needs_no_main_guard_and_may_be_interrupted_and_go_on(
 ) -> None:
     counted = with_reference(tmp_path_factory, tmp_path / "outputs")
     (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "gate").touch()
+    (tmp_path / "gate").mkdir()
     process = subprocess.Popen(
         [
             sys.executable,

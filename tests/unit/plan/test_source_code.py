@@ -117,6 +117,16 @@ def test_an_edited_dataset_or_reward_runs_again_what_sees_it(folder: Path, name:
     assert asks_none & changed == (asks_none if name == "own_counting" else set())
 
 
+def test_a_process_that_plans_again_sees_edits_of_what_it_has_not_imported(folder: Path) -> None:
+    """As a notebook does: workers import it anew, and refuse what the plan was not made with."""
+    before = plan("rounds_of_training=1")
+    edit(folder / "own_idea.py", "def think(self, ctx): ...", "def think(self, ctx): pass")
+    edit(folder / "own_praise.py", "[1.0 for", "[2.0 for")
+    changed = changed_stages(before, build_plan(quick_config([*CHOSEN, "rounds_of_training=1"])))
+    assert "PITA.score" in changed
+    assert "Idea.think" not in changed
+
+
 def test_what_ships_has_no_part_in_it(folder: Path) -> None:
     shipped = build_plan(
         quick_config(["experiment.name=t", "algos.Mild.class_path=pipeline.learning.algos.value_guided.PITA"])
