@@ -328,12 +328,11 @@ _PIECE = re.compile(r"\\[A-Za-z]+|\\d|[A-Za-z]|[-+]")
     "answer",
     [
         r"\pi r^{2} h",
-        r"\frac{a b}{2}",
         r"\left( \frac{3}{2}, -13 \right)",
         r"\{3 \pm 2 \sqrt{2}, 7\}",
         r"7\text{ cm}",
         r"\begin{pmatrix} -2 & 5 \\ 3x & 7 \end{pmatrix}",
-        r"x-7y=11",
+        r"x-7y=1",
         r"-3 < x \le 5",
         r"\sin 2x",
         r"f'(x)",
