@@ -361,7 +361,7 @@ def _read(text: str) -> Any:
         from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     except ImportError as error:
         raise ConfigError(f"the reward 'math_verify' needs a package: {install_command('math')}") from error
-    from sympy import Basic, MatrixBase, Symbol
+    from sympy import Basic, Integer, MatrixBase, Symbol
 
     if len(text) > _LONGEST:
         return None
@@ -390,6 +390,8 @@ def _read(text: str) -> Any:
     written = " ".join(pieces).strip()
     if _UNCLEAR.search(written) or _LARGE.search(written):
         return None
+    if re.fullmatch(r"(?:- )?\d+", written):
+        return Integer(written.replace(" ", ""))
     config = ConversionConfig(lowercase_symbols=False)
     try:
         found = latex2sympy(written, is_real=True, normalization_config=None, conversion_config=config)
