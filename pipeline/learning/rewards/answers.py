@@ -248,7 +248,7 @@ _STATED = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """How prose states its answer."""
-_CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|(?<![<>!])=)[\s*_]*(\S.*?)[\s*_!]*")
+_CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|(?<![<>!])=(?![^{}]*\}))[\s*_]*(\S.*?)[\s*_!]*")
 """What the last line says that something is, be it not called an answer."""
 _JOINED = re.compile(r"\$\s*(?:[,;]|,?\s*\b(?:and|or)\b)\s*\$[^$]+\$[.!]?\s*$")
 """Formulas at the end of a line, of which the last alone is no answer."""
