@@ -131,7 +131,7 @@ def _glances(output_dir: Path) -> list[dict[str, Any]]:
     epilog=typed.examples(
         "pipeline logs first_run -f",
         "pipeline logs first_run PITA/r1/train",
-        "pipeline logs first_run 'PITA/r1/*/003' --attempt 1",
+        "pipeline logs first_run 'PITA/r1/gen*/003' --attempt 1",
     )
 )
 def logs(

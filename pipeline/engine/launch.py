@@ -125,9 +125,8 @@ def find_program(words: Sequence[str], folder: Path) -> Program:
     """
     usage = "Give it last, after --: pipeline launch --gpus 0,1 -- train.py --lr 1e-3"
     if not words or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
-        raise ConfigError(
-            f"there is no program to start, nor such an option of launch: {' '.join(words)}. {usage}"
-        )
+        unknown = f", nor such an option of launch: {' '.join(words)}" if words else ""
+        raise ConfigError(f"there is no program to start{unknown}. {usage}")
     first, *rest = words
     if first == "-m":
         # The first part alone: looking for the others would import it.

@@ -12,7 +12,7 @@ from tests.unit.commands.test_typed_commands import PROGRAMS_TYPED
 
 DOCS = Path(__file__).parents[2] / "docs"
 LOOKING = ("status", "logs", "why", "show", "compare", "store", "gpus")
-STANDS_FOR = {"NAME": "t", "first_run": "t", "JOB": "PITA/r1/train", "PITA/r1/*/003": "PITA/r1/generate/000"}
+STANDS_FOR = {"NAME": "t", "first_run": "t", "JOB": "PITA/r1/train", "PITA/r1/gen*/003": "PITA/r1/generate/000"}
 """Words of the pages -> what they are in the run at hand."""
 
 

@@ -71,7 +71,7 @@ def test_programs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "there is no program to start"),
+        ([], "there is no program to start. Give it last"),
         (["missing.py"], "there is no file missing.py in"),
         (["missing-program"], "there is no program missing-program: neither"),
         (["-m", "no_such_module.train"], "'no_such_module' is not installed"),

@@ -149,7 +149,7 @@ def test_what_was_shared_and_where_a_run_ran_stand_in_lines_of_their_own(tmp_pat
     assert "25 to go" in facts["shared store"]
 
 
-# -- `status --watch` and `gpus --watch`: what they show, on what there is room for, and how they---
+# -- `status --watch`: what it shows, on what there is room for
 
 
 SIZES = [(80, 24), (160, 50), (40, 10), (20, 4)]
