@@ -90,4 +90,6 @@ def help_(
 
 def main() -> None:
     """Carry out the command line."""
-    sys.exit(app())
+    # A shell completes one word, and would take the three of `python -m pipeline` for three commands.
+    asked = {"--install-completion", "--show-completion"}.intersection(sys.argv[1:2])
+    sys.exit(app(prog_name="pipeline" if asked else None))

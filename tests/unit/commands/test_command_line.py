@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from pipeline.__main__ import app
+from pipeline.__main__ import app, main
 
 COMMANDS = typer.main.get_command(app)
 
@@ -57,3 +57,14 @@ def test_words_that_begin_so_are_offered(
     asked = {"_PIPELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = CliRunner().invoke(app, [], prog_name="pipeline", env=asked)
     assert sorted(done.output.split()) == offered
+
+
+def test_the_command_that_a_shell_completes_has_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr("sys.argv", ["pipeline/__main__.py", "--show-completion", "bash"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    told = capsys.readouterr().out
+    assert (end.value.code, told.splitlines()[-1]) == (0, "complete -o default -F _pipeline_completion pipeline")
