@@ -83,9 +83,14 @@ def incomparable(before: Measured, after: Measured) -> set[str]:
     return {
         name
         for name in one.keys() & other.keys()
-        if one[name].get("packages") != other[name].get("packages")
-        or not (same_arithmetic or name.startswith(EXACT))
+        if _other_packages(one[name], other[name]) or not (same_arithmetic or name.startswith(EXACT))
     }
+
+
+def _other_packages(one: Entry, other: Entry) -> bool:
+    """Whether a package that both name has another version; which ones are named is ours to change."""
+    before, after = (each.get("packages", {}) for each in (one, other))
+    return any(before[name] != after[name] for name in before.keys() & after.keys())
 
 
 def compare(before: Measured, after: Measured) -> dict[str, str]:

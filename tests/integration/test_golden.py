@@ -31,7 +31,8 @@ def test_another_arithmetic_excuses_stages_and_other_packages_a_reward() -> None
     before = measured({"stage a": entry("1"), "rows b": entry("1"), "reward c": entry("1")})
     after = measured({"stage a": entry("2"), "rows b": entry("2"), "reward c": entry("2")}, "arm")
     assert set(golden.compare(before, after)) == {"rows b", "reward c"}
-    after["entries"]["reward c"]["packages"] = {"sympy": "2"}
+    before["entries"]["reward c"]["packages"] = {"sympy": "1"}
+    after["entries"]["reward c"]["packages"] = {"sympy": "2", "another": "1"}
     assert set(golden.compare(before, after)) == {"rows b"}
 
 
