@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -154,9 +155,10 @@ def test_a_notice_to_the_ranks_alone_stops_the_attempt_and_another_goes_on(engin
         while told != set(notices) and time.monotonic() < give_up:
             for number in notices.keys() - told:
                 if len(list(notices[number].iterdir())) == 2:
-                    family = psutil.Process().children(recursive=True)
-                    for rank in (one for one in family if "RANK" in one.environ()):
-                        rank.send_signal(number)
+                    for one in psutil.Process().children(recursive=True):
+                        with suppress(psutil.Error):  # others may end meanwhile
+                            if "RANK" in one.environ():
+                                one.send_signal(number)
                     told.add(number)
             time.sleep(0.01)
 
