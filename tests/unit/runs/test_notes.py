@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,7 +52,7 @@ def test_how_often_why_and_what_prints_the_log_stands_in_one_line_of_a_chain_and
     run.store(shards[2].key, faults_json=failing(2, 5))
     run.store(shards[3].key, generation_json="{}")
     told = failed_rewards(Store(tmp_path / "outputs/.store"), list(plan.jobs.values())[::-1], run.folder)
-    logs, where = "python -m pipeline logs x", f" --output-dir {tmp_path}/outputs"
+    logs, where = "python -m pipeline logs x", f" --output-dir {shlex.quote(f'{tmp_path}/outputs')}"
     assert told == [
         "d/m/s0/X, round 1: a reward failed at 4 of 20 completions of 2 jobs (generate), which have no score; "
         f"first reward 'f': ZeroDivisionError: division by zero ({logs} {shards[0].id}{where})",
