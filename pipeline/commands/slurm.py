@@ -24,7 +24,7 @@ from pipeline.files import write_whole
 from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
 from pipeline.slurm import script as batch
-from pipeline.sweeps import plan, storage
+from pipeline.sweeps import storage
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
 from pipeline.terminal.console import Verdict, make_console, say
@@ -228,12 +228,9 @@ def _sweep_name(words: Sequence[str]) -> str:
     given = _parsed(sweep.app, "python -m pipeline sweep ", words[0], words[1:])
     if words[0] == "agent":
         return storage.choose_sweep(given["output_dir"].absolute(), given["name"]).name
-    strategy, overrides = plan.split_words(given["words"] or [])
-    asked = read_sweep(given["file"], name=given["name"], overrides=overrides)
+    asked = read_sweep(given["file"], name=given["name"], overrides=given["settings"] or [])
     check_program(asked)
     sweep.check_settings(asked)
-    if strategy:
-        plan.plan_agents(strategy, storage.most_trials(asked))
     return asked.name
 
 

@@ -32,7 +32,7 @@ from pipeline.sweeps import online, storage
 from pipeline.sweeps import report as reports
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
-from pipeline.sweeps.plan import DevicesAsked, check_fits, plan_agents, split_words
+from pipeline.sweeps.plan import DevicesAsked, check_fits
 from pipeline.sweeps.storage import Record, SweepFolder, choose_sweep
 from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.console import watch as watch_it
@@ -66,16 +66,13 @@ def _where(device: DeviceChoice, agents: int | None, each: int | None, gpu_list:
     epilog=examples(
         "pipeline sweep run lr.yaml --agents 4 --gpus-per-agent 2",
         "pipeline sweep run lr.yaml --device cpu --agents 2 epochs=3",
-        "pipeline sweep run lr.yaml balanced 27 2 --dry-run",
+        "pipeline sweep run lr.yaml --dry-run",
     )
 )
 def run(
     file: Annotated[Path, typer.Argument(help="The sweep file, as W&B has it.")],
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="AGENTS DEVICES, or a strategy and its numbers; then settings of every trial: KEY=VALUE."
-        ),
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="Of every trial: KEY=VALUE.", metavar="[KEY=VALUE]...")
     ] = None,
     name: Annotated[str, typer.Option(help="Of the sweep; that in the file, or the file's, if left out.")] = "",
     agents: Agents = None,
@@ -91,8 +88,7 @@ def run(
     output_dir: OutputDir = OUTPUTS,
 ) -> int:
     """Begin a sweep, or go on with it: sweep run FILE [KEY=VALUE ...]."""
-    console, where = make_console(), _where(device, agents, each, gpu_list)
-    strategy, overrides = split_words(words or [])
+    console, where, overrides = make_console(), _where(device, agents, each, gpu_list), settings or []
     if wandb and dry_run:
         raise ConfigError("--dry-run with --wandb: W&B would choose the trials. Leave one of them out")
     if not wandb:
@@ -102,19 +98,6 @@ def run(
         raise ConfigError(f"{PROGRAM} is searched on this machine: leave out --wandb, or track its runs there")
     check_program(sweep)
     check_settings(sweep)
-    if strategy:
-        if agents is not None or each is not None:
-            raise ConfigError(
-                f"{' '.join(strategy)}: it says what --agents and --gpus-per-agent would: leave these out"
-            )
-        gpus = where.gpus()
-        plan = plan_agents(strategy, storage.most_trials(sweep), gpus)
-        for line in plan.lines("GPU" if gpus else "CPU slot"):
-            say(console, line)
-        if not dry_run and plan.strategy == "spread" and console.is_interactive and not typer.confirm("Begin?"):
-            return 0
-        count = min((most for most in (count, plan.total) if most is not None), default=None)
-        where = replace(where, agents=plan.at_once, each=plan.devices)
     if wandb:
         return _online(sweep, where, output_dir, console, count, grace)
     pool = where.pool(sweep)

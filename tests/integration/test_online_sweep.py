@@ -96,9 +96,8 @@ def test_trials_run_on_devices_of_their_own_until_none_is_left(
     assert [one["arguments"] for one in told(place)] == [["--lr=0.001"], ["--lr=0.01"]]
     assert {one["WANDB_RUN_ID"] for one in told(place)} == {"run0", "run1"}
     assert all(one["CUDA_VISIBLE_DEVICES"].count("GPU-") == 1 for one in told(place))
-    again, said = run(place, words=["simple"])
+    again, said = run(place, agents=1)
     assert again == 0
-    assert "agents    1, each with 1 GPU" in said
     assert "going on with" in said
     assert "0 trials run" in said
     (place / "lr.yaml").write_text(SWEEP.replace("1e-2", "1e-1"))

@@ -90,8 +90,7 @@ def test_an_agent_joins_a_sweep_that_there_is(here: Path) -> None:
 def test_a_sweep_is_read_before_its_script_is_written(here: Path) -> None:
     (here / "train.py").touch()
     (here / "lr.yaml").write_text("program: train.py\nmethod: grid\nparameters: {lr: {values: [1, 2]}}\n")
-    assert "Did you mean 'balanced'?" in said("write", "sweep", "run", "lr.yaml", "balancd", "3", code=2)
-    assert "is written KEY=VALUE" in refused("write", "sweep", "run", "lr.yaml", "2", "1", "l r=3")
+    assert "is written KEY=VALUE" in refused("write", "sweep", "run", "lr.yaml", "l r=3")
     assert "wrote lr.sbatch" in said("write", "sweep", "run", "lr.yaml", "lr=3")
     (here / "train.py").unlink()
     assert "there is no file train.py" in refused("write", "sweep", "run", "lr.yaml")
