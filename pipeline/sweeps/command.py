@@ -6,21 +6,17 @@ other trials, and is judged on validation prompts.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.plain import refuse_all
 from pipeline.engine.devices.inventory import Device
 from pipeline.errors import ConfigError
-from pipeline.foreign import LARGEST_FILE, read_plain
 from pipeline.sweeps.file import ENVVAR, NUM_GPUS, PROGRAM, Sweep, macro_of, nested
 
 Values = Mapping[str, Any]
@@ -75,10 +71,10 @@ def _filled(command: Sequence[str], made: Mapping[str, list[str]], environment: 
 
 
 def check_program(sweep: Sweep) -> None:
-    """Refuse a sweep whose script is not there, begins another one in every trial, or takes ``False`` for true.
+    """Refuse a sweep whose script is not there.
 
     Raises:
-        ConfigError: Says where it was looked for, or which line of it is wrong.
+        ConfigError: Says where it was looked for.
     """
     by_python = ("${interpreter}", "${program}") in pairwise(sweep.command)
     programs = {"program": sweep.program, "pipeline.distributed_program": sweep.options.distributed_program}
@@ -89,44 +85,6 @@ def check_program(sweep: Sweep) -> None:
         if is_script and not (path.is_file() or (path / "__main__.py").is_file()):
             missing = f"{key}: there is no file {program} in {sweep.folder}, where trials start"
             raise ConfigError(f"{missing}: give its whole path; further words belong in `command`")
-    for script in (word for word in (sweep.program, *sweep.command) if word.endswith(".py")):
-        refuse_all([f"{script}, line {line}: {fault}" for line, fault in _faults(sweep, sweep.folder / script)])
-
-
-def _faults(sweep: Sweep, script: Path) -> Iterator[tuple[int, str]]:
-    """Lines of a script that begin a search of W&B's whatever it is told, or take ``False`` for true."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it is written like is not for us to say
-            tree = ast.parse(read_plain(script, LARGEST_FILE, follow=True))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return
-    main = [node.body for node in tree.body if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)]
-    functions = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
-    calls = [*_calls(chain(tree.body, *main))]
-    calls += _calls(chain(*(functions.get(ast.unparse(call.func), []) for call in calls)))
-    for call in calls:
-        if (name := ast.unparse(call.func)) in ("wandb.sweep", "wandb.agent"):
-            yield call.lineno, f"by {name} each trial would begin a search at W&B: call the function itself"
-    false: set[object] = {
-        f"--{name}"
-        for name, each in sweep.parameters.items()
-        if any(value is False for value in (each.given.get("value"), *each.given.get("values", ())))
-    }
-    for each in ast.walk(tree) if {"${args}", "${args_no_equals}"} & {*sweep.command} else ():
-        if isinstance(each, ast.Call) and ast.unparse(each.func).endswith(".add_argument"):
-            is_bool = any(one.arg == "type" and ast.unparse(one.value) == "bool" for one in each.keywords)
-            if is_bool and (found := false & {one.value for one in each.args if isinstance(one, ast.Constant)}):
-                what = f"argparse reads {found.pop()}=False by type=bool as True"
-                yield each.lineno, f'{what}: write type=lambda text: text == "True"'
-
-
-def _calls(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:
-    """Calls that are a statement, or all that one assigns."""
-    for node in statements:
-        call = node.value if isinstance(node, ast.Expr | ast.Assign) else None
-        if isinstance(call, ast.Call):
-            yield call
 
 
 def own_command(

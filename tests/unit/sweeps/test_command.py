@@ -123,28 +123,6 @@ def test_what_python_is_to_run_is_a_file_or_a_package(
         check_program(asked)
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("wandb.agent(wandb.sweep(settings), function=train)", "begin a search at W&B"),
-        ("if __name__ == '__main__':\n    id = wandb.sweep(settings)", "line 2: by wandb.sweep"),
-        ("def main():\n    wandb.agent(id)\nif __name__ == '__main__':\n    main()", "line 2: by wandb.agent"),
-        ("if arguments.search:\n    wandb.agent(id, train)", ""),
-        ("def search():\n    wandb.agent(id, train)", ""),
-        ("def main():\n    parser.add_argument('-o', '--off', type=bool)", "line 2: argparse reads --off=False"),
-        ("parser.add_argument('--off', type=flag)\nparser.add_argument('--lr', type=bool)", ""),
-        ("print 1", ""),
-    ],
-)
-def test_a_script_that_searches_by_itself_or_takes_false_for_true_is_refused(
-    tmp_path: Path, text: str, fault: str
-) -> None:
-    (tmp_path / "train.py").write_text(text)
-    asked = replace(sweep(("python", "train.py", "${args}")), folder=tmp_path, program="")
-    with pytest.raises(ConfigError, match=fault) if fault else nullcontext():
-        check_program(asked)
-
-
 # Keys of tables as Hydra has them; values of any plain data.
 _leaves = st.one_of(
     st.none(),
