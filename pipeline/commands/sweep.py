@@ -271,7 +271,6 @@ def multi(
             metavar="[TOTAL_GPUS] [KEY=VALUE]...",
         ),
     ] = None,
-    queue: Annotated[bool, typer.Option("--queue", help="Let runs wait for GPUs that others have.")] = False,
     grace: Grace = 30,
     output_dir: OutputDir = OUTPUTS,
 ) -> int:
@@ -288,18 +287,18 @@ def multi(
         there = counted(len(devices), "GPU")
         raise ConfigError(f"TOTAL_GPUS {total}, but {there} can be used; device=cpu has CPU slots")
     devices, kind = devices[:total], "CPU slot" if on_cpu else "GPU"
-    runs = plan_runs(name, gpus_per_run, num_runs, len(devices), settings, queue=queue, kind=kind)
-    configs = [load_config(one.typed(folder, on_cpu=on_cpu, queue=queue)) for one in runs]
+    runs = plan_runs(name, gpus_per_run, num_runs, len(devices), settings, kind=kind)
+    configs = [load_config(one.typed(folder, on_cpu=on_cpu)) for one in runs]
     for config in configs:
         check_config(config)
     prepare(configs[0])
-    used = [devices[place] for place in sorted({place for one in runs for place in one.places})]
+    used = [devices[place] for one in runs for place in one.places]
     held = select.holders(used)
-    if not queue and (leased := [f"{one.label} by {held[one.uuid]}" for one in used if one.uuid in held]):
-        raise DeviceError(f"leased by others: {'; '.join(leased)}. Nothing was started; --queue waits for them")
+    if leased := [f"{one.label} by {held[one.uuid]}" for one in used if one.uuid in held]:
+        raise DeviceError(f"leased by others: {'; '.join(leased)}. Nothing was started")
     told = partial(say, make_console())
     with StopSignals() as signals:
-        interrupted, left = carry_out(runs, devices, folder, signals, told, queue=queue, grace_s=grace)
+        interrupted, left = carry_out(runs, devices, folder, signals, told, grace_s=grace)
         code = start.INTERRUPTED_BY[interrupted] if interrupted else FAILED if left else 0
         start.settle(code)
     return code

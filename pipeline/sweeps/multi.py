@@ -30,8 +30,6 @@ _OURS = (
 )
 """Settings that this command decides for each run."""
 _SEEDS = "experiment.seeds"
-_REST_S = 3.0
-"""Between two attempts to start a run whose devices somebody else has."""
 OUTPUT, START = "output.txt", "start.json"
 """In the folder of a run's experiment: what it printed, and how it was started."""
 
@@ -42,28 +40,25 @@ class MemberRun:
 
     Attributes:
         name: Of its experiment: ``NAME.run1``.
-        slot: Which set of devices it has.
         places: The devices, as positions among those that are visible; contiguous.
         settings: All that it has besides those that say which devices.
         own: Those of them in which it differs from the others.
     """
 
     name: str
-    slot: int
     places: tuple[int, ...]
     settings: tuple[str, ...]
     own: tuple[str, ...] = ()
 
-    def typed(self, output_dir: Path, *, on_cpu: bool, queue: bool) -> list[str]:
+    def typed(self, output_dir: Path, *, on_cpu: bool) -> list[str]:
         """The settings by which it is a run of its own command."""
         where = {"execution.workers": len(self.places)} if on_cpu else {"distributed.gpu_list": list(self.places)}
-        waits = ["execution.wait_for_devices=true"] if queue and not on_cpu else []
         named = overrides_of({"experiment.name": self.name, "output_dir": str(output_dir)})
-        return [*named, *self.settings, *overrides_of(where), *waits]
+        return [*named, *self.settings, *overrides_of(where)]
 
 
 def plan_runs(
-    name: str, each: int, runs: int, total: int, settings: Sequence[str], *, queue: bool = False, kind: str = "GPU"
+    name: str, each: int, runs: int, total: int, settings: Sequence[str], *, kind: str = "GPU"
 ) -> list[MemberRun]:
     """Share devices out.
 
@@ -76,7 +71,6 @@ def plan_runs(
         runs: How many runs.
         total: How many devices there are.
         settings: Of all runs.
-        queue: Let runs that do not fit wait for the others.
         kind: What a device is called.
 
     Raises:
@@ -85,20 +79,16 @@ def plan_runs(
     for what, number in (("GPUS_PER_RUN", each), ("NUM_RUNS", runs)):
         if not 1 <= number <= MOST_RUNS:
             raise ConfigError(f"{what} {number}: a whole number from 1 to {MOST_RUNS:,}")
-    slots = min(runs, total // each)
-    if slots < runs and not (queue and slots):
+    if runs * each > total:
         needed = f"{count(runs, 'run')} with {count(each, kind)} each need {runs * each}, and there are {total}"
-        raise ConfigError(
-            f"{needed}: ask for fewer, or let the others wait with --queue; device=cpu has CPU slots"
-        )
+        raise ConfigError(f"{needed}: ask for fewer; device=cpu has CPU slots")
     shares = [_values(setting, runs) for setting in settings]
     if not any(values[0].lstrip("+").startswith(f"{_SEEDS}=") for values in shares):
         shares.append([f"{_SEEDS}=[{number}]" for number in range(runs)])
     return [
         MemberRun(
             name=f"{name}.run{number + 1}",
-            slot=number % slots,
-            places=tuple(range(number % slots * each, (number % slots + 1) * each)),
+            places=tuple(range(number * each, (number + 1) * each)),
             settings=tuple(values[number % len(values)] for values in shares),
             own=tuple(values[number] for values in shares if len(values) > 1),
         )
@@ -114,7 +104,7 @@ def _values(setting: str, runs: int) -> list[str]:
         raise ConfigError(f"{setting}: {explain(error)}") from error
     key = parsed.get_key_element()
     if key.lstrip("+~") in _OURS:
-        raise ConfigError(f"{setting}: each run has its own, by GPUS_PER_RUN, --output-dir and --queue")
+        raise ConfigError(f"{setting}: each run has its own, by GPUS_PER_RUN and --output-dir")
     if not parsed.is_sweep_override():
         return [setting]
     values = [f"{key}={value}" for value in parsed.sweep_string_iterator()]
@@ -144,7 +134,6 @@ def carry_out(
     signals: StopSignals,
     say: Callable[[str], None],
     *,
-    queue: bool,
     grace_s: int,
 ) -> tuple[str, list[str]]:
     """Run all of them.
@@ -155,26 +144,25 @@ def carry_out(
         output_dir: Folder of all runs.
         signals: The first one ends runs in order, a second one kills them.
         say: Told a line for the user.
-        queue: Let runs wait for devices that others have.
         grace_s: Seconds that a run has to end once it was told to.
 
     Returns:
         The name of the signal that has ended it before, or "", and names of the runs that are not done.
     """
     on_cpu = devices[0].kind != "cuda"
-    waiting, left, told = {run.name: run for run in runs}, [run.name for run in runs], set[str]()
+    waiting, left = dict(enumerate(runs)), [run.name for run in runs]
     for run in runs:
         say(f"{run.name}  on {', '.join(devices[at].label for at in run.places)}  {' '.join(run.own)}".rstrip())
     say(f"Their output is in {shown_path(output_dir)}/NAME/{OUTPUT}.")
 
     def following(slot: int) -> Order | None:
-        run = next((run for run in runs if run.slot == slot and run.name in waiting), None)
+        run = waiting.pop(slot, None)
         if run is None:
             return None
-        folder = output_dir / waiting.pop(run.name).name
+        folder = output_dir / run.name
         folder.mkdir(parents=True, exist_ok=True)
         return Order(
-            words=[sys.executable, "-m", "pipeline", "run", *run.typed(output_dir, on_cpu=on_cpu, queue=queue)],
+            words=[sys.executable, "-m", "pipeline", "run", *run.typed(output_dir, on_cpu=on_cpu)],
             gpus=None if on_cpu else list(run.places),
             slots=len(run.places),
             leases=True,
@@ -187,12 +175,6 @@ def carry_out(
 
     def ended(_slot: int, handle: Handle) -> float:
         name, said = handle.order.holder, handle.said
-        if said.busy and queue:
-            waiting[name] = next(run for run in runs if run.name == name)
-            if name not in told:
-                told.add(name)
-                say(f"{name} waits: {said.busy}")
-            return _REST_S
         if said.exit_code == 0:
             left.remove(name)
             say(f"{name} done after {duration(time.monotonic() - handle.began)}")
@@ -201,7 +183,7 @@ def carry_out(
             say(f"{name} {'was stopped' if handle.told_to_end else 'failed'}: {why}")
         return 0.0
 
-    interrupted = side_by_side(len({run.slot for run in runs}), signals, following, ended, say)
+    interrupted = side_by_side(len(runs), signals, following, ended, say)
     not_done = f"; not done: {', '.join(left)}" if left else ""
     say(f"{len(runs) - len(left)} of {count(len(runs), 'run')} done{not_done}")
     return interrupted, left

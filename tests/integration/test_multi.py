@@ -100,22 +100,3 @@ def test_a_run_of_several_has_gpus_of_its_own(tmp_path: Path, monkeypatch: pytes
         refused = CliRunner().invoke(app, [*words, *given])
     assert refused.exit_code == 2
     assert "GPU 1 by 'other'" in refused.stderr
-
-
-def test_a_run_that_is_queued_says_for_whom_it_waits_and_may_be_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That it starts when they are gone, `test_each_has_its_devices_log_and_exit_code` sees."""
-    fake_nvml.use(monkeypatch, tmp_path, "eight")
-    monkeypatch.setenv("PIPELINE_LEASE_DIR", str(tmp_path / "leases"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    words = [sys.executable, "-m", "pipeline", "sweep", "multi", "it", "2", "1", "--queue", "dry_run=true"]
-    with LeaseSet.acquire(find_gpus()[1:2], experiment="other"):
-        process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-        assert process.stdout
-        while "waits" not in (line := process.stdout.readline()):
-            assert line
-        assert line.startswith("it.run1 waits: 2 of GPU 0, 1 wanted, but 1 of these 2 are leased: 'other' (pid ")
-        process.terminate()
-        assert "0 of 1 run done; not done: it.run1" in process.communicate()[0]
-    assert process.returncode == 143

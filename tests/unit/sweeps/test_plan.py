@@ -31,21 +31,16 @@ def test_a_parameter_says_how_many_devices_trials_need(
 
 
 @pytest.mark.properties
-@given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 40), st.booleans())
-def test_no_device_belongs_to_two_sets(each: int, runs: int, total: int, queue: bool) -> None:
+@given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 40))
+def test_no_device_belongs_to_two_runs(each: int, runs: int, total: int) -> None:
     try:
-        planned = plan_runs("x", each, runs, total, [], queue=queue)
+        planned = plan_runs("x", each, runs, total, [])
     except ConfigError:
         assert each * runs > total
-        assert not queue or each > total
         return
-    sets = {run.slot: run.places for run in planned}
-    places = [place for own in sets.values() for place in own]
-    assert len(set(places)) == len(places)
-    assert all(place < total for place in places)
-    assert {len(own) for own in sets.values()} == {each}
-    assert all(run.places == sets[run.slot] for run in planned)
-    assert set(sets) == set(range(min(runs, total // each)))
+    assert [place for run in planned for place in run.places] == list(range(each * runs))
+    assert each * runs <= total
+    assert {len(run.places) for run in planned} == {each}
 
 
 def test_runs_are_named_in_order_and_a_setting_may_have_a_value_for_each() -> None:
