@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from rich.console import Console
 
@@ -21,7 +22,6 @@ from pipeline.engine.devices.select import devices_of
 from pipeline.errors import ConfigError, DeviceError, JobError
 from pipeline.runs.record import ResultRow
 from tests.doubles.composing import quick_config
-from tests.doubles.launching import PLACE
 
 Arguments = Callable[..., list[str]]
 
@@ -120,18 +120,14 @@ def test_each_run_is_labelled_by_what_is_its_own_and_knows_how_it_is_repeated_an
     assert seen[-1][1:] == (["--config-dir", str(own)], "", "")  # by itself it has neither a group nor a label
 
 
-def test_exit_codes_come_back_from_other_processes(
-    arguments: Arguments, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    sweep = arguments(
-        f"hydra.launcher._target_={PLACE}.Elsewhere", "dry_run=true", "execution.priority=odd.one,null"
-    )
-    assert cli.main(sweep) == 2
-    printed = capfd.readouterr()
-    assert "Nothing was started" in printed.out
-    assert (
-        "error: the run execution.priority=odd.one ended with exit code 2: cannot import 'odd.one'" in printed.err
-    )
+def test_a_failed_run_is_noted_where_it_arrives_from_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As launchers of clusters send what a run returns."""
+    monkeypatch.setattr(multirun, "failed_runs", [])
+    sent = cloudpickle.dumps(multirun.RunFailed(2, "a=1", "cannot import 'odd.one'"))
+    multirun.failed_runs.clear()
+    failed = cloudpickle.loads(sent)
+    assert multirun.failed_runs == [failed]
+    assert str(failed) == "the run a=1 ended with exit code 2: cannot import 'odd.one'"
 
 
 def test_a_sweeper_that_would_choose_by_results_is_refused(
