@@ -109,8 +109,7 @@ def run(
         for line, copy in one.next_in_words(count):
             say(console, line, copy=copy)
         return 0
-    told = partial(say, console)
-    folder = agents_of.begin_sweep(sweep, file, output_dir, overrides=overrides, most=count, say=told)
+    folder = agents_of.begin_sweep(sweep, file, output_dir, overrides=overrides, most=count)
     return _work(sweep, folder, where, console, None, grace)
 
 
@@ -243,9 +242,7 @@ def _order(word: str, about: str) -> None:
 
     @app.command(word, help=about, epilog=examples(f"pipeline sweep {word} lr"))
     def tell(name: Name, output_dir: OutputDir = OUTPUTS) -> None:
-        console = make_console()
-        folder = choose_sweep(output_dir.absolute(), name)
-        say(console, agents_of.tell(folder, word, partial(say, console)))
+        say(make_console(), agents_of.tell(choose_sweep(output_dir.absolute(), name), word))
 
 
 _order("stop", "Begin no more trials; those under way go on.")

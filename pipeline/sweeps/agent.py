@@ -51,7 +51,7 @@ _ONCE = {"prepared": "preparing, once for all trials", "winner": "evaluating the
 
 
 def begin_sweep(
-    sweep: Sweep, file: Path, output_dir: Path, *, overrides: Sequence[str] = (), most: int | None = None, say: Say
+    sweep: Sweep, file: Path, output_dir: Path, *, overrides: Sequence[str] = (), most: int | None = None
 ) -> SweepFolder:
     """Make the folder of a sweep, or see that the one which is there is the same sweep.
 
@@ -61,14 +61,13 @@ def begin_sweep(
         output_dir: Folder of all runs.
         overrides: Settings of the command line, which `sweep` has.
         most: The most trials; None for no bound.
-        say: Told a line where an agent keeps the lock of the sweep for long.
 
     Raises:
         ConfigError: There is another sweep of that name.
         StoreError: The folder cannot be written.
     """
     folder = storage.sweep_folder(output_dir.absolute(), sweep.name)
-    record = Record(folder, say)
+    record = Record(folder)
     with record.turn():
         check_same(record, sweep)
         about = record.about
@@ -100,7 +99,7 @@ def check_same(record: Record, sweep: Sweep) -> None:
         raise ConfigError(f"{begun}: give this one another name by --name, or remove {record.folder.path}")
 
 
-def tell(folder: SweepFolder, word: str, say: Say) -> str:
+def tell(folder: SweepFolder, word: str) -> str:
     """Tell a sweep to ``stop``, to ``cancel``, to ``pause`` or to ``resume``; what follows, for the user.
 
     Raises:
@@ -108,7 +107,7 @@ def tell(folder: SweepFolder, word: str, say: Say) -> str:
         StoreError: The record cannot be written.
     """
     name, state = folder.name, {"stop": "stopped", "cancel": "cancelled", "pause": "paused", "resume": ""}[word]
-    record, resumed = Record(folder, say), word == "resume"
+    record, resumed = Record(folder), word == "resume"
     with record.turn():
         record.note_lost()
         about, running = record.about, record.having("running")
@@ -222,7 +221,7 @@ class Agent:
             grace_s: Seconds that a program has to end once it was told to.
         """
         self.id, self.interrupted = "", ""
-        self._sweep, self._folder, self._record = sweep, folder, Record(folder, say)
+        self._sweep, self._folder, self._record = sweep, folder, Record(folder)
         self._pool, self._say, self._show, self._own, self._grace_s = pool, say, show, own, grace_s
         self._devices = AgentDevices(pool.devices, folder.name)
         self._curves: dict[tuple[int, int], Curve] = {}

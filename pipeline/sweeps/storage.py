@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,9 +41,6 @@ STATES = ("waiting", "running", "done", "failed", "stopped", "cancelled", "lost"
 """Of a trial: ``stopped`` early, by the rule of the file; ``lost`` with its agent, and tried again."""
 MAX_LOSSES = 5
 """Agents that may die with a trial: one that takes its machine along would do so for ever."""
-_PATIENCE_S = 5.0
-"""How long somebody may have the lock until those who wait are told; a turn takes milliseconds, or a second or
-two."""
 
 
 # -- files -------------------------------------------------------------------------------------------------------
@@ -292,18 +289,14 @@ class Record:
         once: ``prepared`` and ``winner`` -> how far that is.
     """
 
-    def __init__(self, folder: SweepFolder, say: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(self, folder: SweepFolder) -> None:
         """Read what there is.
-
-        Args:
-            folder: Of the sweep.
-            say: Told a line where somebody else keeps its lock for long.
 
         Raises:
             StoreError: The study cannot be read.
             ConfigError: Optuna is not installed.
         """
-        self.folder, self._say = folder, say
+        self.folder = folder
         self.about, self.trials, self.failing = About(), dict[int, Trial](), list[int]()
         self.once: dict[str, Once] = {}
         self.refresh()
@@ -490,7 +483,7 @@ class Record:
         except OSError as error:
             raise StoreError(f"cannot write to {self.folder.path}: {error.strerror}") from error
         try:
-            self._wait_for(descriptor)
+            lock(descriptor)
             with self._study(), suppress(FileNotFoundError), open_plain(self.folder.journal) as file:
                 end = file.seek(0, 2)  # of a line that a killed writer has begun Optuna reads nothing behind
                 if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
@@ -498,20 +491,10 @@ class Record:
                     os.truncate(self.folder.journal, file.read().rfind(b"\n") + 1)
             self.refresh()
             yield
-        finally:
-            os.close(descriptor)
-
-    def _wait_for(self, descriptor: int) -> None:
-        """Wait for the lock; tell who has it, should that one have been stopped in the middle of its turn."""
-        due = time.monotonic() + _PATIENCE_S
-        try:
-            while not lock(descriptor, wait=False):
-                if time.monotonic() >= due:
-                    due = time.monotonic() + 60
-                    self._say(f"waiting for the lock of the sweep; `fuser {self.folder.lock}` tells who has it")
-                time.sleep(0.02)
         except LocksUnsupportedError as error:
             raise StoreError(f"{self.folder.lock} is on a file system without locks: give --output-dir") from error
+        finally:
+            os.close(descriptor)
 
     def tell(self, now: float | None = None, **changed: Any) -> None:
         """Note how the sweep stands, inside a turn: fields of `About`."""

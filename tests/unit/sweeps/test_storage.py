@@ -133,23 +133,9 @@ def test_without_locks_there_are_no_sweeps(paper: SweepOnPaper, monkeypatch: pyt
         pass
 
 
-def test_who_waits_for_the_lock_is_told_so(paper: SweepOnPaper, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.sweeps.storage._PATIENCE_S", 0.0)
-
-    class HeardError(Exception):
-        pass
-
-    def hear(text: str) -> None:
-        assert str(paper.folder.lock) in text
-        raise HeardError
-
-    with paper.record.turn(), pytest.raises(HeardError), Record(paper.folder, hear).turn():
-        pass
-
-
 def test_words_to_a_sweep(paper: SweepOnPaper) -> None:
     def told(word: str) -> str:
-        tell(paper.folder, word, lambda _: None)
+        tell(paper.folder, word)
         return Record(paper.folder).state()
 
     for word, state, refused in (
@@ -173,8 +159,8 @@ def test_resuming_gives_what_has_failed_another_chance_and_is_refused_where_noth
         paper.tell(halted="finished")
         if state == "done":
             with pytest.raises(ConfigError, match="finished already: there is nothing to resume"):
-                tell(paper.folder, "resume", lambda _: None)
-    tell(paper.folder, "resume", lambda _: None)
+                tell(paper.folder, "resume")
+    tell(paper.folder, "resume")
     record = Record(paper.folder)
     assert states(record) == {0: "done", 1: "waiting", 2: "waiting"}
     assert [trial.number for trial in record.ready(1)] == [1, 2]
@@ -189,7 +175,7 @@ def test_a_sweep_begins_once_and_another_of_its_name_is_refused(tmp_path: Path) 
 
     def begin(text: str, most: int | None = None) -> Record:
         path.write_text(text)
-        return Record(begin_sweep(read_sweep(path), path, tmp_path / "out", most=most, say=lambda _: None))
+        return Record(begin_sweep(read_sweep(path), path, tmp_path / "out", most=most))
 
     begun = begin(FILE).about
     with begin(FILE).present():
