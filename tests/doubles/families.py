@@ -306,4 +306,5 @@ def tiny_model(family: str, seed: int = 0, spread: float = 0.15) -> hf.PreTraine
         kind = hf.AutoModelForImageTextToText
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return kind.from_config(config).eval().requires_grad_(False)
+        made: hf.PreTrainedModel = kind.from_config(config).eval().requires_grad_(False)
+        return made
