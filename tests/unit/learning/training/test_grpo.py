@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
 from contextlib import nullcontext
 from dataclasses import replace
 from math import comb
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from transformers import GPT2LMHeadModel
 
-from examples.gspo import GSPO, GSPOConfig
+from examples.gspo import GSPO
 from examples.pass_at_k import PassAtK, PassAtKConfig
 from pipeline.config.schema import GenerationConfig, StageConfig
 from pipeline.errors import JobError
@@ -29,149 +26,6 @@ from pipeline.learning.training import grpo, scoring, sequences
 from tests.doubles.contexts import context
 from tests.doubles.models import groups_of, of_grpo, samples_of, tiny_policy
 from tests.doubles.own_methods import RewardWeighted
-
-OBJECTIVE = of_grpo(beta=0.04, epsilon_high=0.3)
-
-
-def trl_loss(
-    logprobs: Tensor,
-    old: Tensor,
-    anchor: Tensor | None,
-    advantages: Tensor,
-    mask: Tensor,
-    objective: GRPOConfig,
-    entropies: Tensor | None = None,
-) -> Tensor:
-    """What `GRPOTrainer` computes from the same log-probabilities, one step without accumulation."""
-    from trl.trainer.grpo_trainer import GRPOTrainer  # which other tests need not load
-
-    trainer: Any = SimpleNamespace(
-        model=SimpleNamespace(training=True),
-        accelerator=SimpleNamespace(
-            num_processes=1,
-            sync_gradients=True,
-            reduce=lambda values, reduction: values,
-            gather=lambda values: values,
-            gather_for_metrics=lambda values: values,
-        ),
-        args=SimpleNamespace(
-            delta=objective.delta, use_bias_correction_kl=objective.use_bias_correction_kl, steps_per_generation=1
-        ),
-        aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        importance_sampling_level=objective.importance_sampling_level.value,
-        beta=objective.beta if anchor is not None else 0.0,
-        loss_type=objective.loss_type.value,
-        epsilon_low=objective.epsilon,
-        epsilon_high=objective.epsilon_high,
-        max_completion_length=9,
-        current_gradient_accumulation_steps=1,
-        use_vllm=False,
-        vllm_importance_sampling_correction=False,
-        _entropy_bonus_enabled=entropies is not None,
-        entropy_coef=objective.entropy_coef,
-        use_adaptive_entropy=False,
-        _metrics={"train": defaultdict(list)},
-        _get_per_token_logps_and_entropies=lambda *_, **__: (
-            logprobs,
-            torch.zeros_like(logprobs) if entropies is None else entropies,
-            None,
-        ),
-    )
-    inputs = {
-        "prompt_ids": torch.zeros(len(mask), 2, dtype=torch.long),
-        "prompt_mask": torch.ones(len(mask), 2, dtype=torch.long),
-        "completion_ids": torch.zeros(mask.shape, dtype=torch.long),
-        "completion_mask": mask.long(),
-        "advantages": advantages,
-        "old_per_token_logps": old,
-        "ref_per_token_logps": anchor,
-        "num_items_in_batch": mask.sum(),
-    }
-    loss: Tensor = GRPOTrainer._compute_loss(trainer, None, inputs)
-    return loss
-
-
-def loss_and_clipped(tokens: grpo.TokenBatch, objective: GRPOConfig) -> tuple[Tensor, Tensor]:
-    ratio = grpo.importance_ratio(tokens, objective.importance_sampling_level)
-    surrogate = grpo.clipped_surrogate(tokens, ratio, objective)
-    told = grpo.token_figures(tokens, ratio, surrogate, objective)["clip_share"]
-    losses = grpo.token_losses(tokens, ratio, surrogate, objective)
-    size = {"sequences": len(tokens.mask), "tokens": float(tokens.mask.sum()), "longest": 9}
-    return grpo.averaged(losses, tokens.mask, objective.loss_type, **size), told
-
-
-@pytest.mark.parametrize("loss_type", list(GRPOLoss))
-@pytest.mark.parametrize("level", [ImportanceSampling.token, ImportanceSampling.sequence])
-@pytest.mark.parametrize(
-    ("with_anchor", "corrects_kl", "delta"),
-    [(True, False, None), (True, True, 1.5), (False, False, 1.5), (False, False, 1.1), (False, False, None)],
-)
-def test_loss_and_gradient_are_those_of_trl(
-    loss_type: GRPOLoss, level: ImportanceSampling, with_anchor: bool, corrects_kl: bool, delta: float | None
-) -> None:
-    """Also of completions of which no token counts, as of those that were cut off, and of advantages of tokens."""
-    high = 1.3 if loss_type is GRPOLoss.cispo else OBJECTIVE.epsilon_high
-    objective = replace(
-        OBJECTIVE,
-        loss_type=loss_type,
-        importance_sampling_level=level,
-        use_bias_correction_kl=corrects_kl,
-        delta=delta,
-        epsilon_high=high,
-    )
-    generator = torch.Generator().manual_seed(3)
-    for trial in range(6):
-        lengths = torch.randint(0, 10, (8,), generator=generator)
-        mask = torch.arange(9)[None] < lengths[:, None]
-        start = -torch.rand(8, 9, generator=generator)
-        # Ratios on both sides of both bounds.
-        old, anchor = (start + 0.4 * torch.randn(8, 9, generator=generator) for _ in range(2))
-        advantages = torch.randn(8, 9 if trial % 2 else 1, generator=generator)
-        ours, theirs = (start.clone().requires_grad_(True) for _ in range(2))
-        held = anchor if with_anchor else None
-        tokens = grpo.TokenBatch(mask=mask, logprobs=ours, old=old, anchor=held, advantages=advantages)
-        mine, told = loss_and_clipped(tokens, objective)
-        if level is ImportanceSampling.sequence:
-            its = GSPO().ratio(context(GSPOConfig()), tokens).expand_as(mask)
-            assert torch.equal(its, grpo.importance_ratio(tokens, level))
-        expected = trl_loss(theirs, old, anchor if with_anchor else None, advantages, mask, objective)
-        assert mine.item() == pytest.approx(expected.item(), abs=1e-6)
-        mine.backward()
-        expected.backward()
-        assert torch.allclose(ours.grad, theirs.grad, atol=1e-7)
-        if level is ImportanceSampling.token and loss_type is not GRPOLoss.cispo and not with_anchor:
-            assert torch.equal(told[mask] == 1, ours.grad[mask] == 0)
-
-
-@pytest.mark.parametrize("loss_type", list(GRPOLoss))
-def test_the_bonus_for_entropy_is_that_of_trl(loss_type: GRPOLoss) -> None:
-    objective = replace(OBJECTIVE, loss_type=loss_type, beta=0.0, entropy_coef=0.1, epsilon_high=1.3)
-    generator = torch.Generator().manual_seed(6)
-    for _ in range(10):
-        lengths = torch.randint(0, 10, (8,), generator=generator)
-        mask = torch.arange(9)[None] < lengths[:, None]
-        logits = torch.randn(8, 9, 5, generator=generator)
-        values = []
-        for whose in ("ours", "theirs"):
-            start = logits.clone().requires_grad_(True)
-            both = scoring.read_off(start.log_softmax(-1), torch.zeros(8, 9, dtype=torch.long), entropy=True)
-            logprobs, entropies = both.unbind(-1)
-            old, advantages = logprobs.detach() + 0.3, lengths.float() - 4.5
-            tokens = grpo.TokenBatch(
-                mask=mask, logprobs=logprobs, old=old, anchor=None, advantages=advantages[:, None]
-            )
-            if whose == "ours":
-                loss, _ = loss_and_clipped(tokens, objective)
-                loss = loss - 0.1 * entropies[mask].sum() / mask.sum()
-            else:
-                loss = trl_loss(logprobs, old, None, advantages, mask, objective, entropies)
-            loss.backward()
-            values.append((loss.item(), start.grad))
-        (mine, ours), (expected, theirs) = values
-        assert mine == pytest.approx(expected, abs=1e-6)
-        assert torch.allclose(ours, theirs, atol=1e-7)
 
 
 def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, GPT2LMHeadModel, grpo.Samples]:
@@ -194,7 +48,7 @@ def of_method(method: GRPO, folder: Path, **settings: Any) -> tuple[float, GPT2L
 
 
 def test_gspo_as_a_user_writes_it_is_what_the_setting_gives(tmp_path: Path) -> None:
-    """And so, as `test_loss_and_gradient_are_those_of_trl` has it, TRL's."""
+    """And so, as training beside TRL's trainer has it, TRL's."""
     loss, model, _ = of_method(GSPO(), tmp_path)
     same, other, _ = of_method(GRPO(), tmp_path, importance_sampling_level=ImportanceSampling.sequence)
     assert loss == same

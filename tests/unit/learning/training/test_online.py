@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def test_a_rate_falls_over_its_horizon_whatever_the_rounds(tmp_path: Path) -> No
 class Recorded:
     """What TRL's trainer has drawn, its losses and what became of the weights, over a few optimizer steps."""
 
-    def __init__(self, folder: Path, loss_type: str, iterations: int, beta: float, masks: bool) -> None:
+    def __init__(self, folder: Path, is_rloo: bool, parts: int, **settings: Any) -> None:
         # Which other tests need not load.
         from datasets import Dataset
         from transformers import PreTrainedTokenizerFast
@@ -150,8 +149,8 @@ class Recorded:
         from trl.trainer.rloo_config import RLOOConfig
         from trl.trainer.rloo_trainer import RLOOTrainer
 
-        base: Any = RLOOTrainer if loss_type == "rloo" else GRPOTrainer
-        settings: Any = RLOOConfig if loss_type == "rloo" else partial(GRPOConfig, loss_type=loss_type)
+        base: Any = RLOOTrainer if is_rloo else GRPOTrainer
+        kind: Any = RLOOConfig if is_rloo else GRPOConfig
 
         self.model = tiny_policy()
         self.start = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
@@ -189,18 +188,15 @@ class Recorded:
         trainer = Recording(
             model=self.model,
             reward_funcs=odd,
-            args=settings(
+            args=kind(
                 output_dir=str(folder),
-                per_device_train_batch_size=8,
-                gradient_accumulation_steps=2,
+                per_device_train_batch_size=16 // parts,
+                gradient_accumulation_steps=parts,
                 num_generations=4,
-                num_iterations=iterations,
                 max_completion_length=5,
-                beta=beta,
-                mask_truncated_completions=masks,
-                epsilon_high=5.0 if loss_type == "cispo" else None,
                 max_steps=6,
                 seed=1,
+                **settings,
                 **PLAINLY,
             ),
             train_dataset=Dataset.from_list([{"prompt": f"{a} {b} 5"} for a in range(8) for b in range(4)]),
@@ -209,31 +205,47 @@ class Recorded:
         trainer.train()
 
 
-@pytest.mark.parametrize(
-    ("loss_type", "iterations", "beta", "masks"),
-    [
-        ("grpo", 2, 0.04, False),
-        ("dapo", 1, 0.0, False),
-        ("dr_grpo", 2, 0.0, True),
-        ("cispo", 2, 0.0, True),
-        ("rloo", 2, 0.1, False),
-    ],
-)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "grpo": {"num_iterations": 2, "beta": 0.04, "loss_type": "grpo"},
+    "of whole completions": {
+        "num_iterations": 2,
+        "beta": 0.04,
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "use_bias_correction_kl": False,
+        "epsilon": 0.02,
+        "epsilon_high": 0.03,
+    },
+    "dapo": {"num_iterations": 1, "beta": 0.0, "loss_type": "dapo", "entropy_coef": 0.1},
+    "bounded": {"num_iterations": 2, "beta": 0.0, "loss_type": "dapo", "epsilon_high": 0.3, "delta": 1.4},
+    "dr_grpo": {"num_iterations": 2, "beta": 0.0, "loss_type": "dr_grpo", "mask_truncated_completions": True},
+    "cispo": {
+        "num_iterations": 2,
+        "beta": 0.0,
+        "loss_type": "cispo",
+        "epsilon_high": 5.0,
+        "mask_truncated_completions": True,
+    },
+    "rloo": {"num_iterations": 2, "beta": 0.1},
+}
+"""Arguments of TRL's trainers, which have the names of the settings here."""
+CHOICES = {"loss_type": GRPOLoss, "importance_sampling_level": ImportanceSampling}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
 def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer(
-    loss_type: str, iterations: int, beta: float, masks: bool, tmp_path: Path
+    name: str, tmp_path: Path
 ) -> None:
     """Six steps with accumulation: padded and cut off rows, groups without signal, ratios that are clipped."""
+    settings, is_rloo = SETTINGS[name], name == "rloo"
+    parts = 1 if name == "dapo" else 2  # TRL's bonus for entropy is a mean by micro-batch
     with warnings.catch_warnings():
-        trl = Recorded(tmp_path, loss_type, iterations, beta, masks)
+        trl = Recorded(tmp_path, is_rloo, parts, **settings)
     assert sum(len(set(one[at : at + 4])) == 1 for one in trl.rewards for at in range(0, 16, 4)) > 0
-    model, anchor, is_rloo = tiny_policy(), tiny_policy(), loss_type == "rloo"
-    algo = GRPOConfig(
-        loss_type=GRPOLoss.grpo if is_rloo else GRPOLoss[loss_type],
-        beta=beta,
-        importance_sampling_level=ImportanceSampling.product if is_rloo else ImportanceSampling.token,
-        epsilon_high=5.0 if loss_type == "cispo" else None,
-        epochs=iterations,
-    )
+    model, anchor, beta = tiny_policy(), tiny_policy(), settings["beta"]
+    own = {"loss_type": "grpo", "importance_sampling_level": "product"} if is_rloo else {}
+    given = {key: CHOICES[key][value] if key in CHOICES else value for key, value in {**own, **settings}.items()}
+    algo = GRPOConfig(epochs=given.pop("num_iterations"), **given)
 
     shares: list[float] = []
 
@@ -259,12 +271,13 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
         advantages = grpo.group_advantages(rewards, 4, ScaleRewards.group)
         return online.DrawnBatch(grpo.grpo_set(model, data, advantages, held, algo, "cpu", longest=5))
 
-    how, table = fitting(batch_size=16, weight_decay=0.0), online.Timetable(4 * len(trl.batches), 4, 4, iterations)
+    table = online.Timetable(4 * len(trl.batches), 4, 4, algo.epochs)
+    how = fitting(batch_size=16, weight_decay=0.0)
     losses, _ = online.fit_drawn(model, table, drawn, how, longest=5, group=4, horizon=math.inf)
     assert max(shares) < 1
-    assert (max(shares) > 0) == masks
+    assert (max(shares) > 0) == algo.mask_truncated_completions
     # `RLOOTrainer` leaves the division by the steps of accumulation to its base.
-    theirs = [sum(trl.losses[at : at + 2]) / (2 if is_rloo else 1) for at in range(0, 12, 2)]
+    theirs = [sum(trl.losses[at : at + parts]) / (parts if is_rloo else 1) for at in range(0, 6 * parts, parts)]
     assert losses == pytest.approx(theirs, abs=1e-5)
     gone = [
         (ours.detach() - start, trls.detach() - start)
