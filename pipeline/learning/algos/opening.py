@@ -39,19 +39,8 @@ from pipeline.learning.rewards.registry import known_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.rewards.traits import RewardTraits
 from pipeline.learning.training import lora
-from pipeline.outputs.formats import (
-    ADAPTERS,
-    ANSWERING,
-    ETA,
-    FOLDER,
-    GREEDY,
-    METRICS,
-    SAMPLES,
-    Adapters,
-    Sample,
-    adapter_folders,
-    is_key,
-)
+from pipeline.outputs import formats
+from pipeline.outputs.formats import Sample, adapter_folders
 from pipeline.outputs.prompts import PromptMeasures, Sums, write_prompts
 
 
@@ -302,13 +291,13 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
     if isinstance(model, PeftModel) and (before or folder is None):
         if algo.draws_to_train and folder != start:  # the adapters of the round before have been trained on
             before = before[:-1]
-        adapters.copy_adapters(before, ctx.out / FOLDER)
+        adapters.copy_adapters(before, ctx.out / formats.FOLDER)
         number = ctx.round + max((int(each.name) for each in adapter_folders(start)) if start else (), default=0)
-        adapters.save_adapters(model, ctx.out / FOLDER / str(number))
+        adapters.save_adapters(model, ctx.out / formats.FOLDER / str(number))
         reference = ctx.input("reference.train").name
         rounds = [*(int(each.name) for each in before), number]
-        made_of = Adapters(rounds=rounds, reference=reference if is_key(reference) else None)
-        (ctx.out / ADAPTERS).write_text(json_text(asdict(made_of)) + "\n")
+        made_of = formats.Adapters(rounds=rounds, reference=reference if formats.is_key(reference) else None)
+        (ctx.out / formats.ADAPTERS).write_text(json_text(asdict(made_of)) + "\n")
         return {} if ctx.config.system.dtype is schema.DType.float32 else _whole(ctx, algo, model)[1]
     whole, kept = _whole(ctx, algo, model)
     whole.config._name_or_path = ""
@@ -388,7 +377,7 @@ def evaluate(
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens, repeated)
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
-    metrics.write_samples(folder / SAMPLES, _samples(policy, repeated, decoded, texts, scored, samples))
+    metrics.write_samples(folder / formats.SAMPLES, _samples(policy, repeated, decoded, texts, scored, samples))
     return done + len(decoded.tokens), tokens + sum(map(len, decoded.tokens))
 
 
@@ -442,11 +431,11 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
         measured = metrics.beside(measured, name, measures)
     tried = swept(ctx)
     rows = metrics.evaluation_rows(samples, settings, compared, measured) + sweep_rows(tried, settings)
-    (ctx.out / METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
+    (ctx.out / formats.METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
     write_prompts(ctx.out, with_sweep(measured, tried))
     shown = metrics.shown_samples(samples, settings.sample_prompts)
     lines = (json_text(entry, ensure_ascii=False) + "\n" for entry in shown)
-    (ctx.out / SAMPLES).write_text("".join(lines), encoding="utf-8")
+    (ctx.out / formats.SAMPLES).write_text("".join(lines), encoding="utf-8")
 
 
 def log_right(ctx: JobContext) -> dict[int, float]:
@@ -467,7 +456,7 @@ Tried = Mapping[str, tuple[Sequence[Sample], PromptMeasures]]
 
 def eta_folder(eta: float) -> str:
     """Folder of the samples at a strength, in the output of a sweep; it names the strength in results too."""
-    return f"{ETA}{plain.short(eta)}"
+    return f"{formats.ETA}{plain.short(eta)}"
 
 
 def strengths(own: float, further: Iterable[float]) -> dict[str, float]:
@@ -478,7 +467,7 @@ def strengths(own: float, further: Iterable[float]) -> dict[str, float]:
 def swept(ctx: JobContext) -> Tried:
     """What the sweep of this round has seen, by the names of folders; nothing where there was none."""
     outputs = ctx.inputs.get(SWEEP, ())
-    names = sorted(path.name for path in outputs[0].glob(f"{ETA}*")) if outputs else []
+    names = sorted(path.name for path in outputs[0].glob(f"{formats.ETA}*")) if outputs else []
     drawn = {name: metrics.read_samples([output / name for output in outputs]) for name in names}
     eta = ctx.config.evaluation.common_eta
     # A dataset may have no such split.
@@ -551,13 +540,13 @@ def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: tuple[int, int]) -
         dataset: Of the chain.
         drawn: What the stage has drawn already.
     """
-    folder = ctx.out / GREEDY
+    folder = ctx.out / formats.GREEDY
     folder.mkdir()
     policy = reference_policy(ctx, dataset, kind=GreedyPolicy)
     with metered() as meter:  # an answer of the reference is a sample, and takes nothing of this
         evaluate(ctx, policy, dataset, folder, samples=GREEDY_SAMPLES, before=drawn)
     for purpose, flops in meter.flops.items():
-        spend("scoring" if purpose in ANSWERING else purpose, flops)
+        spend("scoring" if purpose in formats.ANSWERING else purpose, flops)
 
 
 def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> None:
@@ -579,8 +568,8 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
 def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
     """Measures of the greedy reference, and of the optimum where it is known, for the reference's metrics."""
     settings, known = ctx.config.evaluation, log_right(ctx)
-    greedy = metrics.read_samples([folder / GREEDY for folder in ctx.inputs["evaluate"]])
-    found = {GREEDY: metrics.measure(greedy, settings.common_eta, known)}
+    greedy = metrics.read_samples([folder / formats.GREEDY for folder in ctx.inputs["evaluate"]])
+    found = {formats.GREEDY: metrics.measure(greedy, settings.common_eta, known)}
     if known:
         found["optimum"] = metrics.optimum_columns(known, settings.common_eta, settings.etas)
     return found

@@ -14,17 +14,8 @@ from typing import Any, ClassVar
 from pipeline import errors, files
 from pipeline.config import schema, tables
 from pipeline.config.user_code import import_object, other_arguments, ships
-from pipeline.learning.algos import policy_config, toolbox
-from pipeline.learning.algos.base import (
-    REFERENCE,
-    REFERENCE_TRAIN,
-    START_TRAIN,
-    TEXT,
-    Algorithm,
-    JobContext,
-    Read,
-    Stage,
-)
+from pipeline.learning.algos import base, policy_config, toolbox
+from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.outputs.formats import TRAINING
 
@@ -45,7 +36,7 @@ CHECK = Stage(
 """Rewards tried on the rows, by itself so that rows stay, and what was drawn of them, where rewards change."""
 TOKENIZE = Stage(
     "tokenize",
-    reads=(Read("prepare"), REFERENCE_TRAIN),
+    reads=(Read("prepare"), base.REFERENCE_TRAIN),
     config=("dataset", "model"),
     judges=False,
     seeded=False,
@@ -102,7 +93,7 @@ class Preparation(Algorithm):
 class Reference(Algorithm):
     """What every chain starts from and is compared with."""
 
-    name: ClassVar[str] = REFERENCE
+    name: ClassVar[str] = base.REFERENCE
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
             "train",
@@ -113,7 +104,13 @@ class Reference(Algorithm):
             loads_models=False,
             seconds=36.0,
         ),
-        Stage("evaluate", shards="eval", reads=(REFERENCE_TRAIN,), config=(*TEXT, "evaluation"), seconds=0.4),
+        Stage(
+            "evaluate",
+            shards="eval",
+            reads=(base.REFERENCE_TRAIN,),
+            config=(*base.TEXT, "evaluation"),
+            seconds=0.4,
+        ),
         Stage("metrics", reads=(Read("evaluate"),), config=("evaluation",), loads_models=False, seconds=0.1),
     )
 
@@ -210,7 +207,7 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
     # Marked by abc.abstractmethod, with or without abc.ABC.
     members = {name: inspect.getattr_static(kind, name, None) for name in dir(kind)}
     if hooks := [name for name, member in members.items() if getattr(member, "__isabstractmethod__", False)]:
-        family = next(base.__name__ for base in kind.__mro__ if hooks[0] in vars(base))
+        family = next(each.__name__ for each in kind.__mro__ if hooks[0] in vars(each))
         yield f"it must define {', '.join(f'{hook}()' for hook in hooks)}, which {family} leaves to its subclasses"
     yield from _misspelt(kind)
     yield from other_arguments(kind, {stage.name for stage in kind.stages})
@@ -218,12 +215,12 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
 
 def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
     """Methods that are called much as an inherited one, which would then run in their place, and say nothing."""
-    own = [base for base in kind.__mro__ if issubclass(base, Algorithm) and not ships(base)]
-    methods = [each for base in own for each in vars(base).items() if inspect.isfunction(each[1])]
+    own = [parent for parent in kind.__mro__ if issubclass(parent, Algorithm) and not ships(parent)]
+    methods = [each for parent in own for each in vars(parent).items() if inspect.isfunction(each[1])]
     defined = {name for name, _ in methods}
     used = {name for _, method in methods for name in _names_in(method.__code__)}
     used |= {stage.name for stage in kind.stages}  # which the engine calls
-    ours = [each for base in kind.__mro__ if ships(base) for each in vars(base).items()]
+    ours = [each for parent in kind.__mro__ if ships(parent) for each in vars(parent).items()]
     inherited = {name for name, each in ours if inspect.isfunction(each) and not name.startswith("_")}
     for name in sorted(defined - inherited - used):
         left = inherited - defined
@@ -285,7 +282,7 @@ def _read(read: Read, place: int, names: list[str]) -> Iterator[str]:
 _SHARED: dict[str, type[Algorithm]] = {kind.name: kind for kind in (Reference, Preparation)}
 """What all chains share, written as algorithms of round 0."""
 _TO_READ = {name: [stage.name for stage in kind.stages] for name, kind in _SHARED.items()}
-_TO_READ[START_TRAIN.algo] = [START_TRAIN.stage]
+_TO_READ[base.START_TRAIN.algo] = [base.START_TRAIN.stage]
 """Whose stages an algorithm may read besides its own."""
 
 
