@@ -123,7 +123,7 @@ def labelled(ranks: distributed.Ranks = distributed.ALONE, curve: loop.Curve | N
     data = replace(small_sequences(), prompts=np.arange(len(small_sequences())))
     data = replace(data, labels=(data.labels > 0.5).astype(np.float32))
     of = {"of_anchor": partial(scores, anchor), "of_policy": partial(scores, model)}
-    made = kto_set(model, data, dpo.KTOConfig(beta=0.5), "cpu", **of)
+    made = kto_set(model, data, 0.5, (1.0, 1.0), "cpu", **of)
     return model, loop.fit(model, made, _fitting(10, 4, ranks, curve))
 
 

@@ -334,7 +334,8 @@ class KTO(DPO):
         return toolbox.preferences.kto_set(
             model,
             toolbox.Sequences.load(folders),
-            algo,
+            algo.beta,
+            (algo.desirable_weight, algo.undesirable_weight),
             ctx.device,
             context=toolbox.load.context_length(model),
             of_anchor=lambda data: self.of_anchor(ctx, algo.reference, data, _whole_logprobs),

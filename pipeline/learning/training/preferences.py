@@ -169,18 +169,11 @@ Score = Callable[[Sequences], NDArray[np.float64]]
 """From completions to the log-probability of each."""
 
 
-class KTOObjective(Protocol):
-    """The settings of the loss, which are of `KTOConfig`."""
-
-    beta: float
-    desirable_weight: float
-    undesirable_weight: float
-
-
 def kto_set(
     model: nn.Module,
     data: Sequences,
-    objective: KTOObjective,
+    beta: float,
+    weights: tuple[float, float],
     device: str,
     *,
     of_anchor: Score,
@@ -192,7 +185,8 @@ def kto_set(
     Args:
         model: The policy that is trained, on its device.
         data: Labelled 1 where they are desirable, else 0.
-        objective: Settings of the loss.
+        beta: Strength of the pull towards the anchor.
+        weights: Of the losses of desirable completions, and of those of the others.
         device: Of the model.
         of_anchor: Scores by the anchor.
         of_policy: Scores by the policy as it is; all ranks call it together.
@@ -220,10 +214,10 @@ def kto_set(
         if loop.is_drawn():
             loop.add_to_curve(kl=divergence[0])
             for name, those in (("desirable", desirable), ("undesirable", ~desirable)):
-                loop.add_to_curve(**{f"reward_{name}": objective.beta * ratio.detach()[those]})
-        weight = torch.where(desirable, objective.desirable_weight, objective.undesirable_weight)
+                loop.add_to_curve(**{f"reward_{name}": beta * ratio.detach()[those]})
+        weight = torch.where(desirable, *weights)
         ahead = torch.where(desirable, ratio - divergence[0], divergence[0] - ratio)
-        return (weight * torch.sigmoid(-objective.beta * ahead)).sum() / len(whole)
+        return (weight * torch.sigmoid(-beta * ahead)).sum() / len(whole)
 
     about = {"sequences": len(data), "sequences_desirable": int((data.labels > 0.5).sum())}
     return loop.TrainingSet(data, loss_of, about=about, prepare=prepare)
