@@ -140,16 +140,16 @@ def cross_fitted(
         tokens += about["tokens_trained"]
         places = np.flatnonzero(of_data == fold)
         raw = _scores(ctx, model, data.some(places), ranks=ctx.ranks)
-        scale = toolbox.value.Scale.of(raw)
-        found[places] = scale(raw)
+        mean, deviation = toolbox.value.scale_of(raw)
+        found[places] = (raw - mean) / deviation
         held_out = _scores(ctx, model, pairs.some(np.flatnonzero(unseen)), ranks=ctx.ranks)
         fits.append(
             {
                 **about,
                 "held_out_pairs": len(held_out) // 2,
                 "held_out_accuracy": toolbox.value.share_preferred(held_out),
-                "mean": scale.mean,
-                "deviation": scale.deviation,
+                "mean": mean,
+                "deviation": deviation,
                 "scored": len(places),
             }
         )
@@ -186,7 +186,7 @@ def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Jud
         for fold, (model, fit) in enumerate(zip(models, fits, strict=True)):
             places = np.flatnonzero(folds == fold)
             raw = _scores(ctx, model, data.some(places))
-            found[places] = toolbox.value.Scale(fit.mean, fit.deviation)(raw)
+            found[places] = (raw - fit.mean) / fit.deviation
         return found.tolist()
 
     def judge(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -329,27 +329,11 @@ def _share_below(ordered: Floats, values: Floats) -> Floats:
 # tokens.
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How raw scores become standardised ones: of mean 0 and deviation 1 on the data that they come from.
-
-    Attributes:
-        mean: Of the raw scores.
-        deviation: Of the raw scores; 1 where all are equal.
-    """
-
-    mean: float
-    deviation: float
-
-    @staticmethod
-    def of(scores: NDArray[np.float64]) -> Scale:
-        """Of some raw scores."""
-        deviation = float(scores.std()) if len(scores) else 0.0
-        return Scale(float(scores.mean()) if len(scores) else 0.0, deviation if deviation > 1e-8 else 1.0)
-
-    def __call__(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Standardise scores."""
-        return (scores - self.mean) / self.deviation
+def scale_of(scores: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and deviation of raw scores, by which they become standardised ones; a deviation of 1 of equal ones."""
+    if not len(scores) or (deviation := float(scores.std())) <= 1e-8:
+        deviation = 1.0
+    return float(scores.mean()) if len(scores) else 0.0, deviation
 
 
 def sequence_scores(model: ValueModel, batch: Batch) -> Tensor:
