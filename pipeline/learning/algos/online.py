@@ -246,7 +246,7 @@ def fit_online(
 
     def draw(number: int) -> None:
         faults = RewardFailures()
-        own = replace(ctx, failures=faults, progress=_quiet)
+        own = replace(ctx, failures=faults, progress=lambda *_, **__: None)  # nobody waits for one batch
 
         def groups_of(first: int, count: int, time: int) -> Groups:
             rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]
@@ -372,10 +372,6 @@ def _figures(drawn: Sequence[Groups], policy: TextPolicy) -> dict[str, list[floa
         "truncated": [sum(map(policy.truncated, completions)) / count],
         "without_signal": [sum(groups.tally().equal for groups in drawn) / prompts],
     }
-
-
-def _quiet(done: int, *, total: int | None = None, tokens: int = 0) -> None:
-    """The progress of one batch, which nobody waits for."""
 
 
 class KeptBatches:

@@ -129,22 +129,16 @@ class OnlineConfig(PolicyAlgoConfig):
         yield from super().problems(key, config)
         if not self.draws_to_train:
             return
-        size, group, horizon, schedule = (
-            self.batch_size,
-            self.num_generations,
-            self.horizon,
-            config.training.schedule,
-        )
-        if size % group:
-            yield f"{key}.batch_size={size}: must be a multiple of {key}.num_generations={group} (sampling=online)"
+        group, horizon, schedule = self.num_generations, self.horizon, config.training.schedule
+        if self.batch_size % group:
+            size = f"{key}.batch_size={self.batch_size}"
+            yield f"{size}: must be a multiple of {key}.num_generations={group} (sampling=online)"
         if horizon is not None and horizon < (rounds := config.rounds_of_training):
             yield f"{key}.horizon={horizon}: must be null or at least rounds_of_training={rounds}"
         if horizon is not None and not schedule.has_end:
             yield f"{key}.horizon={horizon}: must be null, or training.schedule one that ends, not {schedule.name}"
-        if (
-            schema.devices_per_training(config) > 1
-            and schema.spread(config)["strategy"] != schema.Strategy.ddp.name
-        ):
+        is_ddp = schema.spread(config)["strategy"] == schema.Strategy.ddp.name
+        if schema.devices_per_training(config) > 1 and not is_ddp:
             yield f"{key}.sampling=online: needs training.strategy=ddp, as what draws must be whole on each device"
         if self.start and self.lora.rank and not stores_adapters(self, config.algos):
             yield f"{key}.lora.rank: needs algos.{self.start}.lora.rank too, where it draws online from that"
