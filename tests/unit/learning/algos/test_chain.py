@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,11 +48,8 @@ class Chains:
     _references: ClassVar[dict[str, Chains]] = {}
     """Who has made the output of a key."""
 
-    def __init__(
-        self, root: Path, *overrides: str, order: Callable[[list[Job]], list[Job]] = list, afresh: bool = False
-    ) -> None:
+    def __init__(self, root: Path, *overrides: str) -> None:
         self.root = root
-        self.afresh = afresh
         self.config = quick_config([*SMALL, *overrides])
         self.plan = build.build_plan(self.config)
         self.memory: dict[str, Any] = {}
@@ -61,22 +57,19 @@ class Chains:
         self.tokens: dict[str, int] = {}
         self.answers: dict[str, int] = {}
         self.told: dict[str, list[tuple[int, int, int]]] = {}
-        done: set[str] = set()
-        while len(done) < len(self.plan.jobs):
-            ready = [job for job in self.plan.jobs.values() if job.id not in done and self.sources(job) <= done]
-            job = order(ready)[0]
-            other = None if self.afresh else self._references.get(job.key)
-            if other:
+        waiting = dict(self.plan.jobs)
+        while waiting:
+            job = waiting.pop(next(name for name in waiting if not self.sources(name) & waiting.keys()))
+            if other := self._references.get(job.key):
                 self.copy(job, other)
             else:
                 self.run(job)
             if job.round == 0:
                 self._references[job.key] = self
-            done.add(job.id)
 
-    def sources(self, job: Job) -> set[str]:
-        by_key = {other.key: name for name, other in self.plan.jobs.items()}
-        return {by_key[key] for keys in job.inputs.values() for key in keys}
+    def sources(self, name: str) -> set[str]:
+        needed = {key for keys in self.plan.jobs[name].inputs.values() for key in keys}
+        return {name for name, job in self.plan.jobs.items() if job.key in needed}
 
     def copy(self, job: Job, other: Chains) -> None:
         for folder in (Path(job.key), Path(".checkpoints") / job.key):
@@ -122,15 +115,6 @@ class Chains:
         trained = [self.root / job.key for job in self.plan.jobs.values() if job.stage in ("train", "reward")]
         models = sum(path.stat().st_size for folder in trained for path in folder.rglob("*.safetensors"))
         return estimates.disk_need(self.plan, self.config, list(self.plan.jobs)).made, models
-
-    def digest(self) -> dict[str, str]:
-        """Checksums of all outputs, as if they had been written to a folder of another name."""
-        root = str(self.root).encode()
-        return {
-            str(path.relative_to(self.root)): hashlib.sha256(path.read_bytes().replace(root, b"")).hexdigest()
-            for path in sorted(self.root.rglob("*"))
-            if path.is_file()
-        }
 
 
 @pytest.fixture(scope="module")

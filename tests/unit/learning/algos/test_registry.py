@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,10 +11,10 @@ import torch
 
 from pipeline.config.tables import ALGORITHMS
 from pipeline.errors import ConfigError, JobError
-from pipeline.learning.algos import base, post_training, registry, stage_entry, value_guided
+from pipeline.learning.algos import post_training, registry, stage_entry, value_guided
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage
 from pipeline.learning.algos.stage_entry import _advice_on_determinism as _advised
-from pipeline.learning.algos.stage_entry import prepare_torch, run_stage
+from pipeline.learning.algos.stage_entry import prepare_torch
 from pipeline.learning.models.cache import ModelCache
 
 
@@ -142,44 +140,14 @@ def test_an_unknown_name_is_refused() -> None:
 # What a stage is given before its method is called.
 
 
-class Noting:
-    """An algorithm whose stages do nothing but note what they find."""
-
-    stages = (base.Stage("train", scales=True), base.Stage("generate"))
-    found: list[Any]
-
-    def train(self, ctx: base.JobContext) -> None:
-        self.found.append(ctx.models.holds_any)
-
-    generate = train
-
-
-def work_on(device: str, stage: str, memory: dict[str, Any]) -> Any:
-    payload = {
-        "algo": "Noting", "class_path": None, "stage": stage, "config": {}, "seed": 0, "round": 1, "rows": [0, 1],
-        "models_in_memory": 4, "checkpoint_every_steps": 0, "checkpoint_every_minutes": 0, "samples": 0,
-    }  # fmt: skip
-    nowhere = Path("nowhere")
-    return SimpleNamespace(
-        job_id="a", payload=payload, inputs={}, out=nowhere, device=device, checkpoints=nowhere, hints=nowhere,
-        memory=memory, shared=False, world_size=1, limit_mb=0, loading=nullcontext, stopping=None, show=None,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("device", "stage", "kept"), [("cuda", "train", False), ("cuda", "generate", True), ("cpu", "train", True)]
-)
-def test_what_generation_has_loaded_is_not_there_while_a_gpu_trains(
-    device: str, stage: str, kept: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_generation_has_loaded_is_let_go_of() -> None:
     cache = ModelCache(4)
     left = weakref.ref(cache.get(("policy",), lambda: torch.nn.Linear(1, 1), nullcontext))
-    monkeypatch.setattr(registry, "load_algorithm", lambda *_: Noting)
-    monkeypatch.setattr(stage_entry, "prepare_torch", lambda *_, **__: None)
-    Noting.found = []
-    run_stage(work_on(device, stage, {"models": cache}))
-    assert Noting.found == [kept]
-    assert (left() is not None) is kept
+    stage_entry._empty(cache)
+    assert left() is not None
+    cache.begin_job()
+    stage_entry._empty(cache)
+    assert left() is None
 
 
 def test_a_model_that_cannot_be_trained_deterministically_is_told_how_to_be_trained_all_the_same() -> None:

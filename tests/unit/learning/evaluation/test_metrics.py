@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from scipy.stats import binomtest
 
 from pipeline.config.schema import EvaluationConfig
@@ -153,44 +152,6 @@ def test_maj_at_k_is_the_mean_over_all_subsets(answers: list[str | None]) -> Non
         for k in ks
     ]
     assert found == pytest.approx(expected, abs=1e-12)
-
-
-Floats = NDArray[np.float64]
-ETAS = [0.03, 0.1, 1.0, 30.0]
-
-
-def reference(seed: int, tokens: int = 4, length: int = 3) -> tuple[list[tuple[int, ...]], Floats]:
-    """Every completion and its probability under a policy whose next token depends on all before."""
-    generator = np.random.default_rng(seed)
-    steps = {
-        prefix: generator.dirichlet(np.full(tokens, 0.3))
-        for at in range(length)
-        for prefix in product(range(tokens), repeat=at)
-    }
-    every = list(product(range(tokens), repeat=length))
-    chances = [math.prod(steps[text[:at]][text[at]] for at in range(length)) for text in every]
-    return every, np.array(chances)
-
-
-def value(policy: Floats, chances: Floats, rewards: Floats, eta: float) -> tuple[float, float, float]:
-    """Expected reward, divergence and J of any policy over all completions."""
-    used = policy > 0
-    reward = float(policy @ rewards)
-    kl = float(policy[used] @ np.log(policy[used] / chances[used]))
-    return reward, kl, reward - eta * kl
-
-
-@pytest.mark.parametrize("eta", ETAS)
-@pytest.mark.parametrize("right", [1, 5, 63])
-def test_it_is_the_tilted_reference_completion_by_completion(eta: float, right: int) -> None:
-    every, chances = reference(seed=right)
-    rewards = (np.random.default_rng(right).permutation(len(every)) < right).astype(np.float64)
-    tilted = chances * np.exp(rewards / eta)
-    enumerated = value(tilted / tilted.sum(), chances, rewards, eta)
-    found = metrics.optimum(np.log([chances @ rewards]), eta)
-    assert [float(each[0]) for each in (found.reward, found.kl, found.regularized)] == pytest.approx(
-        enumerated, rel=1e-9, abs=1e-12
-    )
 
 
 # -- what policies lack of it ----------------------------------------------------------------------------------
