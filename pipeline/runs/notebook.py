@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import Comparison, PooledRow, ResultRow
 from pipeline.runs.report.tables import front_tables, result_tables
 from pipeline.runs.run_view import Span
-from pipeline.terminal.columns import html_table, html_text
+from pipeline.terminal.console import NO_TERMINAL_WIDTH, Terminal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,8 +202,11 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: where the run stands, and its tables. Refers to nothing outside."""
-        headline = f"<p><b>{html_text(self.name)}</b>: {self.state} <code>{html_text(str(self.folder))}</code></p>"
         results = self.loaded.results
-        shown = [*result_tables(results, self.loaded.compute.costs), *front_tables(results)]
-        tables = "".join(map(html_table, shown))
-        return f"<div>{headline}{tables or '<p>no results yet</p>'}</div>"
+        tables = [*result_tables(results, self.loaded.compute.costs), *front_tables(results)]
+        console = Terminal(
+            file=StringIO(), record=True, width=NO_TERMINAL_WIDTH, force_jupyter=False, markup=False
+        )
+        console.print(f"{self.name}: {self.state} {self.folder}\n", highlight=False)
+        console.print(*tables, "" if tables else "no results yet", highlight=False)
+        return console.export_html(inline_styles=True, code_format='<pre style="overflow-x: auto">{code}</pre>')

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -322,33 +321,3 @@ _MORE = " …"
 
 def _plain(cell: Cell) -> str:
     return on_one_line(cell.plain if isinstance(cell, Text) else cell)
-
-
-# -- html --------------------------------------------------------------------------------------------------------
-# A table as HTML, for notebooks: what a console shows of it where there is room, every text escaped.
-
-
-def html_table(table: FittedTable) -> str:
-    """The table with its title and caption; nothing in it refers to anything outside."""
-    parts = [f"<p><b>{html_text(table.title)}</b></p>" if table.title else ""]
-    if table.texts:
-
-        def row(tag: str, cells: Iterable[str]) -> str:
-            sides = ("right" if column.right else "left" for column in table.columns)
-            pairs = zip(sides, cells, strict=True)
-            each = (f'<{tag} style="text-align:{side}">{html_text(cell)}</{tag}>' for side, cell in pairs)
-            return f"<tr>{''.join(each)}</tr>"
-
-        head = row("th", (column.heading for column in table.columns))
-        rows = "".join(row("td", cells) for cells in table.texts)
-        body = f"<thead>{head}</thead><tbody>{rows}</tbody>"
-        # A notebook breaks intervals in two to make a table fit, and lets a wide one run out of its place.
-        parts.append(f'<div style="overflow-x:auto"><table style="white-space:nowrap">{body}</table></div>')
-    if table.caption:
-        parts.append(f"<p><small>{html_text(table.caption).replace(chr(10), '<br>')}</small></p>")
-    return "".join(parts)
-
-
-def html_text(text: str) -> str:
-    """Foreign text in HTML: shown letter by letter, never taken for markup, control characters written out."""
-    return escape(printable(text))
