@@ -18,24 +18,19 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
 
-class _Folder(Protocol):
-    @property
-    def path(self) -> Path: ...
-
-
 class Inside:
-    """What is of that name in the folder of an object, as an attribute of it."""
+    """What is of that name in the folder of an object, its `path`, as an attribute of it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, folder: _Folder, _: type) -> Path:
-        return folder.path / self._name
+    def __get__(self, folder: Any, _: type) -> Path:
+        return Path(folder.path, self._name)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------

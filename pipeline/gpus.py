@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from pipeline.engine.devices import inventory
@@ -32,40 +32,9 @@ __all__ = [
     "setup_gpu_environment",
 ]
 
-# -- process visibility ------------------------------------------------------------------------------------------
-# Which GPUs this very process sees, for scripts that compute in their own process rather than in workers.
-# CUDA reads its variables once, when it is first touched; after that a change has no effect, so it is
-# refused.
 
-
-def show_only(devices: Sequence[Device], environ: MutableMapping[str, str] | None = None) -> None:
-    """Make CUDA see these GPUs alone, numbered from 0 in this order.
-
-    Args:
-        devices: GPUs; none hides all.
-        environ: What to change; `os.environ` if None.
-
-    Raises:
-        DeviceError: CUDA is in use in this process, or it could not show these together.
-    """
-    refuse_if_cuda_is_in_use()
-    slices = [device for device in devices if device.slice_index is not None]
-    if slices and len(devices) > 1:
-        raise DeviceError(
-            f"{', '.join(device.label for device in devices)}: CUDA shows a process one MIG slice and nothing "
-            "else. Take one, or let the engine run one worker on each."
-        )
-    environ = os.environ if environ is None else environ
-    environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    environ[inventory.VISIBLE] = ",".join(device.uuid or "" for device in devices)
-
-
-def refuse_if_cuda_is_in_use() -> None:
-    """Refuse where a change would come too late.
-
-    Raises:
-        DeviceError: torch has initialised CUDA in this process.
-    """
+def _refuse_if_cuda_is_in_use() -> None:
+    # CUDA reads its variables once, when it is first touched; after that a change has no effect.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise DeviceError(
@@ -160,9 +129,17 @@ def set_visible_gpus(gpu_ids: Sequence[int]) -> None:
         gpu_ids: Positions in what is visible now; empty hides every GPU.
 
     Raises:
-        DeviceError: Ids that do not exist, or CUDA is in use already.
+        DeviceError: Ids that do not exist, CUDA is in use already, or it could not show these together.
     """
-    show_only(gpus_of_ids(gpu_ids, find_gpus(), os.environ) if gpu_ids else [])
+    _refuse_if_cuda_is_in_use()
+    devices = gpus_of_ids(gpu_ids, find_gpus(), os.environ) if gpu_ids else []
+    if len(devices) > 1 and any(device.slice_index is not None for device in devices):
+        raise DeviceError(
+            f"{', '.join(device.label for device in devices)}: CUDA shows a process one MIG slice and nothing "
+            "else. Take one, or let the engine run one worker on each."
+        )
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    os.environ[inventory.VISIBLE] = ",".join(device.uuid or "" for device in devices)
 
 
 def get_optimal_device(gpu_ids: Sequence[int] | None = None) -> str:
@@ -247,7 +224,7 @@ def setup_gpu_environment(
     Raises:
         DeviceError: The request cannot be met, or CUDA is in use already.
     """
-    refuse_if_cuda_is_in_use()
+    _refuse_if_cuda_is_in_use()
     chosen = select_gpus(gpu_ids, num_gpus)
     print_gpu_info(chosen, console)
     set_visible_gpus(chosen)

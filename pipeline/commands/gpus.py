@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -30,17 +30,14 @@ _LEAST_NAME = 8
 _LEAST_HOLDER = 16
 
 
-def gpu_table(environ: Mapping[str, str] | None = None) -> FittedTable:
+def gpu_table() -> FittedTable:
     """Every GPU of the machine: what it does, which run holds it, who else computes there.
-
-    Args:
-        environ: Where CUDA_VISIBLE_DEVICES is looked up, which decides the ids; `os.environ` if None.
 
     Raises:
         DeviceError: The driver does not work, or CUDA_VISIBLE_DEVICES names what does not exist.
     """
     machine = read_machine()
-    visible = visible_gpus(machine, os.environ if environ is None else environ)
+    visible = visible_gpus(machine, os.environ)
     devices = list(machine.devices.values())
     held = holders(devices) if devices else {}
     columns = [

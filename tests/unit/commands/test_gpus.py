@@ -110,7 +110,7 @@ def line_of(rows: list[str], start: str) -> list[str]:
 def test_gpus_with_who_uses_them(machine: UseMachine) -> None:
     machine("busy")
     with LeaseSet.acquire(find_gpus()[1:2], experiment="mine") as lease:
-        rows = lines(gpu_table({}))
+        rows = lines(gpu_table())
         assert lease.devices
     busy = line_of(rows, "1 1")
     assert busy[2:9] == ["GPU-00000001", "NVIDIA", "H200", "130.0", "140.0", "GiB", "98%"]
@@ -120,9 +120,10 @@ def test_gpus_with_who_uses_them(machine: UseMachine) -> None:
     assert line_of(rows, "2 2")[-1] == "0%"
 
 
-def test_hidden_and_broken_ones_are_shown_as_such(machine: UseMachine) -> None:
+def test_hidden_and_broken_ones_are_shown_as_such(machine: UseMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine("lost")
-    rows = lines(gpu_table({"CUDA_VISIBLE_DEVICES": "2"}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    rows = lines(gpu_table())
     assert line_of(rows, "hidden 0")
     assert line_of(rows, "0 2")
     assert any("GPU is lost" in row for row in rows)
@@ -131,7 +132,7 @@ def test_hidden_and_broken_ones_are_shown_as_such(machine: UseMachine) -> None:
 
 def test_a_machine_without_gpus_says_so(machine: UseMachine) -> None:
     machine("no driver")
-    assert lines(gpu_table({})) == ["no GPU: there is no NVIDIA driver; runs take CPU slots"]
+    assert lines(gpu_table()) == ["no GPU: there is no NVIDIA driver; runs take CPU slots"]
     machine("mismatch")
     with pytest.raises(DeviceError, match="version mismatch"):
-        gpu_table({})
+        gpu_table()
