@@ -517,17 +517,26 @@ def check_text(text: str) -> list[Check]:
     return [*faults, *_faults_of_commands(commands, job), *faults_of_job(job)] or [passed("Slurm", _seen(job))]
 
 
+_RANKS = r"\$\{?(SLURM_(?:PROCID|NODEID|LOCALID))\b"
+_EARLY = re.compile(rf"\bsrun\b[^\n]*?(?<!\\){_RANKS}|^\s*(?:export\s+)?\w+=[\"']?{_RANKS}", re.MULTILINE)
 _TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b")
 _MEETING = re.compile(r"--(?:rdzv|master)[_-](?:endpoint|addr)\b|\bPET_(?:RDZV|MASTER)")
 
 
 def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
-    """Find what leaves ranks alone in the commands of a script, each on one line."""
-    ranks = "RANK|LOCAL_RANK"
-    ranks += "" if job.nodes * job.here > 1 else "|WORLD_SIZE"  # that of several counts the tasks
+    """Find what leaves ranks alone, or ends them, in the commands of a script, each on one line."""
+    several = job.nodes * job.here > 1
+    ranks = "RANK|LOCAL_RANK" if several else "RANK|LOCAL_RANK|WORLD_SIZE"  # that of several counts the tasks
     if found := re.search(rf"^\s*export\s+({ranks})=", commands, re.MULTILINE):
         what = f"{found[1]} is set: frameworks take it for a sign that the ranks exist already"
         yield failed("Slurm: ranks by hand", what, "leave it out; the launcher sets it")
+    if several and _EARLY.search(re.sub(r"'[^'\n]*'", "", commands)):
+        what = "the shell of the script puts the rank in, which is 0 there, before srun starts the tasks"
+        how = "srun bash -c '... --machine_rank $SLURM_PROCID ...', in single quotes"
+        yield failed("Slurm: one rank for all", what, how)
+    if re.search(r"(?<!&)&[ \t]*$", commands, re.MULTILINE) and not re.search(r"\bwait\b", commands):
+        what = "what & starts in the background is killed when the script ends, which is at once"
+        yield failed("Slurm: nobody waits", what, "`wait` in the last line, or no &")
     if job.nodes > 1 and _TORCHRUN.search(commands) and not _MEETING.search(commands):
         what = f"torchrun on {job.nodes} nodes without --rdzv-endpoint or --master-addr: each waits by itself"
         how = '--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint="$(hostname):29500"'

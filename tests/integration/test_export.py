@@ -4,7 +4,9 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -378,3 +380,43 @@ def test_the_strength_that_a_sweep_has_chosen_is_taken(copied: Path, tmp_path: P
     assert pipeline.guided("t", "QSharp", round=1, output_dir=copied).eta == 0.1
     export(copied, "t", "QSharp", tmp_path / "x")
     assert read_guidance(tmp_path / "x" / GUIDANCE).eta == 0.3
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.filterwarnings("default")
+def test_the_harness_asks_and_ends_as_the_run_did_by_the_command_of_the_card(
+    of_conversations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds the texts that the model itself writes for the same prompts."""
+    pytest.importorskip("lm_eval", reason="lm_eval is not installed; it is no dependency")
+    from lm_eval.__main__ import cli_evaluate
+
+    asked = [f"{one} + 1" for one in range(8)]
+    texts = pipeline.guided(of_conversations, device="cpu").generate(asked, greedy=True)
+    rows = [{"asked": one, "text": text} for one, text in zip(asked, texts, strict=True)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "task": "mine",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}},
+        "test_split": "test",
+        "output_type": "generate_until",
+        "doc_to_text": "{{asked}}",
+        "doc_to_target": "{{text}}",
+        "metric_list": [{"metric": "exact_match"}],
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(task))
+    (line,) = re.findall(r"^lm_eval run .*", (of_conversations / "README.md").read_text(), re.MULTILINE)
+    words = [{"gsm8k": "mine"}.get(word, word) for word in shlex.split(line)]
+    further = ["--include_path", str(tmp_path), "--device", "cpu", "--output_path", str(tmp_path / "found.json")]
+    monkeypatch.chdir(of_conversations)
+    monkeypatch.setattr(sys, "argv", [*words, *further, "--batch_size", "4"])
+    cli_evaluate()
+    (found,) = tmp_path.glob("found*.json")
+    assert json.loads(found.read_text())["results"]["mine"]["exact_match,none"] == 1

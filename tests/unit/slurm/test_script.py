@@ -307,9 +307,14 @@ def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str])
 @pytest.mark.parametrize(
     ("script", "wrong"),
     [
+        (ONE + "python train.py > train.log 2>&1 &\n", ["nobody waits"]),
+        (ONE + "cd runs &&\npython train.py &\nwait $!\n", []),
         (TWO + "srun torchrun --nnodes 2 train.py\n", ["nowhere to meet"]),
         (TWO + "srun torchrun --nnodes=2 \\\n    --master-addr $(hostname) train.py\n", []),
         (ONE + "srun torchrun --nnodes 2 train.py\n", []),
+        (TWO + "srun accelerate launch --machine_rank $SLURM_PROCID train.py\n", ["one rank for all"]),
+        (TWO + "export NODE_RANK=$SLURM_NODEID\nsrun accelerate launch train.py\n", ["one rank for all"]),
+        (TWO + "srun bash -c 'accelerate launch --machine_rank $SLURM_PROCID train.py'\n", []),
         (ONE + "cat <<EOF > other.sh\n#SBATCH --mem=9G\nexport RANK=0\nEOF\nsrun python train.py\n", []),
         (
             # The script that hung: each row of it that is wrong has a message.
