@@ -13,7 +13,6 @@ from rich.console import Console, RenderableType
 
 from pipeline.commands import typed
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, PipelineError
 from pipeline.runs import loaded, origin, record
 from pipeline.runs.loaded import LoadedRun, choose_run, find_job, load_planned, logs_of, runs_before, runs_of
@@ -221,48 +220,21 @@ def note_of_log(text: str) -> None:
 
 
 # -- why ---------------------------------------------------------------------------------------------------------
-# Where a job stands, and why it ran again or would run with other settings.
+# Where a job stands, and why it ran again.
 
 
-@app.command(
-    epilog=typed.examples(
-        "pipeline why first_run PITA/r2/metrics", "pipeline why first_run PITA/r2/metrics algos.PITA.eta=0.5"
-    )
-)
+@app.command(epilog=typed.examples("pipeline why first_run PITA/r2/metrics"))
 def why(
     name: typed.Experiment,
     job: Annotated[
         str, typer.Argument(help="Id of a job, a part of it that no other has, or a pattern with '*'.")
     ],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings of a run that is not started yet: KEY=VALUE ...")
-    ] = None,
     output_dir: typed.OutputDir = typed.OUTPUTS,
 ) -> None:
-    """Explain a job: of a run, or of the request that settings would make."""
-    if overrides:
-        lines = _of_request(output_dir, name, job, overrides)
-    else:
-        run = load_planned(choose_run(output_dir, name))
-        job_id = find_job(run.plan.jobs, job)
-        earlier = (load_planned(folder) for folder in reversed(runs_before(run.folder)) if folder.plan.is_file())
-        before = next((one for one in earlier if job_id in one.plan.jobs), None)
-        lines = standing.explain_job(run, job_id, before, time.time())
-    for line in lines:
-        say(make_console(), line)
-
-
-def _of_request(output_dir: Path, name: str, job: str, overrides: list[str]) -> list[str]:
-    if wrong := [each for each in overrides if "=" not in each and not each.startswith("~")]:
-        raise ConfigError(f"cannot read '{wrong[0]}'. After the job come settings as for a run: KEY=VALUE.")
-    from pipeline.commands.request import planned  # these take long to load
-    from pipeline.config.load import load_config
-    from pipeline.engine.store.shared import connect
-
-    config = load_config([f"experiment.name={name}", *overrides])
-    plan, url = planned(config), config.execution.shared_store
+    """Explain where a job of the newest run stands, and why it ran."""
     run = load_planned(choose_run(output_dir, name))
-    store = Store(Path(config.execution.store).absolute()) if config.execution.store else run.store
-    return standing.explain_request(
-        run, plan, find_job(plan.jobs, job), store, connect(url, writes=False)[1] if url else ()
-    )
+    job_id = find_job(run.plan.jobs, job)
+    earlier = (load_planned(folder) for folder in reversed(runs_before(run.folder)) if folder.plan.is_file())
+    before = next((one for one in earlier if job_id in one.plan.jobs), None)
+    for line in standing.explain_job(run, job_id, before, time.time()):
+        say(make_console(), line)

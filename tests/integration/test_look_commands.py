@@ -15,7 +15,7 @@ from pipeline.__main__ import app
 from pipeline.runs.loaded import choose_run
 from tests.doubles.runs import CHAIN, WrittenRun, chain_plan
 from tests.doubles.shared import made_once
-from tests.doubles.small_runs import SMALL, run_here, with_reference
+from tests.doubles.small_runs import run_here, with_reference
 
 ADD = "addition/tiny/s0/Counted/r1/add"
 ASKED = [
@@ -99,16 +99,6 @@ def test_why_a_job_ran_again(twice: Path) -> None:
     assert text.count("->") < 6
     assert "The same command would not run it again" in text
     assert "the same key" in look(twice, "why", "t", "Other/r1/metrics").output
-
-
-def test_why_a_job_would_run_with_other_settings(twice: Path) -> None:
-    same = [*SMALL, *ASKED, TWICE]
-    assert "would not run: its output is stored" in look(twice, "why", "t", ADD, *same).output
-    text = look(twice, "why", "t", "Counted/r1/metrics", *same, "algos.Counted.options.times=3").output
-    assert "would run" in text
-    assert "algos.Counted.options.times: 2 -> 3" in text
-    assert "Did you mean" in look(twice, "why", "t", ADD, "models.tiny.stepz=41", code=2).output
-    assert "KEY=VALUE" in look(twice, "why", "t", ADD, "rubbish", code=2).output
 
 
 def test_ctrl_c_ends_following_cleanly(tmp_path: Path) -> None:

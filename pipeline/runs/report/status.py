@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import cache, partial
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,11 +14,10 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from pipeline.config.schema import Backend
-from pipeline.engine.store.store import NOT_STORED, Store
-from pipeline.engine.store.store import REMOVED as STORE_REMOVED
+from pipeline.engine.store.store import NOT_STORED
 from pipeline.outputs.manifest import REMOVED, why_removed
 from pipeline.plan.graph import Plan, missing_jobs
-from pipeline.plan.recorded import RecordedPlan, causes, recorded
+from pipeline.plan.recorded import causes
 from pipeline.runs.loaded import LoadedRun, log_path, lost_outputs, removed_by, removed_weights
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.format import count, duration, logs_command, shown_path
@@ -312,25 +312,6 @@ def explain_job(run: LoadedRun, job_id: str, earlier: LoadedRun | None, now: flo
     return [headline, *(f"  {line}" for line in told), "", *_history(run, job, earlier)]
 
 
-def explain_request(
-    run: LoadedRun, plan: Plan, job_id: str, store: Store, shared: Collection[str] = ()
-) -> list[str]:
-    """Whether a request that was not started would run a job, and why.
-
-    Args:
-        run: The newest run of the experiment, to compare with.
-        plan: What is planned now.
-        job_id: One of its jobs.
-        store: Where the request would look for outputs.
-        shared: The keys of what it would fetch from a store that other machines share.
-    """
-    would, why = _would_run(store, plan, job_id, shared)
-    line = f"{job_id} would {'' if would else 'not '}run: {why}."
-    if job_id not in run.plan.jobs:
-        return [line, f"Run {run.stamp} has no such job to compare with."]
-    return [line, *_compared(run, recorded(plan.to_json()), job_id)]
-
-
 # -- where it stands -------------------------------------------------------------------------------------------
 
 
@@ -395,23 +376,23 @@ def _history(run: LoadedRun, job: JobView, earlier: LoadedRun | None) -> Lines:
     if earlier is None:
         yield f"There is no earlier run of {run.name} with this job to compare with."
     else:
-        yield from _compared(earlier, run.plan, job.id)
+        yield from _compared(earlier, run, job.id)
         before = earlier.view.jobs[job.id].status
         if ran and not aside and earlier.plan.jobs[job.id].key == key:
             gone = "its output was not in the store any more"
             yield f"It ran since {gone if before in ('done', 'stored') else f'that run left it {before}'}."
     if job.status in ("done", "stored"):
-        would, why = _would_run(run.store, Plan(run.plan.jobs.values(), run.plan.edges), job.id)
+        would, why = _would_run(run, job.id)
         yield f"The same command would {'' if would else 'not '}run it again: {why}."
 
 
-def _compared(old: LoadedRun, new: RecordedPlan, job_id: str) -> Lines:
+def _compared(old: LoadedRun, new: LoadedRun, job_id: str) -> Lines:
     """What of a job is not as in an earlier run."""
-    if (key := new.jobs[job_id].key) == old.plan.jobs[job_id].key:
+    if (key := new.plan.jobs[job_id].key) == old.plan.jobs[job_id].key:
         yield f"Nothing that determines it changed since run {old.stamp}: it has the same key {key[:12]}."
         return
     yield f"It is another job than in run {old.stamp}, because"
-    found = causes(old.plan, new, job_id)
+    found = causes(old.plan, new.plan, job_id)
     if not found:
         yield "  its key differs; nothing that plan.json records of it does."
     for at, changes in list(found.items())[:_MOST]:
@@ -421,28 +402,24 @@ def _compared(old: LoadedRun, new: RecordedPlan, job_id: str) -> Lines:
         yield f"  and {len(found) - _MOST} more jobs that changed"
 
 
-def _would_run(store: Store, plan: Plan, job_id: str, shared: Collection[str] = ()) -> tuple[bool, str]:
-    """Whether a command would run a job of its plan, and why, as its output stands now."""
-    problems: dict[str, str | None] = {}
-
-    def is_there(key: str, *good: str | None) -> bool:
-        if key not in problems:
-            problems[key] = store.problem(key, checksums=False)
-        return problems[key] in good or key in shared
-
-    key = plan.jobs[job_id].key
+def _would_run(run: LoadedRun, job_id: str) -> tuple[bool, str]:
+    """Whether the command of a run would run a job again, and why, as its output stands now."""
+    store, key = run.store, run.plan.jobs[job_id].key
     problem = store.problem(key, checksums=False)
     if problem is None:
         return False, f"its output is stored ({shown_path(store.path(key))})"
-    if key in shared:
-        return False, "its output is in the shared store, and fetched where it is needed"
-    if problem == STORE_REMOVED:
+    if problem == REMOVED:
         what = f"its weights were removed, as {why_removed(key, store.path(key)) or 'execution.keep'} asked"
     elif problem == NOT_STORED:
         what = f"nothing is stored under its key {key[:12]}"
     else:
         what = f"what is stored under its key {key[:12]} cannot be used ({problem})"
-    missing = missing_jobs(plan, lambda key: is_there(key, None), lambda key: is_there(key, None, STORE_REMOVED))
+    problem_of = cache(partial(store.problem, checksums=False))
+    missing = missing_jobs(
+        Plan(run.plan.jobs.values(), run.plan.edges),
+        lambda key: problem_of(key) is None,
+        lambda key: problem_of(key) in (None, REMOVED),
+    )
     would = job_id in missing
     left = ", but a checkpoint is there that it goes on from" if store.checkpoints(key).is_dir() else ""
     return would, f"{what}{left}" if would else f"{what}, and nothing that must run reads it"
