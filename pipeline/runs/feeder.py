@@ -15,7 +15,6 @@ import math
 import os
 import select
 import signal
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -47,8 +46,6 @@ _TEXT = 2000
 """Characters of a prompt or a completion that a table of samples has."""
 _LOOK_S = 2.0
 """Seconds between two looks at the journal."""
-_NOISE = 1 << 20
-"""Bytes that are kept of what a tracker prints."""
 _SAID = 500
 _Begin = Callable[[trackers.TrackedChain, str], Any]
 _Plain = Mapping[str, Any]
@@ -315,7 +312,11 @@ def main() -> None:
     channel = Channel.inherited(settings.pop("fd"))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this process says when it ends
     os.nice(10)
-    _log_to(_take_output())
+    handler = logging.StreamHandler()  # standard error is the log, with all that the tracker prints
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
     problem = None
     try:
         _follow(channel, **settings)
@@ -364,39 +365,6 @@ def _wait(channel: Channel) -> None:
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     poll.poll(_LOOK_S * 1000)
-
-
-def _take_output() -> int:
-    """Have what is printed here go through a pipe that takes it all and writes its beginning to the log.
-
-    Returns:
-        The log, which this process was given as its output.
-    """
-    file = os.dup(1)
-    reading, writing = os.pipe()
-    os.dup2(writing, 1)
-    os.dup2(writing, 2)
-    os.close(writing)
-    threading.Thread(target=_drain, args=(reading, file), daemon=True).start()
-    return file
-
-
-def _drain(reading: int, file: int) -> None:
-    left = _NOISE
-    while noise := os.read(reading, 1 << 16):
-        if left > 0:
-            with suppress(OSError):
-                os.write(file, noise[:left])
-        left -= len(noise)
-
-
-def _log_to(file: int) -> None:
-    stream = os.fdopen(file, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
 
 
 if __name__ == "__main__":

@@ -109,7 +109,6 @@ def test_trackers_that_die_with_the_engine_are_told_the_rest_once(
 
 
 WRONG = {
-    "floods": "import os\nwhile True: os.write(1, b'x' * 65536)",
     "ignores signals": (
         "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)); time.sleep(600)"
     ),
@@ -126,8 +125,6 @@ def test_a_tracker_that_hangs_or_dies_is_left_behind(fake: Fake, tmp_path: Path,
     feeders = start(run, warned, "wandb")
     wait_for(marker.exists)
     log = run.folder.path / "tracking" / "wandb.log"
-    if what == "floods":
-        wait_for(lambda: log.stat().st_size >= 1 << 20)
     if what == "dies":
         wait_for(lambda: feeders.look() or bool(warned))
     feeders.finish(0.05)
@@ -136,7 +133,6 @@ def test_a_tracker_that_hangs_or_dies_is_left_behind(fake: Fake, tmp_path: Path,
     assert (ended if what == "dies" else "takes longer than tracking.finish_timeout_s=0.05") in text
     assert "python -m pipeline track x" in text
     assert "begins it" in log.read_text(errors="replace"), "the log says what it was doing"
-    assert log.stat().st_size < 2 << 20
     assert below_this() == before
 
 
