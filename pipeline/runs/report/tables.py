@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from statistics import median
 
@@ -469,81 +469,63 @@ _LEAST_CHAIN = 16
 def plan_table(rows: Iterable[PlanRow]) -> FittedTable:
     """Jobs per round, chain and stage, with what is stored already; and their devices where any takes several."""
     rows = list(rows)
-    several = any(row.devices > 1 for row in rows)
-    table = FittedTable(_columns(several=several), title="plan")
-    last: tuple[int, str] | None = None
-    for row in rows:
-        at = (row.round, row.chain)
-        if last is not None and at[0] != last[0]:
-            table.end_section()
-        head = ("", "") if at == last else (str(row.round) if last is None or at[0] != last[0] else "", row.chain)
-        table.add_row(
-            *head,
-            row.stage,
-            str(row.jobs),
-            *([f"{row.devices}" if row.devices > 1 else ""] if several else []),
-            str(row.jobs - row.missing) if row.missing < row.jobs else "",
-            f"{row.samples:,}" if row.samples else "",
-            duration(row.seconds) if row.missing else "",
-        )
-        last = at
-    return table
-
-
-def _columns(*, several: bool) -> Iterable[Column]:
-    yield Column(heading="round")
-    yield Column(heading="chain", rank=1, least=_LEAST_CHAIN)
-    yield Column(heading="stage", rank=2)
-    yield Column(heading="jobs", right=True, rank=3)
-    if several:
-        yield Column(heading="devices", right=True, rank=6)
-    yield Column(heading="stored", right=True, rank=5)
-    yield Column(heading="samples", right=True, rank=EXTRA)
-    yield Column(heading="estimate", right=True, rank=4)
+    of_round = {row.round: row for row in reversed(rows)}  # the first of each, which alone names it
+    of_chain = {(row.round, row.chain): row for row in reversed(rows)}
+    columns: list[Told] = [
+        (Column(heading="round"), lambda row: str(row.round) if row is of_round[row.round] else ""),
+        (
+            Column(heading="chain", rank=1, least=_LEAST_CHAIN),
+            lambda row: row.chain if row is of_chain[row.round, row.chain] else "",
+        ),
+        (Column(heading="stage", rank=2), lambda row: row.stage),
+        (number_column("jobs", 3), lambda row: str(row.jobs)),
+        (number_column("devices", 6), lambda row: f"{row.devices}" if row.devices > 1 else ""),
+        (number_column("stored", 5), lambda row: str(row.jobs - row.missing) if row.missing < row.jobs else ""),
+        (number_column("samples", EXTRA), lambda row: f"{row.samples:,}" if row.samples else ""),
+        (number_column("estimate", 4), lambda row: duration(row.seconds) if row.missing else ""),
+    ]
+    if all(row.devices == 1 for row in rows):
+        columns = [(column, told) for column, told in columns if column.heading != "devices"]
+    return told_table(columns, (own for _, own in groupby(rows, key=lambda row: row.round)), title="plan")
 
 
 # -- store -------------------------------------------------------------------------------------------------------
 # Tables about a store: what takes its space, and what a clean-up would remove.
 
 
-_LEAST_NAME, _LEAST_STAGE = 12, 8
-_SPACE = (Column(heading="number", right=True, rank=EXTRA), Column(heading="size", right=True, rank=1))
+_LEAST_STAGE = 8
 _ELSEWHERE = "a wider terminal shows all"
 
 
 def usage_table(usage: Usage) -> FittedTable:
     """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
     columns = [
-        Column(heading="experiment", least=_LEAST_NAME),  # which names what is no output, too
-        Column(heading="dataset/model", rank=4, least=_LEAST_NAME),
-        Column(heading="algorithm", rank=2, least=_LEAST_NAME),
+        Column(heading="experiment", least=LEAST_NAME),  # which names what is no output, too
+        Column(heading="dataset/model", rank=4, least=LEAST_NAME),
+        Column(heading="algorithm", rank=2, least=LEAST_NAME),
         Column(heading="stage", rank=3, least=_LEAST_STAGE),
     ]
-    table = FittedTable([*columns, *_SPACE], title="store", elsewhere=_ELSEWHERE)
-    for kind, space in usage.items():
-        table.add_row(*kind, *_space(space))
-    table.end_section()
-    total = sum(space.size for space in usage.values())
-    table.add_row("total", "", "", "", "", filesize_decimal(total), style="bold")
-    return table
+    return _space_table("store", columns, usage.items())
 
 
 def garbage_table(garbage: Iterable[Garbage]) -> FittedTable:
     """What may be removed, by reason and by what it was, with a total."""
-    kinds = [Column(heading="why"), Column(heading="what", rank=2, least=_LEAST_NAME)]
-    table = FittedTable([*kinds, *_SPACE], title="no longer needed", elsewhere=_ELSEWHERE)
+    columns = [Column(heading="why"), Column(heading="what", rank=2, least=LEAST_NAME)]
     grouped: dict[tuple[str, str], Space] = {}
     for thing in garbage:
         grouped.setdefault((thing.kind.value, thing.what), Space()).add(thing.size)
-    last = ""
-    for (why, what), space in grouped.items():
-        table.add_row("" if why == last else why, what, *_space(space))
-        last = why
-    total = Space(sum(space.number for space in grouped.values()), sum(space.size for space in grouped.values()))
+    return _space_table("no longer needed", columns, grouped.items())
+
+
+def _space_table(
+    title: str, columns: Sequence[Column], spaces: Collection[tuple[Sequence[str], Space]]
+) -> FittedTable:
+    table = FittedTable(
+        [*columns, number_column("number", EXTRA), number_column("size", 1)], title=title, elsewhere=_ELSEWHERE
+    )
+    for kind, space in spaces:
+        table.add_row(*kind, f"{space.number:,}", filesize_decimal(space.size))
     table.end_section()
-    table.add_row("total", "", *_space(total), style="bold")
+    total = filesize_decimal(sum(space.size for _, space in spaces))
+    table.add_row("total", *[""] * len(columns), total, style="bold")
     return table
-
-
-def _space(space: Space) -> tuple[str, str]:
-    return f"{space.number:,}", filesize_decimal(space.size)
