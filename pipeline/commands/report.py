@@ -23,7 +23,7 @@ from pipeline.files import plain_target, write_whole
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.compare import compare_runs, comparison_csv, comparison_tables, same_settings
 from pipeline.runs.figures import Format, write_figures
-from pipeline.runs.loaded import LoadedRun, choose_run, experiments, load, load_planned, newest_of_several, runs_of
+from pipeline.runs.loaded import LoadedRun, choose_run, experiments, load, load_planned, runs_of
 from pipeline.runs.report.format import count
 from pipeline.runs.trackers import Feeders
 from pipeline.sweeps.file import SPLIT
@@ -193,8 +193,6 @@ def figures(
 ) -> None:
     """Write the figures of a run."""
     folder, console = choose_run(output_dir, name, run), make_console()
-    if run is None and (note := newest_of_several(folder)):
-        say(console, note)
     found = load(folder)
     refuse_records("--out", out, [found])
     if out.exists() and not out.is_dir():
@@ -216,8 +214,6 @@ def report(
     if run is not None and len(names) > 1:
         raise ConfigError("--run chooses a run of one experiment: give one NAME with it.")
     console, folders = make_console(), [choose_run(output_dir, name, run) for name in dict.fromkeys(names)]
-    for note in filter(None, map(newest_of_several, folders if run is None else ())):
-        say(console, note)
     if out is not None:
         refuse_records("--out", out, map(LoadedRun, folders), is_page=True)
     path = out or (folders[0].report if len(folders) == 1 else output_dir / folders[0].report.name)

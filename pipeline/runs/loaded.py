@@ -35,7 +35,7 @@ from pipeline.plan.graph import ANY, Job
 from pipeline.plan.recorded import LIMIT, RecordedPlan, parse_plan
 from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, compute_of, read_compute, results_of
-from pipeline.runs.origin import Maker, Origin, collect_makers, read_origin
+from pipeline.runs.origin import Origin, read_origin
 from pipeline.runs.progress import Progress, read_progress
 from pipeline.runs.record import Results, place_of, read_results, reading, told
 from pipeline.runs.report.format import command
@@ -267,10 +267,6 @@ class LoadedRun:
             return read_compute(self.folder.path)
         return compute_of(self.store, list(self.jobs.values()), self.results, self._judging.budgets)
 
-    def makers(self) -> list[Maker]:
-        """Versions and arithmetic that its outputs were made with, whichever run made them."""
-        return collect_makers(self.store, self.jobs.values())
-
     def samples(
         self, wanted: Callable[[Job], bool] | None = None, most_each: int | None = None
     ) -> Iterator[tuple[Job, formats.Sample]]:
@@ -290,14 +286,6 @@ class LoadedRun:
                         formats.read_lines(output / formats.SAMPLES, formats.Sample), most_each
                     ):
                         yield job, sample
-
-    def count_samples(self, jobs: Iterable[Job]) -> int:
-        """How many completions of some jobs are stored."""
-        found = 0
-        for job in jobs:
-            with reading(job, formats.SAMPLES):
-                found += formats.count_lines(self.store.path(job.key) / formats.SAMPLES)
-        return found
 
     def curves(self) -> list[tuple[Job, list[formats.TrainingStep]]]:
         """The steps of every training that is stored, by job in the order of `samples`."""
@@ -377,10 +365,8 @@ def lost_outputs(run: LoadedRun) -> dict[str, list[int]]:
 
 
 def removed_by(run: LoadedRun) -> list[str]:
-    """What asked for weights to be removed, as ``execution.keep=last``, and where it was not this run."""
-    own = f"execution.keep={run.plan.keep.name}" if run.plan.keep else ""
-    found = {why_removed(job.key, run.store.path(job.key)) for job in _removed(run)} - {""}
-    return sorted(why if why == own else f"{why} of another run" for why in found)
+    """What asked for weights to be removed, as ``execution.keep=last``, in this run or another."""
+    return sorted({why_removed(job.key, run.store.path(job.key)) for job in _removed(run)} - {""})
 
 
 def _removed(run: LoadedRun) -> list[Job]:
@@ -482,14 +468,10 @@ def _fitting(known: list[str], wanted: str) -> list[str]:
 
 
 def _near(known: list[str], wanted: str) -> list[str]:
-    """Names of which as many parts, wherever they stand, resemble what is wanted."""
-    number = wanted.count("/") + 1
-    parts: dict[str, str] = {}
-    for name in known:
-        own = name.split("/")
-        for at in range(len(own) - number + 1):
-            parts.setdefault("/".join(own[at : at + number]).lower(), name)
-    return list(dict.fromkeys(parts[near] for near in get_close_matches(wanted.lower(), parts, n=5, cutoff=0.5)))
+    """Names whose ends, of as many parts, or whose whole resemble what is wanted."""
+    parts = wanted.count("/") + 1
+    ends = {"/".join(name.lower().split("/")[-parts:]): name for name in reversed(known)}
+    return [ends[near] for near in get_close_matches(wanted.lower(), ends, n=5, cutoff=0.5)]
 
 
 def listed(names: list[str]) -> str:
@@ -555,16 +537,3 @@ def choose_run(output_dir: Path, name: str, stamp: str | None = None) -> RunFold
     if fitting:
         raise ConfigError(f"'{stamp}' fits several runs of {name}: {listed}. Give more of it.")
     raise ConfigError(f"{name} has no run '{stamp}'. There are: {listed}.")
-
-
-def newest_of_several(folder: RunFolder) -> str | None:
-    """What to say where a run was taken because it is the newest, and is one of a multirun; None of others."""
-    group = read_origin(folder.path).group
-    if not group:
-        return None
-    runs = runs_of(folder.path.parent.parent, folder.experiment)
-    several = sum(read_origin(run.path).group == group for run in runs)
-    if several < 2:
-        return None
-    every = f"`python -m pipeline compare {folder.experiment}`"
-    return f"run {folder.stamp}, the newest of {several} runs of this multirun; {every} shows all, --run another"

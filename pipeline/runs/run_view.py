@@ -36,11 +36,9 @@ class AttemptView:
         outcome: ``running``, ``done``, ``failed`` or ``stopped`` (by the end of the run).
         kind: Class of the failure, such as ``lost`` or ``bug``; else "".
         reason: The failure in words.
-        exit_code: Of a worker that was lost.
         log: Path of its log in the run's folder, or "".
         traceback: Of an exception.
         retry: Whether the failure was followed by another attempt.
-        wait_s: Seconds until that attempt might begin.
         run_s: Seconds that a finished attempt took, by the worker's clock.
         members: Workers that lend it their devices.
         done: Samples that are finished, as far as the engine tells while it runs.
@@ -58,11 +56,9 @@ class AttemptView:
     outcome: str = "running"
     kind: str = ""
     reason: str = ""
-    exit_code: int | None = None
     log: str = ""
     traceback: str = ""
     retry: bool = False
-    wait_s: float = 0.0
     run_s: float = 0.0
     members: tuple[int, ...] = ()
     done: int = 0
@@ -239,7 +235,6 @@ class Span:
         start: Seconds since 1970.
         end: Likewise; None while it goes on.
         outcome: ``done``, ``failed``, ``stopped``, ``running``, or ``lost`` with a run that was killed.
-        is_member: Whether the worker lends its device to a job on several, which another worker leads.
     """
 
     job: str
@@ -252,7 +247,6 @@ class Span:
     start: float
     end: float | None
     outcome: str
-    is_member: bool = False
 
 
 _TRAFFIC = ("fetched", "fetched_bytes", "uploaded", "uploaded_bytes", "left")
@@ -274,7 +268,6 @@ class RunView:
         host: Its machine, or "".
         total: How many jobs it has.
         retries: Class of failure -> how many attempts failed by it and were followed by another.
-        waiting: Job that another run or machine makes -> what was said of that.
         shared: What came from the shared store and went there, as `shared.Traffic`; empty where nothing did.
         uploads_over: Whether nothing more is going to be uploaded, though something may be left.
     """
@@ -296,7 +289,6 @@ class RunView:
         self.pid: int | None = None
         self.host = ""
         self.retries: Counter[str] = Counter()
-        self.waiting: dict[str, str] = {}
         self.shared: dict[str, int] = {}
         self.uploads_over = False
         for job in planned:
@@ -368,6 +360,11 @@ class RunView:
         """Jobs of one status, in plan order."""
         return [job for job in self.jobs.values() if job.status == status]
 
+    @property
+    def waiting(self) -> dict[str, str]:
+        """Job that another run or machine makes -> what was said of that."""
+        return {job.id: job.waits for job in self.jobs.values() if job.waits}
+
     def blocked_by(self) -> dict[str, list[str]]:
         """Failed job -> ids of the jobs that it blocks."""
         found: dict[str, list[str]] = {}
@@ -411,7 +408,6 @@ class RunView:
                 start=one.started,
                 end=one.ended,
                 outcome=one.outcome,
-                is_member=worker != one.worker,
             )
             for job, one in self.attempts(killed=killed)
             if one.started is not None
@@ -504,7 +500,7 @@ class RunView:
                 self._set(job, "pending")
                 job.reopened.append(str(event.get("reason", "")))
             case "JobWaits":
-                self._waits(job, str(event.get("reason", "")))
+                job.waits = str(event.get("reason", ""))
             case "JobFoundStored":
                 self._settle(job, "stored")
                 job.found_stored = True
@@ -523,8 +519,8 @@ class RunView:
         attempt = self._end(event, job, "failed")
         for name in ("kind", "reason", "log", "traceback"):
             setattr(attempt, name, str(event.get(name) or ""))
-        attempt.device, attempt.exit_code = str(event.get("device") or attempt.device), event.get("exit_code")
-        attempt.retry, attempt.wait_s = bool(event.get("retry")), float(event.get("wait_s") or 0.0)
+        attempt.device = str(event.get("device") or attempt.device)
+        attempt.retry = bool(event.get("retry"))
         self._set(job, "pending")
         self.retries.update([attempt.kind] * attempt.retry)
 
@@ -544,14 +540,7 @@ class RunView:
 
     def _settle(self, job: JobView, status: str) -> None:
         self._set(job, status)
-        self._waits(job, "")
-        job.stopped = False
-
-    def _waits(self, job: JobView, reason: str) -> None:
-        job.waits = reason
-        self.waiting.pop(job.id, None)
-        if reason:
-            self.waiting[job.id] = reason
+        job.waits, job.stopped = "", False
 
     def _set(self, job: JobView, status: str) -> None:
         self.cells[job.chain, job.round].move(job.status, status)

@@ -115,7 +115,6 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "given": origin.settings,
         "command": origin.command_line,
         "environment": _environment(run),
-        "versions": _versions(run),
     }
 
 
@@ -262,8 +261,7 @@ Group = tuple[str, str, int]
 def _completions(run: LoadedRun, compute: Compute) -> tuple[Object, Object]:
     """The completions that are shown, and the rewards of all that are read, in one go."""
     evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
-    answers = total(row.answers for row in compute.rows if row.stage == EVALUATE)
-    evaluated = run.count_samples(evaluating) if answers is None else int(answers)
+    evaluated = sum(row.answers or 0 for row in compute.rows if row.stage == EVALUATE)
     most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
     scores: dict[Group, list[float | None]] = {}
 
@@ -281,11 +279,13 @@ def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST
 
     Args:
         found: In order; gone through once and not kept.
-        there: Completions that were evaluated, which may be more.
+        there: Completions that were evaluated, which may be more, as far as that is known.
         most: Characters that they may have.
     """
     by_place: dict[str, dict[tuple[int, str], Object]] = {}
+    read = 0
     for job, sample in found:
+        read += 1
         text, row, place = words.beginning(sample.prompt, LONGEST_TEXT), str(sample.row), place_of(job)
         new: Object = {"place": place, "row": row, "text": text, "solution": None, "policies": {}}
         prompt = by_place.setdefault(place, {}).setdefault((sample.row, sample.prompt), new)
@@ -307,6 +307,7 @@ def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST
             for (algo, of, number), own in prompt["policies"].items()
         ]
         prompts.append({**prompt, "policies": policies})
+    there = max(there, read)
     said = f"{shown:,} of the {there:,} completions that were evaluated, to {len(prompts):,} prompts"
     said += "" if shown >= there else "; all are in jobs/.../evaluate/.../output/samples.jsonl"
     return {"prompts": prompts, "about": f"{said}. Texts end after {LONGEST_TEXT:,} characters."}
@@ -499,10 +500,3 @@ def _environment(run: LoadedRun) -> list[tuple[str, str]]:
     found = [("folder", origin.folder), ("devices", ", ".join(origin.devices)), *origin.machine.items()]
     found.append(("Slurm", slurm_in_words(origin.slurm).removeprefix("Slurm ")))
     return [(name, value) for name, value in found if value] + list(origin.versions.items())
-
-
-def _versions(run: LoadedRun) -> Object | None:
-    headings = ["arithmetic", "pipeline", "torch", "transformers", "outputs"]
-    rows = [[f"{getattr(one, name)}" for name in headings] for one in run.makers()]
-    right = [False] * 4 + [True]
-    return {"headings": headings, "right": right, "rows": rows, "ends": [], "marks": {}} if rows else None

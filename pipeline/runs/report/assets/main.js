@@ -22,8 +22,7 @@ function about() {
     if (run.given.length) section.append(make("p", { class: "dim small" }, "Given on the command line:"), make("pre", { class: "wrap" }, run.given.join("\n")));
     const settings = folded("The whole configuration", () => make("pre", {}, run.config));
     const environment = folded("Environment", () => simpleTable(["what", "is"], run.environment));
-    const versions = run.versions ? folded("What the stored outputs were made with", () => fullTable(run.versions).filter(Boolean)) : "";
-    section.append(settings, environment, versions);
+    section.append(settings, environment);
   }
 }
 
