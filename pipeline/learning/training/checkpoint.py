@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
-import psutil
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -117,7 +116,6 @@ MANIFEST = "manifest.json"
 
 _T = TypeVar("_T")
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
-_WRITING = re.compile(r"\.writing-(?P<host>.*)-(?P<pid>\d+)")
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,6 @@ class Checkpoints:
         """
         found = None
         if self._ranks.is_first:
-            self._remove_abandoned()
             found = self._latest(problem)
         # The others take what rank 0 has found good: nobody reads all of it more than once.
         step = self._ranks.made_by_first(lambda: found.step if found else -1)
@@ -276,7 +273,8 @@ class Checkpoints:
             if self._ranks.is_first:
                 shutil.rmtree(writing, ignore_errors=True)
         self.saved_step = step
-        for _, path in self._present():
+        # Also what a process that was killed has left half written.
+        for path in (*self.folder.glob("step-*"), *self.folder.glob(".writing-*")):
             if path != target:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -355,15 +353,6 @@ class Checkpoints:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _Unusable(f"it cannot be read ({type(error).__name__}: {error})") from error
 
-    def _remove_abandoned(self) -> None:
-        """Remove what killed processes of this machine have left half written."""
-        if not self.folder.is_dir():
-            return
-        for path in list(self.folder.iterdir()):
-            match = _WRITING.fullmatch(path.name)
-            if match and match["host"] == platform.node() and not _runs(int(match["pid"])):
-                shutil.rmtree(path, ignore_errors=True)
-
 
 def _write_tensors(folder: Path, state: State, ranks: Ranks) -> tuple[str, Mapping[str, Any]]:
     """Write what a rank has; its file's name, and what the manifest says of it."""
@@ -397,10 +386,6 @@ def _all_of(ranks: Ranks, work: Callable[[], _T]) -> list[_T]:
     if wrong := [f"rank {rank}: {error}" for rank, (_, error) in enumerate(told) if error]:
         raise OSError("; ".join(wrong))
     return [cast("_T", found) for found, _ in told]
-
-
-def _runs(pid: int) -> bool:
-    return pid != os.getpid() and psutil.pid_exists(pid)
 
 
 def _say(text: str) -> None:
