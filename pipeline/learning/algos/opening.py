@@ -37,7 +37,6 @@ from pipeline.learning.models.source import reference_folder, value_folder
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
-from pipeline.learning.rewards.traits import RewardTraits
 from pipeline.learning.training import lora
 from pipeline.outputs import formats
 from pipeline.outputs.formats import Sample, adapter_folders
@@ -550,19 +549,27 @@ def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: tuple[int, int]) -
 
 
 def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> None:
-    """Write how likely the reference is to be right at every prompt, or say in the log why it cannot be known.
+    """Write how likely the reference is to be right at every prompt, where that can be known exactly.
 
     Args:
         ctx: Of the reference's evaluation, which has written its samples.
         dataset: Of the chain.
         policy: The reference.
     """
-    rows = held_out_rows(ctx, dataset)
-    found = _log_right(ctx, dataset, policy, rows)
-    if isinstance(found, str):
-        print(f"no row for the optimum: {found}", flush=True)  # noqa: T201 - the job's log
+    rewards, rows = known_rewards(ctx.config.dataset), held_out_rows(ctx, dataset)
+    right = rewards[0].traits.right if len(rewards) == 1 and rewards[0].weight == 1 else None
+    model, tokenizer = reference_model(ctx)
+    draws_all = ctx.config.generation.top_p == 1 and policy.stops is None
+    # The cheap questions come first: a pretrained tokenizer has 100,000 tokens and more to spell out.
+    if right is None or not draws_all or not _is_made_for(model, tokenizer, dataset):
         return
-    metrics.write_log_right(ctx.out, found)
+    answers = {row.id: {answer.strip() for answer in right(row.columns)} for row in rows}
+    if (pieces := _pieces(policy, len(tokenizer))) is None or _is_contradicted(ctx, answers):
+        return
+    written = {row: _written(texts, pieces, policy) for row, texts in answers.items() if texts}
+    if all(len(ways) <= _MOST_SPELLINGS for ways in written.values()):
+        prompts = dict(zip((row.id for row in rows), encode(ctx, policy, rows), strict=True))
+        metrics.write_log_right(ctx.out, _summed(policy, prompts, written))
 
 
 def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
@@ -573,36 +580,6 @@ def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
     if known:
         found["optimum"] = metrics.optimum_columns(known, settings.common_eta, settings.etas)
     return found
-
-
-def _log_right(
-    ctx: JobContext, dataset: Dataset, policy: TextPolicy, rows: Sequence[Row]
-) -> dict[int, float] | str:
-    """Id of a prompt -> log-probability of its right completions together; or why that is not known."""
-    traits = _only_reward(ctx.config.dataset)
-    if traits is None or traits.right is None:
-        return "it is known where the one reward says which completions are right, as exact_match does"
-    if ctx.config.generation.top_p < 1:
-        return "it is known where the whole vocabulary may be drawn (generation.top_p=1)"
-    if policy.stops is not None:
-        return "it is known where tokens alone end a completion, and no text does (generation.stop)"
-    model, tokenizer = reference_model(ctx)
-    # The cheap question comes first: a pretrained tokenizer has 100,000 tokens and more to spell out.
-    pieces = _pieces(policy, len(tokenizer)) if _is_made_for(model, tokenizer, dataset) else None
-    if pieces is None:
-        return "it is known where a text can be written in few ways, by a tokenizer made for the dataset"
-    answers = {row.id: {answer.strip() for answer in traits.right(row.columns)} for row in rows}
-    if problem := _contradiction(ctx, answers):
-        return problem
-    written = {row: _written(texts, pieces, policy) for row, texts in answers.items() if texts}
-    if any(len(ways) > _MOST_SPELLINGS for ways in written.values()):
-        return f"a right completion can be written in more than {_MOST_SPELLINGS} ways"
-    return _summed(policy, dict(zip((row.id for row in rows), encode(ctx, policy, rows), strict=True)), written)
-
-
-def _only_reward(dataset: schema.DatasetConfig) -> RewardTraits | None:
-    rewards = known_rewards(dataset)
-    return rewards[0].traits if len(rewards) == 1 and rewards[0].weight == 1 else None
 
 
 def _is_made_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dataset: Dataset) -> bool:
@@ -617,16 +594,15 @@ def _pieces(policy: TextPolicy, size: int) -> dict[int, str] | None:
     return pieces if policy.text([list(pieces)]) == ["".join(pieces.values())] else None
 
 
-def _contradiction(ctx: JobContext, answers: Mapping[int, set[str]]) -> str | None:
-    """What the reward has said of the samples that it could not have said were these the right answers."""
+def _is_contradicted(ctx: JobContext, answers: Mapping[int, set[str]]) -> bool:
+    """Whether the reward has said of a sample what it could not have said were these the right answers."""
     for sample in metrics.read_samples([ctx.out]):
         expected = float(sample.completion.strip() in answers[sample.row]) if answers[sample.row] else None
         if sample.reward != expected:
-            return (
-                f"the reward gives {sample.reward} to {sample.completion!r}, which is "
-                f"{'one' if expected else 'none'} of those that it says are right"
-            )
-    return None
+            said = f"the reward gives {sample.reward} to {sample.completion!r}, against what it says is right"
+            print(f"no row for the optimum: {said}", flush=True)  # noqa: T201 - the job's log
+            return True
+    return False
 
 
 def _written(texts: set[str], pieces: Mapping[int, str], policy: TextPolicy) -> list[list[int]]:
