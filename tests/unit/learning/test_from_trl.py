@@ -86,12 +86,15 @@ def test_settings_are_those_of_the_object(algo: str, given: tuple[str, str, Any]
         # A step on part of a group.
         ("GRPO", {"per_device_train_batch_size": 2, "steps_per_generation": 4},
          ["gradient_accumulation_steps=1 (see algos.GRPO.batch_size)"]),
+        ("GRPO", {"max_steps": 7, "use_vllm": True, "top_k": 50, "optim": "lomo"},
+         ["optim=lomo (see training.optimizer)", "max_steps=7 (see data_collection.prompts_per_round)",
+          "top_k=50", "use_vllm=True (see generation.backend)"]),
         ("GRPO", {"gradient_accumulation_steps": 4, "steps_per_generation": 6},
          ["steps_per_generation=6 (see algos.GRPO.steps_per_generation)"]),
     ],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_told_in_the_words_of_trl(algo: str, given: Any, told: list[str]) -> None:
-    assert from_trl(given, algo).without == told
+    assert sorted(from_trl(given, algo).without) == sorted(told)
 
 
 def test_what_is_computed_by_default_is_what_trl_computes() -> None:
@@ -107,18 +110,6 @@ def test_what_is_computed_by_default_is_what_trl_computes() -> None:
     assert len(of_trl) > 8
     ours, theirs = (quick_config(["experiment.name=t", "algos=[GRPO]", *given]) for given in ([], of_trl))
     assert ours.algos["GRPO"] == theirs.algos["GRPO"]
-
-
-def test_what_is_other_than_by_default_and_has_no_counterpart_is_told() -> None:
-    told = from_trl(
-        of_trl("GRPOConfig", top_k=50, max_steps=7, mask_truncated_completions=True, use_vllm=True, delta=2.0)
-    ).without
-    assert {each.partition("=")[0] for each in told} >= {"top_k", "max_steps", "use_vllm"}
-    assert "use_vllm=True (see generation.backend)" in told
-    given = {"lr_scheduler_type": "cosine_with_min_lr", "optim": "lomo", "loss_type": "sapo", "warmup_steps": 0.1}
-    found = from_trl(given, "GRPO")
-    assert {each.partition("=")[0] for each in found.without} == set(given)
-    assert not [each for each in found.overrides if each.startswith(("training.optimizer", "training.schedule"))]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_against_the_definition() -> None:
 
 @pytest.mark.parametrize(
     ("kl_limit", "label"),
-    [(None, "best"), (2.0, "middle"), (1.0, "middle"), (0.5, "none"), (0.0, "none")],
+    [(None, "best"), (2.0, "middle"), (1.0, "middle"), (0.0, "none"), (-1.0, "none")],
 )
 def test_the_highest_reward_within_the_limit_is_taken(kl_limit: float | None, label: str) -> None:
     points = [
@@ -245,10 +245,3 @@ def test_the_highest_reward_within_the_limit_is_taken(kl_limit: float | None, la
     found = metrics.chosen_point(points, kl_limit)
     assert found is not None
     assert found.label == label
-
-
-def test_where_all_are_beyond_the_limit_the_nearest_is_taken() -> None:
-    assert metrics.chosen_point(
-        [metrics.FrontPoint(2.0, 0.9, "b"), metrics.FrontPoint(1.0, 0.1, "a")], 0.5
-    ) == metrics.FrontPoint(1.0, 0.1, "a")
-    assert metrics.chosen_point([], 1.0) is None

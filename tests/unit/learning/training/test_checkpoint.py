@@ -16,7 +16,6 @@ from torch import nn
 
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.training import checkpoint as module
-from pipeline.learning.training.distributed import Ranks
 
 STATE = module.State(
     {"a": torch.arange(5.0), "b": torch.tensor(3, dtype=torch.int32)}, {"loss": [0.1, float("inf")]}
@@ -225,25 +224,3 @@ def test_what_a_killed_process_left_half_written_is_no_checkpoint_and_goes_with_
     assert checkpoints.latest() is None
     checkpoints.save(1, STATE)
     assert names(tmp_path) == ["step-00000001"]
-
-
-def test_ranks_take_what_the_first_has_found_good_and_read_it_part_by_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = module.State({"model.a": torch.ones(3), "model.b": torch.zeros(2)}, {})
-    module.Checkpoints(tmp_path, {}).save(7, state)
-    hashed: list[Path] = []
-    monkeypatch.setattr(module.files, "file_sha256", hashed.append)
-    other = Ranks(1, 2)
-    monkeypatch.setattr(other, "made_by_first", lambda _: 7)
-    found = module.Checkpoints(tmp_path, {}, ranks=other).latest(lambda _: pytest.fail("rank 0 has looked"))
-    assert found is not None
-    assert (found.step, hashed) == (7, [])
-    assert found.state.tensors.keys() == state.tensors.keys()
-    whole = found.state.tensors["model.a"]
-    assert torch.equal(whole, torch.ones(3))
-    whole.zero_()
-    assert torch.equal(found.state.tensors["model.a"], torch.ones(3))  # read anew: nothing is kept
-    monkeypatch.setattr(other, "made_by_first", lambda _: 8)
-    with pytest.raises(JobError, match="rank 0 goes on from step 8"):
-        module.Checkpoints(tmp_path, {}, ranks=other).latest()

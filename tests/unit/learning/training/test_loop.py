@@ -13,7 +13,7 @@ import pytest
 import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, get_scheduler
+from transformers import get_scheduler
 
 from pipeline.config.schema import Schedule
 from pipeline.errors import JobStopped, OutOfMemory
@@ -27,14 +27,8 @@ from tests.doubles.models import fitting, of_grpo, tiny_policy
 from tests.unit.learning.training.test_grpo import samples
 
 
-def value_model(head: HeadType = HeadType.v, dropout: float = 0.0) -> ValueModel:
-    rates = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout)
-    config = GPT2Config(
-        vocab_size=13, n_embd=16, n_layer=1, n_head=2, n_positions=32, bos_token_id=10, eos_token_id=None, **rates
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return value_model_from(GPT2LMHeadModel(config), head).eval()
+def value_model(head: HeadType = HeadType.v) -> ValueModel:
+    return value_model_from(tiny_policy(), head).eval()
 
 
 def sequences(count: int = 24) -> Sequences:
@@ -43,14 +37,6 @@ def sequences(count: int = 24) -> Sequences:
     lengths = generator.integers(3, 10, count)
     ids = [generator.integers(0, 10, length).tolist() for length in lengths]
     return Sequences.of(ids, [len(row) - 2 for row in ids], [float(row[-1] % 2 == 0) for row in ids])
-
-
-def fit(
-    micro_batch_size: int = 8, epochs: int = 2, seed: int = 0, head: HeadType = HeadType.v, dropout: float = 0.0
-) -> tuple[ValueModel, list[float]]:
-    model = value_model(head, dropout)
-    how = {"head_learning_rate": 3e-2, "epochs": epochs, "warmup_steps": 2, "seed": seed}
-    return model, value.fit_value(model, sequences(), fitting(micro_batch_size, **how))
 
 
 def test_schedules() -> None:
@@ -84,11 +70,10 @@ def test_a_schedule_of_transformers_name_is_theirs(schedule: Schedule, warmup_st
 @pytest.mark.parametrize("micro_batch_size", [1, 3])
 def test_micro_batches_add_up_to_the_batch(micro_batch_size: int) -> None:
     """Sequences have different lengths, so a mean of means would be wrong."""
-    whole, losses = fit(micro_batch_size=8)
-    parts, same_losses = fit(micro_batch_size=micro_batch_size)
+    whole, losses = fitted(8)
+    parts, same_losses = fitted(micro_batch_size)
     assert same_losses == pytest.approx(losses, abs=1e-5)
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=2e-3)
+    assert all(torch.allclose(weight, parts[name], atol=2e-3) for name, weight in whole.items())
 
 
 @pytest.mark.parametrize("atoms", [1, 3])
@@ -443,14 +428,9 @@ def pairs(count: int = 40) -> Sequences:
     return Sequences.of(ids, [2] * len(ids), [1.0, 0.0] * count)
 
 
-def reward_model_fitted(micro_batch_size: int = 16, epochs: int = 30) -> tuple[ValueModel, list[float]]:
-    model = value_model_from(tiny_policy(), HeadType.v)
-    return model, value.fit_reward_model(model, pairs(), fitting(micro_batch_size, batch_size=16, epochs=epochs))
-
-
 def test_the_score_is_the_value_at_the_last_token() -> None:
-    model, _ = reward_model_fitted(epochs=1)
-    data = pairs(3)
+    model, data = value_model_from(tiny_policy(), HeadType.v), pairs(3)
+    value.fit_reward_model(model, pairs(), fitting(16, batch_size=16))
     batch = batch_of(data, np.arange(6), "cpu")
     with torch.no_grad():
         found = value.sequence_scores(model, batch)

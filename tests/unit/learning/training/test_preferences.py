@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -228,21 +225,6 @@ def test_likelihood_of_the_chosen_can_be_held_up() -> None:
     with torch.no_grad():
         without, held_up = (scoring.completion_logprobs(model, batch).sum() for model in models)
     assert held_up > without
-
-
-def test_trl_is_imported_without_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which would make folders in TMPDIR that a killed worker leaves."""
-    from pipeline.learning.training.preferences import _dpo_trainer
-
-    class Watching(ModuleType):
-        def __getattr__(self, name: str) -> bool:
-            return importlib.util.find_spec("wandb") is not None
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "trl.trainer.dpo_trainer", Watching("trl.trainer.dpo_trainer"))
-    assert _dpo_trainer.__wrapped__() is False
-    assert "wandb" not in sys.modules
 
 
 def test_completions_are_moved_on_until_they_stand_behind_other_prompts() -> None:

@@ -276,50 +276,40 @@ def test_divergence_is_the_sum_over_the_vocabulary_at_every_step() -> None:
     assert (found > 0).all()
 
 
+def micro_batches(data: Sequences, group: int, how: loop.Fitting) -> list[tuple[list[int], list[int]]]:
+    """Places of the sequences of each micro-batch of a training, and of those of its whole batch."""
+    seen = []
+
+    def loss_of(batch: Any, part: Any, whole: Any) -> Tensor:
+        seen.append((part.tolist(), whole.tolist()))
+        return torch.zeros((), requires_grad=True)
+
+    loop.fit(tiny_policy(), loop.TrainingSet(data, loss_of, group=group), how)
+    return seen
+
+
 @pytest.mark.parametrize("micro_batch_size", [1, 3, 4, 7, 100])
 def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
-    model, seen = tiny_policy(), []
-
-    def loss_of(batch, part, whole):
-        seen.append(part.tolist())
+    for part, whole in micro_batches(some_sequences(), 4, small_fitting(micro_batch_size)):
         assert set(part) <= set(whole)
-        return scoring.completion_logprobs(model, batch).sum() * 0
-
-    loop.fit(
-        model,
-        loop.TrainingSet(some_sequences(), loss_of, group=4),
-        small_fitting(micro_batch_size, batch_size=4),
-    )
-    for part in seen:
         assert len(part) % 4 == 0
         assert [row // 4 for row in part] == [part[at - at % 4] // 4 for at in range(len(part))]
     with pytest.raises(ValueError, match="in groups of 3"):
-        loop.fit(model, loop.TrainingSet(some_sequences(), loss_of, group=3), small_fitting(batch_size=4))
+        micro_batches(some_sequences(), 3, small_fitting(micro_batch_size))
 
 
 def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> None:
     generator = np.random.default_rng(1)
     ids = [generator.integers(0, 10, length).tolist() for length in generator.integers(3, 25, 32)]
     data = Sequences.of(ids, [2] * 32, [0.0] * 32)
-    found: dict[bool, list[tuple[set[int], set[int]]]] = {}
-    for grouped in (False, True):
-        seen = found.setdefault(grouped, [])
-
-        def loss_of(batch, part, whole, seen=seen):
-            seen.append((set(part.tolist()), set(whole.tolist())))
-            assert [row // 2 for row in part[0::2]] == [row // 2 for row in part[1::2]]
-            return scoring.completion_logprobs(tiny_policy(), batch).sum() * 0 + torch.zeros(
-                (), requires_grad=True
-            )
-
-        how = small_fitting(4, batch_size=16, group_by_length=grouped)
-        loop.fit(tiny_policy(), loop.TrainingSet(data, loss_of, group=2), how)
-    assert [whole for _, whole in found[True]] == [whole for _, whole in found[False]]
-    widths = {
-        grouped: sum(4 * max(len(ids[row]) for row in part) for part, _ in parts)
-        for grouped, parts in found.items()
-    }
-    assert widths[True] < widths[False]
+    mixed, alike = (
+        micro_batches(data, 2, small_fitting(4, batch_size=16, group_by_length=grouped))
+        for grouped in (False, True)
+    )
+    assert [set(whole) for _, whole in alike] == [set(whole) for _, whole in mixed]
+    assert all([row // 2 for row in part[0::2]] == [row // 2 for row in part[1::2]] for part, _ in alike)
+    padded, less = (sum(4 * max(data.lengths[part]) for part, _ in found) for found in (mixed, alike))
+    assert less < padded
 
 
 def test_dropout_is_switched_off() -> None:
