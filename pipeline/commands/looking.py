@@ -99,7 +99,7 @@ def watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
 
     def look() -> bool:
         run.refresh()
-        return run.state in ("running", "unknown") or run.is_uploading
+        return run.state in ("running", "unknown")
 
     def page(width: int, height: int) -> list[RenderableType]:
         return standing.watched_run(run, time.time(), width, height)

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
+from rich.filesize import decimal
 
 from pipeline.commands.request import Request, Stored, look_up
 from pipeline.config.schema import Config, Tracker, TrackingConfig, TrackingMode
-from pipeline.engine.journal import SHARED_STORE, Journal
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store import shared
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Verified
-from pipeline.errors import StoreError
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.plan.graph import Job, chain_name
 from pipeline.runs import cost, loaded, origin, record, run_view, trackers, trained
 from pipeline.runs.report.format import count, shown_path
-from pipeline.runs.report.status import shared_in_words
 from pipeline.sweeps import reporting
 from pipeline.terminal.console import say
 
@@ -139,10 +136,6 @@ def tracked(
 # A store that other machines share, around a run: what is there, what of it is fetched, what is uploaded.
 
 
-_TRAFFIC_S = 5.0
-"""How often the journal of a run that is over is told at most how far its uploads are."""
-
-
 def looked_at(config: Config, console: Console) -> Collection[str]:
     """The keys of what is in the shared store of a request, if it has one that can be reached; nothing is written.
 
@@ -200,33 +193,11 @@ def look_up_shared(request: Request, verified: Verified, console: Console) -> St
     return stored
 
 
-def note_traffic(request: Request, run: RunFolder, *, over: bool = False) -> shared.Traffic:
-    """Have the journal of a run that is over tell what came from the shared store and went there until now.
-
-    Args:
-        request: The request.
-        run: Its folder.
-        over: Whether nothing more is going to be uploaded.
-    """
-    traffic = request.shared.traffic if request.shared is not None else shared.Traffic()
-    try:
-        if traffic != shared.Traffic():
-            with closing(Journal(run.journal)) as journal:
-                journal.write(SHARED_STORE, **vars(traffic), **({"over": True} if over else {}))
-    except StoreError as error:
-        log.warning("what was fetched and uploaded is not in the journal: %s", error)
-    return traffic
-
-
-def uploaded_before_end(
-    request: Request, run: RunFolder, noted: shared.Traffic, signals: StopSignals, console: Console
-) -> bool:
+def uploaded_before_end(request: Request, signals: StopSignals, console: Console) -> bool:
     """Wait until what was made is in the shared store, and say it where it is not; False where there is none.
 
     Args:
         request: The request.
-        run: Its folder.
-        noted: What its page says of that.
         signals: Ask to wait no longer.
         console: Where to say it.
     """
@@ -236,22 +207,23 @@ def uploaded_before_end(
     if number := shared.traffic.left:
         what = count(number, "output")
         say(console, f"uploading {what} to the shared store; Ctrl-C leaves the rest to the next run", "dim")
-    before, told, due_s = signals.times, noted, time.monotonic() + _TRAFFIC_S
-
-    def stops() -> bool:
-        nonlocal told, due_s
-        if time.monotonic() >= due_s:  # for whoever watches
-            due_s = time.monotonic() + _TRAFFIC_S
-            told = note_traffic(request, run) if shared.traffic != told else told
-        return signals.received is not None
-
-    left = shared.conclude(stops, request.execution.stop_grace_s, hurries=lambda: signals.times > max(1, before))
-    if moved := shared_in_words(vars(shared.traffic)):
-        log.info("shared store: %s", moved)
-        say(console, f"shared store: {moved}", "dim")
-    if shared.traffic != noted or left:
-        note_traffic(request, run, over=True)
-        leave_report(run)
+    before = signals.times
+    left = shared.conclude(
+        lambda: signals.received is not None,
+        request.execution.stop_grace_s,
+        hurries=lambda: signals.times > max(1, before),
+    )
+    traffic = shared.traffic
+    amounts = {
+        "fetched": (traffic.fetched, traffic.fetched_bytes),
+        "uploaded": (traffic.uploaded, traffic.uploaded_bytes),
+    }
+    moved = [
+        f"{count(number, 'output')} {what} ({decimal(size)})" for what, (number, size) in amounts.items() if number
+    ]
+    if moved:
+        log.info("shared store: %s", ", ".join(moved))
+        say(console, f"shared store: {', '.join(moved)}", "dim")
     if left:
         log.warning("%s", left)
         say(console, f"warning: {left}", "bold")

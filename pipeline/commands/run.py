@@ -361,9 +361,8 @@ def _carry_out(
                 if outcome is not None:  # what another run has made meanwhile
                     found = {job for job in stored.not_here if outcome.jobs.get(job) is state.JobStatus.stored}
                     _link_stored(request, run, found)
-                noted = results.note_traffic(request, run)
                 code = _end(request, outcome, verified, run, console)
-                if results.uploaded_before_end(request, run, noted, signals, console):
+                if results.uploaded_before_end(request, signals, console):
                     keeper.remove_unneeded()  # what was not to be removed before it was uploaded
                 requests.tell_removed(keeper, console)
                 return code

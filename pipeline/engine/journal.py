@@ -49,12 +49,10 @@ _Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 _Id = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
-SHARED_STORE = "SharedStore"
-"""What has come from and gone to the shared store so far, see `shared.Traffic`; also after the end of the run."""
 FOLLOWS_FROM_STORE = frozenset(
     {
         *("JobStarted", "JobFinished", "JobFoundStored", "JobWaits", "JobStopped"),
-        *("WorkerStarted", "WorkerExited", SHARED_STORE),
+        *("WorkerStarted", "WorkerExited"),
     }
 )
 """Events that nobody misses of a machine that has lost power: what is done is in the store, and no worker lives.
@@ -73,10 +71,10 @@ _FIELDS: dict[str, Any] = {
     "members": list[_Index],
     "attempt": _Attempt | None,
     "jobs unsettled pending ready running done stored failed blocked": _Count,
-    "rss_bytes total tokens samples attempts fetched fetched_bytes uploaded uploaded_bytes left": _Count,
+    "rss_bytes total tokens samples attempts": _Count,
     "exit_code": int | None,
     "numbers": dict[str, float | None],
-    "loading retry over": bool,
+    "loading retry": bool,
     "load_s run_s wait_s": _Seconds,
     "failed_jobs": list[str],
 }

@@ -219,12 +219,6 @@ class LoadedRun:
             return None
 
     @property
-    def is_uploading(self) -> bool:
-        """Whether it is over, and its process still brings what it has made to the shared store."""
-        view = self.view
-        return bool(view.uploads_left) and not view.uploads_over and _process_runs(view) is True
-
-    @property
     def state(self) -> str:
         """The run in one word, see `RunView.state`."""
         return self.view.state(self.engine_runs())

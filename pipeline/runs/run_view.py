@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from pipeline.engine.journal import SHARED_STORE, Event
+from pipeline.engine.journal import Event
 from pipeline.engine.workers.messages import GpuLoad
 from pipeline.plan.graph import Job
 
@@ -249,7 +249,6 @@ class Span:
     outcome: str
 
 
-_TRAFFIC = ("fetched", "fetched_bytes", "uploaded", "uploaded_bytes", "left")
 _NOT_DONE = ("failed", "blocked", "pending", "ready", "running")
 
 
@@ -268,8 +267,6 @@ class RunView:
         host: Its machine, or "".
         total: How many jobs it has.
         retries: Class of failure -> how many attempts failed by it and were followed by another.
-        shared: What came from the shared store and went there, as `shared.Traffic`; empty where nothing did.
-        uploads_over: Whether nothing more is going to be uploaded, though something may be left.
     """
 
     def __init__(self, planned: Iterable[Job] = (), stored: Collection[str] = ()) -> None:
@@ -289,8 +286,6 @@ class RunView:
         self.pid: int | None = None
         self.host = ""
         self.retries: Counter[str] = Counter()
-        self.shared: dict[str, int] = {}
-        self.uploads_over = False
         for job in planned:
             view = self._enter(JobView(id=job.id, chain=job.chain, round=job.round))
             if job.id in stored:
@@ -350,11 +345,6 @@ class RunView:
     def nodes(self) -> set[str]:
         """The machines that its workers were on last; empty where nobody has to tell them apart."""
         return {worker.node for worker in self.workers.values() if worker.node}
-
-    @property
-    def uploads_left(self) -> int:
-        """Outputs of a run that is over that are not in its shared store yet."""
-        return self.shared.get("left", 0) if self.finished is not None else 0
 
     def having(self, status: str) -> list[JobView]:
         """Jobs of one status, in plan order."""
@@ -440,9 +430,6 @@ class RunView:
             self.finished = event
             for job in self.having("running"):
                 self._stop(event, job)
-        elif name == SHARED_STORE:
-            self.shared = {part: int(event.get(part, 0)) for part in _TRAFFIC}
-            self.uploads_over = bool(event.get("over"))
 
     def _worker_event(self, name: str, event: Event, worker: WorkerView) -> None:
         match name:

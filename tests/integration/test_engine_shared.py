@@ -81,9 +81,7 @@ def test_what_one_machine_made_another_only_fetches(url: str, machine: Callable[
     session = run(other, url, *CHAIN)
     assert (ran(one), ran(other)) == ({"a", "b", "c"}, set())
     assert session.traffic.fetched == 3
-    (*_, told) = other.events("SharedStore")
-    assert (told["fetched"], told["fetched_bytes"]) == (3, session.traffic.fetched_bytes)
-    assert told["fetched_bytes"] == sum(map(len, outputs(other)))
+    assert session.traffic.fetched_bytes == sum(map(len, outputs(other)))
     assert values(one, "a", "b", "c") == values(other, "a", "b", "c")
 
 
@@ -135,11 +133,7 @@ def test_an_experiment_on_two_machines(tmp_path: Path, url: str) -> None:
     said = run_here(one, *small, f"execution.shared_store={url}")
     assert "shared store: 8 outputs uploaded (" in said
     run = LoadedRun(choose_run(one, "t"))
-    assert run.view.shared | {"uploaded_bytes": 0} == {
-        "fetched": 0, "fetched_bytes": 0, "uploaded": 8, "uploaded_bytes": 0, "left": 0
-    }  # fmt: skip
     assert (run.state, glance_at(LoadedRun(run.folder), 0)["state"]) == ("done", "done")
-    assert "8 outputs uploaded (" in run.folder.report.read_text()
     said = run_here(other, *small, f"execution.shared_store={url}", "dry_run=true")
     assert "8 jobs: 8 stored (2 of them in the shared store, to be fetched), 0 to run on" in in_line(said)
     assert "2 of them in the shared store, to be fetched" in in_line(said)
@@ -147,5 +141,4 @@ def test_an_experiment_on_two_machines(tmp_path: Path, url: str) -> None:
     assert "fetching 2 outputs from the shared store" in said
     assert "all 8 jobs are stored; nothing to run" in said
     assert "shared store: 2 outputs fetched (" in said
-    assert LoadedRun(choose_run(other, "t")).view.shared["fetched"] == 2
     assert results(one) == results(other)

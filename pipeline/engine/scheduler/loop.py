@@ -29,7 +29,7 @@ from pathlib import Path
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
 from pipeline.engine.devices.select import Layout, plain_layout
-from pipeline.engine.journal import FOLLOWS_FROM_STORE, SHARED_STORE, Event, Journal, Listener
+from pipeline.engine.journal import FOLLOWS_FROM_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler import reactions
 from pipeline.engine.scheduler.outcome import Outcome, account
@@ -49,7 +49,7 @@ from pipeline.engine.scheduler.run import (
 )
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
-from pipeline.engine.store.shared import SharedStore, Traffic
+from pipeline.engine.store.shared import SharedStore
 from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, Verified, explained, lock_of
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.pool import Pool
@@ -96,8 +96,6 @@ class Outside:
     _untold: list[Event] = field(default_factory=list)
     _must_force: bool = False
     _forced_s: float = 0.0
-    _traffic: Traffic = field(default_factory=Traffic)
-    _noted_s: float = -math.inf
 
     # -- what was decided --------------------------------------------------------------------------------------
 
@@ -156,14 +154,6 @@ class Outside:
         untold, self._untold = self._untold, []
         for event in untold:
             self.listener.on_event(event)
-
-    def note_traffic(self, every_s: float = 0.0) -> None:
-        """Have in the journal what came from the shared store and went there, unless that was just done."""
-        if self.shared is None or self.clock() < self._noted_s + every_s:
-            return
-        if (traffic := self.shared.traffic) != self._traffic:
-            self._traffic, self._noted_s = traffic, self.clock()
-            self.record(SHARED_STORE, **vars(traffic))
 
     @property
     def force_due_s(self) -> float:
@@ -236,8 +226,6 @@ class Outside:
 
 TICK_S = 0.2
 _QUIET_TICK_S = 0.5
-_TRAFFIC_S = 5.0
-"""How often the journal is told at most what was fetched and uploaded."""
 _NOTHING = OnDisk()
 
 
@@ -275,7 +263,6 @@ class Loop:
         outcome = self._outcome()
         ends = list(outcome.jobs.values())
         counts = {status.value: ends.count(status) for status in JobStatus}
-        self.outside.note_traffic()
         record("RunFinished", interrupted=outcome.interrupted, halted=outcome.halted, **counts)
         self.outside.settle()
         return outcome
@@ -382,7 +369,6 @@ class Loop:
         now = self.outside.clock()
         if now >= due_s:
             self.next_tick_s = now + TICK_S
-            self.outside.note_traffic(_TRAFFIC_S)
             self.outside.settle()
             self.outside.listener.on_tick()
 

@@ -24,7 +24,7 @@ from pipeline.runs.origin import failed_rewards, slurm_in_words
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_method, cells_of, primary_metric
 from pipeline.runs.report import format as words
 from pipeline.runs.report.html import page_table, points_each, thinned
-from pipeline.runs.report.status import origins, place_in_words, shared_in_words
+from pipeline.runs.report.status import origins, place_in_words
 from pipeline.runs.report.tables import ANCHORS, HEADINGS, budget_tables, first_few, front_tables, result_tables
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
@@ -143,7 +143,6 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
         "jobs": ", ".join(here),
         "devices": next(iter(devices)) if len(devices) == 1 else f"{len(devices)}" if devices else "",
         "where": place_in_words(run),
-        "shared store": shared_in_words(view.shared),
     }
     return [(name, text) for name, text in facts.items() if text]
 

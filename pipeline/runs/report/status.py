@@ -10,7 +10,6 @@ from functools import cache, partial
 from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.filesize import decimal
 from rich.text import Text
 
 from pipeline.config.schema import Backend
@@ -59,26 +58,8 @@ def place_in_words(run: LoadedRun) -> str:
 
 
 def origins(view: RunView) -> list[str]:
-    """How many outputs that no job of the run made are from where, as ``11 stored before`` and ``5 fetched``."""
-    stored = view.counts().stored
-    fetched = min(stored, view.shared.get("fetched", 0))
-    parts = {"stored before": stored - fetched, "fetched": fetched}
-    return [f"{number:,} {what}" for what, number in parts.items() if number]
-
-
-def shared_in_words(traffic: Mapping[str, int]) -> str:
-    """As in ``16 outputs fetched (1.2 GB), 40 uploaded (3.4 GB), 2 to go``."""
-    parts = [
-        f"{count(number, 'output')} {what} ({decimal(traffic[f'{what}_bytes'])})"
-        for what in ("fetched", "uploaded")
-        if (number := traffic.get(what, 0))
-    ]
-    return ", ".join([*parts, *([f"{left:,} to go"] if (left := traffic.get("left", 0)) else [])])
-
-
-def _moved(run: LoadedRun) -> list[str]:
-    shared = shared_in_words(run.view.shared)
-    return [line for line in (place_in_words(run), shared and f"shared store: {shared}") if line]
+    """How many outputs no job of the run made, as ``11 stored before``; empty for none."""
+    return [f"{stored:,} stored before"] if (stored := view.counts().stored) else []
 
 
 # -- all experiments -------------------------------------------------------------------------------------------
@@ -148,7 +129,7 @@ def print_run(run: LoadedRun, now: float, console: Console) -> None:
 def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
     """One run for a terminal of that size: how far it is, chains, what runs, what moved, what failed last."""
     view, engine = run.view, run.engine_runs()
-    said = [(line, "") for line in _moved(run)]
+    said = [(line, "") for line in [place_in_words(run)] if line]
     said += [(line, "yellow") for line in notices(view, None) if engine]
     said += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in view.failures()[-3:]]
     top = list(run_headline(run, now, engine).wrap(_RULER, max(1, width)))
@@ -162,8 +143,6 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     view, counts = run.view, run.view.counts()
     state = view.state(engine)
     text = Text.assemble((f"{run.name} ", "bold"), f"{run.stamp}: ", (state, _COLORS.get(state, "")))
-    if left := view.uploads_left:
-        text.append(f", {count(left, 'upload')} left")
     text.append(f" by {view.interrupted}" if view.interrupted else f" ({view.halted})" if view.halted else "")
     if state == "done" and counts.stored == counts.total:
         text.append(", nothing ran: every output was stored, or came from another run or machine")
@@ -204,7 +183,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
     unreadable = f"{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here"
     parts: list[tuple[str, str, Sequence[str]]] = [
         (slurm_in_words(run.origin.slurm), "", ()),
-        ("\n".join(_moved(run)), "", ()),
+        (place_in_words(run), "", ()),
         (f"failed: {count(len(failed), 'job')}" if failed else "", "bold red", failed),
         (f"blocked: {count(sum(map(len, blocked.values())), 'job')}" if blocked else "", "bold red", of_blocked),
         ("waiting" if waiting else "", "bold", waiting),
@@ -251,7 +230,6 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "host": view.host,
         "slurm": dict(run.origin.slurm) or None,
         "nodes": sorted(view.nodes),
-        "shared_store": dict(view.shared) or None,
         "progress": {name: amount and round(amount, 4) for name, amount in amounts.items()} if progress else None,
         "shared_store_away": (progress.shared_store if progress else "") or None,
         "counts": {**asdict(counts), "pending": counts.left},

@@ -26,7 +26,6 @@ from pipeline.runs.report.status import (
     glance_at,
     overview_table,
     print_run,
-    run_headline,
     run_json,
     watched_run,
 )
@@ -119,33 +118,20 @@ def test_the_overview_has_the_newest_run_on_top(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_shared_and_where_a_run_ran_stand_in_lines_of_their_own(tmp_path: Path) -> None:
+def test_where_a_run_ran_stands_in_a_line_of_its_own(tmp_path: Path) -> None:
     run = WrittenRun(tmp_path, chain_plan(1))
-    assert not {"moved", "Ray", "shared"} & set(printed(run, 80).split())
+    assert "Ray" not in printed(run, 80).split()
     found = run_json(LoadedRun(run.folder), START)
-    assert (found["nodes"], found["shared_store"]) == ([], None)
+    assert found["nodes"] == []
     run.folder.config.write_text("execution:\n  backend: ray\n")
     for index in range(24):
         run.write("WorkerStarted", worker=index, pid=9, device="cuda:0 on n", node=f"node {index % 3}")
-    run.write(
-        "SharedStore",
-        fetched=1600,
-        fetched_bytes=10**12,
-        uploaded=4000,
-        uploaded_bytes=10**13,
-        left=25,
-    )
     told = printed(run, 80).splitlines()
-    at = told.index("Ray, 24 workers on 3 nodes")
-    assert (
-        told[at + 1] == "shared store: 1,600 outputs fetched (1.0 TB), 4,000 outputs uploaded (10.0 TB), 25 to go"
-    )
+    assert "Ray, 24 workers on 3 nodes" in told
     found = run_json(LoadedRun(run.folder), START)
     assert found["nodes"] == ["node 0", "node 1", "node 2"]
-    assert found["shared_store"]["left"] == 25
     facts = dict(run_page(LoadedRun(run.folder), "x")["facts"])
     assert facts["where"] == "Ray, 24 workers on 3 nodes"
-    assert "25 to go" in facts["shared store"]
 
 
 # -- `status --watch`: what it shows, on what there is room for
@@ -180,30 +166,6 @@ def test_it_fits_any_terminal(tmp_path: Path, width: int, height: int) -> None:
     assert len(lines) < height or height < 8  # so low a terminal shows the headline, and the rest is cut off
     assert max(map(len, lines)) <= width
     assert not any("\x1b" in line for line in lines)
-
-
-def test_uploads_of_a_run_that_is_over_are_watched_until_they_are_done_or_its_process_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = WrittenRun(tmp_path, chain_plan(1))
-    traffic = {"fetched": 0, "fetched_bytes": 0, "uploaded": 1, "uploaded_bytes": 7}
-    run.write("RunFinished", interrupted=None, halted=None, done=3, failed=0, blocked=0, stored=0)
-    run.write("SharedStore", **traffic, left=2)
-    lives = [True]
-    monkeypatch.setattr("pipeline.runs.loaded._process_runs", lambda _: lives[0])
-    recorded = LoadedRun(run.folder)
-    assert recorded.is_uploading
-    assert ": done, 2 uploads left" in run_headline(recorded, START, False).plain
-    lives[0] = False
-    assert not recorded.is_uploading
-    lives[0] = True
-    run.write("SharedStore", **traffic, left=2, over=True)  # it has given them up
-    recorded.refresh()
-    assert not recorded.is_uploading
-    assert ", 2 uploads left" in run_headline(recorded, START, False).plain
-    run.write("SharedStore", **traffic, left=0, over=True)
-    recorded.refresh()
-    assert "left" not in run_headline(recorded, START, False).plain
 
 
 def test_watching_a_run_ends_with_it_and_follows_it_meanwhile(
