@@ -63,6 +63,8 @@ from pipeline.outputs.manifest import MANIFEST, REMOVED, TOMBSTONE, NotAnOutputE
 
 AGAIN = "run the same command again."
 """How all that is said of a disk here ends."""
+REMEDY = f"Free space there (python -m pipeline store gc) or see that you may write there, then {AGAIN}"
+"""What to do where outputs cannot be written."""
 
 
 def explained(what: str, error: OSError) -> StoreError:
@@ -72,24 +74,7 @@ def explained(what: str, error: OSError) -> StoreError:
         what: What could not be done, with the folder it was about.
         error: Why not.
     """
-    return StoreError(f"{what}: {error.strerror or error}. {remedy(error.errno)}")
-
-
-def remedy(number: int | None) -> str:
-    """What to do about an error of the system (`errno`) that keeps outputs from being written, in a sentence."""
-    return f"{_remedy(number)}, then {AGAIN}"
-
-
-def _remedy(number: int | None) -> str:
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return "Free space there (python -m pipeline store gc), or raise the quota"
-    if number == errno.EFBIG:
-        return "Raise the limit on the size of a file (ulimit -f unlimited), or use a disk that takes larger ones"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Make the folder writable for you, or set execution.store to one that is"
-    if number in (errno.EEXIST, errno.ENOTDIR, errno.ELOOP):
-        return "Move away what is in the place of a folder, or set execution.store to another"
-    return "Check the disk"
+    return StoreError(f"{what}: {error.strerror or error}. {REMEDY}")
 
 
 # -- costs -------------------------------------------------------------------------------------------------------

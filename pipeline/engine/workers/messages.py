@@ -135,19 +135,6 @@ def _is_storage(error: BaseException) -> bool:
     return _STORAGE_TEXTS.search(str(error)[:_TEXT_READ]) is not None
 
 
-def storage_errno(error: BaseException) -> int | None:
-    """The system's error that keeps outputs from being written; None where none is told, as by some libraries."""
-    for one in causes(error, context=True):
-        if isinstance(one, OSError) and one.errno is not None:
-            return one.errno
-        text = str(one)[:_TEXT_READ]
-        if found := re.search(r"\(os error (\d+)\)", text):
-            return int(found[1])
-        if "No space left" in text or "quota exceeded" in text:
-            return errno.ENOSPC
-    return None
-
-
 def _kind(error: BaseException) -> FailureKind:
     if isinstance(error, errors.DamagedOutput):
         return FailureKind.damaged_input

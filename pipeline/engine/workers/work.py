@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from msgspec.structs import replace
 
-from pipeline.engine.store.store import Store, remedy
+from pipeline.engine.store.store import REMEDY, Store
 from pipeline.engine.workers import messages
 from pipeline.errors import DamagedOutput, GangError, JobError, JobStopped, PipelineError, StoreError, own_place
 from pipeline.files import in_folder
@@ -470,7 +470,7 @@ def _message(order: messages.RunJob, error: BaseException, kind: messages.Failur
     if kind is messages.FailureKind.storage and not any(
         is_kind(one, StoreError) for one in messages.causes(error, context=True)
     ):
-        more += f"; outputs go to {order.store}. {remedy(messages.storage_errno(error))}"
+        more += f"; outputs go to {order.store}. {REMEDY}"
     return f"{first}{more}".lstrip() + line + rest if more else str(error)
 
 
