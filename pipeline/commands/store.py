@@ -14,6 +14,7 @@ from rich.filesize import decimal
 from rich.progress import track
 
 from pipeline.commands.typed import examples, refuse_both
+from pipeline.engine.run_folder import STAMP_FORMAT
 from pipeline.engine.store import gc as garbage
 from pipeline.engine.store.store import Store, living, users
 from pipeline.errors import ConfigError, StoreError
@@ -135,7 +136,9 @@ def _kept(
         raise ConfigError(f"no run was found in {there}, so every output would go. Say where with --output-dir")
     if keep_runs is not None:
         return garbage.newest_runs(runs, keep_runs)
-    since = datetime.min if older_than is None else datetime.now() - timedelta(days=older_than)
+    if older_than is None:
+        return runs
+    since = f"{datetime.now() - timedelta(days=older_than):{STAMP_FORMAT}}"
     return [run for run in runs if run.started[0] >= since]
 
 

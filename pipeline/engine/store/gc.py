@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
-from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Scratch, Store, is_lock, leftovers
+from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Scratch, Store, is_lock, is_store, leftovers
 from pipeline.engine.store.store import remove as remove_leftover
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import remove_tree, walk
@@ -38,12 +38,12 @@ class RunReference:
 
     Attributes:
         folder: The folder.
-        started: When it began, and its number among those of the same second.
+        started: When it began, as the names of runs have it, and its number among those of that second.
         keys: Keys of all its jobs.
     """
 
     folder: RunFolder
-    started: tuple[datetime, int]
+    started: tuple[str, int]
     keys: frozenset[str]
 
 
@@ -104,23 +104,13 @@ def _read(folder: RunFolder) -> RunReference:
     path = folder.plan
     try:
         keys = frozenset(job.key for job in read_json_file(path, _Plan, LIMIT, follow=True, infinite=True).jobs)
-        written = datetime.fromtimestamp(path.stat().st_mtime)
+        written = f"{datetime.fromtimestamp(path.stat().st_mtime):{STAMP_FORMAT}}"
     except (OSError, ValueError) as error:
         raise StoreError(
             f"cannot read {path} ({error}), so what its run needs is unknown. Remove the run's folder if it is of "
             "no use"
         ) from error
-    return RunReference(folder=folder, started=_named_time(folder) or (written, 1), keys=keys)
-
-
-def _named_time(folder: RunFolder) -> tuple[datetime, int] | None:
-    """The time in the name of a run's folder, which copying it does not change."""
-    if folder.begun is None:
-        return None
-    try:
-        return datetime.strptime(folder.begun[0], STAMP_FORMAT), folder.begun[1]
-    except ValueError:
-        return None
+    return RunReference(folder=folder, started=folder.begun or (written, 1), keys=keys)
 
 
 # -- usage -------------------------------------------------------------------------------------------------------
@@ -169,15 +159,8 @@ def open_store(root: Path) -> Store:
     Raises:
         ConfigError: There is none, with what to try.
     """
-    inner = root / ".store"
-    hint = f" Did you mean {inner}?" if os.path.isdir(inner) else " Give its folder with --store or --output-dir."  # noqa: PTH112 - Path.is_dir may raise
-    try:
-        names = {path.name for path in root.iterdir()}
-    except OSError as error:
-        raise ConfigError(f"there is no store at {root} that can be read: {error.strerror}.{hint}") from error
-    certain = {".lock", "durations.json"} & names or any(re.fullmatch("[0-9a-f]{2}", name) for name in names)
-    if not certain and not names <= OWN:
-        raise ConfigError(f"{root} is no store: nothing in it is named as a store names it.{hint}")
+    if not os.path.isdir(root) or not is_store(root):  # noqa: PTH112 - Path.is_dir may raise
+        raise ConfigError(f"{root} is no store. Give its folder, as outputs/.store, with --store or --output-dir.")
     return Store(root)
 
 

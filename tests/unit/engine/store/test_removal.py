@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -173,7 +172,7 @@ ALL_STEPS = 8
 
 
 def run_of(key: str) -> RunReference:
-    return RunReference(folder=RunFolder(Path("x")), started=(datetime(2026, 1, 1), 1), keys=frozenset({key}))
+    return RunReference(folder=RunFolder(Path("x")), started=("2026-01-01_00-00-00", 1), keys=frozenset({key}))
 
 
 def test_a_removal_may_be_killed_at_any_step_and_is_finished_by_whoever_comes_next(
