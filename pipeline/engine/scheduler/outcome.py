@@ -13,11 +13,9 @@ from pipeline.plan.graph import WORKER_LOAD, Durations, Job, Plan, Timed, load_n
 
 # -- makespan ----------------------------------------------------------------------------------------------------
 # Where the device time of a run went, against the least that any schedule could have taken. Pure. devices x
-# makespan = work + load + dependency + retry + restart + tail Work is what successful attempts took without
-# loading. Restart is what processes took to start in places that had one before, whether that was lost or was
-# replaced for the memory that it held. A device that is neither working, loading, restarting nor wasting time
-# on an attempt that gives nothing is idle: for want of a ready job (dependency) or, once the last job has
-# been started, of any job at all (tail).
+# makespan = work + load + dependency + retry + tail. Work is what successful attempts took without loading. A
+# device that is neither working, loading, starting a process nor wasting time on an attempt that gives nothing is
+# idle: for want of a ready job (dependency) or, once the last job has been started, of any job at all (tail).
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
@@ -92,11 +90,10 @@ class Makespan:
         work_s: Sum of measured durations, each times the devices of the job.
         devices: How many; places for a job on them, where each takes several.
         slots: Places on each device.
-        load_s: Starting workers and loading models.
+        load_s: Starting workers, also anew, and loading models.
         dependency_s: Idle while other jobs were still to come.
         retry_s: Attempts that gave nothing.
         tail_s: Idle after the last job was started.
-        restart_s: Starting workers anew, after a loss or on purpose.
     """
 
     actual_s: float
@@ -108,7 +105,6 @@ class Makespan:
     dependency_s: float
     retry_s: float
     tail_s: float
-    restart_s: float = 0.0
     slots: int = 1
 
     @property
@@ -121,10 +117,9 @@ class Makespan:
             f"at best it could have taken {self.lower_bound_s:.1f} s (longest chain of jobs "
             f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()})"
         )
-        restarts = f"restarting workers {self.restart_s:.1f} s, " if self.restart_s else ""
         lost = (
             f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
-            f"failed or stopped attempts {self.retry_s:.1f} s, {restarts}idle at the end {self.tail_s:.1f} s"
+            f"failed or stopped attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
         )
         place = "Device" if self.slots == 1 else "Place"
         return f"took {self.actual_s:.1f} s; {best}. {place} time not used for work: {lost}"
@@ -169,13 +164,12 @@ def account(
     alone_s = sum(attempt.work_s for attempt in succeeded if 2 * attempt.devices > devices)
     retry_s = sum(attempt.total_s * attempt.devices for attempt in attempts if not attempt.succeeded)
     starts = _starts(spans, end_s)
-    first_starts_s = sum(until - since for since, until, first in starts if first)
-    restart_s = sum(until - since for since, until, first in starts if not first)
-    load_s = sum((attempt.total_s - attempt.work_s) * attempt.devices for attempt in succeeded) + first_starts_s
-    idle_s = devices * (end_s - start_s) - work_s - load_s - retry_s - restart_s
+    starts_s = sum(until - since for since, until in starts)
+    load_s = sum((attempt.total_s - attempt.work_s) * attempt.devices for attempt in succeeded) + starts_s
+    idle_s = devices * (end_s - start_s) - work_s - load_s - retry_s
     last_start_s = max(attempt.sent_s for attempt in attempts)
     taken = [(attempt.sent_s, attempt.ended_s, attempt.devices) for attempt in attempts]
-    taken += [(since, until, 1) for since, until, _ in starts]
+    taken += [(since, until, 1) for since, until in starts]
     taken_late_s = sum(max(0.0, until - max(since, last_start_s)) * count for since, until, count in taken)
     tail_s = max(0.0, devices * (end_s - last_start_s) - taken_late_s)
     return Makespan(
@@ -188,20 +182,17 @@ def account(
         dependency_s=max(0.0, idle_s - tail_s),
         retry_s=retry_s,
         tail_s=tail_s,
-        restart_s=restart_s,
         slots=slots,
     )
 
 
-def _starts(spans: Iterable[WorkerSpan], end_s: float) -> list[tuple[float, float, bool]]:
-    """When workers were being started, up to the end, and whether each was the first in its place."""
-    seen: set[int] = set()
+def _starts(spans: Iterable[WorkerSpan], end_s: float) -> list[tuple[float, float]]:
+    """When workers were being started, up to the end."""
     starts = []
-    for span in sorted(spans, key=lambda span: span.started_s):
+    for span in spans:
         over = next((at for at in (span.ready_s, span.ended_s) if at is not None), end_s)
         since = min(span.started_s, end_s)
-        starts.append((since, max(since, min(over, end_s)), span.worker not in seen))
-        seen.add(span.worker)
+        starts.append((since, max(since, min(over, end_s))))
     return starts
 
 
