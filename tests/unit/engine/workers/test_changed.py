@@ -16,16 +16,9 @@ SPOILED = {
     "os.umask(0o777)": "the umask",
     "os.environ['PATH'] = ''": "the environment",
     "sys.path.remove('/a/folder')": "the search path of modules",
-    "import builtins; builtins.open = None": "built-in functions",
-    "sys.stdout.close()": "the standard streams",
-    "sys.stderr = None": "the standard streams",
-    "os.close(0)": "descriptors 0 to 2",
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)": "signal handlers",
     "signal.alarm(60)": "signal handlers",
     "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 20))": "limits of the process",
-    "sys.setrecursionlimit(100)": "the recursion limit",
-    "locale.setlocale(locale.LC_ALL, 'C')": "the locale",
-    "socket.setdefaulttimeout(1)": "the timeout of sockets",
     "threading.Thread(target=threading.Event().wait).start()": "threads that still run",
     "torch.is_grad_enabled = lambda: False": "defaults of torch",
     "os.environ['ADDED'] = '1'": "",
@@ -35,7 +28,7 @@ SPOILED = {
 }
 
 SCRIPT = """
-import locale, os, resource, signal, socket, sys, threading, traceback
+import os, resource, signal, sys, threading, traceback
 from types import SimpleNamespace
 from pipeline.engine.workers.runner import changed_since, process_state
 
@@ -43,7 +36,6 @@ torch = SimpleNamespace(  # the real one takes seconds to import
     is_grad_enabled=lambda: True, is_inference_mode_enabled=lambda: False,
     get_default_dtype=lambda: "torch.float32", get_default_device=lambda: "cpu",
 )
-locale.setlocale(locale.LC_ALL, "C.UTF-8")
 sys.path.append("/a/folder")
 os.environ["HOME"] = "/"
 state = process_state()
