@@ -175,20 +175,6 @@ def command(module: str, environment: Mapping[str, str], **settings: Any) -> tup
     return [sys.executable, "-P", "-c", _START, str(PACKAGE_PARENT), module, json.dumps(told)], dict(environment)
 
 
-def _nameless_file(data: bytes) -> IO[bytes]:
-    """A file that ends with those who have it open, in memory where the system can: no disk is full for it."""
-    file: IO[bytes]
-    if sys.platform == "linux":
-        file = os.fdopen(os.memfd_create("settings"), "w+b")
-    else:
-        import tempfile  # what it imports no worker on Linux has to load
-
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by who asks for it
-    file.write(data)
-    file.seek(0)
-    return file
-
-
 class Child:
     """A process with a channel to it, and whatever that process starts in turn.
 
@@ -227,7 +213,10 @@ class Child:
         self._family: set[Process] = set()
         """Descendants when it was killed, should they have no tag any more."""
         try:
-            with _nameless_file(json.dumps(settings).encode()) as told:
+            # A file without a name, in memory: it ends with those who have it open, and no disk is full for it.
+            with os.fdopen(os.memfd_create("settings"), "w+b") as told:
+                told.write(json.dumps(settings).encode())
+                told.seek(0)
                 words, environment = command(
                     module, descendants.with_tag(environment, self._tag), fd=theirs.fileno(), told=told.fileno()
                 )
@@ -253,7 +242,6 @@ class Child:
         if self.process.returncode is not None:
             return
         pid = self.process.pid
-        # macOS says EPERM for a group whose only member is a zombie.
         with suppress(ProcessLookupError, PermissionError):
             # Its code may have moved it to another group. Twice SIGTERM would mean something else than once.
             if not self._own_group or number == signal.SIGKILL or os.getpgid(pid) != pid:

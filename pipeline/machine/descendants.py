@@ -7,8 +7,7 @@
 
 A process is named by its number and the time it began, and compared once more right before it is killed, as its
 number may have gone to another meanwhile. Nothing but the standard library is needed, and so not psutil, since the
-reaper loads this too, which has no other packages. Linux only: elsewhere nothing is found, and process groups are
-what ends children.
+reaper loads this too, which has no other packages.
 """
 
 from __future__ import annotations
@@ -72,12 +71,12 @@ def with_tag(environ: Mapping[str, str], tag: str) -> dict[str, str]:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose parent ends. Linux only."""
+    """Become the parent of every descendant whose parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends, however that happens. Linux only.
+    """Have the kernel send this process a signal when its parent ends, however that happens.
 
     The signal is in fact tied to the *thread* that started this process; the engine starts workers from the
     thread that runs the plan, which lives as long.
@@ -92,10 +91,9 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
 
 
 def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        import ctypes  # psutil has no such call; and a process that only looks has no use for it
+    import ctypes  # psutil has no such call; and a process that only looks has no use for it
 
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 # -- finding ---------------------------------------------------------------------------------------------------
@@ -223,7 +221,7 @@ def end_own(patience_s: float = _PATIENCE_S) -> set[Process]:
 
 def _kill(process: Process) -> None:
     handle = None
-    with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
+    with suppress(AttributeError, OSError):  # Linux before 5.3 has none
         handle = os.pidfd_open(process.pid)
     try:
         # The handle stays with the process that has the number now, so nothing can change after this comparison.

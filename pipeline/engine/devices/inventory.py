@@ -12,12 +12,10 @@ import os
 import platform
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from pipeline import arithmetic
@@ -383,8 +381,7 @@ def cpu_slots(count: int) -> list[Device]:
 
 def usable_cores() -> int:
     """Cores that this process may run on; fewer than the machine has under taskset, cgroups or Slurm."""
-    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 # -- memory reclaim ----------------------------------------------------------------------------------------------
@@ -518,11 +515,10 @@ ON_GPUS = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 """Of workers on GPUs, where the environment does not say otherwise."""
-_KERNELS = "TORCHINDUCTOR_CACHE_DIR"
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 LOOPBACK = "127.0.0.1"
-ON_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo") if sys.platform == "linux" else {}
+ON_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
 """For ranks that are all on this machine: nobody else is to reach the sockets that they listen at."""
 
 # A launcher such as torchrun, srun or mpirun may have started this process. A program that inherits its ranks
@@ -592,8 +588,6 @@ def worker_environment(
     """
     # Models of transformers raise errors without docstrings; and libraries warn of what their users have set.
     dropped = {*_OF_THREADS, *arithmetic.UNASKED, "PYTHONOPTIMIZE", "PYTHONWARNINGS"}
-    if _KERNELS in base_env and not _can_hold_files(base_env[_KERNELS]):
-        dropped.add(_KERNELS)  # torch makes it for trainings that compile nothing too
     env = {name: value for name, value in base_env.items() if not (is_of_launcher(name) or name in dropped)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
@@ -604,14 +598,6 @@ def worker_environment(
     # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
     env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
     return env
-
-
-def _can_hold_files(folder: str) -> bool:
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
 
 
 def rank_environment(

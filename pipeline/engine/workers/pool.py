@@ -421,7 +421,7 @@ class LocalWorker(Worker):
         self._reaper.watch("tag", self._tag)
         self._child = self._spawn()
         self._reaper.watch("group", self._child.process.pid)
-        with suppress(AttributeError, OSError):  # neither macOS nor Linux before 5.3 has it
+        with suppress(AttributeError, OSError):  # Linux before 5.3 has none
             self._pidfd = os.pidfd_open(self._child.process.pid)
 
     def _spawn(self) -> Child:
