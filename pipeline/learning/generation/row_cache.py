@@ -106,13 +106,9 @@ class RowLayer(CacheLayerMixin):
 
     def append_held(self, chosen: Tensor) -> None:
         """Append of what was noted, shape [1, G, N, D], one token to every row; shape of `chosen`: [n]."""
-        self.append_of(*self._held, chosen)
+        some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in self._held]
+        self._append(some[0], some[1])
         del self._held
-
-    def append_of(self, keys: Tensor, values: Tensor, chosen: Tensor, further: int = 0) -> None:
-        """Likewise of these, behind so many that were appended since the rows have grown."""
-        some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in (keys, values)]
-        self._append(some[0], some[1], further)
 
     def put(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write rows behind those alive, from their first slot on; shape of both: [rows, G, T, D].
@@ -148,17 +144,16 @@ class RowLayer(CacheLayerMixin):
         for buffer in self._buffers:
             buffer[target, :, : self.used] = buffer[source, :, : self.used]
 
-    def _append(self, keys: Tensor, values: Tensor, further: int = 0) -> None:
+    def _append(self, keys: Tensor, values: Tensor) -> None:
         if self._cache.even:
-            place = self.used + further
             for rows, new in ((self.keys, keys), (self.values, values)):
-                rows.narrow(2, place, 1).copy_(new)
+                rows.narrow(2, self.used, 1).copy_(new)
             return
         for buffer, new in zip(self._buffers, (keys, values), strict=True):
             heads, size = buffer.shape[1], buffer.shape[3]
             ends = self._cache.ends(heads)
             rows = new.reshape(-1, size).to(buffer.dtype)
-            buffer.view(-1, size).index_copy_(0, ends + further if further else ends, rows)
+            buffer.view(-1, size).index_copy_(0, ends, rows)
 
 
 class Entering(Cache):
@@ -284,15 +279,15 @@ class RowCache(Cache):
         """Every row has got so many tokens while all slots were rows."""
         self._set(self._known + count)
 
-    def grow(self, count: int = 1) -> None:
-        """Every row has got one token more, or several."""
+    def grow(self) -> None:
+        """Every row has got one token more."""
         if self._alive is not None:
-            self._lengths.add_(self._alive, alpha=count)
+            self._lengths.add_(self._alive)
             self._ends.clear()
             return
-        self._known += count
-        self.longest += count
-        self.lengths.add_(count)
+        self._known += 1
+        self.longest += 1
+        self.lengths.add_(1)
         self._ends.clear()
         self._check()
         for layer in self.layers:
@@ -337,17 +332,6 @@ class RowCache(Cache):
             return None
         hidden = self._slots[: self.longest + 1] >= self.lengths[:, None, None]
         hidden[..., -1].zero_()
-        return _minus_infinity(hidden, dtype)
-
-    def hidden_from_columns(self, dtype: torch.dtype, pending: int, columns: int) -> Tensor:
-        """Likewise for candidates behind tokens that are pending; shape [n, columns, L + pending + 1].
-
-        The first columns are those tokens, which will be at the end of their row and see those before them.
-        """
-        slots = self._slots[: self.longest + pending + 1]
-        before = torch.arange(columns, device=slots.device).clamp_max(pending)
-        hidden = slots >= (self.lengths[:, None] + before)[:, :, None]
-        hidden[:, :, -1].zero_()
         return _minus_infinity(hidden, dtype)
 
     def _set(self, known: NDArray[np.int64]) -> None:
@@ -450,13 +434,13 @@ def attend_prefix(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | 
         query: Scaled, shape [B, G, Q, D].
         keys: Shape [B, G, S, D].
         values: Likewise, with a size of their own.
-        hidden: To be added to scores, of shape [B, 1, 1 or Q, S]; None hides nothing.
+        hidden: To be added to scores, of shape [B, 1, 1, S], laid out as the cache does; None hides nothing.
 
     Returns:
         What is seen, shape [B, G, Q, D of the values], and the log-sum-exp of scores, float32, shape [B, G, Q].
     """
     if hidden is not None:
-        hidden = _aligned(hidden).expand(*query.shape[:3], -1)
+        hidden = hidden.expand(*query.shape[:3], -1)
     if query.is_cuda:
         found = torch.ops.aten._scaled_dot_product_efficient_attention(
             query, keys, values, hidden, True, scale=1.0
@@ -484,22 +468,14 @@ def merge(seen: Tensor, total: Tensor, own: Tensor, value: Tensor) -> Tensor:
     return torch.lerp(seen.float(), value.float(), weight).to(value.dtype)
 
 
-def _aligned(hidden: Tensor) -> Tensor:
-    if not any(stride % ALIGNED for stride in hidden.stride()[:-1]):  # as the cache makes them
-        return hidden
-    slots = hidden.shape[-1]
-    return F.pad(hidden, (0, -slots % ALIGNED))[..., :slots]
-
-
 # -- packed ------------------------------------------------------------------------------------------------------
 # One forward pass over the candidates of all rows as a single sequence, without padding between rows. Rows of a
 # batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest. Packed,
 # everything that works token by token sees real candidates only. Attention alone has to know which row a
 # candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers
 # has for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the
-# cache until one is chosen. Tokens that a row has taken since it was read last may go before them, and stay in
-# the cache. Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads that share keys
-# and values, S cached slots, D size of a head.
+# cache until one is chosen. Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads
+# that share keys and values, S cached slots, D size of a head.
 
 
 NAME = "pipeline_packed"
@@ -571,22 +547,19 @@ class Packing:
 class PackedStep:
     """Attention of one step: the packing, the cache, and what is padding in it."""
 
-    def __init__(self, packing: Packing, cache: RowCache, hidden: Tensor | None, pending: int = 0) -> None:
+    def __init__(self, packing: Packing, cache: RowCache, hidden: Tensor | None) -> None:
         """Prepare a step.
 
         Args:
             packing: Of the candidates.
             cache: With the prefix of every row.
             hidden: -inf where the prefix is padding and 0 elsewhere, shape [B, 1, slots in all]; None where
-                nothing is. Of a column each where tokens are pending, shape [B, W, slots in all].
-            pending: Columns before the candidates that hold tokens of the prefix which are not in the cache yet.
+                nothing is.
         """
         self.packing = packing
         self.cache = cache
         self.hidden = hidden
         self.attended: list[int] = []
-        first = packing.flat.new_zeros(packing.shape[0]) if pending else packing.flat
-        self._pending = [packing.chosen(first + column) for column in range(pending)]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attention of one layer.
@@ -607,9 +580,7 @@ class PackedStep:
         slots = self.cache.layers[layer]
         if _sizes(slots.keys) != _sizes(key) or _sizes(slots.values) != _sizes(value):
             raise CannotPack("attention to something else than what is cached")
-        for further, chosen in enumerate(self._pending):
-            slots.append_of(key, value, chosen, further)
-        used, shared = slots.used + len(self._pending), key.shape[1]
+        used, shared = slots.used, key.shape[1]
         _, heads, count, size = query.shape
         spread, gather = self.packing.by_head(heads)
         queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
@@ -619,7 +590,9 @@ class PackedStep:
         wide = value.shape[-1]  # that of keys, but in latent attention
         self.attended.append(layer)
         if is_merged(query, value):
-            seen, total = self._prefix(slots, blocks, used)
+            hidden = None if self.hidden is None else self.hidden[:, None, :, :used]
+            rows = blocks.view(len(slots.keys), shared, -1, size)
+            seen, total = attend_prefix(rows, slots.keys[:, :, :used], slots.values[:, :, :used], hidden)
             seen = seen.reshape(-1, wide).index_select(0, gather).view(*own.shape, wide)
             total = total.reshape(-1).index_select(0, gather).view(own.shape)
             output = merge(seen, total, own, value[0].transpose(0, 1).unsqueeze(2))
@@ -629,30 +602,13 @@ class PackedStep:
         scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
         torch.index_select(own.view(-1).to(scores.dtype), 0, spread, out=scores[:, used])
         if self.hidden is not None:
-            columns = self.hidden.shape[1]
-            scores.view(len(slots.keys), -1, columns, used + 1).add_(self.hidden[:, None, :, : used + 1])
+            scores.view(len(slots.keys), -1, 1, used + 1).add_(self.hidden[:, None, :, : used + 1])
         weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
         seen = torch.bmm(weights.view(len(blocks), -1, used + 1)[..., :used], values[:, :used])
         seen = seen.view(-1, wide).index_select(0, gather).view(count, shared, -1, wide)
         weight = weights[:, used].index_select(0, gather).view(*own.shape, 1)
         output = torch.addcmul(seen, weight, value[0].transpose(0, 1).unsqueeze(2))
         return output.view(1, count, heads, wide)
-
-    def _prefix(self, slots: RowLayer, blocks: Tensor, used: int) -> tuple[Tensor, Tensor]:
-        """What the queries see of the prefixes alone, and its log-sum-exp; see `attend_prefix`."""
-        rows, shared = slots.keys.shape[:2]
-        hidden = self.hidden
-        if hidden is not None:
-            # Queries that share a head of keys lie head by head, column by column.
-            hidden = hidden[:, None, :, :used]
-            if hidden.shape[2] > 1:
-                hidden = hidden.repeat(1, 1, blocks.shape[1] // hidden.shape[2], 1)
-        return attend_prefix(
-            blocks.view(rows, shared, *blocks.shape[1:]),
-            slots.keys[:, :, :used],
-            slots.values[:, :, :used],
-            hidden,
-        )
 
 
 def _sizes(states: Tensor) -> tuple[int, int]:

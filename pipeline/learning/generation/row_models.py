@@ -463,7 +463,6 @@ class Outputs:
 #                 of no meaning where nothing is asked for. Given are ids and which of them are asked for, both of
 #                 shape [n, K], where the first of a row always is, and how many are, where that is known
 #     advance     the rows took these tokens, which stood in these columns of the last call of `values`; shape [n]
-#     defer       the rows took these tokens, of a step for which no value was asked
 #     read        those that are left go on after these tokens
 #     asked       how many candidates of each row were read for the values given last, shape [n]; None where every
 #                 token is read once
@@ -515,11 +514,7 @@ def _packs(model: ValueModel) -> bool:
 
 
 class CandidateRows:
-    """For head "v": all candidates in one forward pass, of which the chosen one stays in the cache.
-
-    Tokens of steps at which no row had a choice are read once a value is asked for again, before the candidates of
-    that step and in one pass with them.
-    """
+    """For head "v": all candidates in one forward pass, of which the chosen one stays in the cache."""
 
     joins = True
     needs_equal_lengths = False
@@ -532,39 +527,18 @@ class CandidateRows:
         # Which attention ignores; without any, some models look for padding by themselves, and wait for it.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=self._model.device)
         self.asked: Tensor | None = None
-        self._deferred: list[Tensor] = []
-        self._pending = 0  # in the columns before those of the candidates, when values were given last
-        self.stage, self.unstage = rows.stage, rows.unstage
-
-    def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> None:
-        """Make rows of staged prompts."""
-        self._read_deferred()  # newcomers have none
-        self.rows.enter(places, lengths)
-
-    def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows."""
-        self.rows.keep(order)
-        if self._deferred:
-            kept = torch.from_numpy(order).to(self._deferred[0].device)
-            self._deferred = [tokens.index_select(0, kept) for tokens in self._deferred]
+        self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
 
     def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
         """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
-        cache, pending = self.rows.cache, len(self._deferred)
+        cache = self.rows.cache
         self.asked = valid.sum(-1)
         if sampling.is_silent():  # all are read: how many are of use would have to be asked for
             valid, count = torch.ones_like(valid), valid.numel()
-        if pending:
-            candidates = torch.cat([torch.stack(self._deferred, 1), candidates], 1)
-            count = None if count is None else count + pending * len(valid)
-            valid = F.pad(valid, (pending, 0), value=True)
         self._packing = packing = row_cache.Packing(valid, count)
         positions = cache.lengths.index_select(0, packing.rows)
-        hidden = cache.hidden_prefix(self._model.dtype) if not pending else None
-        if pending:
-            positions = positions + packing.flat.remainder(valid.shape[1]).clamp_max_(pending)
-            hidden = cache.hidden_from_columns(self._model.dtype, pending, valid.shape[1])
-        with row_cache.packed(self._model.backbone, row_cache.PackedStep(packing, cache, hidden, pending)):
+        hidden = cache.hidden_prefix(self._model.dtype)
+        with row_cache.packed(self._model.backbone, row_cache.PackedStep(packing, cache, hidden)):
             values: Tensor = self._model(
                 packing.pack(candidates),
                 attention_mask=None if sampling.may_ask(candidates) else self._mask,
@@ -572,33 +546,14 @@ class CandidateRows:
                 cache=cache,
                 use_cache=True,
             )
-        if pending:
-            cache.grow(pending)
-            self._deferred = []
-        self._pending = pending
-        return packing.unpack(values)[:, pending:]
+        return packing.unpack(values)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         """Keep what attention needs of the chosen candidates."""
-        columns = columns + self._pending if self._pending else columns
         self.rows.cache.append_held(self._packing.chosen(columns))
 
-    def defer(self, tokens: Tensor) -> None:
-        """Read them later, with those that follow."""
-        self._deferred.append(tokens)
-        self.asked = torch.ones_like(tokens)
-
     def read(self, tokens: Tensor) -> None:
-        """They are read already, as candidates, or deferred."""
-
-    def _read_deferred(self) -> None:
-        if not self._deferred:
-            return
-        last = self._deferred.pop()
-        if len(last):
-            self.values(last[:, None], torch.ones_like(last, dtype=torch.bool)[:, None], len(last))
-            self.advance(last, torch.zeros_like(last))
-        self._deferred = []
+        """They are read already, as candidates."""
 
 
 class BranchRows:
@@ -645,11 +600,6 @@ class BranchRows:
             self._rows.reader = self._candidates
         self._candidates = None
 
-    def defer(self, tokens: Tensor) -> None:
-        """Read them, as if their values were of use: what rows remember grows by one token at a time."""
-        self.values(tokens[:, None], torch.ones_like(tokens, dtype=torch.bool)[:, None])
-        self.advance(tokens, torch.zeros_like(tokens))
-
     def read(self, tokens: Tensor) -> None:
         """They are read already, as candidates."""
 
@@ -680,9 +630,6 @@ class VocabularyRows:
         return candidate_values(self.outputs.known, candidates)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
-        """Nothing is known of tokens until they are read."""
-
-    def defer(self, tokens: Tensor) -> None:
         """Nothing is known of tokens until they are read."""
 
     def read(self, tokens: Tensor) -> None:

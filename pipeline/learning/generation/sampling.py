@@ -486,11 +486,6 @@ class Candidates:
         dropped = None if self.dropped is None else self.dropped[:, :width]
         return Candidates(self.ids[:, :width], self.logprobs[:, :width], dropped=dropped)
 
-    @property
-    def alone(self) -> bool:
-        """Whether no row has a second column, so that no value changes what is drawn, or its divergence."""
-        return self.ids.shape[1] == 1
-
 
 def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None) -> Candidates:
     """The candidates of each row; as many columns as the row with most candidates has, or as it might have.

@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.learning.choices import Others
 from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.models.batch_size import split_over
 
@@ -44,8 +43,6 @@ def guided_step(
     """
     candidates = sampling.find_candidates(logprobs, tilt, None if draws is None else draws[-1])
     draw = None if draws is None else sampling.split_draw(logprobs, candidates, draws[0], tilt)
-    if candidates.alone:
-        return _forced_step(guide, tilt, candidates, draw)
     asked, valid, outside = _asked(guide, candidates, draw)
     count = None
     if not guide.looks_up and not sampling.may_ask(valid) and not sampling.is_silent():
@@ -53,8 +50,6 @@ def guided_step(
         width, count = torch.stack([candidates.valid.sum(-1).amax(), valid.sum()]).tolist()
         if not candidates.pooled:
             candidates, asked, valid = candidates.first(width), asked[:, : width + 1], valid[:, : width + 1]
-        if candidates.alone:
-            return _forced_step(guide, tilt, candidates, draw)
     values = guide.values(asked, valid, count)
     guided = sampling.guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
     if draw is None:
@@ -100,19 +95,6 @@ def _asked(
     outside = count * (draw.outside & (count > 1))
     asked.scatter_(1, outside[:, None], draw.or_else(asked[:, 0])[:, None])
     return asked, valid.scatter_(1, outside[:, None], value=True), outside
-
-
-def _forced_step(
-    guide: row_models.Guide, tilt: sampling.Tilt, candidates: sampling.Candidates, draw: sampling.Draw | None
-) -> tuple[Tensor, Tensor]:
-    """A step of which no row has a second candidate: the value of a single one changes nothing."""
-    tokens, guided = candidates.ids[:, 0], candidates.logprobs
-    if draw is not None:
-        tokens = draw.or_else(tokens)
-    if tilt.others is not Others.kept:
-        guided = torch.zeros_like(guided)
-    guide.defer(tokens)
-    return tokens, sampling.step_kl(candidates, guided)
 
 
 class Taken(NamedTuple):
@@ -297,9 +279,6 @@ def why_not(policy: row_models.ModelRows, taking: Taking) -> str:
             return f"several devices share {whose}"
         if len({weight.device for weight in weights}) > 1:
             return f"{whose} is on several devices"
-    alone = taking.tilt is not None and taking.tilt.top_k == 1 and taking.tilt.others is not Others.offset_zero
-    if alone and isinstance(taking.guide, row_models.CandidateRows):
-        return "a single candidate (top_k=1) is never valued"
     return ""
 
 

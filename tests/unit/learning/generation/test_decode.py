@@ -96,9 +96,6 @@ class SlowGuide:
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
         self.texts = [[*text, token] for text, token in zip(self.texts, tokens.tolist(), strict=True)]
 
-    def defer(self, tokens: Tensor) -> None:
-        self.advance(tokens, tokens)
-
     def keep(self, order: np.ndarray) -> None:
         self.texts = [self.texts[row] for row in order]
 

@@ -90,15 +90,11 @@ def test_values_are_those_of_each_candidate_alone(make_value: MakeValue, kind: s
 def test_the_prefix_by_a_kernel_is_merged_with_the_candidate(
     make_value: MakeValue, kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where tokens without a choice are pending, which later columns of a row see."""
     runs = [Run(make_value(language_model(kind), HeadType.v), padded=padded) for _ in range(2)]
-    for number, valid in enumerate((VALID, VALID[:, :1], VALID.flip(0), VALID)):
+    for valid in (VALID, VALID[:, :1], VALID.flip(0), VALID):
         found = []
         for run, merged in zip(runs, (False, True), strict=True):
             monkeypatch.setattr(row_cache, "is_merged", lambda *_, merged=merged: merged)
-            if number:
-                run.guide.defer(torch.tensor([1, 2, 3, 4]))
-                run.texts = [[*text, 1 + row] for row, text in enumerate(run.texts)]
             found.append(run.step(valid))
         (before, alone), (ours, _) = found
         assert torch.allclose(ours, before, atol=2e-5)

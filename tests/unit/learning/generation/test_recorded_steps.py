@@ -13,7 +13,6 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation import steps as recorded_steps
 from pipeline.learning.generation.decode import Decoded, SlotPace
-from pipeline.learning.generation.sampling import Tilt, preference_offset
 from pipeline.learning.generation.steps import Graphs
 from pipeline.learning.models.flops import metered
 from pipeline.learning.models.value import ValueModel
@@ -127,22 +126,19 @@ def fail(why: str) -> None:
     raise RuntimeError(why)
 
 
-@pytest.mark.parametrize("why", ["split", "shard", "spread", "own cache", "branches", "alone"])
+@pytest.mark.parametrize("why", ["split", "shard", "spread", "own cache", "branches"])
 def test_what_cannot_be_recorded_is_decoded_without(
     why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     case, model = Case(2), language_model("gemma2" if why == "branches" else "llama")
-    value = opinionated(model, HeadType.v) if why in ("branches", "alone") else None
+    value = opinionated(model, HeadType.v) if why == "branches" else None
     words = {
         "split": "several devices share the policy",
         "shard": "several devices share the policy",
         "spread": "the policy is on several devices",
         "own cache": "rows of the policy begin together",
         "branches": "rows of the value model begin together",
-        "alone": "a single candidate",
     }
-    if why == "alone":
-        case.tilt = Tilt(preference_offset(0.7), top_k=1)
     theirs = case.drawn(model, value)
     with monkeypatch.context() as patch:
         if why == "split":

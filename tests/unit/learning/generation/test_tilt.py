@@ -239,9 +239,6 @@ class Asked:
         assert torch.equal(self.candidates.gather(1, columns[:, None])[:, 0], tokens)
         self.taken = tokens.tolist()
 
-    def defer(self, tokens: Tensor) -> None:
-        self.asked, self.taken = [[]] * len(tokens), tokens.tolist()
-
 
 def step_guided_step(
     rows: list[list[float]], draws: list[float] | None, others: Others = Others.kept
@@ -266,13 +263,13 @@ def test_the_only_candidate_is_asked_for_where_it_is_taken_alone() -> None:
 
 @pytest.mark.parametrize("others", Others)
 @pytest.mark.parametrize("draws", [None, [INSIDE, OUTSIDE]])
-def test_no_value_is_asked_for_where_no_row_has_a_choice(others: Others, draws: list[float] | None) -> None:
+def test_where_no_row_has_a_choice_values_change_nothing(others: Others, draws: list[float] | None) -> None:
     reader, kl = step_guided_step([SURE, SURE], draws, others)
     if others is Others.offset_zero:  # their level counts
         assert [len(asked) for asked in reader.asked] == [2, 2]
         return
-    assert reader.asked == [[], []]
     assert reader.taken == [0, 1 if draws and others is Others.kept else 0]
+    assert reader.asked == [[token] for token in reader.taken]
     assert kl.tolist() == pytest.approx([0 if others is Others.kept else -math.log(0.9)] * 2)
 
 
