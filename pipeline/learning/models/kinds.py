@@ -174,34 +174,24 @@ _SHARED_WIDTHS = (
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
 )
-_ENCODERS = _kinds(
-    """
-    albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra ernie
-    longformer megatron-bert modernbert mpnet rembert roberta roberta-prelayernorm roc_bert roformer
-    xlm-roberta xlm-roberta-xl xmod
-    """
-)
-_COUNT_BESIDE_OTHERS = _kinds(
-    """
-    bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen musicgen_melody mvp pegasus
-    plbart prophetnet trocr whisper
-    """
-)
-"""Decoders of which none takes the places of its tokens: it counts them from the first column of a batch."""
-_COUNT_FROM_PADDING = _kinds(
-    "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
-)
-"""Kinds of models whose first place is the one behind the id of their padding token."""
-_OTHERS = {
-    "cpmant": "it reads a prompt of a task of its own before each text",
-    "diffusion_gemma": "it writes texts by diffusion",
-    "dream": "it writes texts by diffusion",
-    "llada": "it writes texts by diffusion",
-    "reformer": "it reads texts of certain lengths only",
-    "sdar": "it writes texts by diffusion",
-    "xlm": "it reads texts in both directions",
-    "xlnet": "it reads texts in an order of its own",
+_UNUSABLE = {
+    "it is an encoder, which writes no texts": _kinds(
+        """
+        albert bert bert-generation big_bird camembert data2vec-text deberta deberta-v2 distilbert electra ernie
+        longformer megatron-bert modernbert mpnet rembert roberta roberta-prelayernorm roc_bert roformer
+        xlm-roberta xlm-roberta-xl xmod
+        """
+    ),
+    "it counts positions of tokens from the longest text of a batch": _kinds(
+        """
+        bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen musicgen_melody mvp pegasus
+        plbart prophetnet trocr whisper
+        """
+    ),
+    "it writes texts by diffusion": _kinds("diffusion_gemma dream llada sdar"),
+    "it reads texts of certain lengths, or in an order of its own": _kinds("cpmant reformer xlm xlnet"),
 }
+"""Why kinds of models are no causal language models."""
 _GENERATING = ("ForCausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "GenerationDecoder")
 MOST_RANKS = 64
 """Devices that share one model at most, where nobody names a number."""
@@ -216,19 +206,10 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
         for_values: It is only the backbone of value models, which have a head of their own.
     """
     kind = str(config.get("model_type"))
-    if kind in _OTHERS:
-        return f"{kind} is no causal language model: {_OTHERS[kind]}. {_INSTEAD}"
     if config.get("is_encoder_decoder"):
         return f"{kind} is an encoder with a decoder, and prompts are continued here by decoders alone. {_INSTEAD}"
-    if kind in _ENCODERS and not config.get("is_decoder"):
-        return f"{kind} is an encoder, which writes no texts. {_INSTEAD}"
-    if kind in _COUNT_BESIDE_OTHERS:
-        return (
-            f"{kind} takes no positions of tokens and counts them from the longest text of a batch, so what it "
-            f"writes would follow from what stands beside it. {_INSTEAD}"
-        )
-    if kind in _COUNT_FROM_PADDING:
-        return f"{kind} counts positions from the id of its padding token, and here they begin at 0. {_INSTEAD}"
+    if why := next((why for why, kinds in _UNUSABLE.items() if kind in kinds), ""):
+        return f"{kind} is no causal language model: {why}. {_INSTEAD}"
     saved = config.get("architectures")
     built = [name for name in saved if isinstance(name, str)] if isinstance(saved, list) else []
     # Code that comes with a model may call its classes anything.
