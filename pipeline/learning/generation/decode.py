@@ -223,12 +223,6 @@ class Rows:
         """
         n, steps = self.count, len(tokens)
         grown, budget = self.grown[:n], self.budget[:n]
-        if steps == 1:
-            self.written[self._places[:n], grown] = tokens[0]
-            over = np.asarray(grown + 1 >= budget)
-            for end in ends:
-                over |= tokens[0] == end
-            return np.ones(n, np.int64), over
         taken = np.arange(1, steps + 1)[:, None]
         self.written[self._places[:n], grown + taken - 1] = tokens
         over = np.asarray(grown + taken >= budget)

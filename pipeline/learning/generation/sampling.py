@@ -93,20 +93,6 @@ def _named(stream: str) -> Keys:
     return np.array([int.from_bytes(hashlib.sha256(stream.encode()).digest()[:8], "little")], np.uint64)
 
 
-def stream_key(seed: int, stream: str) -> Keys:
-    """The key of a named stream of a chain, from which the keys of samples are made.
-
-    Args:
-        seed: Seed of the chain, 0 or more.
-        stream: What the draws are for. Streams of different names are independent.
-
-    Returns:
-        Shape [1].
-    """
-    name = _named(stream)
-    return _absorb(_absorb(np.array([seed], np.uint64), name), name)
-
-
 def stream_beside(keys: Keys, stream: str) -> Keys:
     """A further stream of each sample, for draws that are none of its tokens'.
 
@@ -125,14 +111,16 @@ def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -
 
     Args:
         seed: Seed of the chain, 0 or more.
-        stream: What the draws are for.
+        stream: What the draws are for. Streams of different names are independent.
         rows: Stable ids of rows of a dataset, shape [R].
         samples: Samples of each row.
 
     Returns:
         Shape [R, samples].
     """
-    per_row = _absorb(stream_key(seed, stream), rows.astype(np.uint64))
+    name = _named(stream)
+    chain = _absorb(_absorb(np.array([seed], np.uint64), name), name)
+    per_row = _absorb(chain, rows.astype(np.uint64))
     return _absorb(per_row[:, None], np.arange(samples, dtype=np.uint64)[None, :])
 
 
@@ -160,24 +148,10 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
     Returns:
         Shape [*keys.shape, steps]; NaN for `LIKELIEST`.
     """
-    return uniforms_at(keys[..., None], np.arange(steps))
-
-
-def uniforms_at(keys: Keys, steps: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The draws of `uniforms` at some steps.
-
-    Args:
-        keys: Any shape.
-        steps: Of each key, from 0; a shape that goes with it.
-
-    Returns:
-        Of the shape of both; NaN for `LIKELIEST`.
-    """
-    counters = (steps.astype(np.uint64) + np.uint64(1)) * _GOLDEN
-    bits = _mix(keys + counters) >> np.uint64(64 - _DRAW_BITS)
+    counters = np.arange(1, steps + 1, dtype=np.uint64) * _GOLDEN
+    bits = _mix(keys[..., None] + counters) >> np.uint64(64 - _DRAW_BITS)
     drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-_DRAW_BITS
-    if (likeliest := keys == LIKELIEST).any():
-        drawn[np.broadcast_to(likeliest, drawn.shape)] = np.nan
+    drawn[keys == LIKELIEST] = np.nan
     return drawn
 
 
@@ -461,30 +435,20 @@ class Candidates:
         logprobs: The reference's, -inf where a column is no candidate of its row, shape [B, K].
         pooled: Whether the last column stands for all other tokens together: its probability is that of all of
             them, -inf where there are none, its id the one that is taken if the draw falls on them.
-        dropped: Which columns are no candidates of their row, shape [B, K], where that is known already.
     """
 
     ids: Tensor
     logprobs: Tensor
     pooled: bool = False
-    dropped: Tensor | None = None
 
     @cached_property
     def valid(self) -> Tensor:
         """Which columns are candidates of their row, shape [B, K]; the first always is."""
-        return self.logprobs != -math.inf if self.dropped is None else self.dropped.logical_not()
-
-    @property
-    def invalid(self) -> Tensor:
-        """Which are not, shape [B, K]."""
-        return self.valid.logical_not() if self.dropped is None else self.dropped
+        return self.logprobs != -math.inf
 
     def first(self, width: int) -> Candidates:
         """The first columns alone. They are sorted, so those that no row has are the last ones."""
-        if width == self.ids.shape[1]:
-            return self
-        dropped = None if self.dropped is None else self.dropped[:, :width]
-        return Candidates(self.ids[:, :width], self.logprobs[:, :width], dropped=dropped)
+        return Candidates(self.ids[:, :width], self.logprobs[:, :width])
 
 
 def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None) -> Candidates:
@@ -507,7 +471,7 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
         return Candidates(found.indices, found.values)
     dropped = found.values < math.log(tilt.min_p)
     dropped[:, :1].zero_()
-    whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf), dropped=dropped)
+    whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf))
     if not may_ask(dropped):
         return whole
     return whole.first(dropped.shape[1] - dropped.all(0).tolist().count(True))
@@ -570,7 +534,7 @@ def step_kl(candidates: Candidates, guided: Tensor, weights: Tensor | None = Non
     """
     exact = guided.double()
     terms = (exact.exp() if weights is None else weights) * (exact - candidates.logprobs)
-    return terms.masked_fill_(candidates.invalid, 0.0).sum(-1)
+    return terms.masked_fill_(candidates.valid.logical_not(), 0.0).sum(-1)
 
 
 def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Tilt) -> Tensor:

@@ -10,7 +10,6 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -39,18 +38,8 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What an engine is started with; one of another kind takes its place."""
-
-    folder: str
-    dtype: str
-    rows: int
-    length: int
-    trust_remote_code: bool
-
-
-_kept: list[tuple[_Wanted, Any]] = []
+_kept: list[tuple[dict[str, Any], Any]] = []
+"""The engine, and what it was started with; one that is to be started otherwise takes its place."""
 
 
 def release() -> bool:
@@ -147,13 +136,13 @@ class VLLMBackend:
 
         # A power of two, so that jobs of nearly the same length share an engine.
         context, room = context_length(self._model), 1 << max(0, longest - 1).bit_length()
-        wanted = _Wanted(
-            folder=self._folder,
-            dtype=str(self._model.dtype).removeprefix("torch."),
-            rows=self._settings.batch_size,
-            length=room if context is None else max(longest, min(room, context)),
-            trust_remote_code=type(self._model).__module__.startswith("transformers_modules"),
-        )
+        wanted = {
+            "model": self._folder,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "max_num_seqs": self._settings.batch_size,
+            "max_model_len": room if context is None else max(longest, min(room, context)),
+            "trust_remote_code": type(self._model).__module__.startswith("transformers_modules"),
+        }
         if _kept and _kept[0][0] == wanted:
             return _kept[0][1]
         release()
@@ -166,13 +155,9 @@ class VLLMBackend:
         try:
             with self._whole() as folder:
                 engine = vllm.LLM(
-                    model=folder,
-                    dtype=wanted.dtype,
+                    **{**wanted, "model": folder},
                     seed=0,
-                    max_num_seqs=wanted.rows,
-                    max_model_len=wanted.length,
                     gpu_memory_utilization=self._share(),
-                    trust_remote_code=wanted.trust_remote_code,
                     skip_tokenizer_init=True,
                     generation_config="vllm",  # none that lies beside the weights
                 )
