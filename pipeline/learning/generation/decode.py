@@ -276,11 +276,6 @@ class Agreement:
         self._seen = hashlib.blake2b(digest_size=7)  # a positive number of 64 bits
         self._steps = 0
 
-    @property
-    def has_others(self) -> bool:
-        """Whether there are other ranks."""
-        return self._ranks is not None
-
     def check(self, tokens: NDArray[np.int64], logits: Tensor | None) -> None:
         """See that all ranks have taken the same tokens, from the same logits. All must call this together.
 
@@ -316,10 +311,6 @@ class Agreement:
             f"{said}. A device computes wrongly, or they are of different kinds: use GPUs of one model "
             "(distributed.gpu_ids)"
         )
-
-
-MOST_AHEAD = 32
-"""Steps that are looked at together at most, so that a broken model is noticed soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -463,10 +454,6 @@ class _Slots:
             None if guidance is None else guidance.model.vocabulary,
         )
         self.recorded = self._recorded(budgets)
-        # Where every step is looked at, but for ends nothing in it is needed before a row leaves or enters. Ranks
-        # look together, so that none acts on a token that the others do not have.
-        each_step = pace.steps(settings.device) == 1 and self.recorded is None
-        self.looks_ahead = each_step and not self.agreement.has_others and self.stops is None
         self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
@@ -487,43 +474,33 @@ class _Slots:
         """Decode until every sample is finished."""
         self._refill()
         while self.rows.count:
-            due, idle = self._steps_to_look(), self._idle_slots()
-            taken = self._go_on(due)
-            # Of steps after each of which one looks, rows leave at the last.
-            self.idle += (taken - 1) * idle if self.looks_ahead else (taken - 1) * self._idle_slots()
-            self.idle += self._idle_slots()
+            due = self._steps_to_look()
+            self._go_on(due)
+            self.idle += due * self._idle_slots()
             self._refill()
 
-    def _go_on(self, due: int) -> int:
-        """Take so many steps, or fewer until a row ends, and look at them; returns how many."""
+    def _go_on(self, due: int) -> None:
+        """Take so many steps, and look at them."""
         drawn = self.rows.draws(due) if self.streams else None
         if self.recorded is not None:
             self._look(self.recorded.run(due, drawn))
-            return due
+            return
         draws = None if drawn is None else torch.from_numpy(drawn).to(self.settings.device)
         noted: list[recorded_steps.Taken] = []
         for step in range(due):
+            if noted:
+                self._read(noted[-1].tokens)
             noted.append(self.take(self.outputs.known, None if draws is None else draws[:, step]))
-            if step + 1 == due or (self.looks_ahead and not self.ends.isdisjoint(noted[-1].tokens.tolist())):
-                break
-            self._read(noted[-1].tokens)
         left = self._look([_on_host(part) for part in zip(*noted, strict=True)])
         if self.rows.count:
             tokens = noted[-1].tokens
             self._read(tokens if left is None else tokens[torch.from_numpy(left).to(tokens.device)])
-        return len(noted)
 
     def _steps_to_look(self) -> int:
-        """Steps until tokens are looked at: before a row could go beyond its budget, or newcomers are let in."""
-        rows, most = self.rows, self.pace.steps(self.settings.device)
-        if most == 1 and not self.looks_ahead:
-            return 1
+        """Steps until tokens are looked at: before a row could go beyond its budget."""
+        rows = self.rows
         left = int((rows.budget[: rows.count] - rows.grown[: rows.count]).min())
-        if not self.looks_ahead:
-            return min(left, most)
-        if self.joins and (idle := self._idle_slots()) and self._price() < math.inf:
-            left = min(left, max(1, -(-(math.ceil(self._price()) - self.idle) // idle)))
-        return min(left, MOST_AHEAD)
+        return min(left, self.pace.steps(self.settings.device))
 
     def _idle_slots(self) -> int:
         """Slots without a row that one is waiting for."""
