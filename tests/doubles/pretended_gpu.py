@@ -5,7 +5,7 @@ reads none of its memory, strict mode (`torch.use_deterministic_algorithms`) ref
 What the host waits for and what it sends is counted. It says nothing of speed, of memory or of last bits.
 
 Each operation arrives at `_Operations`, below autograd, and is done with the tensors of the CPU inside. Parts of
-torch that decide by the device in C++ before that are replaced meanwhile: `Tensor.to`, attention, autocast.
+torch that decide by the device in C++ before that are replaced meanwhile, such as `Tensor.to` and autocast.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class OnGpu(Tensor):
         device, dtype, copy = _asked(args, options)
         if device is not None and device.type != "cuda":
             return _done(torch.ops.aten._to_copy.default, (self.detach(),), _known(device=device, dtype=dtype))
-        if dtype is None or dtype == self.dtype:
-            return self.clone() if copy else self
-        return _Cast.apply(self, dtype)
+        return super().to(dtype=self.dtype if dtype is None else dtype, copy=copy)
 
     def cpu(self, *_: Any) -> Tensor:
         return self.to("cpu")
@@ -105,9 +103,6 @@ class OnGpu(Tensor):
 
     __array__ = numpy
 
-    def type_as(self, other: Tensor) -> Tensor:
-        return self.to(other.dtype)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         made: Tensor = OnGpu(self.held.detach().clone())
         made = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
@@ -117,30 +112,6 @@ class OnGpu(Tensor):
     @classmethod
     def __torch_dispatch__(cls, op: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _done(op, args, kwargs or {})
-
-
-for _name, _dtype in {
-    "float": torch.float32,
-    "double": torch.float64,
-    "long": torch.int64,
-    "int": torch.int32,
-    "bool": torch.bool,
-    "bfloat16": torch.bfloat16,
-    "half": torch.float16,
-}.items():
-    setattr(OnGpu, _name, lambda self, _dtype=_dtype: self.to(_dtype))
-
-
-class _Cast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = given.dtype
-        found: Tensor = _done(torch.ops.aten._to_copy.default, (given.detach(),), {"dtype": dtype})
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.to(ctx.dtype), None
 
 
 def _asked(args: Any, options: Any) -> tuple[torch.device | None, torch.dtype | None, bool]:
@@ -243,9 +214,6 @@ def _check_strict(name: str, tensors: list[Tensor]) -> None:
         raise RuntimeError(f"{name}_cuda_kernel does not have a deterministic implementation")
 
 
-# -- attention --------------------------------------------------------------------------------------------------
-
-
 def _efficient(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *_: Any, scale: float | None = None, **__: Any
 ) -> tuple[Tensor, ...]:
@@ -262,58 +230,6 @@ def _efficient(
     seen = ((scores - total[..., None]).exp() @ value.float()).to(query.dtype)
     nothing = torch.zeros((), dtype=torch.long)
     return seen, nn.functional.pad(total, (0, -queries % 32), value=math.nan), nothing, nothing
-
-
-def _attention(real: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`scaled_dot_product_attention` of operations of which each arrives here."""
-
-    def attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        if not isinstance(query, OnGpu):
-            return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        assert all(isinstance(one, OnGpu) for one in (key, value, attn_mask) if one is not None)
-        if enable_gqa:
-            key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], 1) for states in (key, value))
-        scores = query.float() @ key.float().transpose(-1, -2) * (scale or query.shape[-1] ** -0.5)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
-        elif attn_mask is not None:
-            assert attn_mask.dtype == query.dtype
-            scores = scores + attn_mask
-        return (scores.softmax(-1) @ value.float()).to(query.dtype)
-
-    return attention
-
-
-# -- what else decides by the device ----------------------------------------------------------------------------
-
-
-def _applied(module: nn.Module, do: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """`Module._apply`, which would put the new tensor into the old one; tied weights stay tied."""
-    made: dict[int, tuple[Tensor, Tensor]] = {}
-    for each in module.modules() if recurse else [module]:
-        for held in (each._parameters, each._buffers):
-            for name, old in held.items():
-                if old is None:
-                    continue
-                if id(old) not in made:
-                    with torch.no_grad():
-                        new = do(old)
-                    if new is not old and isinstance(old, nn.Parameter):
-                        new = nn.Parameter(new, old.requires_grad)
-                    made[id(old)] = old, new
-                held[name] = made[id(old)][1]
-    return module
 
 
 def _patch(patch: pytest.MonkeyPatch) -> None:
@@ -333,11 +249,9 @@ def _patch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tensor, "cuda", lambda self, *_, **__: _sent(self))
     for name in ("tensor", "as_tensor"):
         patch.setattr(torch, name, _made(getattr(torch, name)))
-    patch.setattr(nn.Module, "_apply", _applied)
+    patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
     for place in (torch, torch.amp, torch.amp.autocast_mode):
         patch.setattr(place, "autocast", Autocast)
-    functional = nn.functional
-    patch.setattr(functional, "scaled_dot_product_attention", _attention(functional.scaled_dot_product_attention))
     # Tensors of inference mode cannot be wrapped.
     mode: Any = torch.inference_mode
     patch.setattr(
