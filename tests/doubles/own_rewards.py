@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from functools import wraps
 from typing import Any
 
 from pipeline.learning.rewards.answers import gold_box
@@ -122,24 +121,6 @@ awaited_object = Awaited()
 def hands_on(**given: Any) -> Any:
     """No coroutine function, but what it returns is one."""
     return awaited_object(**given)
-
-
-def _with_words(function: Any) -> Any:
-    @wraps(function)
-    def wrapper(*args: Any, **given: Any) -> Any:
-        return function(*args, words=str.split, **given)
-
-    return wrapper
-
-
-@_with_words
-def handed_words(completions: Sequence[str], words: Any, **_: Any) -> list[float]:
-    return [float(len(words(text))) for text in completions]
-
-
-@_with_words
-def handed_no_level(completions: Sequence[str], level: Sequence[int], **_: Any) -> list[float]:
-    return [float(each) for each in level]
 
 
 _busy = asyncio.Lock()

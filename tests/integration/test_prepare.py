@@ -116,5 +116,5 @@ def test_a_row_without_its_prompt_is_named_before_anything_starts(files: Path, t
     broken.write_text('{"prompt": "1+1="}\n{"question": "2+2="}\n')
     printed = run_here(tmp_path / "outputs", *settings(files), f"datasets.jsonl.path={broken}", code=2)
     assert "broken.jsonl:2: no prompt. The columns are question" in printed
-    assert "write 'datasets.jsonl.columns={prompt: question}'" in printed
+    assert "write 'datasets.jsonl.columns={prompt: COLUMN}'" in printed
     assert not (tmp_path / "outputs" / "t").exists()

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import shlex
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
@@ -97,10 +96,6 @@ def _is_whole(answer: Any) -> bool:
     return isinstance(first, Mapping) and first.get("role") != "assistant"
 
 
-def _are_turns(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and isinstance(value[0], Mapping) and "role" in value[0]
-
-
 def _is_first_question(columns: Mapping[str, Any]) -> bool:
     """Whether the prompt is the first question of a conversation beside it that is answered, as in UltraChat."""
     asked, turns = columns.get("prompt"), columns.get("messages")
@@ -182,49 +177,9 @@ LONGEST_TEXT = 1 << 21
 """Characters of a prompt or an answer. No model reads so many tokens, and a tokenizer takes 400 bytes for each."""
 
 
-class MissingColumns(DataError):  # noqa: N818 - it names what was found
-    """A row lacks columns that its dataset needs; they may be there under other names.
-
-    Attributes:
-        missing: Our names.
-        there: Columns that the row has.
-    """
-
-    def __init__(self, said: str, missing: Sequence[str], there: Iterable[str]) -> None:
-        super().__init__(said)
-        self.missing = tuple(missing)
-        self.there = tuple(there)
-
-
-_USUAL = {
-    "prompt": ("prompt", "question", "instruction", "problem", "query", "input", "text"),
-    "": ("answer", "label", "target", "ground_truth", "gold", "output", "response", "completion"),
-}
-"""What the column with the prompt, and one that a reward compares with, is often called."""
-_UNQUOTED = re.compile(r"[A-Za-z_][\w-]*( [\w-]+)*", re.ASCII)
-
-
-def typed_columns(known: Mapping[str, str], missing: Iterable[str], there: Sequence[str]) -> str:
-    """The setting that names columns, as it is typed in a shell, with the likeliest ones for those missing.
-
-    Args:
-        known: What it is now.
-        missing: Our names.
-        there: Of columns that may be meant.
-    """
-    mapping = dict(known)
-    for each in missing:
-        usual = [
-            other
-            for name in _USUAL.get(each, _USUAL[""])
-            for other in there
-            if other.split(".")[-1].lower() == name
-        ]
-        mapping[each] = [*(there if len(there) == 1 else usual), "COLUMN"][0]
-    quoted = (
-        f"{ours}: {each if _UNQUOTED.fullmatch(each) else json.dumps(each)}" for ours, each in mapping.items()
-    )
-    return shlex.quote(f"datasets.NAME.columns={{{', '.join(quoted)}}}")
+def naming(column: str) -> str:
+    """The setting that names a column of the file, as it is typed in a shell."""
+    return f"'datasets.NAME.columns={{{column}: COLUMN}}'"
 
 
 def of_dataset(said: object, name: str) -> str:
@@ -291,8 +246,10 @@ def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
         DataError: One is not there, or null.
     """
     if missing := [name for name in names if name not in data]:
-        said = f"{place}: no column '{missing[0]}'; the columns are {_names(data)}, needed are {', '.join(names)}."
-        raise MissingColumns(said, missing, data)
+        raise DataError(
+            f"{place}: no column '{missing[0]}'; the columns are {_names(data)}, needed are {', '.join(names)}. "
+            f"If it is called otherwise, write {naming(missing[0])}."
+        )
     if null := [name for name in names if data[name] is None]:
         raise DataError(f"{place}: its {null[0]} is null. Write it there, or leave the row out.")
     return tuple(data[name] for name in names)
@@ -325,11 +282,10 @@ def make_row(
     whole = _split_messages(columns, place)
     _extract_prompt(columns, place)
     if "prompt" not in columns:
-        said = f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}."
-        if len(files.SPLIT_WORDS.keys() & data.keys()) > 1:
-            said += " Write the rows of each split into a file of its own, as train.jsonl and test.jsonl."
-        turns = [name for name, value in data.items() if _are_turns(_turns(value, name, place))]
-        raise MissingColumns(said, ["messages"] if turns else ["prompt"], turns or data)
+        raise DataError(
+            f"{place}: no prompt. The columns are {_names(data)}; allowed are {ALLOWED}, in a file of its own for "
+            f"each split. If one of them is called otherwise, write {naming('prompt')} or the like."
+        )
     empty = (
         f"{place}: the prompt is empty. Write a text there, or leave the row out. The columns are {_names(data)}."
     )
@@ -406,8 +362,10 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     # Something is left of conversations of which one begins, or is, the other.
     alike = _turn_end(one[:alike]) if isinstance(one, str) else min(alike, len(one) - 1, len(other) - 1)
     if not alike:
-        said = f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one."
-        raise MissingColumns(said, ["prompt"], [name for name in columns if name not in ANSWERS])
+        raise DataError(
+            f"{place}: no prompt: 'chosen' and 'rejected' share no beginning that could be one. If a column has "
+            f"it, write {naming('prompt')}."
+        )
     columns.update(prompt=one[:alike], chosen=one[alike:], rejected=other[alike:])
 
 
@@ -718,16 +676,8 @@ class FilesDataset(Dataset):
             DataError: The row lacks what it needs.
         """
         data = renamed(record.data, self.source.columns, record.place)
-        try:
-            adapted = self.adapt(data, record.place)
-            return None if adapted is None else make_row(row_id, adapted, record.place, self.source, data)
-        except MissingColumns as error:
-            there = [each for each in error.there if each not in self.source.columns]  # those are renamed already
-            advice = f"Write {' and '.join(error.missing)} there, or leave the row out."
-            if there:
-                setting = typed_columns(self.source.columns, error.missing, there)
-                advice = f"If they are called otherwise, write {setting}."
-            raise DataError(f"{error} {advice}") from error
+        adapted = self.adapt(data, record.place)
+        return None if adapted is None else make_row(row_id, adapted, record.place, self.source, data)
 
     def row(self, row_id: int) -> Row:
         """Refused: see `PreparedDataset`."""

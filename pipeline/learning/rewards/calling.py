@@ -153,17 +153,13 @@ def arguments(items: Sequence[Item], options: Mapping[str, Any] | None = None) -
         **{name: [item.columns[name] for item in items] for name in (items[0].columns if items else {})},
         **(options or {}),
         "trainer_state": None,
-        "log_extra": _log_extra,
-        "log_metric": _log_metric,
+        "log_extra": _ignore,
+        "log_metric": _ignore,
     }
 
 
-def _log_extra(column: str, values: object) -> None:
-    """A log hook for rewards that report something of their own; nothing records it."""
-
-
-def _log_metric(name: str, value: object) -> None:
-    """Another one."""
+def _ignore(*_: object, **__: object) -> None:
+    """The log hooks of rewards that report something of their own, which nothing records."""
 
 
 # -- signature ---------------------------------------------------------------------------------------------------
@@ -192,12 +188,6 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
         return list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except (ValueError, TypeError):
         return None
-
-
-def behind(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a wrapper that takes anything (``*a, **k``) most likely hands it to; any other function as it is."""
-    anything = any(each.kind is each.VAR_POSITIONAL for each in _parameters(function) or ())
-    return inspect.unwrap(function) if anything else function
 
 
 def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) -> tuple[str, ...]:

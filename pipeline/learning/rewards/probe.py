@@ -32,11 +32,11 @@ from pipeline.errors import ConfigError, DataError, JobError, PipelineError, tol
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.base import Dataset, Row, load_dataset, plain_text
 from pipeline.learning.datasets.chat import TemplateOfFolder, refusal_of, unread
-from pipeline.learning.datasets.from_files import FilesDataset, of_dataset, typed_columns
+from pipeline.learning.datasets.from_files import FilesDataset, naming, of_dataset
 from pipeline.learning.datasets.prepared import PreparedDataset
 from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.answers import is_missing
-from pipeline.learning.rewards.calling import Mismatch, behind, columns_of, items_of, mismatch, needed_columns
+from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
 from pipeline.learning.rewards.scoring import Graded, GraderPool
 from pipeline.machine.children import Channel
@@ -44,7 +44,6 @@ from pipeline.machine.descendants import begin
 
 _MADE_UP = "0"
 _WHOLE = re.compile(r"(-?\d+)\.0+")
-_UNBOUND = re.compile(r"TypeError: .*(required (positional|keyword-only) argument|unexpected keyword argument)")
 _ROWS = 8
 """Rows that are looked at for their columns, as each may lack some."""
 _LONGEST = 4000
@@ -183,13 +182,10 @@ def check_rewards(
             graded = _graded(pool, reward, config, row, text)
             unscored = unscored and bool(graded) and all(one.value is None for one in graded)
             if graded and graded[0].fault is not None:
-                inner = None
-                if _UNBOUND.match(graded[0].message):  # as a wrapper's signature does not tell
-                    inner = mismatch(behind(reward.function), known, reward.arguments)
                 # Those that ship raise for no completion, so it must be the row.
-                if graded[0].fault == "error" and (graded[0].certain or ships(reward) or inner):
+                if graded[0].fault == "error" and (graded[0].certain or ships(reward)):
                     message = graded[0].message.partition("WrongScores: the reward ")[2]
-                    said = inner or Mismatch(said=message or f"fails: {graded[0].message}")
+                    said = Mismatch(said=message or f"fails: {graded[0].message}")
                     raise ConfigError(_refusal(reward, said, name, dataset, row, known))
                 warnings.append(
                     f"{tried} the reward '{reward.name}' gives no score: {graded[0].message}. If it does so for "
@@ -272,14 +268,9 @@ def _refusal(
         return f"{who} needs `{kept[0]}`, but is given `prompts`, `completions` and further columns, as `solution`"
     several = "columns" if len(problem.missing) > 1 else "a column"
     wanted = ", ".join(f"`{each}`" for each in problem.missing)
-    # A pair needs both of its answers, and the turns of a conversation are no solution.
-    inside = [f"{outer}.{key}" for outer, cell in row.columns.items() if isinstance(cell, Mapping) for key in cell]
-    there = [*(["completion"] if isinstance(row.completion, str) else []), *columns, *inside]
     advice = f"choose another reward by datasets.{name}.reward"
-    if isinstance(dataset, FilesDataset) and there and type(dataset).adapt is FilesDataset.adapt:
-        renamed = dataset.source.columns
-        setting = typed_columns(renamed, problem.missing, [renamed.get(each, each) for each in there])
-        advice = f"write {of_dataset(setting, name)}"
+    if isinstance(dataset, FilesDataset) and type(dataset).adapt is FilesDataset.adapt:
+        advice = f"write {of_dataset(naming(problem.missing[0]), name)}, or {advice}"
     return f"{who} needs {several} {wanted}; this dataset has: {', '.join([*texts, *columns])}; {advice}"
 
 

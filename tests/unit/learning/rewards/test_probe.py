@@ -87,10 +87,6 @@ def test_an_answer_that_cannot_be_compared_is_told_with_file_and_line_whichever_
     ("reward", "said"),
     [
         ("needs_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
-        (
-            "handed_no_level",
-            "needs a column `level`; this dataset has: prompt, solution; choose another reward by",
-        ),
         ("reads_prompt", "needs `prompt`, but is given `prompts`, `completions` and further columns"),
         ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
         ("one_number", "returned 1.0, but must return a list with one number"),
@@ -134,7 +130,7 @@ def test_a_reward_for_texts_that_would_mean_nothing_in_conversations_is_told() -
 
 
 def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
-    assert tried("right") == tried("awaited_object") == tried("hands_on") == tried("handed_words") == []
+    assert tried("right") == tried("awaited_object") == tried("hands_on") == []
     assert tried({"right": 1.0, "not_a_number": 0.5}, correct_by="nothing") == []  # another one gives a score
     assert tried({"exact_match": 1.0, "length": 0.1}) == []
 
@@ -145,7 +141,11 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
 @pytest.mark.parametrize(
     ("rows", "setting", "said"),
     [
-        ('{"question": "1+1="}', "", r"jsonl:1: no prompt\..* write 'datasets.jsonl.columns={prompt: question}"),
+        (
+            '{"question": "1+1="}',
+            "",
+            r"jsonl:1: no prompt\. The columns are question.* write 'datasets.jsonl.columns={prompt: COLUMN}",
+        ),
         (SUM + '\n{"prompt": "", "solution": "3"}', "", r"datasets\.jsonl: .*rows\.jsonl:2: the prompt is empty"),
         (SUM, "prompt_template='{q}'", r"uses '\{q\}': unknown column 'q'\. Known: prompt, solution"),
         (SUM, "train_split=tain", r"split 'tain'"),
@@ -178,45 +178,6 @@ def test_a_reward_is_tried_on_a_row_as_the_run_will_have_it(tmp_path: Path) -> N
     ]
     warnings = try_rewards(quick_config(["experiment.name=x", "algos=[PITA]", *asked]), ["parquet"])
     assert not any(reward in each for each in warnings)
-
-
-@pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize(
-    ("row", "settings", "advice"),
-    [
-        # The last turn is no column, and `answer` is what such a column is called.
-        ({"messages": None, "answer": "2"}, [], r"write 'datasets\.jsonl\.columns=\{solution: answer\}'$"),
-        ({"prompt": "", "completion": "2", "answer": "2"}, [], r"columns=\{solution: answer\}'$"),
-        (
-            {"prompt": "", "answer": "2"},
-            ["datasets.jsonl.columns={solution: answer}", "datasets.jsonl.reward=own_answer.same"],
-            r"columns=\{solution: answer, answer: answer\}'$",
-        ),
-        (
-            {"prompt": "", "answer": "2"},
-            ["datasets.jsonl.columns={solutin: answer}"],
-            r"columns=\{solutin: answer, solution: answer\}'$",
-        ),
-        ({"prompt": "", "given": {"ground_truth": "2"}}, [], r"columns=\{solution: \"given\.ground_truth\"\}'$"),
-    ],
-    ids=["conversation", "completion", "two names", "misspelt", "inside of another"],
-)
-def test_advice_on_a_column_of_a_reward_works_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], settings: list[str], advice: str
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "own_answer.py").write_text("def same(completions, answer, **_): return [1.0] * len(answer)\n")
-    file = tmp_path / "rows.jsonl"
-    with file.open("w") as lines:
-        for n in range(6):
-            turns = [{"role": "user", "content": f"1+{n}="}, {"role": "assistant", "content": "2"}]
-            own = {"prompt": f"1+{n}="} if "prompt" in row else {"messages": turns}
-            lines.write(json.dumps({**row, **own}) + "\n")
-    asked = ["experiment.name=x", "algos=[PITA]", "dataset=jsonl", f"datasets.jsonl.path={file}"]
-    with pytest.raises(ConfigError, match=advice) as caught:
-        try_rewards(quick_config([*asked, *settings]), ["jsonl"])
-    if found := re.search(r"write '(.*)'$", str(caught.value)):
-        try_rewards(quick_config([*asked, *settings[1:], found[1]]), ["jsonl"])
 
 
 @pytest.mark.usefixtures("in_this_process")
