@@ -9,7 +9,7 @@ import itertools
 import json
 import time
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,13 +24,11 @@ from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, templat
 
 TEXTS = ("prompt", *ANSWERS)
 """What of a row is text or a conversation."""
-_OF_CONVERSATIONS = ("system", "tools")
-"""Columns that say more to a model where prompts are conversations."""
 _NOT_SHOWN = (
     *("image", "images", "video", "videos", "audio", "audios"),
-    *("functions", "history", "system_prompt", "system_message"),
+    *("functions", "history", "system", "system_prompt", "system_message"),
 )
-"""Columns that were meant for a model, and are not shown to any."""
+"""Columns that were meant for a model, and are not shown to any; of `system`, one that became no turn."""
 _OF_QUESTIONS = ("input", "context", "passage", "choices", "options")
 """Columns that are often a part of the question."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
@@ -55,46 +53,9 @@ class MadeRow:
     place: str
 
 
-def made_rows(
-    dataset: FilesDataset, records: Iterator[Record], form: Form, ids: Iterator[int]
-) -> Iterator[MadeRow | None]:
-    """Make the rows of what was read, None for each that the dataset leaves out.
-
-    Args:
-        dataset: Whose rows they are.
-        records: What was read.
-        form: Of the whole source; each row is added.
-        ids: Of the rows, those that are left out among them.
-
-    Raises:
-        DataError: One cannot be made or stored, or is of another form than those before it.
-    """
-    template = dataset.source.prompt_template
-    in_template = set() if template is None else set(template_fields(template))
-    for record in records:
-        form.read.update(dict.fromkeys(record.data))
-        row = dataset.make_row(next(ids), record)
-        if row is None:
-            yield None
-            continue
-        form.add(row, record.place)
-        cut = "prompt" not in record.data and "prompt" not in dataset.source.columns
-        form.note(row, record.place, in_template, cut=cut)
-        yield MadeRow(row, _stored(row, record.place), record.place)
-
-
-_SHOWN_TO_NONE = (
-    "`{}` of {rows} is shown to no model, which beside turns are shown the column `tools` alone, and the text of "
-    "`system` where no turn is of the system. Call it so by columns, or leave it out by further_columns, or leave "
-    "these rows out"
-)
 _IN_NO_PROMPT = (
-    "`{}` is in no prompt of {rows}, as prompts of text have no place for it: use chat=true, or {{{}}} in "
-    "prompt_template, or leave it out by further_columns"
-)
-_OF_NO_PROMPT = (
-    "`{}` of {rows} is not in the prompt, though it may be a part of the question: write {{{}}} in "
-    "prompt_template, or leave it out by further_columns"
+    "`{}` of {rows} is shown to no model: write {{{}}} in prompt_template, or leave it out by further_columns. "
+    "Beside turns (chat=true) models are shown the columns `tools` and, as text, `system`: call it so by columns"
 )
 _SPLIT = (
     "`{}` of {rows} names a split, and is taken for a column as any other: which split a row is in follows from "
@@ -116,21 +77,40 @@ _CUT = (
 
 
 class Form:
-    """What the rows of a source have in common."""
+    """What the rows of a source are made into, and have in common."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: FilesDataset) -> None:
+        """Take the dataset whose rows they are."""
         self.columns: dict[str, None] = {}
-        self.answers: dict[str, None] = {}
-        self.read: dict[str, None] = {}
+        self._dataset = dataset
+        template = dataset.source.prompt_template
+        self._in_template = [] if template is None else template_fields(template)
+        self._ids = itertools.count()
+        self._answers: dict[str, None] = {}
+        self._read: dict[str, None] = {}
         """Columns of the source."""
-        self.unread: Sequence[str] = ()
-        """Splits of the source that are not."""
         self._conversational: bool | None = None
         self._whole = True
         self._first = ""
         self._noted: dict[tuple[str, str], tuple[int, str]] = {}
 
-    def add(self, row: Row, place: str) -> None:
+    def made(self, records: Iterable[Record]) -> Iterator[MadeRow | None]:
+        """Make the rows of what was read, None for each that the dataset leaves out; ids count on.
+
+        Raises:
+            DataError: One cannot be made or stored, or is of another form than those before it.
+        """
+        for record in records:
+            self._read.update(dict.fromkeys(record.data))
+            row = self._dataset.make_row(next(self._ids), record)
+            if row is None:
+                yield None
+                continue
+            self._add(row, record.place)
+            self._note(row, record)
+            yield MadeRow(row, _stored(row, record.place), record.place)
+
+    def _add(self, row: Row, place: str) -> None:
         """Take a row into account.
 
         Raises:
@@ -147,45 +127,37 @@ class Form:
             )
         self._whole = self._whole and row.whole
         self.columns.update(dict.fromkeys(row.columns))
-        self.answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
+        self._answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
 
-    def note(self, row: Row, place: str, in_template: Collection[str], *, cut: bool) -> None:
-        """Take a row into account of which a model may be shown less, or more, than its file means.
-
-        Args:
-            row: It.
-            place: Where it is.
-            in_template: Columns that the template of prompts uses.
-            cut: Whether its prompt is what a pair begins with.
-        """
-        is_text = isinstance(row.prompt, str)
-        found = [(_SHOWN_TO_NONE, name) for name in _NOT_SHOWN if row.columns.get(name)]
-        found += [(_IN_NO_PROMPT, name) for name in _OF_CONVERSATIONS if is_text and row.columns.get(name)]
-        found += [(_SHOWN_TO_NONE, "system")] * (not is_text and bool(row.columns.get("system")))
-        asked = plain_text(row.prompt)
-        found += [
-            (_OF_NO_PROMPT, name)
+    def _note(self, row: Row, record: Record) -> None:
+        """Note of what a model may be shown less, or more, than the file means."""
+        is_text, asked = isinstance(row.prompt, str), plain_text(row.prompt)
+        # Of conversations the system's turn has what was in `system`, and templates have the tools.
+        unseen = [name for name in (*_NOT_SHOWN, *["tools"] * is_text) if row.columns.get(name)]
+        unseen += [
+            name
             for name in _OF_QUESTIONS
             if name in row.columns and not all(each in asked for each in _texts_in(row.columns[name]))
         ]
-        found = [each for each in found if each[1] not in in_template]
+        found = [(_IN_NO_PROMPT, name) for name in unseen if name not in self._in_template]
         found += [(_SPLIT, "split")] * (str(row.columns.get("split")).lower() in SPLIT_WORDS)
         if not isinstance(row.prompt, str):
             found += [(_GONE_ON, "")] * (row.prompt[-1]["role"] == "assistant")
+        cut = "prompt" not in record.data and "prompt" not in self._dataset.source.columns
         one, other = row.chosen, row.rejected
         answers = [answer for answer in (row.completion, one, other) if isinstance(answer, str)]
         if answers and is_text and not cut:
-            found += [(_DOUBLED, "")] * all(answer.startswith(str(row.prompt)) for answer in answers)
+            found += [(_DOUBLED, "")] * all(answer.startswith(asked) for answer in answers)
         if cut and isinstance(one, str) and isinstance(other, str):
             found += [(_CUT, "")] * (one.lstrip()[:1] == other.lstrip()[:1] != "")
         for key in found:
-            count, first = self._noted.get(key, (0, place))
+            count, first = self._noted.get(key, (0, record.place))
             self._noted[key] = count + 1, first
 
     @property
     def told(self) -> list[str]:
         """What a user should know of the rows."""
-        unread = [_UNREAD.format(", ".join(self.unread))] * bool(self.unread)
+        unread = [_UNREAD.format(", ".join(self._dataset.unread))] * bool(self._dataset.unread)
         return unread + [
             said.format(name, name, rows=f"{_rows(count)} (first {first.rpartition('/')[2]})")
             for (said, name), (count, first) in self._noted.items()
@@ -200,10 +172,27 @@ class Form:
         """For ``dataset.json``."""
         return {
             "columns": sorted(self.columns),
-            "answers": [name for name in ANSWERS if name in self.answers],
+            "answers": [name for name in ANSWERS if name in self._answers],
             "conversational": self.conversational,
             **({"whole": True} if self._whole and self.conversational else {}),
         }
+
+    def check(self, number: int) -> None:
+        """Refuse a source that has no row to train on, or lacks columns that are asked for.
+
+        Args:
+            number: Of rows to train on, once all have been made.
+
+        Raises:
+            DataError: Says which.
+        """
+        config = self._dataset.source
+        given = f"dataset '{config.kind}' ({config.path})"
+        if not number:
+            raise DataError(f"{given}: no row to train on")
+        if odd := [name for name in config.further_columns or () if name not in self.columns]:
+            known = dict.fromkeys([*config.columns, *self.columns, *self._read])
+            raise DataError(f"{given}: further_columns: " + unknown_name("column", odd[0], known))
 
 
 def _texts_in(value: Any) -> Iterator[str]:
@@ -213,27 +202,6 @@ def _texts_in(value: Any) -> Iterator[str]:
             yield from _texts_in(each)
     elif value is not None:
         yield str(value).strip()
-
-
-def check_source(dataset: FilesDataset, form: Form, number: int) -> None:
-    """Refuse a source that has no row to train on, or lacks columns that are asked for; note what is left of it.
-
-    Args:
-        dataset: Whose source it is.
-        form: Of all its rows.
-        number: Of those to train on.
-
-    Raises:
-        DataError: Says which.
-    """
-    form.unread = dataset.unread
-    given = f"dataset '{dataset.config.kind}' ({dataset.source.path})"
-    if not number:
-        raise DataError(f"{given}: no row to train on")
-    odd = [name for name in dataset.source.further_columns or () if name not in form.columns]
-    if odd:
-        known = dict.fromkeys([*dataset.source.columns, *form.columns, *form.read])
-        raise DataError(f"{given}: further_columns: " + unknown_name("column", odd[0], known))
 
 
 def identity(prompt: Text) -> bytes:
@@ -468,13 +436,13 @@ def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
     look = Look()
     if not all(_is_soon_read(location) for location in dataset.locations().values()):
         return look
-    form, ids, give_up = Form(), itertools.count(), time.monotonic() + LOOK_S
+    form, give_up = Form(dataset), time.monotonic() + LOOK_S
     prompts: dict[str, list[bytes]] = {}
     is_whole, sources = True, dataset.rows_of()
     for split in (name for name in SPLITS if name in sources):  # train comes first
         prompts[split] = []
         records = itertools.islice(sources[split](), dataset.source.limit)
-        for made in made_rows(dataset, itertools.islice(records, LOOKED_AT), form, ids):
+        for made in form.made(itertools.islice(records, LOOKED_AT)):
             if time.monotonic() > give_up:
                 return look
             if split == "train":
@@ -490,7 +458,7 @@ def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
         look.is_all = look.is_all or (split == "train" and is_last)
     if is_whole:
         config = dataset.config
-        check_source(dataset, form, len(prompts["train"]))
+        form.check(len(prompts["train"]))
         sizes = {"test": config.test_size, "validation": config.validation_size}
         dealt = deal(prompts, sizes, config.seed)
         look.warnings = (*form.told, *dealt.warnings)

@@ -242,8 +242,8 @@ _KIND = {"system": "Be kind."}
 @pytest.mark.parametrize(
     ("more", "settings", "told"),
     [
-        (_KIND, {}, "`system` is in no prompt of 6 rows (first train.jsonl:1)"),
-        ({"tools": [{"name": "add"}]}, {}, "`tools` is in no prompt of 6 rows (first train.jsonl:1)"),
+        (_KIND, {}, "`system` of 6 rows (first train.jsonl:1) is shown to no model"),
+        ({"tools": [{"name": "add"}]}, {}, "`tools` of 6 rows (first train.jsonl:1) is shown to no model"),
         (_KIND, {"prompt_template": "{system} {prompt}"}, ""),
         (_KIND, {"further_columns": []}, ""),
         ({**_KIND, "tools": []}, {"chat": True}, ""),
@@ -273,8 +273,8 @@ _KIND = {"system": "Be kind."}
         ),
         ({"split": "test"}, {}, "`split` of 6 rows (first train.jsonl:1) names a split"),
         ({"split": "a seam"}, {}, ""),
-        ({"context": "Once."}, {}, "`context` of 6 rows (first train.jsonl:1) is not in the prompt"),
-        ({"choices": {"text": ["4", "5"]}}, {}, "`choices` of 6 rows (first train.jsonl:1) is not in the prompt"),
+        ({"context": "Once."}, {}, "`context` of 6 rows (first train.jsonl:1) is shown to no model"),
+        ({"choices": {"text": ["4", "5"]}}, {}, "`choices` of 6 rows (first train.jsonl:1) is shown to no model"),
         ({"context": "Once."}, {"prompt_template": "{context} {prompt}"}, ""),
         ({"choices": ["?", None]}, {}, ""),
     ],
