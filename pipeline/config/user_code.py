@@ -290,30 +290,26 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 # -- reached -----------------------------------------------------------------------------------------------------
-# What code of the user's own a name reaches, as text without comments: from its definition on, through
-# modules. Read from the source, and never run. Of each module there count the definitions that are reached,
-# and whatever else it does when it is imported: assignments to parts of objects, calls, loops, branches. So
-# does what its texts name: files, variables of the environment and modules, whichever function then reads
-# them. Where the name of a module is computed, all modules count that lie beside the code or in a folder that
-# its texts name. What else is found while the code runs cannot be seen, as names of files that are computed whole.
+# What code of the user's own a name reaches, as text without comments. Read from the source, and never run.
+# Modules count that what counts imports, of which there count all statements that do more than to bind a name,
+# as calls and branches, and those that bind one which stands in what counts, in whichever module. So does what
+# its texts name: files, variables of the environment and modules, whichever function then reads them. In doubt
+# a key covers more than it need to. What else is found while the code runs cannot be seen, as names of files
+# that are computed whole.
 
 
 Find = Callable[[str, Sequence[str]], Path | None]
 """Takes a module's dotted name, and folders besides `sys.path`; gives its file, or None if not the user's own."""
 _COMPUTED = {
-    *("__dict__", "__import__", "attrgetter", "eval", "exec", "getattr", "getmembers", "globals", "import_module"),
-    *("locals", "modules", "setattr", "vars"),
+    *("__dict__", "__import__", "__init_subclass__", "__subclasses__", "attrgetter", "eval", "exec", "getattr"),
+    *("getmembers", "globals", "import_module", "locals", "modules", "setattr", "vars"),
 }
-"""Names by which code may reach what does not stand in it: all of its module is taken to be reached then."""
-_FAMILIES = {"__init_subclass__", "__subclasses__"}
-"""By which it may reach classes of any module."""
+"""Names by which code may reach what does not stand in it: all of its modules count then."""
 _IMPORTS = {
     *("__import__", "get_class", "get_method", "get_object", "import_module", "import_string", "instantiate"),
     *("locate", "resolve_name", "run_module", "run_path", "spec_from_file_location"),
 }
 """By which it may import what a text names; where the name is computed, whatever lies beside it."""
-_FOLDERS = {"addsitedir", "path"}
-"""By which it may have modules looked for in further folders: `sys.path` with them."""
 _DOTENV = {"BaseSettings", "dotenv_values", "load_dotenv", "read_env"}
 """By which a library reads variables from a file ``.env``; of a `BaseSettings` fields name them."""
 _SET = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*['"]?(.*?)['"]?[ \t\r]*$""", re.MULTILINE)
@@ -324,19 +320,22 @@ _WRITES = {"touch", "write", "write_bytes", "write_text", "writelines"}
 """Methods of what they write to."""
 _WRITES_TO = re.compile(
     r"write_\w+|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|(basic|dict|file)Config|rename|move|\w*Lock"
+    r"|SqliteDict|logger\.add|shelve\.open"
 )
 """Functions that write to what they are given."""
 _MODE = re.compile("[rbt]*[wax+][bt+]*")
 """With which `open` writes."""
-_KEEPS = re.compile(r"\b(sqlitedict|shelve)\b|(INSERT|REPLACE) INTO|INSERT OR", re.IGNORECASE)
-"""Of a module that keeps in a data base what it has found, it cannot be told which files are its data."""
-_SAVED = {
-    **dict.fromkeys(("config.json", "adapter_config.json", "tokenizer_config.json", "dataset_info.json"), "*"),
-    "dataset_dict.json": "*/*",
-    "modules.json": "**/*",
-    "config.cfg": "**/*",
-}
-"""In folders of models, tokenizers and datasets, which libraries read as a whole -> what of them is read."""
+_KEEPS = re.compile(r"(INSERT|REPLACE) INTO|INSERT OR", re.IGNORECASE)
+"""In code that keeps in the data base that it connects to what it has found."""
+_SAVED = (
+    "adapter_config.json",
+    "config.cfg",
+    "config.json",
+    "dataset_dict.json",
+    "dataset_info.json",
+    "modules.json",
+)
+"""In folders of models and datasets, which libraries read as a whole; as are those of tokenizers."""
 _LISTS = {"FileSystemLoader", "iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
 """By which it may read whatever is in a folder that a text names."""
 _MOST_LISTED = 10_000
@@ -348,16 +347,14 @@ _DEEPEST = 4
 _LONGEST_NAME = 1000
 """Characters of a path."""
 _OF_MACHINE = ("/proc", "/sys", "/dev")
-_SIGN = re.compile(r"%[sd]|\{\w*\}|\$")
-"""In a text, where something else is put."""
 _PLACE = re.compile(r"%(?:\(\w+\))?[-\d.]*[dfis]|\{[^{}]*\}|\$(?:\w+|\{\w+\})")
-"""For something else that is put there, as by `format`, `%` and string templates."""
+"""Where something else is put into a text, as by `format`, `%` and string templates."""
 _OUTSIDE = re.compile(
     "(KEY|TOKEN|SECRET|PASSWORD|^RANK|(LOCAL|NODE|GROUP|ROLE)_RANK|WORLD_SIZE|_THREADS|VISIBLE_DEVICES)$"
     "|^(CUDA|CUBLAS|GLOO|MASTER|NCCL|OMPI|PMI|PMIX|PYTHON|PYTORCH|RAY|SLURM|TORCH|TORCHELASTIC|WANDB)_"
     "|^(ATEN|DNNL|HF_HUB_DISABLE|HYDRA_FULL|MKL|NPY|NVIDIA|ONEDNN|OPENBLAS|TRANSFORMERS_SDPA)_"
     "|^(COLORTERM|COLUMNS|(FORCE|NO)_COLOR|HOME|HOSTNAME|LANG|LC_[A-Z]+|LINES|LOGNAME|PATH|PWD|PYTHON[A-Z]*|SHELL)$"
-    "|^(TERM|TMPDIR|TOKENIZERS_PARALLELISM|USER|XDG_[A-Z]+_HOME)$",
+    "|^(_|TERM|TMPDIR|TOKENIZERS_PARALLELISM|USER|XDG_[A-Z]+_HOME)$",
     re.IGNORECASE,
 )
 """Variables that give access, or that say where a process is, whose it is and by which arithmetic it computes:
@@ -366,96 +363,7 @@ _HARMLESS = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "tota
 """Decorators that register nothing."""
 _IMPORTED: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
 """Modules that this process has imported -> their files as first seen."""
-_ALL = "*"
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-
-
-@dataclass
-class _Module:
-    """A module of the user's own: its statements in order, by the names that they bind."""
-
-    name: str
-    file: Path
-    statements: list[ast.stmt] = field(default_factory=list)
-    binding: dict[str, list[int]] = field(default_factory=dict)
-    always: list[int] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
-
-    @property
-    def package(self) -> str:
-        """What relative imports start from."""
-        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
-
-    @property
-    def nodes(self) -> list[ast.AST]:
-        """Of what is taken."""
-        return [node for at in self.taken for node in ast.walk(self.statements[at])]
-
-    @property
-    def texts(self) -> list[str]:
-        """Texts in what is taken that may name something, and parts of them; but for variables that it sets."""
-        stored = {
-            node.slice
-            for node in self.nodes
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-        }
-        found: set[str] = set()
-        for node in self.nodes:
-            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in stored:
-                found |= _parts(node.value)
-        if "with_suffix" in map(_last_name, self.nodes):
-            ends = [each for each in found if re.fullmatch(r"\.\w+", each)]
-            found |= {f"{os.path.splitext(each)[0]}{end}" for each in (*found, self.file.name) for end in ends}  # noqa: PTH122
-        return sorted(found)
-
-    @property
-    def patterns(self) -> list[str]:
-        """Texts that mean several files: with ``*``, which stands too for what is put into a text."""
-        formed = [_formed(node) for node in self.nodes if isinstance(node, ast.JoinedStr | ast.BinOp)]
-        texts = {_PLACE.sub("*", each) for each in (*formed, *self.texts)}
-        return sorted(
-            each for each in texts if "*" in each and _PATTERN.fullmatch(each) and not each.startswith(_OF_MACHINE)
-        )
-
-    @property
-    def around(self) -> list[Path]:
-        """Its folder, the one around it and the current one; the user's, where it asks for that."""
-        home = [Path.home()] if "home" in map(_last_name, self.nodes) else []
-        return [self.file.parent, self.file.absolute().parent.parent, Path(), *home]
-
-    @property
-    def beside(self) -> Iterator[str]:
-        """Modules that a computed name may mean: those in its folder, and in folders that texts name."""
-        calls = [node for node in self.nodes if isinstance(node, ast.Call)]
-        plain = {node.func for node in calls if all(map(self._is_plain, node.args)) and not node.keywords}
-        names = {
-            node.name if isinstance(node, ast.alias) and node.asname else _last_name(node)
-            for node in self.nodes
-            if node not in plain
-        }
-        if names.isdisjoint(_IMPORTS):
-            return
-        top = self.file.parents[self.name.count(".") + (self.file.name == "__init__.py")]
-        texts = {text.strip("./") for text in self.texts}
-        named = {part for text in texts for part in (text, text.rpartition(".")[0], text.rpartition("/")[0])}
-        for folder in {self.file.parent, *(top / part.replace(".", "/") for part in named)}:
-            if folder.is_relative_to(top) and os.path.isdir(folder):  # noqa: PTH112 - any text may be asked for
-                for file in folder.glob("*.py"):
-                    yield ".".join(file.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
-
-    def _is_plain(self, argument: ast.expr) -> bool:
-        """Whether it is a text, or of a table of texts, that stands in the code."""
-        root = argument.value if isinstance(argument, ast.Subscript) else argument
-        if not isinstance(root, ast.Name):
-            return isinstance(argument, ast.Constant)
-        made = [node for at in self.binding.get(root.id, ()) for node in ast.walk(self.statements[at])]
-        computed = any(isinstance(node, ast.Attribute | ast.BinOp | ast.Call | ast.JoinedStr) for node in made)
-        return root.id == "__package__" or (bool(made) and not computed)
-
-    def text(self, *, said: bool) -> str:
-        """The code that is taken, with or without what it says of itself."""
-        texts = (_text(self.statements[at], said=said) for at in sorted(self.taken))
-        return "\n".join([self.name, *filter(None, texts)])
 
 
 def reached_hash(module: str, name: str, find: Find) -> str | None:
@@ -466,37 +374,250 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
         name: Of a function, class or object in it; of a part of one, with dots.
         find: Finds files of modules.
     """
-    walk = _Walk(find, [])
-    walk.begin(module, name)
-    while walk.further != (folders := walk.folders):
-        walk = _Walk(find, folders)
-        walk.begin(module, name)
-    if not walk.modules:
+    reached = _Reached(module, name, find)
+    if not reached.modules:
         return None
-    modules = sorted(walk.modules.values(), key=lambda each: each.name)
-    texts = [each.text(said=bool(walk.words & _SAID)) for each in modules]
-    written, lists = _Written(modules).texts, bool(walk.words & _LISTS)
-    named = {text for each in modules for text in each.texts} - written if walk.words & _VARIABLES else set()
-    variables = [*os.environ.items()]
-    if walk.words & _DOTENV:
-        variables += _dotenv(modules)
-        written |= {".env"}  # of which no more counts than its variables do
-    if "BaseSettings" in walk.words:
-        named |= {each.upper() for each in walk.words}
-    known = [each for each in variables if _is_named(each[0], named) and not _OUTSIDE.search(each[0])]
-    read = {f"${name}={value}" for name, value in known}
-    keeping = [each for each, text in zip(modules, texts, strict=True) if _KEEPS.search(text)]
-    values = [value for _, value in known]
-    read |= {*_files([each for each in modules if each not in keeping], written, values, lists=lists)}
-    return hashlib.sha256("\n\0".join([*texts, *sorted(walk.unread), *sorted(read)]).encode()).hexdigest()[:16]
+    said = not reached.words.isdisjoint(_SAID)
+    texts = [reached.modules[each].text(said=said) for each in sorted(reached.modules)]
+    written = _Written(reached.nodes).texts
+    variables = reached.variables(written)
+    read = {f"${name}={value}" for name, value in variables} | {*reached.files(written, variables)}
+    return hashlib.sha256("\n\0".join([*texts, *sorted(read)]).encode()).hexdigest()[:16]
 
 
-def _dotenv(modules: Iterable[_Module]) -> Iterator[tuple[str, str]]:
+@dataclass
+class _Module:
+    """A module of the user's own: its statements, and which of them count.
+
+    Attributes:
+        bound: What each of them binds, if it does no more; see `_bound`.
+        taken: Places of those that count.
+        unread: Hash of a file that is no Python which can be read, and so counts as bytes.
+    """
+
+    name: str
+    file: Path
+    statements: list[ast.stmt] = field(default_factory=list)
+    bound: list[set[str] | None] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+    unread: str = ""
+
+    @property
+    def package(self) -> str:
+        """What relative imports start from."""
+        return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    def text(self, *, said: bool) -> str:
+        """The code that counts, with or without what it says of itself."""
+        texts = (_text(self.statements[at], said=said) for at in sorted(self.taken))
+        return "\n".join([self.name, *filter(None, [*texts, self.unread])])
+
+
+class _Reached:
+    """All that a name of a module reaches.
+
+    Attributes:
+        modules: Those of the user's own, by name.
+        nodes: Of statements that count.
+        words: Names that stand there.
+        texts: Texts there that may name something, and parts of them; but for variables that are set.
+    """
+
+    def __init__(self, module: str, name: str, find: Find) -> None:
+        self.modules: dict[str, _Module] = {}
+        self.nodes: list[ast.AST] = []
+        self.words = {name.partition(".")[0]}
+        self.texts: set[str] = set()
+        self._find = find
+        self._imports: set[tuple[str, str, str, str]] = set()
+        self._handed: set[str] = set()  # names that stand before no dot, so that of a module all may be used
+        self._asked = {module}
+        self._sought: set[str] = set()
+        self._whole: set[str] = set()
+        self._further: list[str] = []
+        known = (self.nodes, self.words, self.modules, self._asked, self._whole)
+        sizes: list[int] = []
+        while sizes != [*map(len, known)]:
+            sizes = [*map(len, known)]
+            self._grow()
+
+    def _grow(self) -> None:
+        """Take what is known to count now."""
+        if self._further != (folders := [*map(str, self.folders)]):  # where modules may be looked for besides
+            self._further, self._sought = folders, set()
+        computed = not self.words.isdisjoint(_COMPUTED)
+        for importer, source, inner, name in [*self._imports]:
+            everything = computed or importer in self._whole
+            if everything or name in self.words:
+                self.words.add(inner)
+            whole = f"{source}.{inner}" if f"{source}.{inner}" in self.modules else source
+            is_module = whole != source or not inner
+            is_handed = is_module and not self._handed.isdisjoint({name, whole.rpartition(".")[2]})
+            if is_handed or (everything and inner == "*"):
+                self._whole.add(whole)
+        for module in [*self.modules.values()]:
+            everything = computed or module.name in self._whole
+            for at, bound in enumerate(module.bound):
+                if at not in module.taken and (everything or bound is None or not bound.isdisjoint(self.words)):
+                    self._take(module, at)
+        self._whole |= set(self._named())
+        for name in self._whole | self._asked:
+            self._visit(name)
+
+    def _take(self, module: _Module, at: int) -> None:
+        """Have a statement count."""
+        module.taken.add(at)
+        nodes = list(ast.walk(module.statements[at]))
+        self.nodes += nodes
+        names = {node for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
+        self.words |= set(map(_last_name, names))
+        before_a_dot = {node.value for node in names if isinstance(node, ast.Attribute)}
+        self._handed |= set(map(_last_name, names - before_a_dot))
+        stored = {
+            node.slice for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+        }
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes) and node not in stored:
+                self.texts |= _parts(node.value)
+            for source, inner, bound in _imports(module, node):
+                self._imports.add((module.name, source, inner, bound))
+                self._asked |= {source, f"{source}.{inner}"} if inner not in ("", "*") else {source}
+
+    def _visit(self, name: str) -> None:
+        """Read a module, and the packages around it, as importing it does; nothing that is not the user's own."""
+        if name in self._sought:
+            return
+        self._sought.add(name)
+        if parent := name.rpartition(".")[0]:
+            self._visit(parent)
+        if name in self.modules or (file := self._find(name, self._further)) is None:
+            return
+        content = file.read_bytes()
+        self.modules[name] = module = _Module(name, file)
+        if name in sys.modules:
+            content = _IMPORTED.setdefault(sys.modules[name], content)
+        try:
+            module.statements = ast.parse(content if file.suffix == ".py" else b"(").body
+        except (SyntaxError, ValueError):  # importing it will tell
+            module.unread = hashlib.sha256(content).hexdigest()
+        module.bound = [*map(_bound, module.statements)]
+
+    def _named(self) -> Iterator[str]:
+        """Modules that texts name, where a text may be imported; where one is computed, those that it may mean."""
+        if self.words.isdisjoint(_IMPORTS) and "-m" not in self.texts:
+            return
+        packages = {own.package for own in self.modules.values()}
+        for text in self.texts:
+            name = text.replace(":", ".")
+            for package in packages if name.startswith(".") else {""}:
+                whole = f"{package}{name}"
+                named = [whole, whole.rpartition(".")[0], f"{whole}.__main__"]
+                yield from (each for each in named if re.fullmatch(r"\w+(\.\w+)*", each))
+        calls = [node for node in self.nodes if isinstance(node, ast.Call) and not node.keywords]
+        plain = {call.func for call in calls if all(isinstance(each, ast.Constant) for each in call.args)}
+        names = {_last_name(node) for node in self.nodes if node not in plain}
+        names |= {inner for _, _, inner, bound in self._imports if inner != bound}
+        if not names.isdisjoint(_IMPORTS):
+            yield from self._beside()
+
+    def _beside(self) -> Iterator[str]:
+        """Modules in folders of those that are reached, and in folders that texts name."""
+        texts = [part for each in self.texts for part in (each, each.rpartition(".")[0], each.rpartition("/")[0])]
+        named, own = {each.replace(".", "/") for each in texts}, [*self.modules.values()]
+        for top in {each.file.parents[each.name.count(".") + (each.file.name == "__init__.py")] for each in own}:
+            folders = {top / each for each in named if os.path.isdir(top / each)}  # noqa: PTH112 - any text
+            for folder in folders | {each.file.parent for each in own}:
+                for file in folder.glob("*.py") if folder.is_relative_to(top) else ():
+                    yield ".".join(file.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+
+    @property
+    def around(self) -> set[Path]:
+        """Folders of modules, those around them and the current one; the user's, where code asks for that."""
+        home = {Path.home()} if "home" in self.words else set()
+        files = [each.file.absolute() for each in self.modules.values()]
+        return {Path(), *home, *(folder for file in files for folder in (file.parent, file.parent.parent))}
+
+    @property
+    def folders(self) -> list[Path]:
+        """Those, and the folders in them that texts of any module name."""
+        packages = {each.replace(".", "/") for each in self.texts if re.fullmatch(r"\w+(\.\w+)+", each)}
+        named, found = sorted(self.texts | packages), dict.fromkeys(sorted(self.around))
+        inside = [*found]
+        for _ in range(_DEEPEST):
+            inside = [at / name for at in inside for name in named if os.path.isdir(at / name)]  # noqa: PTH112
+            inside = [each for each in inside if each not in found]
+            found |= dict.fromkeys(inside)
+        return [each for each in found if not str(each).startswith(_OF_MACHINE)]
+
+    def variables(self, written: Collection[str]) -> list[tuple[str, str]]:
+        """Variables that texts name which name nothing that is written, with their values."""
+        if self.words.isdisjoint(_VARIABLES):
+            return []
+        known = [*os.environ.items()]
+        if not self.words.isdisjoint(_DOTENV):
+            known += _dotenv([each.file for each in self.modules.values()])
+        named = {name for text in self.texts - {*written} for name in re.findall(r"\w+", text)}
+        if "BaseSettings" in self.words:
+            named |= {each.upper() for each in self.words}
+        return [each for each in known if _is_named(each[0], named) and not _OUTSIDE.search(each[0])]
+
+    def files(self, written: Collection[str], variables: Iterable[tuple[str, str]]) -> Iterator[str]:
+        """The files that texts and values of variables name or mean, and those of folders read as a whole.
+
+        What one names may lie in a folder that another names.
+
+        Args:
+            written: Texts that name what is written, and so no data.
+            variables: Names and values.
+        """
+        values = {value for _, value in variables if re.search(r"\w", value)}
+        named = {name for name in self.texts | values if re.search(r"\w", name)} - {*written}
+        if "with_suffix" in self.words:
+            ends = [each for each in named if re.fullmatch(r"\.\w+", each)]
+            files = [*named, *(each.file.name for each in self.modules.values())]
+            named |= {f"{os.path.splitext(each)[0]}{end}" for each in files for end in ends}  # noqa: PTH122
+        if not self.words.isdisjoint(_DOTENV):
+            named -= {".env"}  # of which no more counts than its variables do
+        folders = [*self.folders, *(Path(each) for each in values if os.path.isdir(each))]  # noqa: PTH112
+        for folder, name in product(folders, sorted(named)):
+            place = folder / name
+            if os.path.isfile(place) and not str(place).startswith(_OF_MACHINE):  # noqa: PTH113 - any text may be asked for
+                yield from _contents(name, [place])
+        formed = [_formed(node) for node in self.nodes if isinstance(node, ast.JoinedStr | ast.BinOp)]
+        patterns = {_PLACE.sub("*", each) for each in (*formed, *self.texts)} - {*written}
+        meant = [each for each in patterns if "*" in each and _PATTERN.fullmatch(each)]
+        several = [(folder, each) for folder, each in product(folders, meant) if not each.startswith(_OF_MACHINE)]
+        lists, around = not self.words.isdisjoint(_LISTS), self.around
+        whole = [each for each in folders if lists or any((each / name).is_file() for name in _SAVED)]
+        several += [(each, "./**") for each in whole if each not in around and each.name not in written]
+        for folder, pattern in several:
+            deep = "/" in pattern.partition("*")[0]  # not through all of the current folder
+            names = iglob(pattern, root_dir=folder, recursive=deep)  # noqa: PTH207 - a pattern may be absolute
+            found = [folder / name for name in islice(names, _MOST_LISTED)]
+            data = [each for each in found if not each.suffix.startswith(".py") and each.name not in written]
+            yield from _contents(pattern, [each for each in data if each.is_file()], folder)
+
+
+def _contents(said: str, files: Iterable[Path], folder: Path | None = None) -> Iterator[str]:
+    """What the content of files is, each by its place in a folder, if it is of one."""
+    for file in files:
+        with suppress(OSError):  # who reads it will tell
+            yield f"{said} {file.relative_to(folder) if folder else ''} {file_sha256(file, follow=True)}"
+
+
+def _dotenv(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     """Variables of the file ``.env`` that is nearest to each module, and to the current folder."""
-    for folder in {Path.cwd(), *(each.file.absolute().parent for each in modules)}:
+    for folder in {Path.cwd(), *(each.absolute().parent for each in files)}:
         with suppress(OSError, StopIteration):
             nearest = next(file for each in (folder, *folder.parents) if (file := each / ".env").is_file())
             yield from _SET.findall(nearest.read_text(errors="replace"))
+
+
+def _is_named(variable: str, texts: Collection[str]) -> bool:
+    """Whether texts name a variable of the environment, or begin or end its name, as ``APP_`` does."""
+    starts = tuple(each for each in texts if len(each) > 2 and each.endswith("_"))
+    ends = tuple(each for each in texts if len(each) > 2 and each.startswith("_"))
+    return variable in texts or variable.startswith(starts) or variable.endswith(ends)
 
 
 def _parts(value: str | bytes) -> set[str]:
@@ -504,8 +625,24 @@ def _parts(value: str | bytes) -> set[str]:
     text = value if isinstance(value, str) else value.decode(errors="ignore")
     if len(text) > _LONGEST_NAME or not text.isprintable():
         return set()
-    found = {each for each in (text, *_SIGN.split(text), *text.split()) if re.search(r"\w", each)}
+    found = {each for each in (text, *_PLACE.split(text), *text.split()) if re.search(r"\w", each)}
     return found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found}  # noqa: PTH111
+
+
+def _formed(node: ast.expr) -> str:
+    """A text that is put together, with ``*`` for what is no text in the code."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(map(_formed, parts))
+        case ast.BinOp(op=ast.Add(), left=left, right=right):
+            return _formed(left) + _formed(right)
+    return "*"
+
+
+def _last_name(node: object) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 class _Written:
@@ -515,13 +652,14 @@ class _Written:
         texts: They.
     """
 
-    def __init__(self, modules: Iterable[_Module]) -> None:
+    def __init__(self, nodes: Sequence[ast.AST]) -> None:
         self.texts: set[str] = set()
         self._calls: list[ast.Call] = []
         self._within: dict[ast.AST, ast.AST] = {}  # node -> the innermost function that it stands in
         self._made: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}  # function, name -> what it may be
         self._seen: set[ast.AST] = set()
-        nodes = [node for module in modules for node in module.nodes]
+        said = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        self._keeps = any(map(_KEEPS.search, said))
         for node in nodes:
             if isinstance(node, _FUNCTIONS):
                 self._within |= dict.fromkeys((each for one in node.body for each in ast.walk(one)), node)
@@ -533,29 +671,20 @@ class _Written:
 
     def _bind(self, node: ast.AST) -> None:
         """Note what a node makes names stand for."""
-        pairs: list[tuple[ast.AST | None, ast.AST | None]] = []
-        match node:
-            case ast.Call(keywords=keywords):
-                self._calls.append(node)
-                for given in keywords:
-                    self._made.setdefault((None, str(given.arg)), []).append(given.value)
-            case ast.Assign():
-                pairs = [(target, node.value) for target in node.targets]
-            case ast.AnnAssign() | ast.NamedExpr():
-                pairs = [(node.target, node.value)]
-            case ast.For() | ast.comprehension():
-                pairs = [(node.target, node.iter)]
-            case ast.withitem():
-                pairs = [(node.optional_vars, node.context_expr)]
-            case ast.Return() if node in self._within:
-                self._made.setdefault((None, getattr(self._within[node], "name", "")), []).append(node)
-        for target, value in pairs:
-            if target is None or value is None:
-                continue
-            for each in ast.walk(target):
-                if name := _last_name(each):
-                    owner = self._within.get(each) if isinstance(each, ast.Name) else None
-                    self._made.setdefault((owner, name), []).append(value)
+        if isinstance(node, ast.Call):
+            self._calls.append(node)
+        if isinstance(node, ast.keyword):
+            self._made.setdefault((None, str(node.arg)), []).append(node.value)
+        if isinstance(node, ast.Return) and node in self._within:
+            self._made.setdefault((None, getattr(self._within[node], "name", "")), []).append(node)
+        targets = [
+            *getattr(node, "targets", ()),
+            *(getattr(node, each, None) for each in ("target", "optional_vars")),
+        ]
+        values = [getattr(node, each, None) for each in ("value", "iter", "context_expr")]
+        for each in (one for target in targets if target for one in ast.walk(target) if _last_name(one)):
+            owner = self._within.get(each) if isinstance(each, ast.Name) else None
+            self._made.setdefault((owner, _last_name(each)), []).extend(filter(None, values))
 
     def _places(self, call: ast.Call) -> list[ast.AST]:
         """What a call writes to; nothing of one that writes nothing."""
@@ -565,8 +694,9 @@ class _Written:
         modes = (each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str))
         if name == "open" and any(map(_MODE.fullmatch, modes)):
             return [call.func, *given]
-        to_log = name == "add" and _last_name(getattr(call.func, "value", None)) == "logger"  # loguru's
-        return [*given] if to_log or _WRITES_TO.fullmatch(name) else []
+        dotted = f"{_last_name(getattr(call.func, 'value', None))}.{name}"
+        writes = _WRITES_TO.fullmatch(name) or _WRITES_TO.fullmatch(dotted) or (name == "connect" and self._keeps)
+        return [*given] if writes else []
 
     def _follow(self, place: ast.AST) -> None:
         for node in ast.walk(place):
@@ -599,235 +729,6 @@ class _Written:
                 yield from (each.value for each in call.keywords if each.arg == name)
 
 
-def _is_named(variable: str, texts: Collection[str]) -> bool:
-    """Whether texts name a variable of the environment, or begin or end its name, as ``APP_`` does."""
-    starts = tuple(each for each in texts if len(each) > 2 and each.endswith("_"))
-    ends = tuple(each for each in texts if len(each) > 2 and each.startswith("_"))
-    return variable in texts or variable.startswith(starts) or variable.endswith(ends)
-
-
-def _folders(modules: Iterable[_Module]) -> list[Path]:
-    """Folders of modules, those around them and the current one, and those in them that texts of any name."""
-    own, named = [*modules], {text for each in modules for text in each.texts}
-    named |= {each.replace(".", "/") for each in named if re.fullmatch(r"\w+(\.\w+)+", each)}  # a package
-    found = dict.fromkeys(place for each in own for place in each.around)
-    inside = [*found]
-    for _ in range(_DEEPEST):
-        inside = [Path(at, name) for at in inside for name in named if os.path.isdir(Path(at, name))]  # noqa: PTH112
-        inside = [each for each in inside if each not in found]
-        found |= dict.fromkeys(inside)
-    return list(found)
-
-
-def _files(
-    modules: Sequence[_Module], written: Collection[str], values: Collection[str], *, lists: bool
-) -> Iterator[str]:
-    """The files that texts of modules name or mean, and those of folders that are read as a whole.
-
-    Args:
-        modules: They; what one names may lie in a folder that another names.
-        written: Texts that name what is written, and so no data.
-        values: Texts besides those of their code: values of variables.
-        lists: Whether all of a folder may be read.
-    """
-    around = {place for each in modules for place in each.around}
-    further = [Path(each) for each in values if re.search(r"\w", each) and os.path.isdir(each)]  # noqa: PTH112
-    folders = [each for each in (*_folders(modules), *further) if not str(each).startswith(_OF_MACHINE)]
-    patterns = {each for module in modules for each in module.patterns} - {*written}
-    several = [(folder, pattern) for folder in folders for pattern in patterns]
-    whole = [each for each in folders if lists and each not in around and each.name not in written]
-    several += [(folder, "./**") for folder in whole]
-    for folder, pattern in several:
-        deep = "/" in pattern.partition("*")[0]  # not through all of the current folder
-        names = iglob(pattern, root_dir=folder, recursive=deep)  # noqa: PTH207 - a pattern may be absolute
-        for name in sorted(islice(names, _MOST_LISTED)):
-            file = Path(folder, name)
-            if file.is_file() and not file.suffix.startswith(".py") and file.name not in written:
-                with suppress(OSError):
-                    yield f"{pattern} {name} {file_sha256(file, follow=True)}"
-    read = {name for module in modules for name in module.texts} | {*values}
-    read = {name for name in read - {*written} if re.search(r"\w", name)}
-    for folder, name in product(folders, sorted(read)):
-        place = Path(folder, name)
-        if not os.path.exists(place) or str(place).startswith(_OF_MACHINE):  # noqa: PTH110 - any text may be asked for
-            continue
-        within = [place] if place.is_file() else []
-        if found := {_SAVED[each] for each in _SAVED if (place / each).is_file()}:
-            pattern = max(found, key=len)
-            within = sorted(each for each in place.glob(pattern) if each.is_file())
-        for file in within:
-            with suppress(OSError):  # who reads it will tell
-                yield f"{name} {file.relative_to(place)} {file_sha256(file, follow=True)}"
-
-
-def _formed(node: ast.expr) -> str:
-    """A text that is put together, with ``*`` for what is no text in the code."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=parts):
-            return "".join(map(_formed, parts))
-        case ast.BinOp(op=ast.Add(), left=left, right=right):
-            return _formed(left) + _formed(right)
-    return "*"
-
-
-def _last_name(node: object) -> str:
-    return str(getattr(node, "attr", getattr(node, "id", "")))
-
-
-class _Walk:
-    """A walk through modules, from a name on.
-
-    Attributes:
-        modules: Those of the user's own that are reached.
-        further: Folders besides those where modules are looked for.
-        unread: What is covered as bytes, since it is no Python that can be read.
-    """
-
-    def __init__(self, find: Find, further: Sequence[str]) -> None:
-        self.modules: dict[str, _Module] = {}
-        self.unread: list[str] = []
-        self._find = find
-        self.further = further
-        self._known: dict[str, _Module | None] = {}
-        self._visited: set[tuple[str, str]] = set()
-
-    @property
-    def words(self) -> set[str]:
-        """Names that stand in what is taken."""
-        nodes = [node for module in self.modules.values() for node in module.nodes]
-        return {str(getattr(node, each, "")) for node in nodes for each in ("attr", "id", "name")}
-
-    @property
-    def folders(self) -> list[str]:
-        """Those where it may have modules looked for besides."""
-        computes = self.words & _FOLDERS and "sys" in self.words
-        return [*map(str, _folders(self.modules.values()))] if computes else []
-
-    def begin(self, module: str, name: str) -> None:
-        """Take a name of a module, and what is reached by texts too, or by being there, until nothing more is."""
-        self.visit(module, name.partition(".")[0])
-        seen = -1
-        while seen < (seen := len(self._visited)):
-            words, modules = self.words, list(self.modules.values())
-            for own in modules if words & _FAMILIES else ():
-                self.visit(own.name, _ALL)
-            texts = {text for own in modules for text in own.texts}
-            imports = bool(words & _IMPORTS) or "-m" in texts
-            for beside in {each for own in modules for each in own.beside} if imports else ():
-                self.visit(beside, _ALL)
-            for text in texts if imports else ():
-                name = text.replace(":", ".")
-                for package in {own.package for own in modules} if name.startswith(".") else {""}:
-                    whole = f"{package}{name}"
-                    for each in (whole, whole.rpartition(".")[0], f"{whole}.__main__"):
-                        if re.fullmatch(r"\w+(\.\w+)*", each):
-                            self.visit(each, _ALL)
-
-    def visit(self, name: str, wanted: str = "") -> None:
-        """Take a name of a module, all of it for ``*``, and what importing it does; with its packages."""
-        if (name, wanted) in self._visited:
-            return
-        self._visited.add((name, wanted))
-        if parent := name.rpartition(".")[0]:
-            self.visit(parent)
-        if (module := self._module(name)) is None:
-            return
-        at = [*module.always, *module.binding.get(wanted, ())]
-        if wanted == _ALL:
-            at = [*range(len(module.statements))]
-        elif wanted and wanted not in module.binding:
-            self.visit(f"{name}.{wanted}")
-            at += module.binding.get("__getattr__", [])
-        for place in at:
-            self._take(module, place)
-        for handed in module.binding if wanted == _ALL else {wanted} & module.binding.keys():
-            self._follow(module, handed)  # what it has imported itself it may hand on
-
-    def _module(self, name: str) -> _Module | None:
-        if name not in self._known:
-            file = self._find(name, self.further)
-            self._known[name] = found = None if file is None else self._read(name, file)
-            if found is not None:
-                self.modules[name] = found
-        return self._known[name]
-
-    def _read(self, name: str, file: Path) -> _Module:
-        content, module = file.read_bytes(), _Module(name, file)
-        if name in sys.modules:
-            content = _IMPORTED.setdefault(sys.modules[name], content)
-        try:
-            module.statements = ast.parse(content if file.suffix == ".py" else b"(").body
-        except (SyntaxError, ValueError):  # importing it will tell
-            self.unread.append(f"{name} {hashlib.sha256(content).hexdigest()}")
-        for at, statement in enumerate(module.statements):
-            names = _bound(statement)
-            for bound in names or ():
-                module.binding.setdefault(bound, []).append(at)
-            if (not names or isinstance(statement, ast.Import | ast.ImportFrom)) and not _is_main(statement):
-                module.always.append(at)
-        return module
-
-    def _take(self, module: _Module, at: int) -> None:
-        if at in module.taken:
-            return
-        module.taken.add(at)
-        statement = module.statements[at]
-        nodes = list(ast.walk(statement))
-        used = [node for node in nodes if isinstance(node, ast.Name | ast.Attribute)]
-        names = {node.id for node in used if isinstance(node, ast.Name)}
-        attributes = {node.attr for node in used if isinstance(node, ast.Attribute)}
-        parts = {node.value for node in used if isinstance(node, ast.Attribute)}
-        whole = {_last_name(node) for node in used if node not in parts}
-        for node in nodes:
-            for source, inner, bound in _imports(module, node):
-                # One at the top hands on only what is used; one inside of a function is taken with what it names.
-                self.visit(source, _ALL if inner == _ALL else "")
-                if node is not statement and inner != _ALL:
-                    self._use(source, inner, attributes, whole | ({bound} - names), bound)
-        if (computed := (names | attributes) & _COMPUTED) and computed.isdisjoint(module.binding):
-            self.visit(module.name, _ALL)
-        for name in sorted(names | computed):
-            for place in module.binding.get(name, ()):
-                self._take(module, place)
-            self._follow(module, name, attributes, whole)
-
-    def _follow(
-        self, module: _Module, name: str, attributes: Collection[str] = (), whole: Collection[str] | None = None
-    ) -> None:
-        """Follow a name that a statement at the top of a module has imported."""
-        for at in module.binding.get(name, ()):
-            for source, inner, bound in _imports(module, module.statements[at]):
-                if bound == name:
-                    self._use(source, inner, attributes, {name} if whole is None else whole, name)
-
-    def _use(
-        self, source: str, inner: str, attributes: Collection[str], whole: Collection[str], bound: str
-    ) -> None:
-        """Take what is used of an imported module, or a name of one.
-
-        Args:
-            source: The module.
-            inner: The name.
-            attributes: All that stand beside its name.
-            whole: Names and attributes of which nothing is taken there: what they mean is handed on as it is.
-            bound: By which it is known there.
-        """
-        if inner:
-            self.visit(source, inner)
-            source = f"{source}.{inner}"
-        if (module := self._module(source)) is None:
-            return
-        if bound in whole:
-            self.visit(source, _ALL)
-        for each in attributes:
-            if each in module.binding or "__getattr__" in module.binding:
-                self.visit(source, each)
-            else:
-                self._use(f"{source}.{each}", "", attributes, whole, each)
-
-
 def _imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, str, str]]:
     """What a statement imports: a module, a name of it or "", and what it binds."""
     if isinstance(node, ast.Import):
@@ -843,15 +744,18 @@ def _imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 
 def _bound(statement: ast.stmt) -> set[str] | None:
-    """Names that a statement binds and nothing else; None for one that does more, or what cannot be told."""
+    """Names that a statement binds and nothing else; None for one that does more, or what cannot be told.
+
+    One for those who start the module as a program binds none.
+    """
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             # Decorators may register it somewhere, from where it is reached by no name.
             each = [one.func if isinstance(one, ast.Call) else one for one in statement.decorator_list]
             called = set(map(_last_name, each))
-            return {statement.name} if called <= _HARMLESS else None
-        case ast.Import() | ast.ImportFrom():
-            return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
+            return {statement.name} if called <= _HARMLESS and not statement.name.startswith("__") else None
+        case ast.If(test=test) if ast.unparse(test) == "__name__ == '__main__'":
+            return set()
         case ast.Assign(targets=targets):
             nodes = [node for target in targets for node in ast.walk(target)]
             plain = all(isinstance(node, ast.Name | ast.Tuple | ast.List | ast.expr_context) for node in nodes)
@@ -859,11 +763,6 @@ def _bound(statement: ast.stmt) -> set[str] | None:
         case ast.AnnAssign(target=ast.Name(id=name)):
             return {name}
     return None
-
-
-def _is_main(statement: ast.stmt) -> bool:
-    """Whether a statement is for those who start the module as a program."""
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'"
 
 
 def _text(statement: ast.stmt, *, said: bool) -> str:

@@ -367,6 +367,7 @@ def test_what_is_not_reached_changes_nothing(tmp_path: Path, module: str, old: s
             "return 2",
         ),
         ("class A:\n    'Judge this.'\n\ndef f():\n    return A.__doc__\n", "this", "that"),
+        ("def g():\n    return 1\n\ndef __getattr__(name):\n    return g\n", "return 1", "return 2"),
     ],
 )
 def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: str) -> None:
@@ -613,6 +614,7 @@ class Log:
         "from paths import log\nlog('begun', 'seen.txt')\n",
         "import sys\nsys.stdout.write('begun')\n",
         "import json\n\ndef keep(found):\n    json.dump(found, open('seen.txt', 'w'))\n",
+        "import sqlite3\nsqlite3.connect('seen.txt').execute('INSERT INTO t VALUES (1)')\n",
     ],
 )
 def test_what_a_module_reads_counts_beside_what_it_writes(tmp_path: Path, text: str) -> None:
