@@ -22,7 +22,7 @@ from pipeline.config.schema import LONGEST_S, DeviceChoice
 from pipeline.engine.devices import inventory, select
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, DeviceError, PipelineError, StoreError, WorkerError, known_names
-from pipeline.files import json_text, plain_target
+from pipeline.files import plain_target
 from pipeline.runs.loaded import logs_in
 from pipeline.runs.report.format import command, shown_path
 from pipeline.runs.report.format import count as counted
@@ -32,7 +32,7 @@ from pipeline.sweeps import online, storage
 from pipeline.sweeps import report as reports
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
-from pipeline.sweeps.plan import DevicesAsked, check_fits
+from pipeline.sweeps.plan import AgentPool, agent_pool, check_fits
 from pipeline.sweeps.storage import Record, SweepFolder, choose_sweep
 from pipeline.terminal.console import make_console, print_json, say
 from pipeline.terminal.console import watch as watch_it
@@ -57,9 +57,8 @@ Count = Annotated[int | None, typer.Option(min=1, help="The most trials: of the 
 # -- running -----------------------------------------------------------------------------------------------------
 
 
-def _where(device: DeviceChoice, agents: int | None, each: int | None, gpu_list: str | None) -> DevicesAsked:
-    ids = None if gpu_list is None else launch.parse_ids(gpu_list, "--gpu-list")
-    return DevicesAsked(device=device, agents=agents, each=each, ids=ids)
+def _ids(gpu_list: str | None) -> list[int] | None:
+    return None if gpu_list is None else launch.parse_ids(gpu_list, "--gpu-list")
 
 
 @app.command(
@@ -88,7 +87,7 @@ def run(
     output_dir: OutputDir = OUTPUTS,
 ) -> int:
     """Begin a sweep, or go on with it: sweep run FILE [KEY=VALUE ...]."""
-    console, where, overrides = make_console(), _where(device, agents, each, gpu_list), settings or []
+    console, ids, overrides = make_console(), _ids(gpu_list), settings or []
     if wandb and dry_run:
         raise ConfigError("--dry-run with --wandb: W&B would choose the trials. Leave one of them out")
     if not wandb:
@@ -99,8 +98,10 @@ def run(
     check_program(sweep)
     check_settings(sweep)
     if wandb:
-        return _online(sweep, where, output_dir, console, count, grace)
-    pool = where.pool(sweep)
+        each = online.devices_of_agents(sweep, each)
+    pool = agent_pool(sweep, device, agents=agents, each=each, ids=ids)
+    if wandb:
+        return _online(sweep, pool, output_dir, console, count, grace)
     if note := check_fits(sweep, pool):
         say(console, note)
     if dry_run:
@@ -110,7 +111,7 @@ def run(
             say(console, line, copy=copy)
         return 0
     folder = agents_of.begin_sweep(sweep, file, output_dir, overrides=overrides, most=count)
-    return _work(sweep, folder, where, console, None, grace)
+    return _work(sweep, folder, pool, console, None, grace)
 
 
 @app.command(epilog=examples("pipeline sweep agent lr", "pipeline sweep agent lr --gpu-list 4,5,6,7 --count 10"))
@@ -125,7 +126,7 @@ def agent(
     output_dir: OutputDir = OUTPUTS,
 ) -> int:
     """Work on a sweep that was begun, beside those who do already: on other GPUs, or another machine."""
-    console, where = make_console(), _where(device, agents, each, gpu_list)
+    console, ids = make_console(), _ids(gpu_list)
     folder = choose_sweep(output_dir.absolute(), name)
     record = Record(folder)
     about = record.about
@@ -137,16 +138,16 @@ def agent(
     if about.halted == "finished" and agents_of.untested(sweep, record) is None:
         say(console, f"sweep {name} is finished: nothing is left for an agent")
         return 0
-    if note := check_fits(sweep, where.pool(sweep)):
+    pool = agent_pool(sweep, device, agents=agents, each=each, ids=ids)
+    if note := check_fits(sweep, pool):
         say(console, note)
-    return _work(sweep, folder, where, console, count, grace)
+    return _work(sweep, folder, pool, console, count, grace)
 
 
 def _work(
-    sweep: Sweep, folder: SweepFolder, where: DevicesAsked, console: Console, own: int | None, grace_s: int
+    sweep: Sweep, folder: SweepFolder, pool: AgentPool, console: Console, own: int | None, grace_s: int
 ) -> int:
     """Be an agent of a sweep; the exit code: 0 all well, 1 some failed, 130 and 143 interrupted."""
-    pool = where.pool(sweep)
     with StopSignals() as signals, reports.shown_on(console, Record(folder)) as (hear, show):
         one = agents_of.Agent(sweep, folder, pool, hear, show, own=own, grace_s=grace_s)
         try:
@@ -218,15 +219,13 @@ def check_settings(sweep: Sweep) -> None:
 
 
 def _online(
-    sweep: Sweep, where: DevicesAsked, output_dir: Path, console: Console, most: int | None, grace_s: int
+    sweep: Sweep, pool: AgentPool, output_dir: Path, console: Console, most: int | None, grace_s: int
 ) -> int:
     """Create a sweep at W&B, or go on with it, and run its trials; 0 where W&B had none left, 1 if agents fail."""
-    share = online.devices_of_agents(sweep, where.each)
-    pool = replace(where, each=share).pool(sweep)
-    if len(pool.devices) < share:
-        raise ConfigError(f"trials need {counted(share, pool.kind)}, and there are {len(pool.devices)}")
+    if len(pool.devices) < pool.each:
+        raise ConfigError(f"trials need {counted(pool.each, pool.kind)}, and there are {len(pool.devices)}")
     folder = storage.sweep_folder(output_dir.absolute(), sweep.name).path
-    path, new = online.created(online.wandb_config(sweep, share), folder / "wandb.json")
+    path, new = online.created(online.wandb_config(sweep, pool.each), folder / "wandb.json")
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=path)
     work = online.OnlineAgents(sweep, path, pool, folder, partial(say, console), limit=most, grace_s=grace_s)
     with StopSignals() as signals:
@@ -368,27 +367,11 @@ def best(name: Name, as_json: AsJson = False, output_dir: OutputDir = OUTPUTS) -
         say(console, line, copy=copy)
 
 
-@app.command(epilog=examples("pipeline sweep export lr --to lr.csv", "pipeline sweep export lr --to lr.json"))
-def export(
-    name: Name,
-    to: Annotated[Path | None, typer.Option(help="*.csv or *.json; standard output if left out.")] = None,
-    as_json: AsJson = False,
-    output_dir: OutputDir = OUTPUTS,
-) -> None:
-    """Write all trials as a table for other programs."""
-    from pipeline.commands.report import is_standard_output, refuse_records, write_table
-
-    sweep = Record(choose_sweep(output_dir, name))
-    rows = reports.export_rows(sweep, time.time())
-    if to is None or is_standard_output(to):
-        print_json(rows) if as_json else sys.stdout.write(reports.as_csv(rows))
-        return
-    refuse_records("--to", to, ())
-    kind = to.suffix.lower()
-    if kind not in ((".json",) if as_json else (".csv", ".json")):
-        raise ConfigError(f"--to {to}: the name of the file says what it holds: *.csv, or *.json")
-    text = json_text(rows, indent=1) + "\n" if kind == ".json" else reports.as_csv(rows)
-    write_table(to, text, make_console())
+@app.command(epilog=examples("pipeline sweep export lr > lr.csv", "pipeline sweep export lr --json > lr.json"))
+def export(name: Name, as_json: AsJson = False, output_dir: OutputDir = OUTPUTS) -> None:
+    """Print all trials as a table for other programs."""
+    rows = reports.export_rows(Record(choose_sweep(output_dir, name)), time.time())
+    print_json(rows) if as_json else sys.stdout.write(reports.as_csv(rows))
 
 
 @app.command(epilog=examples("pipeline sweep logs lr 7", "pipeline sweep logs lr -f"))

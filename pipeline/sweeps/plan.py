@@ -36,48 +36,46 @@ class AgentPool:
         return "GPU" if self.devices[0].kind == "cuda" else "CPU slot"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DevicesAsked:
-    """The devices that were asked for.
+def agent_pool(
+    sweep: Sweep,
+    device: DeviceChoice = DeviceChoice.auto,
+    *,
+    agents: int | None = None,
+    each: int | None = None,
+    ids: Sequence[int] | None = None,
+) -> AgentPool:
+    """Choose the devices that trials are packed onto. Nothing is taken yet.
 
-    Attributes:
+    Args:
+        sweep: The sweep.
         device: Which kind.
         agents: How many trials at the same time; None for as many as there are devices for.
         each: Devices of each trial, where the file does not say it.
         ids: Exactly these GPUs, as positions in the visible set.
+
+    Raises:
+        DeviceError: There are not so many, or none such; or the driver does not work.
+        ConfigError: They cannot be.
     """
-
-    device: DeviceChoice = DeviceChoice.auto
-    agents: int | None = None
-    each: int | None = None
-    ids: Sequence[int] | None = None
-
-    def pool(self, sweep: Sweep) -> AgentPool:
-        """The devices that trials are packed onto. Nothing is taken yet.
-
-        Raises:
-            DeviceError: There are not so many, or none such; or the driver does not work.
-            ConfigError: They cannot be.
-        """
-        share = self.each or sweep.options.num_gpus
-        if self.ids is not None and self.device is DeviceChoice.cpu:
-            raise ConfigError("--gpu-list is for GPUs: leave it out with --device cpu")
-        without = self.device is DeviceChoice.auto and not find_gpus(os.environ)
-        if self.ids is None and (without or self.device is DeviceChoice.cpu):
-            agents = self.agents or 1
-            return AgentPool(devices=cpu_slots(agents * share), places={}, at_once=agents, each=share)
-        asked = DeviceRequest(
-            device=DeviceChoice.cuda,
-            num_gpus=None if self.agents is None or self.ids is not None else self.agents * share,
-            gpu_ids=self.ids,
-            names=("--agents times --gpus-per-agent", "--gpu-list"),
-            without="--device cpu",
-        )
-        found = candidates(asked, os.environ)
-        every = self.agents is None and self.ids is None
-        chosen = list(found.order if every else found.devices[: found.count])
-        places = {each.uuid or "": place for place, each in enumerate(found.order)}
-        return AgentPool(devices=chosen, places=places, at_once=self.agents or len(chosen), each=share)
+    share = each or sweep.options.num_gpus
+    if ids is not None and device is DeviceChoice.cpu:
+        raise ConfigError("--gpu-list is for GPUs: leave it out with --device cpu")
+    without = device is DeviceChoice.auto and not find_gpus(os.environ)
+    if ids is None and (without or device is DeviceChoice.cpu):
+        slots = cpu_slots((agents or 1) * share)
+        return AgentPool(devices=slots, places={}, at_once=agents or 1, each=share)
+    asked = DeviceRequest(
+        device=DeviceChoice.cuda,
+        num_gpus=None if agents is None or ids is not None else agents * share,
+        gpu_ids=ids,
+        names=("--agents times --gpus-per-agent", "--gpu-list"),
+        without="--device cpu",
+    )
+    found = candidates(asked, os.environ)
+    every = agents is None and ids is None
+    chosen = list(found.order if every else found.devices[: found.count])
+    places = {gpu.uuid or "": place for place, gpu in enumerate(found.order)}
+    return AgentPool(devices=chosen, places=places, at_once=agents or len(chosen), each=share)
 
 
 def most_devices(sweep: Sweep, each: int | None = None) -> tuple[int, int]:

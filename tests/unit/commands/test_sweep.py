@@ -1,5 +1,6 @@
 """What the commands say of sweeps, and what they say instead of a traceback."""
 
+import csv
 import json
 import shlex
 import sys
@@ -110,17 +111,12 @@ def test_what_repeats_the_best_trial_has_its_settings_from_where_the_program_rea
 def test_trials_are_exported_and_the_page_is_written_where_that_is_asked_for(
     outputs: Path, tmp_path: Path
 ) -> None:
-    assert len(told(outputs, "export", "lr").splitlines()) == 28
-    for name in ("lr.json", "lr.csv"):
-        told(outputs, "export", "lr", "--to", str(tmp_path / name))
-    rows = json.loads((tmp_path / "lr.json").read_text())
+    rows = list(csv.DictReader(told(outputs, "export", "lr").splitlines()))
+    assert len(rows) == 27
     assert rows[17]["parameters.optimizer"] == "adamw"
-    assert (tmp_path / "lr.csv").read_text().splitlines()[:20] == told(outputs, "export", "lr").splitlines()[:20]
+    assert json.loads(told(outputs, "export", "lr", "--json"))[17]["parameters.optimizer"] == "adamw"
     told(outputs, "report", "begun", "--out", str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    for words in (["lr.xyz"], ["lr.csv", "--json"], ["lr.csv/lr.csv"]):
-        told(outputs, "export", "lr", "--to", str(tmp_path / words[0]), *words[1:], code=2)
-    assert not (tmp_path / "lr.xyz").exists()
 
 
 def test_the_log_of_a_trial_is_that_of_its_last_attempt(outputs: Path) -> None:
