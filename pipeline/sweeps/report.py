@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -28,7 +27,7 @@ from pipeline.files import open_plain
 from pipeline.foreign import ForeignDataError, read_json_file, read_plain
 from pipeline.runs.compare import headings_of
 from pipeline.runs.record import csv_text
-from pipeline.runs.report.format import LOOKS, command, count, duration, roughly, short, shown_path, typed_command
+from pipeline.runs.report.format import LOOKS, command, count, duration, short, shown_path, typed_command
 from pipeline.runs.report.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.command import as_typed
@@ -302,16 +301,6 @@ def foremost(sweep: Record) -> list[Trial]:
 # -- one sweep ---------------------------------------------------------------------------------------------------
 
 
-def remaining_s(sweep: Record, now: float) -> float | None:
-    """Seconds until all trials have ended, if those to come take as long and as many run at the same time."""
-    most, taken = _most(sweep), [seconds_of(trial, now) or 0.0 for trial in sweep.having("done", "stopped")]
-    running = [seconds_of(trial, now) or 0.0 for trial in sweep.having("running")]
-    if most is None or not taken or not running:
-        return None
-    each, settled = fmean(taken), len(sweep.having("done", "stopped", "failed", "cancelled"))
-    return max(0.0, each * (most - settled) - sum(min(each, one) for one in running)) / len(running)
-
-
 def _most(sweep: Record) -> int | None:
     """How many trials a sweep has at most; None where nobody knows, or there are more by now."""
     bounds = [sweep.about.count, most_trials(sweep.asked) if sweep.asked is not None else None]
@@ -324,8 +313,7 @@ def headline(sweep: Record, now: float) -> Text:
     about, state, trials = sweep.about, sweep.state(), list(sweep.trials.values())
     why, *log = about.reason.split("\n")
     text = Text.assemble((f"{sweep.name}: ", "bold"), _state(state), f" ({on_one_line(why)})" if why else "")
-    left = remaining_s(sweep, now) if state == "running" else None
-    text.append(f", {duration(elapsed_s(sweep, now))}{'' if left is None else f', about {roughly(left)} left'}")
+    text.append(f", {duration(elapsed_s(sweep, now))}")
     for line in log:  # the end of what the preparation printed
         text.append(f"\n{printable(line)}", style="red")
     judged = f"{about.goal} {on_one_line(about.metric)}" if about.metric else ""

@@ -24,7 +24,6 @@ from pipeline.sweeps.report import (
     foremost,
     headline,
     importance,
-    remaining_s,
     trials_table,
     varied,
     watched_sweep,
@@ -99,19 +98,6 @@ def test_a_sweep_of_more_trials_than_its_bound_and_one_whose_trials_are_alike_ar
     text = headline(Record(sweep.folder), sweep.time).plain
     assert "3 trials, 3 done" in text
     assert "does the program read its parameters?" in text
-
-
-def test_what_is_left_is_told_by_what_trials_took(tmp_path: Path) -> None:
-    sweep = SweepOnPaper(tmp_path, count=10)
-    for number in range(3):
-        sweep.create(number, {})
-        sweep.start(number)
-    sweep.end(0, "done", 1.0)  # after 32 s
-    with sweep.at_work():
-        record = Record(sweep.folder)
-        assert remaining_s(record, sweep.time) == pytest.approx((32 * 9 - 31 - 30) / 2)
-        sweep.tell(count=None)
-        assert remaining_s(Record(sweep.folder), sweep.time) is None
 
 
 def test_text_of_strangers_stays_on_its_line_and_has_no_control_characters(tmp_path: Path) -> None:
