@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 
 import pipeline
 from pipeline.commands import launch, looking, start
-from pipeline.commands.typed import OUTPUTS, AsJson, Attempt, Every, LastLines, examples, refuse_both
+from pipeline.commands.typed import OUTPUTS, AsJson, Every, LastLines, examples, refuse_both
 from pipeline.config.schema import LONGEST_S, DeviceChoice
 from pipeline.engine.devices import inventory, select
 from pipeline.engine.scheduler.signals import StopSignals
@@ -380,7 +380,6 @@ def logs(
     trial: Annotated[
         int | None, typer.Argument(min=0, help="Its number; the one that began last if left out.")
     ] = None,
-    attempt: Attempt = None,
     lines: LastLines = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the trial is over.")] = False,
     output_dir: OutputDir = OUTPUTS,
@@ -409,14 +408,11 @@ def logs(
     with looking.log_output() as out:
         if follow:
             named = f"trial {number}"
-            follow_attempts(named, look, out, looking.note_of_log, attempt=attempt, lines=lines, sleep=out.pause)
+            follow_attempts(named, look, out, looking.note_of_log, lines=lines, sleep=out.pause)
             return
-        found = logs_in(folder)
-        chosen = max(found, default=1) if attempt is None else attempt
-        if chosen not in found:
-            there = ", ".join(map(str, found)) or "none"
-            raise ConfigError(f"trial {number} of {name} has no log of attempt {chosen}; there are: {there}.")
-        print_log(found[chosen], out, lines)
+        if not (found := logs_in(folder)):
+            raise ConfigError(f"trial {number} of {name} has no log.")
+        print_log(found[max(found)], out, lines)
 
 
 @app.command(epilog=examples("pipeline sweep report lr", "pipeline sweep report lr --out lr.html"))

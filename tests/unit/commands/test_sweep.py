@@ -121,7 +121,7 @@ def test_trials_are_exported_and_the_page_is_written_where_that_is_asked_for(
 
 def test_the_log_of_a_trial_is_that_of_its_last_attempt(outputs: Path) -> None:
     assert told(outputs, "logs", "lr", "3") == "second\nlast\n"
-    assert told(outputs, "logs", "lr", "3", "-n", "1", "--attempt", "1") == "first\n"
+    assert told(outputs, "logs", "lr", "3", "-n", "1") == "last\n"
     assert "last\n" in told(outputs, "logs", "lr", "3", "-f")
-    for words in (("lr", "99"), ("lr", "4"), ("lr", "3", "--attempt", "7"), ("begun",)):
+    for words in (("lr", "99"), ("lr", "4"), ("begun",)):
         told(outputs, "logs", *words, code=2)
