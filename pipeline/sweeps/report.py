@@ -24,15 +24,14 @@ from pipeline import __version__
 from pipeline.engine.journal import whole_lines
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import open_plain
-from pipeline.foreign import ForeignDataError, read_json_file, read_plain
+from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.runs.compare import headings_of
 from pipeline.runs.record import csv_text
-from pipeline.runs.report.format import LOOKS, command, count, duration, short, shown_path, typed_command
+from pipeline.runs.report.format import LOOKS, command, count, duration, short, shown_path
 from pipeline.runs.report.html import Numbers, page_table, points_each, thinned, write_page
 from pipeline.runs.report.screen import first
-from pipeline.sweeps.command import as_typed
 from pipeline.sweeps.file import Goal
-from pipeline.sweeps.metrics import SWEEP_PARAM_PATH, WANDB_MODE, latest_values, parsed, run_folders
+from pipeline.sweeps.metrics import latest_values, parsed
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial, most_trials
 from pipeline.terminal import columns as tables
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, shorten, told_table, whole_words
@@ -503,17 +502,8 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 # -- the best trial ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Started:
-    """What of the file about the start of a trial is told."""
-
-    command: list[str] = field(default_factory=list)
-    folder: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-
-
 def best_json(sweep: Record, now: float) -> dict[str, Any]:
-    """The best trial as plain data, with the variables that decided it besides its command.
+    """The best trial as plain data.
 
     Raises:
         ConfigError: There is none, and why.
@@ -524,29 +514,18 @@ def best_json(sweep: Record, now: float) -> dict[str, Any]:
     if best is None:
         done = f"{len(sweep.having('done')):,} trials are done"
         raise ConfigError(f"sweep {sweep.name} has no value of {about.metric} yet: {done}.")
-    place, started = sweep.folder.trial(best.number), _Started()
-    with suppress(OSError, ForeignDataError):
-        started = read_json_file(place.start(best.attempts), _Started)
-    environment = sweep.asked.environment if sweep.asked is not None else {}
-    if SWEEP_PARAM_PATH in started.environment and run_folders(place, best.attempts, Path(started.folder)):
-        # Without a login W&B's client would ask for one.
-        given = started.environment
-        environment |= {name: given[name] for name in (SWEEP_PARAM_PATH, WANDB_MODE) if name in given}
     return {
         "sweep": sweep.name,
         "metric": about.metric,
         "goal": about.goal,
         **trial_json(best, now),
-        "folder": str(place.path),
-        "command": started.command,
-        "started_in": started.folder,
-        "environment": environment,
+        "folder": str(sweep.folder.trial(best.number).path),
         "tested": tested(sweep) or None,
     }
 
 
 def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
-    """The best trial: what it reached, with which of the settings that were searched, where it is, its command.
+    """The best trial: what it reached, with which of the settings that were searched, and where it is.
 
     Yields:
         A line, and what follows it and is to be copied, or "".
@@ -568,10 +547,6 @@ def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
     yield "folder:", shown_path(Path(best["folder"]))
     if sweep.folder.report.is_file():
         yield "report of the sweep:", shown_path(sweep.folder.report)
-    if best["command"]:
-        elsewhere = f", in {best['started_in']}" if best["started_in"] not in ("", str(Path.cwd())) else ""
-        given = [f"{name}={typed_command([value])}" for name, value in best["environment"].items()]
-        yield f"again{elsewhere}:", " ".join([*given, typed_command(as_typed(best["command"]))])
 
 
 # -- page --------------------------------------------------------------------------------------------------------
