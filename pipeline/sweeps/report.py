@@ -34,7 +34,7 @@ from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import latest_values, parsed
 from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial, most_trials
 from pipeline.terminal import columns as tables
-from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, shorten, told_table, whole_words
+from pipeline.terminal.columns import Column, FittedTable, Told, shorten, told_table, whole_words
 from pipeline.terminal.console import in_place, say, say_styled
 from pipeline.terminal.streams import on_one_line, printable, without_colours
 
@@ -46,7 +46,6 @@ STYLES = {
     **dict.fromkeys(("stopped", "paused", "stopping"), "yellow"),
 }
 """How states look, of trials and of sweeps."""
-_UUID = re.compile(r" *\b(GPU|MIG)-[0-9a-fA-F/-]+$")
 _LEAST_NAME, _MOST_ROWS, _MOST_FAILURES = 12, 50, 10
 _ALIKE = 3
 """Trials from which on it tells something that they have all come to the same value."""
@@ -197,7 +196,7 @@ def trials_table(
     """Trials, a row each.
 
     Args:
-        sweep: The sweep: all its trials decide which parameters and agents tell them apart.
+        sweep: The sweep: all its trials decide which parameters tell them apart.
         shown: Those that are shown.
         now: Seconds since 1970.
         values: Number -> what a trial that has not ended has logged of the metric last.
@@ -207,7 +206,6 @@ def trials_table(
     headings = headings_of(varied(trials), {name for trial in trials for name in trial.parameters})
     cut = shorten([metric, *headings.values()], 14 if brief else 10_000)
     batches = {trial.number: effective_batch(trial.parameters, trial.num_gpus) for trial in trials}
-    several = len({trial.agent for trial in trials if trial.agent}) > 1
 
     def value(trial: Trial) -> str:
         return measured(trial.value if trial.value is not None else values.get(trial.number))
@@ -232,13 +230,8 @@ def trials_table(
         columns.append(
             (Column(heading="batch", right=True, rank=5), lambda trial: str(batches[trial.number] or ""))
         )
-    columns += [
-        (Column(heading="time", right=True, rank=4, width=len("59 min 59 s")), lambda trial: _taken(trial, now)),
-        (Column(heading="attempt", right=True, rank=EXTRA + 1), lambda trial: str(trial.attempts or "")),
-    ]
-    if several:
-        columns.append((Column(heading="agent", rank=EXTRA, least=_LEAST_NAME), lambda trial: trial.agent))
-    columns.append((Column(heading="devices", rank=EXTRA, least=8), lambda trial: devices_in_words(trial.devices)))
+    time_taken = Column(heading="time", right=True, rank=4, width=len("59 min 59 s"))
+    columns.append((time_taken, lambda trial: _taken(trial, now)))
     order = "running first, then best first" if sweep.having("running") else "best first"
     elsewhere = f"a wider terminal or `{_command(sweep, 'export')}` has them"
     return told_table(columns, [shown], lines=False, title=order if brief else "", elsewhere=elsewhere)
@@ -246,13 +239,6 @@ def trials_table(
 
 def _taken(trial: Trial, now: float) -> str:
     return "" if (seconds := seconds_of(trial, now)) is None else duration(seconds)
-
-
-def devices_in_words(words: Sequence[str]) -> str:
-    """Devices without the UUIDs by which they are known for certain: ``GPU 0, 1``."""
-    names = [_UUID.sub("", one) or one for one in words]
-    same = len(names) > 1 and all(re.fullmatch(r"GPU \d+", name) for name in names)
-    return ", ".join([names[0], *(name.removeprefix("GPU ") for name in names[1:])] if same else names)
 
 
 def seconds_of(trial: Trial, now: float) -> float | None:

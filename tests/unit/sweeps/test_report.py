@@ -72,9 +72,7 @@ def test_what_runs_comes_first_then_the_best_and_then_what_has_no_value(tmp_path
         shown = dict(zip([column.heading for column in table.columns], table.texts[0], strict=True))
         given = record.trials[int(shown["trial"])].parameters
         assert (shown["lr"], shown["optimizer"]) == (f"{given['lr']:.4g}", given["optimizer"])
-        text = drawn(table)
-        assert "batch" in text
-        assert "GPU 0" in text
+        assert "batch" in drawn(table)
 
 
 def test_a_terminal_has_as_many_lines_as_it_has_room_for(tmp_path: Path) -> None:
