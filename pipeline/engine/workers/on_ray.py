@@ -19,7 +19,6 @@ import importlib
 import importlib.util
 import json
 import math
-import operator
 import os
 import secrets
 import signal
@@ -142,68 +141,36 @@ class Host:
             self._worker.start()
 
     @_polls
-    def poll(self, life: int) -> dict[str, Any]:
-        """What the worker says, waited for a moment.
-
-        Returns:
-            Plain data, as far as there is any: ``lines``, messages of the worker, as it would send them to an
-            engine on its machine; ``unreadable``, why what it sent is no message; ``ended``, whether it is over,
-            and then its ``exit_code`` as in `WorkerExited`, and the end of its own log as ``last_words``.
-        """
+    def poll(self, life: int) -> tuple[list[messages.FromWorker], str]:
+        """What the worker says, waited for a moment, and where that is its end, the end of its own log."""
         worker = self._worker
         if worker is None or life != self._life:
-            return {"ended": True}
-        said: list[messages.FromWorker] = []
+            return [messages.WorkerExited(exit_code=None)], ""
+        heard: list[messages.FromWorker] = []
         wait(worker.sources(), max(0.0, min(_POLL_S, self._ready_by - time.monotonic())))
         with self._lock:
-            worker.receive(said.append)
-            if any(isinstance(message, messages.WorkerReady) for message in said):
+            worker.receive(heard.append)
+            if any(isinstance(message, messages.WorkerReady) for message in heard):
                 self._ready_by = math.inf
             elif time.monotonic() >= self._ready_by:
                 self._ready_by = math.inf
                 worker.kill()
-        return self._heard(said, worker)
+        said = [
+            structs.replace(message, node=_node()) if isinstance(message, messages.WorkerReady) else message
+            for message in heard
+        ]
+        return said, worker.last_words() if _is_over(said) else ""
 
-    def _heard(self, said: Sequence[messages.FromWorker], worker: LocalWorker) -> dict[str, Any]:
-        lines: list[bytes] = []
-        answer: dict[str, Any] = {"lines": lines}
-        for message in said:
-            match message:
-                case messages.WorkerExited():
-                    answer |= {"ended": True, "exit_code": message.exit_code, "last_words": worker.last_words()}
-                case messages.WorkerUnreadable():
-                    answer["unreadable"] = message.reason
-                case messages.WorkerReady():
-                    lines.append(messages.encode(structs.replace(message, node=_node())))
-                case _:
-                    lines.append(messages.encode(message))
-        return answer
-
-    def send(self, life: int, line: bytes) -> None:
-        """Hand a job to the worker."""
-        order = messages.decode_order(line)
-        if isinstance(order, messages.RunJob):
-
-            def send(worker: LocalWorker) -> None:
-                worker.send(order)
-                worker.flush()
-
-            self._do(life, send)
-
-    def act(self, life: int, action: str) -> None:
-        """Do something else about it: what the method of `Worker` of this name does."""
-        self._do(life, operator.methodcaller(action))
-
-    def _do(self, life: int, action: Callable[[LocalWorker], None]) -> None:
+    def act(self, life: int, action: str, *words: Any) -> None:
+        """Have that worker, if it is still there, do what the method of `Worker` of this name does."""
         with self._lock:
             if self._worker is not None and life == self._life:
-                action(self._worker)
+                getattr(self._worker, action)(*words)
+                self._worker.flush()
 
-    def close(self) -> None:
-        """End what it has started."""
-        with suppress(Exception):
-            self._do(self._life, LocalWorker.kill)
-        self._reaper.close()
+
+def _is_over(said: Sequence[messages.FromWorker]) -> bool:
+    return any(isinstance(message, messages.WorkerExited) for message in said)
 
 
 def _check(settings: HostSettings) -> None:
@@ -458,33 +425,19 @@ class RayWorker(Worker):
 
     def _follow(self) -> None:
         try:
-            self._call("begin", wait=True)
+            self._answer("begin")
             self._up = True
             if self._unwanted:
                 self._act("kill")
-            while not self._hear(self._call("poll", wait=True)):
-                pass
+            said: list[messages.FromWorker] = []
+            while not _is_over(said):
+                said, self._words = self._answer("poll")
+                self._tell(*said)
         except Exception as error:  # Ray's own errors have no common class with those of the network below it
             self._site.drop(self.index, self._actor)
             how, elsewhere = loss_of(error)
             self._words = "".join(f"\n    {line}" for line in str(error).strip().splitlines()[-15:])
             self._tell(messages.WorkerExited(exit_code=None, how=how, elsewhere=elsewhere))
-
-    def _hear(self, heard: Mapping[str, Any]) -> bool:
-        """Take what the host has answered; whether the worker is over."""
-        said: list[messages.FromWorker] = []
-        try:
-            said += map(messages.decode_report, heard.get("lines", ()))
-        except WorkerError as error:
-            self._act("kill")
-            said.append(messages.WorkerUnreadable(reason=str(error)))
-        if heard.get("unreadable"):
-            said.append(messages.WorkerUnreadable(reason=heard["unreadable"]))
-        if ended := bool(heard.get("ended")):
-            self._words = heard.get("last_words", "")
-            said.append(messages.WorkerExited(exit_code=heard.get("exit_code")))
-        self._tell(*said)
-        return ended
 
     def _tell(self, *said: messages.FromWorker) -> None:
         with self._pipe:
@@ -497,7 +450,7 @@ class RayWorker(Worker):
 
     def send(self, job: messages.RunJob) -> None:
         """Send a job; that it is lost shows where answers are waited for."""
-        self._call("send", messages.encode(job))
+        self._act("send", job)
 
     def sources(self) -> Sequence[int]:
         """What tells that something has arrived."""
@@ -560,16 +513,12 @@ class RayWorker(Worker):
 
     # -- calls -------------------------------------------------------------------------------------------------
 
-    def _act(self, action: str) -> None:
-        self._call("act", action)
-
-    def _call(self, method: str, *words: Any, wait: bool = False) -> Any:
-        ask = getattr(self._actor, method).remote
-        if wait:
-            return self._site.ray.get(ask(self._life, *words))
+    def _act(self, action: str, *words: Any) -> None:
         with suppress(Exception):  # as above: whoever waits for answers tells
-            ask(self._life, *words)
-        return None
+            self._actor.act.remote(self._life, action, *words)
+
+    def _answer(self, method: str) -> Any:
+        return self._site.ray.get(getattr(self._actor, method).remote(self._life))
 
 
 # -- backend -----------------------------------------------------------------------------------------------------

@@ -94,6 +94,10 @@ class Actor:
         for call in self.calls:
             call.answer.put((None, error))
 
+    def close(self) -> None:
+        self.host.act(self.host._life, "kill")
+        self.host._reaper.close()
+
 
 class Site:
     """As `RaySite`, and as Ray itself."""
@@ -110,7 +114,7 @@ class Site:
                 calls.put(None)
             for thread in actor.threads:  # what is being started is there to be ended then
                 thread.join(PATIENCE_S)
-            actor.host.close()
+            actor.close()
 
     def actor(self, place: int, told: dict[str, Any]) -> Actor:
         if not self.actors:
@@ -123,7 +127,7 @@ class Site:
             self.actors.remove(actor)
             # First, as a host that is being closed answers with errors of its own.
             actor.lose(NodeDiedError("The actor's node has died."))
-            actor.host.close()
+            actor.close()
 
     def get(self, call: Call) -> Any:
         answer, error = call.answer.get(timeout=PATIENCE_S)
