@@ -192,34 +192,11 @@ def remember(work: Work) -> None:
     (work.out / "count.txt").write_text(f"{work.memory['count']} {os.getpid()}")
 
 
-def load_slowly(work: Work) -> None:
-    with work.loading():
-        time.sleep(0.05)
-
-
 no_function = "not callable"
 
 
 def raise_keyboard_interrupt(work: Work) -> None:
     raise KeyboardInterrupt
-
-
-def write_over_a_folder(work: Work) -> None:
-    work.out.write_text("this is a folder")
-
-
-def die_once_slowly(work: Work) -> None:
-    """The first attempt is killed in the middle of writing a large output."""
-    with (work.out / "large.bin").open("wb") as file:
-        for index in range(64):
-            file.write(bytes([index]) * (1 << 16))
-            file.flush()
-            if work.attempt == 1 and index == 32:
-                kill_self(work)
-
-
-def abort(work: Work) -> None:
-    os.abort()
 
 
 def loop_in_native_code(work: Work) -> None:
@@ -237,22 +214,6 @@ def loop_without_progress(work: Work) -> None:
 
 def fail_at_import(work: Work) -> None:
     import tests.doubles.raises_at_import  # noqa: F401
-
-
-def print_much(work: Work) -> None:
-    line = "x" * 999 + "\n"
-    for _ in range(20_000):
-        sys.stdout.write(line)
-
-
-def write_huge(work: Work) -> None:
-    with (work.out / "huge.bin").open("wb") as file:
-        file.truncate(200 << 20)
-
-
-def report_huge(work: Work) -> None:
-    """A message to the engine that is far larger than any pipe's buffer."""
-    raise ValueError("m" * 5_000_000)
 
 
 def raise_connection_error(work: Work) -> None:
@@ -323,14 +284,6 @@ def damage_own_input(work: Work) -> None:
         victim.write_bytes(data)
 
 
-def stand_still_once(work: Work) -> None:
-    """Stop this process; whoever lets it go on finds the job done at once."""
-    if work.attempt == 1:
-        Path(work.payload["flag"]).write_text(str(os.getpid()))
-        stop_self(work)
-    write(work)
-
-
 def write_slowly(work: Work) -> None:
     time.sleep(0.3)
     write(work)
@@ -367,12 +320,6 @@ def one_rank_fails(work: Work) -> None:
         if work.payload.get("ignore"):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(3600)
-
-
-def ranks_with_grandchildren(work: Work) -> None:
-    child = subprocess.Popen(["sleep", "3600"])
-    Path(work.payload["flag"]).joinpath(str(work.rank)).write_text(json.dumps([os.getpid(), child.pid]))
-    time.sleep(3600)
 
 
 def ranks_stop_when_asked(work: Work) -> None:
@@ -416,10 +363,6 @@ def run_out_beside_others(work: Work) -> None:
 # -- jobs that break the rules between worker and engine ---------------------------------------------
 
 
-def progress_of_nothing(work: Work) -> None:
-    work.progress(1, 2, tokens=None)  # type: ignore[arg-type]
-
-
 def leave_odd_counts(work: Work) -> None:
     write(work)
     work.tokens = float("nan")  # type: ignore[assignment]
@@ -436,17 +379,6 @@ def write_to_pipe(data: bytes) -> None:
         with suppress(OSError):
             if str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
                 os.write(descriptor, data + b"\n")
-
-
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise SystemExit("not even this")
-
-    __repr__ = __str__
-
-
-def raise_unspeakable(work: Work) -> None:
-    raise Unspeakable
 
 
 class Masked(Exception):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import threading
@@ -23,7 +22,6 @@ from pipeline.errors import JobError
 from pipeline.plan.graph import Job
 from pipeline.runs.run_view import RunView
 from tests.doubles.engine import Engine, job, key
-from tests.doubles.machine import is_living
 
 
 def folder(tmp_path: Path, name: str = "flags") -> str:
@@ -112,27 +110,6 @@ def test_one_rank_that_fails_ends_all(after_one_rank_failed: tuple[Engine, Outco
     assert "Its log, log.rank1.txt, ends:\n" in engine.log(gang)
     assert "rank 1 was here" in (engine.run_dir / "jobs" / gang / "log.rank1.txt").read_text()
     assert (outcome.jobs[gang], outcome.jobs[f"below/{body}"]) == (JobStatus.failed, JobStatus.blocked)
-
-
-def test_a_rank_that_is_killed_ends_the_gang(engine: Engine, tmp_path: Path) -> None:
-    flags = Path(folder(tmp_path))
-    killed: list[int] = []
-
-    def kill_one(_view: RunView) -> None:
-        if not killed and len(list(flags.iterdir())) == 3:
-            os.kill(json.loads((flags / "2").read_text())[0], signal.SIGKILL)
-            killed.append(2)
-
-    retry = RetryConfig(worker_lost=1)
-    outcome = engine.run(
-        job("gang", "ranks_with_grandchildren", devices=3, payload={"flag": str(flags)}), workers=3, retry=retry,
-        watcher=kill_one,
-    )  # fmt: skip
-    assert killed  # and the others, which would have slept for an hour, were ended
-    assert "rank 2 of 3 was lost (signal 9 (SIGKILL))" in outcome.reason("gang")
-    pids = [pid for path in flags.iterdir() for pid in json.loads(path.read_text())]
-    assert len(pids) == 6
-    assert not any(map(is_living, pids))
 
 
 def test_a_leader_that_hangs_is_killed_with_its_ranks(engine: Engine, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -18,45 +17,6 @@ from pipeline.engine.journal import Journal, read_journal
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.errors import StoreError
 from tests.doubles.engine import Engine, describe, job, key
-
-# -- lateness --------------------------------------------------------------------------------------------------
-
-
-def test_a_late_result_of_an_attempt_that_was_given_up_does_not_count(engine: Engine) -> None:
-    """The worker stands still for longer than allowed and then goes on, just before it is killed."""
-    flag = engine.root / "flag"
-    engine.root.mkdir(parents=True)
-
-    def wake() -> None:
-        until(lambda: engine_said_hang(engine))
-        os.kill(int(flag.read_text()), signal.SIGCONT)
-
-    thread = threading.Thread(target=wake)
-    thread.start()
-    outcome = engine.run(
-        job("late", "stand_still_once", payload={"flag": str(flag)}),
-        workers=1,
-        heartbeat_s=0.1,
-        heartbeat_timeout_s=3.0,
-    )
-    thread.join()
-    assert outcome.jobs["late"] in (JobStatus.done, JobStatus.stored)
-    assert [failure["kind"] for failure in engine.events("AttemptFailed")] == ["hang"]
-    finished = engine.events("JobFinished")
-    assert all(event["attempt"] == 2 for event in finished)
-    assert engine.store.has(key("late"))
-
-
-def engine_said_hang(engine: Engine) -> bool:
-    """The engine is between asking for the stacks and killing the worker."""
-    log = engine.run_dir / "jobs" / "late" / "log.txt"
-    pid = engine.root / "flag"
-    if not (log.exists() and pid.exists() and pid.read_text()):
-        return False
-    status = Path(f"/proc/{pid.read_text()}/status")
-    pending = [line for line in status.read_text().splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
-    return any(int(line.split()[1], 16) & 1 << (signal.SIGUSR1 - 1) for line in pending)
-
 
 # -- damage ----------------------------------------------------------------------------------------------------
 

@@ -136,13 +136,3 @@ def test_whoever_watches_sees_a_job_from_its_begin_to_its_end(engine: Engine) ->
     assert seen[0] == (0, "")
     assert seen[-1] == (1, "cpu slot 0, 1 thread")
     assert engine.events("JobFinished")[0]["tokens"] == 40_000
-
-
-def test_loading_is_accounted_for(engine: Engine) -> None:
-    outcome = engine.run(job("load", "load_slowly"), workers=1)
-    assert outcome.makespan is not None
-    assert outcome.makespan.load_s >= 0.05
-    total = outcome.makespan.devices * outcome.makespan.actual_s
-    parts = outcome.makespan
-    accounted = parts.work_s + parts.load_s + parts.dependency_s + parts.retry_s + parts.tail_s
-    assert accounted == pytest.approx(total, abs=0.01)

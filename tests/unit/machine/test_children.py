@@ -18,8 +18,6 @@ from pipeline.machine.children import Child
 from tests.doubles import child as double
 from tests.doubles.machine import is_living
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is found")
-
 
 @contextmanager
 def started(environment: dict[str, str] | None = None, **options: Any) -> Iterator[tuple[Child, dict[str, Any]]]:

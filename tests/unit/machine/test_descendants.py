@@ -12,8 +12,6 @@ import pytest
 from pipeline.machine import descendants
 from pipeline.machine.descendants import Process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is found")
-
 ADOPTER = """
 import subprocess, sys
 from pipeline.machine import descendants

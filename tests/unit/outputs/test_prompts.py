@@ -43,17 +43,13 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"", "no safetensors"),
-        (b"\x80\x04\x95pickled", "no safetensors"),
         (b"\xff" * 100, "no safetensors"),
         ({**GOOD, "rows": ROWS[::-1].copy()}, "ascend"),
-        ({**GOOD, "rows": ROWS[[0, 0, 1]]}, "ascend"),
         ({**GOOD, "rows": ROWS.astype(np.int32)}, "expected int64 of shape [P] in 'rows', got int32"),
         ({"numerators/a": ONES}, "expected a tensor 'rows', got numerators/a"),
         ({**GOOD, "numerators/a": np.ones(2)}, "expected float64 of shape [3] in 'numerators/a'"),
-        ({**GOOD, "numerators/a": np.ones((3, 1))}, "of shape [3, 1]"),
         ({**GOOD, "numerators/a": ONES.astype(np.float32)}, "got float32"),
         ({**GOOD, "numerators/a": ONES * np.nan}, "expected numbers between"),
-        ({**GOOD, "numerators/a": ONES * 1e200}, "expected numbers between"),
         ({**GOOD, "denominators/a": -ONES}, "no number below 0"),
     ],
 )

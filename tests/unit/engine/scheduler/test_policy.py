@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.outcome import account
 from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
@@ -70,15 +69,6 @@ def test_equal_jobs_go_to_the_worker_that_holds_their_model() -> None:
     assert next_actions(state) == [Start("c", 0), Start("d", 1)]
 
 
-def test_no_round_overtakes_another_behind_the_barrier() -> None:
-    jobs = [job(f"{number}/{index}", 1 + index, number=number) for number in range(3) for index in range(4)]
-    attempts = simulate(Plan(jobs, []), 3, barrier=Barrier.round)
-    for number in (1, 2):
-        earlier = [one.ended_s for one in attempts if one.job_id.startswith(f"{number - 1}/")]
-        later = [one.sent_s for one in attempts if one.job_id.startswith(f"{number}/")]
-        assert max(earlier) <= min(later)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_schedule_keeps_grahams_bound(seed: int, workers: int) -> None:
@@ -120,22 +110,6 @@ def test_a_job_that_is_tried_again_is_the_first_of_its_priority(slots: int) -> N
             state.start(action.job_id, action.worker)
             state.finished(action.worker)
     assert started == ["more", "again", "equal", "later"]
-
-
-@pytest.mark.properties
-@given(st.integers(0, 10**9), st.integers(1, 4), st.lists(st.floats(-1e308, 1e308), min_size=1, max_size=6))
-def test_whatever_the_priorities_jobs_have_their_turn_in_their_order(
-    seed: int, workers: int, values: list[float]
-) -> None:
-    rng = random.Random(seed)
-    bare = random_plan(seed, 20)
-    plan = Plan([replace(one, priority=rng.choice(values)) for one in bare.jobs.values()], bare.graph.edges)
-    attempts = {one.job_id: one for one in simulate(plan, workers)}
-    assert set(attempts) == set(plan.jobs)
-    for name, one in plan.jobs.items():
-        ready_s = max((attempts[up].ended_s for up in plan.inputs(name)), default=-1.0)
-        between = [other for other, at in attempts.items() if ready_s < at.sent_s < attempts[name].sent_s]
-        assert all(plan.jobs[other].priority >= one.priority for other in between)
 
 
 @pytest.mark.properties

