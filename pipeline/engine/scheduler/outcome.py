@@ -113,24 +113,17 @@ class Makespan:
         return self.actual_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
     def __str__(self) -> str:
+        place = "device" if self.slots == 1 else "place"
         best = (
             f"at best it could have taken {self.lower_bound_s:.1f} s (longest chain of jobs "
-            f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self._devices()})"
+            f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self.devices} {place}"
+            f"{'s' if self.devices != 1 else ''})"
         )
         lost = (
             f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
             f"failed or stopped attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
         )
-        place = "Device" if self.slots == 1 else "Place"
-        return f"took {self.actual_s:.1f} s; {best}. {place} time not used for work: {lost}"
-
-    def _devices(self) -> str:
-        plural = "s" if self.devices != 1 else ""
-        devices = f"{self.devices} device{plural}"
-        if self.slots > 1:
-            count = self.devices // self.slots
-            devices = f"{self.devices} places on {count} device{'s' if count != 1 else ''}"
-        return devices
+        return f"took {self.actual_s:.1f} s; {best}. {place.capitalize()} time not used for work: {lost}"
 
 
 def account(
