@@ -95,8 +95,6 @@ FLOPS = "flops"
 _HOW = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 _Amount = Annotated[float, Meta(ge=0, le=1e30)]
 
-_told: set[Path] = set()
-
 
 class _Line(Struct):
     key: str
@@ -117,15 +115,9 @@ class Costs:
 
     def of(self, key: str) -> dict[str, float]:
         """What was noted last; empty where nothing is known."""
-        path = Path(f"{self._folder}/{key[:2]}.jsonl")
         try:
-            noted = read_plain(path)
-        except FileNotFoundError:
-            return {}
-        except (ForeignDataError, OSError) as error:
-            if path not in _told:
-                _told.add(path)
-                log.warning("%s is passed over, which costs figures of what was spent only: %s", path, error)
+            noted = read_plain(Path(f"{self._folder}/{key[:2]}.jsonl"))
+        except (ForeignDataError, OSError):
             return {}
         sought, begin = key.encode(), len(noted)
         while key and (at := noted.rfind(sought, 0, begin)) >= 0:
