@@ -22,10 +22,8 @@ from pipeline.plan.graph import Job, Plan
 
 _MAX_REASON = 1_000
 """Characters of an exception's first line; all of it is in the job's log."""
-_MAX_STOPS = 3
-"""How often an attempt may end for a signal that its worker has had from elsewhere, and cost its job nothing."""
-_MAX_NODES = 10
-"""How many machines may be lost while they run a job, at no cost to it; by then it may be what ends them."""
+_MAX_EXCUSED = 5
+"""How often an attempt may end for a signal from elsewhere, or with its machine, and cost its job nothing."""
 
 
 def is_believed(run: Run, index: int, message: messages.OfJob) -> bool:
@@ -168,8 +166,8 @@ def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None
 
 def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
     run.end_attempt(job_id, index, failure.kind.value)
-    run.nodes_lost[job_id] += elsewhere
-    if elsewhere and run.nodes_lost[job_id] <= _MAX_NODES:
+    run.excused[job_id] += elsewhere
+    if elsewhere and run.excused[job_id] <= _MAX_EXCUSED:
         recovery.try_again(run, job_id, index, failure, "elsewhere")
     else:
         # Of several devices none can be told to be the cause.
@@ -271,8 +269,8 @@ def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
 
 def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
     """Try a job again that is not to blame for the end of its attempt; not for ever, if the engine goes on."""
-    run.stops[job_id] += not run.stopping
-    if run.stops[job_id] <= _MAX_STOPS:
+    run.excused[job_id] += not run.stopping
+    if run.excused[job_id] <= _MAX_EXCUSED:
         run.state.retry(job_id)
         return
     recovery.failed(

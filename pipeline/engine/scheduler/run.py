@@ -247,8 +247,8 @@ class Run:
         unusable: Workers that cannot even be started.
         closed: Workers that have been ended for good, as their devices are given no more jobs.
         took_s: Entry and stage of jobs -> about the longest that one of the last took.
-        stops: Job -> attempts that ended since someone asked its worker to stop, and not the engine.
-        nodes_lost: Job -> machines that were lost while they ran it.
+        excused: Job -> attempts whose end nothing here is to blame for: a signal to its worker from elsewhere, or
+            the loss of its machine.
         told_late: Worker and job of which it has spoken late: told once.
         told_waiting: Jobs that another run was found computing, which was said.
         stopping: Whether workers are being ended.
@@ -275,8 +275,7 @@ class Run:
     unusable: set[int] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
     took_s: dict[tuple[str, str], float] = field(default_factory=dict)
-    stops: Counter[str] = field(default_factory=Counter)
-    nodes_lost: Counter[str] = field(default_factory=Counter)
+    excused: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)
     told_waiting: set[str] = field(default_factory=set)
     stopping: bool = False
