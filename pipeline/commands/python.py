@@ -16,7 +16,7 @@ from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from warnings import catch_warnings, filterwarnings
 
 from safetensors import SafetensorError
@@ -26,13 +26,12 @@ from pipeline.commands.multirun import FLAGS, for_hydra, read_flags
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import load_config
 from pipeline.config.schema import Attention, DType, SystemConfig
-from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, DeviceError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.learning.models.source import snapshot
 from pipeline.outputs import formats
-from pipeline.outputs.formats import POINTER, Pointer, problem_in_words, read_pointer
+from pipeline.outputs.formats import Pointer, problem_in_words
 from pipeline.runs.loaded import LoadedRun, choose_run, load, load_planned
 from pipeline.runs.notebook import Run
 from pipeline.runs.trained import Trained, find_trained
@@ -176,9 +175,8 @@ def guided(
 
     Args:
         model: Name of an experiment, whose newest run is taken; or a run, as `pipeline.run` and
-            `pipeline.load_run` give one; or a folder: of a run, of the output of a training, or of an exported
-            model; or the id of an exported model on the hub, as ``owner/name``. Where a folder is called like an
-            experiment, ``./name`` is the folder.
+            `pipeline.load_run` give one; or the folder of an exported model, or its id on the hub, as
+            ``owner/name``. Where a folder is called like an experiment, ``./name`` is the folder.
         chain: Of a run, as ``addition/tiny/s0/PITA``; its end (``PITA``), a part of it, or a pattern with ``*``
             will do. Not needed where only one trains.
         round: After which round; None for the last one.
@@ -228,41 +226,19 @@ class _Found:
 
 
 def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None, output_dir: Path) -> _Found:
-    name, folder, run = str(model), Path(), None
     if isinstance(model, LoadedRun):
-        run = model
-    else:
-        folder = Path(model).expanduser()
-        is_name = isinstance(model, str) and "/" not in name and (output_dir / name / "latest").is_dir()
-        if folder.is_dir() and not is_name:
-            # Of an experiment's folder the newest run, as of its name.
-            whole = next((one for one in (folder, folder / "latest") if (one / "plan.json").exists()), None)
-            run = load(RunFolder(whole.resolve())) if whole else None
-        elif "/" not in name or (output_dir / name).exists():
-            run = load_planned(choose_run(output_dir, name))
-        elif not is_hub_id(name):
-            raise ConfigError(f"{name}: there is no such folder, experiment or id of the hub")
-    if run is not None:
-        return _of_run(find_trained(run, chain, number))
+        return _of_run(find_trained(model, chain, number))
+    name, folder = str(model), Path(model).expanduser()
+    is_name = isinstance(model, str) and "/" not in name and (output_dir / name / "latest").is_dir()
+    if is_name or (not folder.is_dir() and ("/" not in name or (output_dir / name).exists())):
+        return _of_run(find_trained(load_planned(choose_run(output_dir, name)), chain, number))
     if chain is not None or number is not None:
         raise ConfigError(f"{name} is the folder of one model, so it has no chain and no round to choose from")
     if not folder.is_dir():
+        if not is_hub_id(name):
+            raise ConfigError(f"{name}: there is no such folder, experiment or id of the hub")
         folder = Path(snapshot(name, None))
-    made_by = _job_of(folder)
-    return _of_run(made_by) if made_by is not None else _of_folder(folder.resolve())
-
-
-def _job_of(folder: Path) -> Trained | None:
-    """The training of a run whose output a path is, ``RUN/jobs/<id>/output``; None of other folders."""
-    parts = folder.absolute().parts
-    for place in (place for place, part in enumerate(parts) if part == "jobs"):
-        run, inside = Path(*parts[:place]), parts[place + 1 :]
-        if inside and inside[-1] == "output" and (run / "plan.json").exists():
-            recorded = load(RunFolder(run.resolve()))
-            job = recorded.plan.jobs.get("/".join(inside[:-1]))
-            if job is not None:
-                return find_trained(recorded, job.chain, job.round)
-    return None
+    return _of_folder(folder.resolve())
 
 
 def _of_run(found: Trained) -> _Found:
@@ -277,42 +253,27 @@ def _of_run(found: Trained) -> _Found:
 
 
 def _of_folder(folder: Path) -> _Found:
-    """A model of which only its folder is known: exported, or in a store."""
-    adapters = _read(folder / formats.ADAPTERS, formats.read_adapters)
-    if adapters is None and not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} holds no model: give an experiment, a folder of a run or model, or a hub id")
+    """An exported model."""
     usage = _read(folder / formats.USAGE, formats.read_usage)
-    guidance = _read(folder / formats.GUIDANCE, formats.read_guidance)
-    is_value = adapters is None and (folder / "value_head.json").is_file()
-    if is_value and guidance is None:
+    if usage is None:
+        other = "give an experiment, a run by pipeline.load_run, or what `pipeline export` has written"
+        raise ConfigError(f"{folder} has no {formats.USAGE}, so it is no exported model: {other}")
+    guidance = _read(folder / formats.GUIDANCE, formats.read_guidance) if usage.kind == "value" else None
+    if usage.kind == "value" and guidance is None:
         raise ConfigError(f"{folder} holds a value model, and no {formats.GUIDANCE} that says how it guides")
-    kind: Literal["policy", "value"] = "value" if is_value else "policy"
-    key = adapters.reference if adapters is not None else guidance.reference if guidance is not None else None
     return _Found(
         weights=folder,
-        usage=usage or formats.Usage(kind=kind, drawing=formats.Drawing(), prompting=formats.Prompting()),
-        guidance=guidance if is_value else None,
-        reference=lambda: _reference_of(folder, usage.reference if usage and is_value else None, key),
+        usage=usage,
+        guidance=guidance,
+        reference=lambda: _reference_of(folder, usage.reference),
     )
 
 
-def _reference_of(folder: Path, exported: Pointer | None, key: str | None) -> str:
-    """Where the reference of a model is, told from the folder alone.
-
-    Args:
-        folder: Of the model.
-        exported: What an exported folder says of it.
-        key: What a stored output says of it.
-    """
+def _reference_of(folder: Path, exported: Pointer | None) -> str:
+    """Where the reference of an exported model is."""
     if exported is not None and exported.path is not None:
         place = (folder / exported.path).resolve()
         if place.is_relative_to(folder) and place.is_dir():  # anyone may have written where it is
-            return str(place)
-    elif exported is None and key is not None:
-        stored = folder.parents[1] / key[:2] / key
-        exported = _read(stored / POINTER, read_pointer)
-        place = stored if exported is None else Path(str(exported.path))
-        if place.is_dir():
             return str(place)
     if exported is not None and exported.hub is not None:
         return snapshot(exported.hub, exported.commit)
