@@ -11,10 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from safetensors.numpy import save_file
 
 from tests.doubles.small_runs import ROOT, calm_run, command, events, results, run_here, with_reference
 
@@ -78,6 +76,7 @@ def test_the_same_command_again_runs_nothing_and_prints_the_table(calm: Path, tm
     assert not list(copy.glob(".store/.tmp/*"))
     assert "nothing to run" in printed
     assert "reference" in printed
+    assert "stored, 0 to run" in run_here(copy, "dry_run=true")
     # What little there was to learn from is told every time, not only when it is trained on.
     note = re.compile(r"addition/tiny/s0/QSharp, round 1: trained on \d\d sequences, fewer than one batch of 128")
     assert note.search(printed)
@@ -100,28 +99,12 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     assert not output_dir.exists()
 
 
-def test_dry_run_says_what_is_stored(calm: Path) -> None:
-    assert "stored, 0 to run" in run_here(calm, "dry_run=true")
-
-
 def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
     printed = run_here(output_dir, "device=cuda", code=2)
     assert printed.startswith("error: ")
     assert "no usable GPU" in printed
     assert not output_dir.exists()
-
-
-def test_models_that_share_no_tokenizer_are_refused(calm: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "other"
-    folder.mkdir()
-    vocabulary = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
-    (folder / "tokenizer.json").write_text(json.dumps({"model": vocabulary, "added_tokens": []}))
-    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    save_file({"weights": np.zeros(1)}, folder / "model.safetensors")
-    printed = run_here(tmp_path / "outputs", f"models.tiny.value_path={folder}", code=2)
-    assert "no tokenizer" in printed
-    assert "13 tokens against 2" in printed
 
 
 def test_packages_that_only_the_search_path_has_reach_workers_too(light: list[str], tmp_path: Path) -> None:

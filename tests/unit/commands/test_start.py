@@ -14,8 +14,10 @@ import os, signal, time
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(60)
 """
-FAILS = r"""
-import sys
+ODD = r"""
+import os, signal, sys, time
+from pipeline.commands.start import _carry_out, settle, start
+from pipeline.engine.scheduler.signals import StopSignals
 
 def fails():
     raise RuntimeError("\x1b[2Jboom \udcff")
@@ -26,17 +28,10 @@ def leaves():
 def returns(code):
     return code
 
-def imports():
-    import nowhere_to_be_found
-
 def interrupted():
     raise KeyboardInterrupt
 
 def late(name):
-    import signal, time
-    from pipeline.engine.scheduler.signals import StopSignals
-    from pipeline.commands.start import settle
-
     with StopSignals():
         settle(3)
     signal.raise_signal(signal.Signals[name])
@@ -84,45 +79,32 @@ def test_a_python_without_our_packages_is_told_which_one_is_missing_and_what_to_
     assert f"`{shlex.quote(sys.executable)} -m pip install -e " in said
 
 
-def started(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
-    (folder / "odd.py").write_text(FAILS)
-    code = f"from pipeline.commands.start import start; start({command})"
+def said_by(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    (folder / "odd.py").write_text(ODD)
     where = {"PYTHONPATH": f"{folder}:{ROOT}"}
-    return subprocess.run([sys.executable, "-c", code], env=where, capture_output=True, text=True, timeout=600)
+    words = [sys.executable, "-c", f"from odd import _carry_out, os, start\n{code}"]
+    return subprocess.run(words, env=where, capture_output=True, text=True, timeout=600)
 
 
 def test_a_fault_of_the_program_is_told_with_its_traceback(tmp_path: Path) -> None:
-    done = started(tmp_path, "'odd:fails'")
+    done = said_by(tmp_path, "start('odd:fails')")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "RuntimeError: \\x1b[2Jboom \\udcff" in done.stderr
     assert "report" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "said"),
-    [
-        ("'odd:leaves'", 1, "too bad\n"),
-        ("'odd:returns', None", 0, ""),
-        ("'odd:returns', 7", 7, ""),
-        ("'odd:interrupted'", 130, ""),
-    ],
-    ids=["a message", "nothing", "a code", "Ctrl-C"],
-)
-def test_exit_codes_are_those_of_the_command(tmp_path: Path, command: str, code: int, said: str) -> None:
-    done = started(tmp_path, command)
-    assert (done.returncode, done.stderr) == (code, said)
-
-
-def test_a_current_folder_that_is_gone_is_told(tmp_path: Path) -> None:
-    (here := tmp_path / "here").mkdir()
-    done = started(
-        tmp_path, f"'odd:returns', __import__('os').chdir('{here}') or __import__('os').rmdir('{here}')"
-    )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+def test_exit_codes_are_those_of_the_command(tmp_path: Path) -> None:
+    """A message, nothing, a code, Ctrl-C; and where the current folder is gone."""
+    asked = ("leaves",), ("returns", None), ("returns", 7), ("interrupted",)
+    codes = f"[_carry_out('odd:' + name, given) for name, *given in {asked}]"
+    gone = f"os.mkdir('{tmp_path}/here'); os.chdir('{tmp_path}/here'); os.rmdir('{tmp_path}/here')"
+    done = said_by(tmp_path, f"print({codes})\n{gone}\nstart('odd:returns', None)")
+    assert (done.returncode, done.stdout) == (2, "[1, 0, 7, 130]\n")
+    assert re.fullmatch("too bad\nerror: the current folder is not there any more.*\n", done.stderr)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGUSR2"])
 def test_a_signal_that_comes_after_the_results_changes_nothing(tmp_path: Path, name: str) -> None:
-    done = started(tmp_path, f"'odd:late', '{name}'")
+    done = said_by(tmp_path, f"start('odd:late', '{name}')")
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")

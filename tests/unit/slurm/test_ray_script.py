@@ -36,16 +36,13 @@ case "$told" in
         trap 'echo ended >> said; exit 0' USR1
         trap '' TERM
         echo x >> started
-        until [ -e never ]; do sleep 0.02; done ;;
+        while true; do sleep 0.02; done ;;
     "slurm ray wait"*)
         until [ "$(wc -l < started)" = "$SLURM_NNODES" ]; do sleep 0.02; done
         exit "$(cat waited)" ;;
     "run "*)
         echo "run" >> said
         printf "%s\\0" "${@:3}" > words
-        trap 'sleep 0.1; exit 143' TERM
-        touch runs
-        while [ -e wait ]; do sleep 0.02; done
         exit "$(cat code)" ;;
 esac
 """,
@@ -57,8 +54,8 @@ def text_of(command: list[str] | None = None, **given: Any) -> str:
     return script_text(request_of(command or ["run", "experiment.name=x", "a=$b"], **given), "python", "x.sbatch")
 
 
-def begin(folder: Path, text: str, code: int = 0, waited: int = 0, **environment: str) -> subprocess.Popen[bytes]:
-    """Have bash run a script with an srun that starts what it is told to, here."""
+def carry_out(folder: Path, text: str, code: int = 0, waited: int = 0) -> tuple[int, list[str]]:
+    """Have bash run a script with an srun that starts what it is told to, here; its code, and what was said."""
     for name, body in PROGRAMS.items():
         (folder / name).write_text(f"#!/bin/bash\n{body}")
         (folder / name).chmod(0o755)
@@ -74,12 +71,8 @@ def begin(folder: Path, text: str, code: int = 0, waited: int = 0, **environment
         "SLURMD_NODENAME": "n1",
     }
     (folder / "script").write_text(text)
-    return subprocess.Popen(["bash", "script"], cwd=folder, env={**variables, **environment})
-
-
-def carry_out(folder: Path, text: str, **given: Any) -> tuple[int, list[str]]:
-    code = begin(folder, text, **given).wait()
-    return code, (folder / "said").read_text().splitlines() if (folder / "said").exists() else []
+    ended = subprocess.run(["bash", "script"], cwd=folder, env=variables, check=False).returncode
+    return ended, (folder / "said").read_text().splitlines() if (folder / "said").exists() else []
 
 
 def test_the_head_is_on_the_first_node_and_the_run_beside_it(tmp_path: Path) -> None:
@@ -107,26 +100,6 @@ def test_the_exit_code_is_that_of_the_run(tmp_path: Path, code: int, again: bool
     assert ended == code
     assert said[-1] == ("scontrol requeue 41" if again else "ended")  # Ray has ended before
     assert said.count("ended") == 2
-
-
-def test_a_cancelled_job_waits_for_its_run_and_does_not_come_back(tmp_path: Path) -> None:
-    """Slurm tells the script, and everything else too; what the script itself hears is the end."""
-    (tmp_path / "wait").touch()
-    script = begin(tmp_path, text_of())
-    give_up = time.monotonic() + 120
-    while not (tmp_path / "runs").exists():
-        assert time.monotonic() < give_up
-        time.sleep(0.02)
-    for number in [script.pid, *children(script.pid)]:
-        os.kill(number, signal.SIGTERM)
-    assert script.wait() == 143
-    said = (tmp_path / "said").read_text().splitlines()
-    assert said.count("ended") == 2
-    assert not any("requeue" in line for line in said)
-
-
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_where_ray_or_its_head_is_missing_there_is_no_run(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ READ = [
     ("\t--ntasks=2\t-c 4 # a remark --nodes=2", {"ntasks": "2", "cpus-per-task": "4"}),
     (r'-J "a\"b"', {"job-name": 'a"b'}),
     (r"-J 'it'\''s'", {"job-name": "it's"}),
-    ("--ntasks=2 --ntasks=4", {"ntasks": "4"}),
     ("--exclude n[1-2]", {"exclude": "n[1-2]"}),
     ("--requeue --exclusive=user", {"requeue": "", "exclusive": "user"}),
 ]
@@ -224,12 +223,9 @@ RAY: dict[str, Any] = {"ray": True, "nodes": "4", "gres": "gpu:8"}
     [
         (AGENT, {"array": "0-15%4", "time": "10"}, ""),
         (LAUNCH, {"nodes": "4", "time": "5", "licenses": "matlab", "exclusive": ""}, ""),
-        (RUN, {"time": "3", "no_requeue": "", "gres": "gpu:8", "widest": 8}, ""),
         (RUN, {**RAY, "widest": 32}, ""),
-        (RUN, {"ray": True, "nodes": "4", "on_cpu": True}, ""),
         (RUN, {"time": "soon"}, "--time soon"),
         (RUN, {"time": "2"}, "--time 2"),
-        (RUN, {"time": "15", "notice_s": 1000}, "--time 15"),
         (RUN, {"array": "0-3"}, "--array 0-3"),
         (AGENT, {"array": "4"}, "--array 4"),
         (AGENT, {"nodes": "2"}, "--nodes 2"),
@@ -240,7 +236,6 @@ RAY: dict[str, Any] = {"ray": True, "nodes": "4", "gres": "gpu:8"}
         (RUN, {"ntasks": "8"}, "--ntasks"),
         ([*RUN, "a\n#SBATCH --nodes=9"], {}, "without control characters"),
         (RUN, {"comment": "a\n#SBATCH --nodes=9"}, "--comment"),
-        (RUN, {"setup": ["#SBATCH --nodes=9"]}, "--setup"),
     ],
 )
 def test_what_would_not_do_what_is_meant_is_one_message(
