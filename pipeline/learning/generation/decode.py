@@ -171,8 +171,6 @@ class Rows:
         self.count = 0
         self._places = np.arange(slots)
         self._draws = np.zeros((streams, slots, steps))
-        self._begins = self._places * steps
-        self._further = np.arange(steps)[:, None]
         self.sample = np.zeros(slots, np.int64)
         self.prompt = np.zeros(slots, np.int64)  # its length
         self.budget = np.zeros(slots, np.int64)
@@ -203,8 +201,9 @@ class Rows:
 
     def draws(self, count: int) -> NDArray[np.float64]:
         """Draws of each row for so many steps, shape [streams, count, n]."""
-        at = self._begins[: self.count] + self.grown[: self.count] + self._further[:count]
-        return self._draws.reshape(len(self._draws), -1).take(at, axis=1)
+        steps = self.grown[: self.count] + np.arange(count)[:, None]
+        drawn: NDArray[np.float64] = self._draws[:, self._places[: self.count], steps]
+        return drawn
 
     def note_asked(self, count: NDArray[np.int64], further: int) -> None:
         """So many candidates of each row were read at the step that is so many further than it has grown."""
