@@ -210,8 +210,8 @@ class Forced(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, now[:, None], 0.0)
 
 
-@pytest.mark.parametrize("stop", [["b c"], ["c a", "\n", "<tool>"]], ids=repr)
-def test_a_completion_ends_where_transformers_ends_it(stop: list[str]) -> None:
+def test_a_completion_ends_where_transformers_ends_it() -> None:
+    stop = ["c a", "\n", "<tool>"]
     whole, found = written(policies()).tokens, written(policies(stop)).tokens
     end = tokenizer().eos_token_id
     tokens = torch.tensor([ids + [end] * (LIMIT - len(ids)) for ids in whole])

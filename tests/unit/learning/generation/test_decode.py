@@ -23,9 +23,7 @@ STEPS = 7
 TILTS = {
     "others kept": sampling.Tilt(sampling.preference_offset(0.7), top_k=4),
     "others dropped": sampling.Tilt(sampling.bernoulli_offset(0.2), top_k=6, min_p=0.05, others=Others.dropped),
-    "few candidates": sampling.Tilt(sampling.preference_offset(0.5), top_k=2, min_p=0.02),
     "uneven, others kept": sampling.Tilt(sampling.preference_offset(0.7), top_k=8, min_p=0.04),
-    "others at offset 0": sampling.Tilt(sampling.preference_offset(1.5), top_k=3, others=Others.offset_zero),
     "uneven, others at offset 0": sampling.Tilt(
         sampling.bernoulli_offset(0.5), top_k=8, min_p=0.04, others=Others.offset_zero
     ),

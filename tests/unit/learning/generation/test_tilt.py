@@ -31,7 +31,7 @@ def test_draws_do_not_change_between_versions() -> None:
     assert [[f"{u:.12f}" for u in row] for row in drawn[0]] == GOLDEN
 
 
-@pytest.mark.parametrize("vocabulary", [3000, 4096, 50_257])
+@pytest.mark.parametrize("vocabulary", [3000, 4096])
 def test_sums_of_blocks_draw_the_same_tokens(vocabulary: int) -> None:
     numbers = torch.Generator().manual_seed(vocabulary)
     weights = (3 * torch.randn(64, vocabulary, generator=numbers, dtype=torch.float64)).softmax(-1)
@@ -57,8 +57,8 @@ def test_temperature_and_nucleus() -> None:
     assert torch.equal(sampling.policy_logprobs(logits, 1.0, top_p=1e-9).exp()[0], torch.tensor([1.0, 0, 0, 0]))
 
 
-@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999, 0.999999])
-@pytest.mark.parametrize("sharpness", [0.01, 1.0, 4.0, 40.0])
+@pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999999])
+@pytest.mark.parametrize("sharpness", [0.01, 4.0])
 def test_a_nucleus_is_the_same_whether_all_tokens_are_sorted_or_the_likeliest(
     top_p: float, sharpness: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
