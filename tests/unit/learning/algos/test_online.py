@@ -29,6 +29,7 @@ SMALL = (
     "experiment.name=t",
     "data_collection.prompts_per_round=24",
     "rounds_of_training=2",
+    "evaluation.num_prompts=2",
     "training.checkpoint_every_steps=2",
     "datasets.addition.reward=tests.doubles.judges.never_the_same",
     "datasets.addition.grading.correct_by=tests.doubles.judges.never_the_same",
