@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol, cast, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from pipeline.files import file_sha256, fsync, json_text, walk
 from pipeline.foreign import ForeignDataError, parse_json, read_plain
 from pipeline.learning.algos.base import JobContext, tokens_generated
-from pipeline.learning.algos.groups import Groups, Judge, draw_groups, exact_logprobs, score_groups
+from pipeline.learning.algos.groups import Groups, draw_groups, exact_logprobs, score_groups
 from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.generation.policy import TextPolicy
@@ -205,18 +205,8 @@ class _Now:
         self.before = made.prepare(self.parts)
 
 
-class DrawsToTrain(Protocol):
-    """What is asked of a method that draws while it trains; `PostTrainingAlgorithms` says what each does."""
-
-    def judge(self, ctx: JobContext) -> Judge | None: ...  # noqa: D102
-    def keep(self, ctx: JobContext, groups: Groups) -> None: ...  # noqa: D102
-    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet: ...  # noqa: D102
-    def told_before(self, ctx: JobContext) -> dict[str, Any]: ...  # noqa: D102
-    def spent_before(self, ctx: JobContext) -> int: ...  # noqa: D102
-
-
 def fit_online(
-    algorithm: DrawsToTrain,
+    algorithm: Any,
     ctx: JobContext,
     model: PreTrainedModel | PeftModel,
     fitting: Fitting,
@@ -224,7 +214,8 @@ def fit_online(
     """Train a policy on batches that it draws.
 
     Args:
-        algorithm: Whose `keep` and `training_set` say what is kept of a batch, and what the loss is.
+        algorithm: Of `PostTrainingAlgorithms`, whose module knows this one: its `judge` scores, its `keep` and
+            `training_set` say what is kept of a batch, and what the loss is.
         ctx: Of the training.
         model: The policy, changed in place.
         fitting: How to train.

@@ -1,6 +1,6 @@
 """Group-relative policy optimisation (Shao et al., arXiv 2402.03300, section 4.1): advantages, loss, training.
 
-The loss is TRL's for groups that were sampled beforehand; the tests compare the two on random inputs.
+The loss is TRL's, whose trainers the tests hold it to.
 
 Shapes: N completions in groups of G adjacent ones, B completions of a micro-batch, T tokens.
 """
