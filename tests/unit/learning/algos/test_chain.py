@@ -232,12 +232,3 @@ def test_strengths_are_tried_on_validation_prompts_and_the_best_is_tested(tmp_pa
     assert tested <= set(sides["reward"].tolist())
     assert validated <= set(sides["reward/eta=2"].tolist())
     assert not set(sides["reward"]) & set(sides["reward/eta=2"])
-
-
-def test_the_other_head_runs_through_and_each_round_may_begin_anew(tmp_path: Path) -> None:
-    fresh = ("algos.QSharp.aggregate=false", "algos.QSharp.warm_start=false", "algos.QSharp.held_out=0")
-    found = Chains(tmp_path, "algos.QSharp.head=v", "algos.PITA.enabled=false", *fresh)
-    assert found.metrics("QSharp", 2)["kl_per_sequence"] > 0
-    (folder,) = found.folders("QSharp", 2, "train")
-    assert json.loads((folder / "value_head.json").read_bytes())["head"] == "v"
-    assert json.loads((folder / "training.json").read_bytes())["sequences"] == 60  # one round's, not two

@@ -1,9 +1,9 @@
 """What the evaluation of the reference leaves beside its samples: the greedy reference and the exact optimum."""
 
 import math
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from pipeline.learning.algos import opening
 from pipeline.learning.datasets.base import load_dataset
-from pipeline.learning.evaluation.metrics import read_log_right, read_samples
+from pipeline.learning.evaluation.metrics import read_log_right, read_samples, write_samples
 from pipeline.learning.models.load import load_policy, load_tokenizer
-from pipeline.learning.rewards import answers, traits
-from pipeline.plan import build, models
-from tests.doubles.composing import quick_config
+from pipeline.learning.rewards import answers
+from pipeline.outputs.formats import SAMPLES, Sample
 from tests.unit.learning.algos.test_chain import Chains
 
 TEMPERATURE = 0.7
@@ -40,34 +40,13 @@ SMALL = (
 )
 
 
-@traits.reward(traits.RewardTraits(verifies=True, isolated=False, right=lambda columns: [columns["solution"]]))
-def anything(completions: Sequence[str], **_: Any) -> list[float | None]:
-    """Likes more than it says."""
-    return [1.0] * len(completions)
-
-
-class Reference(Chains):
-    """The jobs of the reference alone, those that are not there yet."""
-
-    def __init__(self, root: Path, *overrides: str) -> None:
-        self.root, self.memory, self.flops, self.tokens, self.answers, self.told = root, {}, {}, {}, {}, {}
-        config = quick_config([*SMALL, *overrides])
-        self.plan = build.build_plan(config, models=models.read_models(config))
-        for stage in ("train", "evaluate", "metrics"):
-            for job in self.plan.jobs.values():
-                if (job.algo, job.stage) == ("reference", stage) and not (root / job.key).exists():
-                    self.run(job)
-
-
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("anchors")
-
-
-@pytest.fixture(scope="module")
-def chains(root: Path) -> Chains:
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
     return Chains(
-        root, *SMALL, "datasets.addition.reward=exact_match", "datasets.addition.grading.correct_by=null"
+        tmp_path_factory.mktemp("anchors"),
+        *SMALL,
+        "datasets.addition.reward=exact_match",
+        "datasets.addition.grading.correct_by=null",
     )
 
 
@@ -135,13 +114,12 @@ def test_the_greedy_reference_and_its_divergence(chains: Chains, enumerated: Enu
     )
 
 
-def test_where_samples_are_graded_otherwise_there_is_none_and_the_log_says_so(
-    root: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("reward", "told"), [(1.0, False), (0.5, True), (None, True)])
+def test_a_sample_that_is_graded_otherwise_is_told(
+    reward: float | None, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = f"datasets.addition.reward={__name__}.anything"
-    found = Reference(root, "models.tiny.steps=1", own).metrics("reference", 0)
-    told = [line for line in capsys.readouterr().out.splitlines() if "optimum" in line]
-    assert len(told) == 2  # in the log of each of the two shards
-    assert all("against what it says is right" in line for line in told)
-    assert {"greedy/reward", "regularized_reward"} <= set(found)
-    assert not [name for name in found if "regret" in name or name.startswith("optimum/")]
+    sample = Sample(0, 0, "1+2=", " 3", 1, reward, correct=True, kl=0.0, truncated=False)
+    write_samples(tmp_path / SAMPLES, [sample])
+    ctx: Any = SimpleNamespace(out=tmp_path)
+    assert opening._is_contradicted(ctx, {0: {"3"}}) is told
+    assert ("no row for the optimum: the reward gives" in capsys.readouterr().out) is told
