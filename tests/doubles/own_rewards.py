@@ -45,14 +45,6 @@ def returns_nothing(completions: Sequence[str], **_: Any) -> None:
     """The return was forgotten."""
 
 
-def one_number(completions: Sequence[str], **_: Any) -> float:
-    return 1.0
-
-
-def too_many(completions: Sequence[str], **_: Any) -> list[float]:
-    return [1.0, 2.0, 3.0]
-
-
 def words(completions: Sequence[str], **_: Any) -> list[str]:
     return ["good" for _ in completions]
 
@@ -79,16 +71,6 @@ def ends_the_process(completions: Sequence[str], **_: Any) -> list[float]:
 
 
 @reward(RewardTraits(isolated=False))
-def in_the_worker(completions: Sequence[str], **_: Any) -> list[float]:
-    return [misspelt] * len(completions)  # type: ignore[name-defined]  # noqa: F821
-
-
-def reads_fields(completions: Sequence[str], **_: Any) -> list[float]:
-    """Each completion should have a line such as 'Answer: 5'."""
-    said = [dict(line.split(":", 1) for line in text.splitlines() if ":" in line) for text in completions]
-    return [float(fields["Answer"]) for fields in said]
-
-
 def reads_last_line(completions: Sequence[str], **_: Any) -> list[float]:
     for text in completions:
         for line in text.splitlines():

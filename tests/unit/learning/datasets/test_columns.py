@@ -132,22 +132,17 @@ def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], sett
         ),
         ({"prompt": None}, "f.jsonl:3: the prompt is empty"),
         ({"prompt": "", "instruction": "a"}, r"the prompt is empty\. .* The columns are prompt, instruction\."),
-        ({"prompt": []}, "'prompt' is an empty list"),
         ({"prompt": [user(" ")]}, "the prompt is empty"),
         ({"prompt": [{"role": "user", "content": None}]}, "as text, found role: str, content: NoneType"),
         ({"prompt": 7}, "'prompt' must be text or a list of {role, content}, found int"),
-        ({"prompt": b"x"}, "'prompt' must be text or a list"),
         ({"prompt": ["a"]}, "every message in 'prompt' needs 'role' and 'content' as text, found str"),
-        ({"prompt": [{"role": "user"}]}, "needs 'role' and 'content' as text, found role: str"),
         (
             {"prompt": "a", "chosen": "b"},
             "go together, and rejected is null or not there. .* the columns are prompt, chosen",
         ),
-        ({"chosen": "b"}, "no prompt"),
         ({"chosen": "a b", "rejected": "c d"}, "share no beginning"),
         ({"chosen": "a b", "rejected": [assistant("d")]}, "must both be text or both be conversations"),
         ({"messages": [assistant("b")]}, "nothing before the assistant's turn"),
-        ({"messages": "b"}, "'messages' must be a list"),
         (
             {"prompt": "a", "chosen": [assistant("b")], "rejected": [assistant("c")]},
             "'prompt' is text, 'chosen' is",
@@ -158,7 +153,6 @@ def test_the_system_prompt_of_a_row_is_the_first_turn(data: dict[str, Any], sett
         ),
         ({"prompt": "a", "completion": [assistant("b")]}, "'prompt' is text, 'completion' is a conversation"),
         ({"prompt": {"0": "a", "1": "b"}, "n": {"0": 1}}, r"found 0: str, 1: str\. .*orient='records'"),
-        ({"prompt": ["a", "b"], "n": [1, 2]}, r"found str\. .*orient='records'"),
         (
             {"train": [{"prompt": "a"}], "test": []},
             "in a file of its own for each split.*columns={prompt: COLUMN}",
@@ -212,14 +206,11 @@ def test_renaming() -> None:
     ("prompt", "rest"),
     [
         ("\n\nHuman: Tell me.\n\nAssistant:", " It is"),
-        ("Human: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:", " Th"),
         ("### Instruction:\nAdd.\n\n### Response:", "\nIt is "),
         ("[INST] Add. [/INST]", " It is "),
-        ("<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n", "It is "),
         ("Q: 2 + 2?\nA:", " It is "),
         ("What is 2 + 2?\n", "It is a"),
         ("What is it:", " ca"),
-        ("What is it:", " "),
     ],
 )
 def test_a_prompt_ends_where_a_turn_does(prompt: str, rest: str) -> None:
@@ -244,10 +235,8 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
             {"conversations": [{"from": "User", "value": "a?"}, {"from": "GPT", "value": "b"}]},
             {"messages": _TURNS},
         ),
-        ({"conversations": _TURNS}, {"messages": _TURNS}),
         # As `datasets` stores a sequence of turns.
         ({"conversations": {"from": ["human", "gpt"], "value": ["a?", "b"]}}, {"messages": _TURNS}),
-        ({"messages": {"role": ["user", "ai"], "content": ["a?", "b"]}}, {"messages": _TURNS}),
         (
             {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
             {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
@@ -261,13 +250,9 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
             for given, label in (
                 ("False", False),
                 ("true", True),
-                ("1", True),
                 ("0", False),
-                ("spam", "spam"),
-                (0, 0),
             )
         ),
-        ({"messages": [_ASK, _ANSWER]}, {"messages": _TURNS}),
         (
             {"messages": [{"role": "Human", "content": "a?"}, {"role": "gpt", "content": "b"}]},
             {"messages": _TURNS},
@@ -281,12 +266,7 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
         ({"conversations": str([_ASK, _ANSWER])}, {"messages": _TURNS}),
         ({"prompt": json.dumps(_TURNS[:1]), "answer": "[1]"}, {"prompt": _TURNS[:1], "answer": "[1]"}),
         ({"prompt": '[{"a": 1}]', "further": [_ASK]}, {"prompt": '[{"a": 1}]', "further": [_ASK]}),
-        (
-            {"prompt": [_ASK], "chosen": [_ANSWER], "rejected": [_ANSWER]},
-            {"prompt": _TURNS[:1], "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
-        ),
         ({"instruction": "Add.", "input": "1 2", "output": "3"}, {"prompt": "Add.\n1 2", "completion": "3"}),
-        ({"instruction": "Add.", "input": "", "output": "3"}, {"prompt": "Add.", "completion": "3"}),
         (
             {"instruction": "a?", "output": "b", "system": "Be kind."},
             {"prompt": [_SYSTEM, _TURNS[0]], "completion": _TURNS[1:]},
@@ -304,11 +284,6 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
         # As in UltraChat and No Robots; elsewhere a conversation beside a prompt is a column as any other.
         ({"prompt": "a?", "messages": [_SYSTEM, *_TURNS]}, {"messages": [_SYSTEM, *_TURNS]}),
         ({"prompt": "x", "messages": _TURNS}, {"prompt": "x", "messages": _TURNS}),
-        (
-            {"prompt": "a?", "completion": "c", "messages": _TURNS},
-            {"prompt": "a?", "completion": "c", "messages": _TURNS},
-        ),
-        ({"prompt": "a", "output": "b"}, {"prompt": "a", "output": "b"}),
         ({"prompt": "a", "instruction": "b", "output": "c"}, {"prompt": "a", "instruction": "b", "output": "c"}),
     ],
 )

@@ -70,41 +70,31 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', r"a.jsonl:2: not valid JSON \(Unterminated string"),
         ("a.jsonl", b'{"prompt": "a"}\n\xff\xfe\n', r"a.jsonl:2: not valid JSON .*utf-8"),
-        ("a.jsonl", b'{"prompt": "a"}\n["a", "b"]\n', r"a.jsonl:2: expected an object of columns"),
         (
             "a.json",
             b'[{"prompt": "a"},\n{"prompt": }]',
             r"a.json:2: not valid JSON \(Expecting value, character 12\)",
         ),
-        ("a.json", b'{"prompt": "a"}\n{"prompt": "b"\n', r"a.json:2: not valid JSON"),
         ("a.json", b'[{"prompt": "a"}, 7]', r"a.json: row 2: expected an object of columns .* found 7"),
-        ("a.jsonl", b"", r"a.jsonl: is empty; it has no rows"),
         ("a.jsonl", b'{"prompt": "a", "n": {"x": 1, "x": 2}}', r"a.jsonl:1: has more than one column named 'x'"),
         ("a.json", b'[{"prompt": "a"}, {"n": 1, "n": 2}]', r"a.json: row 2: has more than one column named 'n'"),
         ("a.jsonl", b"\n \n", r"a.jsonl: is empty; .* Write or fetch it again, or name another path"),
-        ("a.json", b"[]", r"a.json: is empty"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], r"a.jsonl.gz: cannot be read .*cut off"),
-        ("a.jsonl.gz", b"no gzip", r"a.jsonl.gz: cannot be read .*ot a gzipped file"),
-        ("a.csv", b"", r"a.csv: is empty"),
         ("a.csv", b"prompt,n\n", r"a.csv: is empty; it has no rows"),
         ("a.csv", b"prompt,n\na,1\nb\n", r"a.csv:3: has 1 fields where the header names 2: prompt, n"),
         ("a.csv", b'prompt,n\n"never closed,1\n', r"a.csv:2: not valid CSV \(unexpected end of data"),
-        ("a.csv", b"prompt\na\n\xff\n", r"a.csv:3: not valid CSV"),
         ("a.tsv", b'prompt\tn\n"Why" he said\t1\n', r"a.tsv:2: not valid TSV .*to_csv"),
         ("a.parquet", b"PAR1 cut", r"a.parquet: not a whole Parquet file .*fetch it again"),
-        ("a.parquet", b"", r"a.parquet: not a whole Parquet file"),
         ("a.arrow", b"cut", r"a.arrow: not a whole Arrow file"),
         ("a.txt", b"\xff", r"a.txt: not UTF-8 text"),
         # Files that stand for rows, and say what to do.
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),
         ("a.csv", b"/annex/objects/SHA256E-s10--ab.csv\n", "git annex get"),
         ("a.json", b"\n<!DOCTYPE html><html><body>404</body></html>", "web page"),
-        ("a.csv", b"PK\x03\x04\x14\x00", "Excel"),
         ("a.jsonl", b"\x28\xb5\x2f\xfd\x00", "zstd -d"),
+        ("a.csv", b"PK\x03\x04\x14\x00", "Excel"),
         ("a.csv", "prompt,solution\nü,1\n".encode("latin-1"), "iconv"),
-        ("a.csv", "prompt,solution\na,1\n".encode("utf-16"), "iconv"),
         ("a.json", json.dumps(ROWS).encode("utf-16"), "in UTF-8"),
-        ("a.jsonl", "\n".join(map(json.dumps, ROWS)).encode("utf-16"), "in UTF-8"),
     ],
 )
 def test_a_damaged_file_is_one_readable_message(tmp_path: Path, name: str, content: bytes, said: str) -> None:
@@ -152,8 +142,6 @@ def test_what_separates_a_header_stands_outside_of_quotes(tmp_path: Path) -> Non
     ("name", "content", "said"),
     [
         ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b \\ud800"}\n', rf"a.jsonl:2: {HALF}"),
-        ("a.jsonl", '{"prompt": "a"}\n{"prompt": "b", "n": [{"\\uD800": 1}]}\n', rf"a.jsonl:2: {HALF}"),
-        ("a.json", '[{"prompt": "a"}, {"prompt": "b \\ud800"}]', rf"a.json: row 2: {HALF}"),
         ("a.json", '{"prompt": "b \\ud800", "n": NaN}', rf"a.json: row 1: {HALF}"),
     ],
 )
@@ -193,9 +181,11 @@ def test_a_row_that_is_too_large_is_refused_with_its_place(
 def test_text_in_parquet_that_is_no_text_is_refused_with_its_row(tmp_path: Path) -> None:
     cells = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary())
     text = pa.Array.from_buffers(pa.string(), 3, cells.buffers())
-    pq.write_table(pa.table({"prompt": text}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a.parquet: after row 0: holds a text that is not UTF-8"):
-        list(read_records(tmp_path / "a.parquet"))
+    broken = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", "{"]))
+    for column, said in ((text, "row 0: holds a text that is not UTF-8"), (broken, "row 1: .* not JSON")):
+        pq.write_table(pa.table({"prompt": column}), tmp_path / "a.parquet")
+        with pytest.raises(DataError, match=rf"a.parquet: after {said}"):
+            list(read_records(tmp_path / "a.parquet"))
 
 
 # Pieces of JSON beside random bytes: bytes alone are hardly ever close to being a row.
@@ -233,13 +223,6 @@ def test_any_bytes_are_rows_or_one_message_with_the_place(content: bytes, name: 
             said.encode()
 
 
-def test_json_in_parquet_that_is_no_json_is_refused_with_its_row(tmp_path: Path) -> None:
-    column = pa.ExtensionArray.from_storage(pa.json_(), pa.array(["{}", "{"]))
-    pq.write_table(pa.table({"prompt": column}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a.parquet: after row 1: holds a text that is not JSON"):
-        list(read_records(tmp_path / "a.parquet"))
-
-
 def test_columns_of_the_same_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("prompt,solution,solution\na,1,2\n")
     table = pa.Table.from_arrays([pa.array(["a"])] * 3, names=["prompt", "solution", "solution"])
@@ -260,12 +243,9 @@ _LIST = json.dumps(_TWO).encode()
     [
         ("a.csv", "prompt;solution\n'a, b; c';1\nü;2\n".replace("'", '"').encode()),
         ("a.csv", "prompt\tsolution\na, b; c\t1\nü\t2\n".encode()),
-        ("a.csv", "prompt|solution\na, b; c|1\nü|2\n".encode()),
         ("a.tsv", 'prompt,solution\n"a, b; c",1\nü,2\n'.encode()),
-        ("a.csv", '\ufeffprompt,solution\n"a, b; c",1\nü,2\n'.encode()),
         ("a.jsonl", _LIST),
         ("a.json", b'{"version": 1, "data": ' + _LIST + b"}"),
-        ("a.json", b'{"train": ' + _LIST + b"}"),
         ("a.jsonl", gzip.compress("\n".join(map(json.dumps, _TWO)).encode(), mtime=0)),
     ],
 )

@@ -89,12 +89,9 @@ def test_an_answer_that_cannot_be_compared_is_told_with_file_and_line_whichever_
         ("needs_level", "needs a column `level`; this dataset has: prompt, solution; choose another reward by"),
         ("reads_prompt", "needs `prompt`, but is given `prompts`, `completions` and further columns"),
         ("returns_nothing", "returned None, but must return a list with one number, or None, for each completion"),
-        ("one_number", "returned 1.0, but must return a list with one number"),
-        ("too_many", "returned 3 scores for 2 completions"),
         ("words", "returned 'good' as a score, which is no number"),
         ("undefined", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
         ("imports_what_is_not_there", r"fails: ModuleNotFoundError: No module named 'not_there_at_all'"),
-        ("in_the_worker", rf"fails: NameError: name 'misspelt' is not defined \({FILE}:\d+\)$"),
     ],
 )
 def test_a_reward_that_cannot_work_is_refused(reward: str, said: str) -> None:
@@ -108,7 +105,6 @@ def test_a_reward_that_cannot_work_is_refused(reward: str, said: str) -> None:
     [
         ("expects_json", "TypeError: 'int' object is not subscriptable"),  # the solution is read as a number
         ("not_a_number", "no reward gives a score, but None or nan"),
-        ("reads_fields", rf"KeyError: 'Answer' ({FILE}:"),
         ("reads_last_line", "UnboundLocalError: cannot access local variable 'answer' where it is not"),
         ("runs_code", "NameError: name 'number_2' is not defined"),
         ("looks_up_level", rf"KeyError: 'level' ({FILE}:"),
@@ -213,7 +209,6 @@ def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
     ("overrides", "said"),
     [
         (["dataset=imdb_sentiment"], "its reward 'vader'"),
-        (["datasets.addition.rewards={exact_match:1,length:0.1}"], "the sum of its rewards exact_match, length"),
         ([f"datasets.addition.reward={own_rewards.__name__}.declared_graded"], "own_rewards.declared_graded'"),
     ],
 )
@@ -230,7 +225,6 @@ def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_exp
     [
         ("print('hello')", ""),
         ("raise KeyboardInterrupt", r"cannot be imported: KeyboardInterrupt \(.*own_module.py:1\)"),
-        ("import os; os._exit(0)", r"exit code 0 and said: nothing. Importing own_module.fits, or what"),
         (
             "import os, sys; print('oh', file=sys.stderr, flush=True); os._exit(9)",
             r"rewards of addition ended with exit code 9 and said: oh",
@@ -321,7 +315,7 @@ def test_solutions_as_completions_write_them() -> None:
     [
         ("gsm8k", ["1,000", "so\n#### 7", r"\boxed{12}", "$5", None]),
         ("boxed", ["three blind mice that run", r"7\sqrt{5}", r"hence $\boxed{[0, 4)}$", "so\n\\boxed{B}"]),
-        ("math_verify", [r"7\sqrt{5}", "1/3", "[0, 4)", r"14{,}000", r"12\%", "$x=9$", "A", "so\n#### 2.5"]),
+        ("math_verify", [r"7\sqrt{5}", "[0, 4)", r"12\%", "so\n#### 2.5"]),
         ("exact_match", ["a fig", "1/2", " 7 "]),
     ],
 )
