@@ -3,13 +3,11 @@
 import asyncio
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.learning.rewards.answers import gold_box
 from pipeline.learning.rewards.traits import RewardTraits, reward
 
 
@@ -216,10 +214,3 @@ def says_it_takes_messages(completions: Any, **_: Any) -> list[float]:
 @reward(RewardTraits(graded=True))
 def declared_graded(completions: Sequence[str], **_: Any) -> list[float]:
     return [text.count("a") / max(1, len(text)) for text in completions]
-
-
-@reward(RewardTraits(pointwise=True, verifies=True, gold=gold_box))
-def first_numbers(completions: Sequence[str], solution: Sequence[str], **_: Any) -> list[float]:
-    """Takes the first number of an answer for all of it."""
-    pairs = zip(completions, solution, strict=True)
-    return [float(re.findall(r"\d+", text)[:1] == re.findall(r"\d+", right)[:1]) for text, right in pairs]

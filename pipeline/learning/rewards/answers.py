@@ -161,19 +161,13 @@ def answer_of(solution: str) -> str | None:
     return None if "\n" in text or len(words) > _MOST_WORDS else text.strip("$")
 
 
-def first_number(answer: str) -> str | None:
-    """The first number of an answer that is more than that number; None for a number, whatever its unit."""
-    found = _NUMBER.search(_THOUSANDS_APART.sub("", answer.rpartition("=")[2]))
-    return found[0] if found and _only(answer) is None else None
-
-
 def gold_box(columns: Mapping[str, Any]) -> Sequence[str]:
     """The solution of a row as a right completion boxes it, for `RewardTraits.gold`; prose as it is."""
     return gold_texts(columns.get("solution"), r"\boxed{{{}}}")
 
 
 def gold_texts(solution: object, form: str) -> Sequence[str]:
-    """A solution in a form, and its first number where that is something else; nothing for a missing one.
+    """A solution in a form, prose as it is; nothing for a missing one.
 
     Args:
         solution: As the row has it.
@@ -183,10 +177,7 @@ def gold_texts(solution: object, form: str) -> Sequence[str]:
     if said is None:
         return []
     answer = answer_of(said)
-    if answer is None:
-        return [said]
-    number = first_number(answer)
-    return [form.format(answer), *([] if number is None else [form.format(number)])]
+    return [said if answer is None else form.format(answer)]
 
 
 def answer_part(text: str) -> str:

@@ -38,7 +38,7 @@ from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.answers import is_missing
 from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
-from pipeline.learning.rewards.scoring import Graded, GraderPool
+from pipeline.learning.rewards.scoring import Graded, GraderPool, is_correct
 from pipeline.machine.children import Channel
 from pipeline.machine.descendants import begin
 
@@ -340,7 +340,7 @@ class RowCheck:
 # -- solutions ---------------------------------------------------------------------------------------------------
 # Is what is right taken for right? A reward that reads another answer in a solution than a reader does, or none,
 # gives wrong scores without a word. So each solution, written as a right completion writes it (the trait `gold`),
-# has to be correct, and its first number alone must not be where it is something else.
+# has to be correct.
 
 ROWS, QUICK_ROWS = 250, 10_000
 """Rows of each split that are tried at most; the second with rewards that need no process of their own. A number
@@ -355,7 +355,6 @@ _BRIEF = 60
 class _Try(NamedTuple):
     row: int
     text: str
-    right: bool
     graded: Graded
 
 
@@ -390,31 +389,26 @@ def _tries(pool: GraderPool, reward: LoadedReward, rows: PreparedDataset) -> lis
         return []
     most = ROWS if reward.traits.isolated else QUICK_ROWS
     asked = [
-        (row, text, right)
+        (row, text)
         for split in ("train", "validation", "test")
         for row in map(rows.row, rows.ids(split)[:most].tolist())
-        for text, right in zip(gold(columns_of(row)), (True, False), strict=False)
+        for text in gold(columns_of(row))
     ]
     found: list[_Try] = []
     for start in range(0, len(asked), _AT_ONCE):
         some = asked[start : start + _AT_ONCE]
-        given = [items_of([row], [text], [[0]], _needed(reward), reward.messages) for row, text, _ in some]
+        given = [items_of([row], [text], [[0]], _needed(reward), reward.messages) for row, text in some]
         graded = pool.grade(reward.path, reward.options, given)
-        found += [_Try(row.id, text, right, one[0]) for (row, text, right), one in zip(some, graded, strict=True)]
+        found += [_Try(row.id, text, one[0]) for (row, text), one in zip(some, graded, strict=True)]
         if sum(each.graded.fault is not None for each in found) > _MOST_FAULTS:
             break
     return found
 
 
 def _wrong(name: str, reward: LoadedReward, found: Sequence[_Try], there: int) -> Iterator[str]:
-    odd = [
-        each
-        for each in found
-        if each.right != (each.graded.value is not None and each.graded.value >= reward.traits.correct_from)
-    ]
-    of = sum(each.right for each in found)
+    of = len(found)
     tried = f"of {of:,} tried{f' (there are {there:,})' if there > of else ''}"
-    wrong, number = [one for one in odd if one.right], [one for one in odd if not one.right]
+    wrong = [each for each in found if not is_correct(each.graded, reward)]
     if wrong:
         said = (
             f"the reward '{reward.name}' does not take the own solutions of {len(wrong):,} rows for right, "
@@ -427,16 +421,11 @@ def _wrong(name: str, reward: LoadedReward, found: Sequence[_Try], there: int) -
                 f"reward by datasets.{name}.reward"
             )
         yield f"{said}. Write them as it reads them, leave these rows out, or choose another reward"
-    if number:
-        yield (
-            f"the reward '{reward.name}' takes the first number alone of the solutions of {len(number):,} rows "
-            f"for right, {tried}: {_shown(number)}. Choose a reward that reads the whole answer"
-        )
 
 
 def _shown(failed: Sequence[_Try]) -> str:
     said = []
-    for row, text, _, graded in sorted(failed, key=lambda each: each.row)[:_SHOWN]:
+    for row, text, graded in sorted(failed, key=lambda each: each.row)[:_SHOWN]:
         outcome = f"fails ({graded.message[:_BRIEF]})"
         if graded.fault is None:
             outcome = "is not judged" if graded.value is None else f"gets {graded.value:g}"

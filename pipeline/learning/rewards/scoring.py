@@ -574,7 +574,7 @@ def _combine(
     return Scored(
         values=np.where(unknown, math.nan, sums),
         parts=parts,
-        correct=[None] * count if judge is None else [_is_correct(one, judge) for one in graded[judge.name]],
+        correct=[None] * count if judge is None else [is_correct(one, judge) for one in graded[judge.name]],
         answers=[None] * count if judge is None else [one.answer for one in graded[judge.name]],
         faults=faults,
         first_fault=next(
@@ -583,7 +583,8 @@ def _combine(
     )
 
 
-def _is_correct(graded: Graded, judge: LoadedReward) -> bool | None:
+def is_correct(graded: Graded, judge: LoadedReward) -> bool | None:
+    """Whether the reward that judges took a completion for right; None where it says nothing of it."""
     if graded.fault is not None:
         return False
     return None if graded.value is None else graded.value >= judge.traits.correct_from

@@ -61,9 +61,8 @@ class RewardTraits:
         right: Takes the columns of a row and gives the texts at which its value is 1, white space around them
             aside, where it is 0 at every other text; none where the row has no value. None where they cannot be
             listed.
-        gold: Takes the columns of a row and gives its solution as a right completion writes it and, where the
-            solution is more than a number, its first number written so, which is wrong; nothing where the row has
-            none. `prepare` tries them. None where nobody has said how answers are written.
+        gold: Takes the columns of a row and gives its solution as right completions write it; nothing where the
+            row has none. They are tried before the run. None where nobody has said how answers are written.
         refuses: Takes the columns of a row and says what is wrong with them where no completion of that row can be
             judged; "" where nothing is. `prepare` asks it of every row. None where it takes any.
         messages: Which of "prompts" and "completions" it takes as conversations alone; None goes by its

@@ -304,7 +304,7 @@ def warned(folder: Path, reward: str, solutions: Sequence[str | None]) -> list[s
 
 def test_solutions_as_completions_write_them() -> None:
     assert gold_texts("She has\n#### 1,000", "<{}>") == ["<1,000>"]
-    assert gold_texts(r"so $\boxed{\frac{1}{2}}$.", "<{}>") == [r"<\frac{1}{2}>", "<1>"]
+    assert gold_texts(r"so $\boxed{\frac{1}{2}}$.", "<{}>") == [r"<\frac{1}{2}>"]
     assert gold_texts("it is 4 and that is all", "<{}>") == ["it is 4 and that is all"]
     assert gold_texts(42.0, "<{}>") == ["<42>"]
     assert [gold_texts(each, "<{}>") for each in (None, " ", [1])] == [[], [], []]
@@ -332,9 +332,3 @@ def test_solutions_that_a_reward_does_not_read_are_counted_and_kept(tmp_path: Pa
 def test_solutions_of_which_none_is_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"datasets\.mine: the reward 'boxed'.* 3 rows.* of 3.*columns.*reward"):
         warned(tmp_path, "boxed", ["She has 7.\n#### 7", "He has 8.\n#### 8", "Both.\n#### 15"])
-
-
-def test_the_first_number_alone_is_told(tmp_path: Path) -> None:
-    said = warned(tmp_path, f"{own_rewards.__name__}.first_numbers", ["3", r"2\pi", "12", "8"])
-    (told,) = [each for each in said if "first number alone" in each]
-    assert r"'\\boxed{2}' gets 1" in told
