@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.commands.typed import examples
+from pipeline.config.schema import DeviceChoice
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def launch(
     num_gpus: Annotated[
         int | None, typer.Option(help="So many, the idlest; every visible one if left out.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu: no GPUs. Needs --nproc.")] = None,
+    device: Annotated[DeviceChoice, typer.Option(help="cpu: no GPUs. Needs --nproc.")] = DeviceChoice.auto,
     nproc: Annotated[int | None, typer.Option(min=1, help="Processes, with --device cpu.")] = None,
     nnodes: Annotated[int, typer.Option(min=1, help="Machines; start the same command on each.")] = 1,
     node_rank: Annotated[
@@ -59,7 +60,7 @@ def launch(
 
 
 def requested(
-    *, program: Sequence[str] | None, gpus: str | None, device: str | None, grace: int, **others: Any
+    *, program: Sequence[str] | None, gpus: str | None, device: DeviceChoice, grace: int, **others: Any
 ) -> LaunchRequest:
     """What the options of the command ask for, by their names.
 
@@ -68,14 +69,13 @@ def requested(
     """
     from pipeline.engine.launch import LaunchRequest
 
-    if device not in (None, "cuda", "auto", "cpu"):
-        raise ConfigError(f"--device {device}: cpu, or leave it out for GPUs")
-    if (device == "cpu") != (others["nproc"] is not None):
+    on_cpu = device is DeviceChoice.cpu
+    if on_cpu != (others["nproc"] is not None):
         raise ConfigError(
             "--device cpu and --nproc N go together: processes without GPUs, and how many. With GPUs there is one "
             "process on each: use --num-gpus N"
         )
-    if device == "cpu" and (gpus is not None or others["num_gpus"] is not None):
+    if on_cpu and (gpus is not None or others["num_gpus"] is not None):
         raise ConfigError("--device cpu uses no GPU: leave out --gpus and --num-gpus, or --device cpu")
     ids = None if gpus is None else parse_ids(gpus, "--gpus")
     return LaunchRequest(program=program or [], gpus=ids, grace_s=grace, **others)
