@@ -253,7 +253,7 @@ _order("resume", "Let a sweep go on; what has failed gets another chance.")
 @app.command(
     epilog=examples(
         "pipeline sweep multi my_sweep 4 2 8 rounds_of_training=3",
-        "pipeline sweep multi my_sweep 1 2 device=cpu training.grad_clip=0.5,2",
+        "pipeline sweep multi my_sweep 1 2 device=cpu",
     )
 )
 def multi(
@@ -263,7 +263,7 @@ def multi(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="TOTAL_GPUS, if not all; settings of all runs, or KEY=V1,V2,... with a value for each.",
+            help="TOTAL_GPUS, if not all; settings of all runs.",
             metavar="[TOTAL_GPUS] [KEY=VALUE]...",
         ),
     ] = None,

@@ -11,10 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
-from pipeline.config.load import explain
 from pipeline.engine.devices.inventory import Device
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.errors import ConfigError, describe_exit
@@ -42,13 +38,11 @@ class MemberRun:
         name: Of its experiment: ``NAME.run1``.
         places: The devices, as positions among those that are visible; contiguous.
         settings: All that it has besides those that say which devices.
-        own: Those of them in which it differs from the others.
     """
 
     name: str
     places: tuple[int, ...]
     settings: tuple[str, ...]
-    own: tuple[str, ...] = ()
 
     def typed(self, output_dir: Path, *, on_cpu: bool) -> list[str]:
         """The settings by which it is a run of its own command."""
@@ -62,7 +56,6 @@ def plan_runs(
 ) -> list[MemberRun]:
     """Share devices out.
 
-    A setting with as many values as there are runs, as ``training.grad_clip=0.5,1,2,4``, gives each run its own.
     Where nothing says which seeds the runs have, run i has seed i - 1, as otherwise all would be the same.
 
     Args:
@@ -82,35 +75,17 @@ def plan_runs(
     if runs * each > total:
         needed = f"{count(runs, 'run')} with {count(each, kind)} each need {runs * each}, and there are {total}"
         raise ConfigError(f"{needed}: ask for fewer; device=cpu has CPU slots")
-    shares = [_values(setting, runs) for setting in settings]
-    if not any(values[0].lstrip("+").startswith(f"{_SEEDS}=") for values in shares):
-        shares.append([f"{_SEEDS}=[{number}]" for number in range(runs)])
+    keys = [setting.lstrip("+~").partition("=")[0] for setting in settings]
+    if wrong := next((setting for key, setting in zip(keys, settings, strict=True) if key in _OURS), None):
+        raise ConfigError(f"{wrong}: each run has its own, by GPUS_PER_RUN and --output-dir")
     return [
         MemberRun(
             name=f"{name}.run{number + 1}",
             places=tuple(range(number * each, (number + 1) * each)),
-            settings=tuple(values[number % len(values)] for values in shares),
-            own=tuple(values[number] for values in shares if len(values) > 1),
+            settings=(*settings, *([] if _SEEDS in keys else [f"{_SEEDS}=[{number}]"])),
         )
         for number in range(runs)
     ]
-
-
-def _values(setting: str, runs: int) -> list[str]:
-    """What each run is given of a setting: one word for all of them, or one for each."""
-    try:
-        parsed = OverridesParser.create().parse_override(setting)
-    except HydraException as error:
-        raise ConfigError(f"{setting}: {explain(error)}") from error
-    key = parsed.get_key_element()
-    if key.lstrip("+~") in _OURS:
-        raise ConfigError(f"{setting}: each run has its own, by GPUS_PER_RUN and --output-dir")
-    if not parsed.is_sweep_override():
-        return [setting]
-    values = [f"{key}={value}" for value in parsed.sweep_string_iterator()]
-    if len(values) != runs:
-        raise ConfigError(f"{setting}: {len(values)} values for {count(runs, 'run')}; give one, or one for each")
-    return values
 
 
 def split_total(words: Sequence[str]) -> tuple[int | None, list[str]]:
@@ -152,7 +127,7 @@ def carry_out(
     on_cpu = devices[0].kind != "cuda"
     waiting, left = dict(enumerate(runs)), [run.name for run in runs]
     for run in runs:
-        say(f"{run.name}  on {', '.join(devices[at].label for at in run.places)}  {' '.join(run.own)}".rstrip())
+        say(f"{run.name}  on {', '.join(devices[at].label for at in run.places)}")
     say(f"Their output is in {shown_path(output_dir)}/NAME/{OUTPUT}.")
 
     def following(slot: int) -> Order | None:
