@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from traceback import FrameSummary
+from typing import Any
 
 
 class PipelineError(Exception):
@@ -168,7 +165,9 @@ def own_place(error: BaseException) -> str:
     """
     if isinstance(error, PipelineError):
         return ""
-    own = [frame for frame in _frames(error) if is_own(frame.filename)]
+    import traceback
+
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
@@ -212,13 +211,6 @@ def is_installed(path: str) -> bool:
     if path.endswith(".zip") or not _PACKAGES.isdisjoint(given.parts):
         return True
     return any(path and given.is_relative_to(folder) for folder in known)
-
-
-def _frames(error: BaseException) -> list[FrameSummary]:
-    import traceback
-
-    found = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in found if not frame.filename.startswith("<")]
 
 
 # -- install -----------------------------------------------------------------------------------------------------

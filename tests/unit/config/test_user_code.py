@@ -393,16 +393,6 @@ def test_ways_of_reaching_other_code(tmp_path: Path, text: str, old: str, new: s
         "import runpy\n\ndef f(name):\n    return runpy.run_path(f'more/{name}.py')['handed']('a')\n",
         "import os\n\ndef f(text):\n    return os.popen(f'python -m more.aside {text}').read()\n",
     ],
-    ids=[
-        *("in a branch", "by name", "by a name elsewhere", "in a class", "from a further folder", "of a package"),
-        *(
-            "by a computed name of it",
-            "by a computed name",
-            "of a package by one",
-            "by a computed path",
-            "as a program",
-        ),
-    ],
 )
 def test_a_helper_counts_however_it_is_imported(tmp_path: Path, text: str) -> None:
     files_in(tmp_path, {**FILES, "odd": text, "more.aside": "from helpers import points as handed\n"})
@@ -491,20 +481,6 @@ def test_data_and_variables_that_a_module_names_count(tmp_path: Path, monkeypatc
         ("def reward(of):\n    return open(Path(__file__).with_suffix('.txt'))\n", "mine.txt"),
         ("def reward(of):\n    return open(Path.home() / 'words.txt')\n", "home/words.txt"),
         ("def reward(of):\n    return resources.read_text('kit.data', 'words.txt')\n", "kit/data/words.txt"),
-    ],
-    ids=[
-        *(
-            "by a library",
-            "named elsewhere",
-            "in a folder named elsewhere",
-            "two folders",
-            "put in",
-            "long",
-            "a model",
-            "a program",
-        ),
-        *("by a pattern", "of a folder", "by a value", "by percent", "by format", "by a sum"),
-        *("by a variable", "of a variable's folder", "three folders", "beside it", "at home", "of a package"),
     ],
 )
 def test_files_count_whatever_reads_them(
@@ -643,22 +619,6 @@ def test_what_a_module_reads_counts_beside_what_it_writes(tmp_path: Path, text: 
         "import os\nos.environ['LIMIT_OF_MINE'] = '1'\n\ndef reward(completions, **_):\n    return [1.0]\n",
         "import os\nKEY = os.environ.get('MY_API_KEY')\n\ndef reward(completions, **_):\n    return [KEY]\n",
         "def reward(completions, **_):\n    return [len(open('/proc/self/stat').read()) * 0.0]\n",
-    ],
-    ids=[
-        *(
-            "written",
-            "printed",
-            "logged",
-            "remembered",
-            "cached",
-            "by loguru",
-            "by a table",
-            "by a helper",
-            "by an object",
-            "named elsewhere",
-            "set",
-        ),
-        *("access", "of the machine"),
     ],
 )
 def test_what_a_module_writes_or_is_let_in_by_changes_nothing(
