@@ -67,13 +67,15 @@ def described(process: psutil.Process) -> str:
     return f"{process.cmdline()}, {process.status()}, child of {process.ppid()}, in {waits}"
 
 
-# SIGINT has a test of its own below, where the whole group gets it; SIGHUP means what SIGTERM does.
+# SIGINT has a test of its own below, and what SIGTERM and SIGHUP do to a run is seen by `test_engine_faults`.
 @pytest.mark.parametrize(
     "number",
     [
         signal.SIGKILL,
-        signal.SIGTERM,
-        *(pytest.param(one, marks=pytest.mark.exhaustive) for one in (signal.SIGHUP, signal.SIGINT)),
+        *(
+            pytest.param(one, marks=pytest.mark.exhaustive)
+            for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+        ),
     ],
     ids=str,
 )
