@@ -93,7 +93,10 @@ def session() -> Iterator[Any]:
     except nvml.NVMLError as error:
         if error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
             raise NoDriver(str(error)) from error
-        raise DeviceError(_explain(nvml, error)) from error
+        raise DeviceError(
+            f"the NVIDIA driver does not answer: {str(error).rstrip('.')}. See what `nvidia-smi` says, or go on "
+            "without GPUs by device=cpu."
+        ) from error
 
 
 def _binding() -> Any:
@@ -104,17 +107,6 @@ def _binding() -> Any:
     import pynvml
 
     return pynvml
-
-
-def _explain(nvml: Any, error: Exception) -> str:
-    remedies = {
-        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "it was updated while it was loaded: reboot, or reload it",
-        nvml.NVML_ERROR_NO_PERMISSION: "you may not open /dev/nvidia*: see its group, or the container's flags",
-        nvml.NVML_ERROR_GPU_IS_LOST: "a GPU fell off the bus: see `dmesg`, then reset it or reboot",
-    }
-    remedy = remedies.get(getattr(error, "value", None), "see what `nvidia-smi` says")
-    seen = str(error).rstrip(".")
-    return f"the NVIDIA driver does not answer: {seen}. Try: {remedy}. To go on without GPUs use device=cpu."
 
 
 log = logging.getLogger("pipeline")

@@ -59,7 +59,7 @@ def complaints(**torch: Any) -> dict[str, tuple[Verdict, str]]:
         ("mig", "0", {}, MASK, FAIL, "in MIG mode"),
         ("busy", None, {"count": 4}, "GPU memory", WARN, "distributed.gpu_ids=[0,2]"),
         ("lost", None, {}, "driver", WARN, "GPU 1: GPU is lost"),
-        ("mismatch", None, {}, "driver", FAIL, "reboot"),
+        ("mismatch", None, {}, "driver", FAIL, "nvidia-smi"),
     ],
 )
 def test_what_is_wrong_with_a_machine(

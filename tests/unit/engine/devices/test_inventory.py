@@ -32,19 +32,10 @@ def test_a_machine_without_a_driver_has_no_gpus(machine: UseMachine, kind: str) 
     assert find_gpus({}) == []
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        ("LIB_RM_VERSION_MISMATCH", "version mismatch. Try: it was updated while it was loaded: reboot"),
-        ("NO_PERMISSION", "you may not open /dev/nvidia"),
-        ("UNKNOWN", "see what `nvidia-smi` says"),
-    ],
-)
-def test_a_driver_that_does_not_work_is_no_missing_driver(machine: UseMachine, error: str, said: str) -> None:
-    machine({"error": error})
-    with pytest.raises(DeviceError, match=said) as raised:
+def test_a_driver_that_does_not_work_is_no_missing_driver(machine: UseMachine) -> None:
+    machine("mismatch")
+    with pytest.raises(DeviceError, match=r"version mismatch\. See what `nvidia-smi` says.* device=cpu"):
         find_gpus({})
-    assert "use device=cpu" in str(raised.value)
 
 
 def test_hidden_gpus_are_not_even_asked_for(machine: UseMachine) -> None:
