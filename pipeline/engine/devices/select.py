@@ -152,12 +152,10 @@ class Holder:
     host: str
 
     def __str__(self) -> str:
-        """As in ``'name' (pid 4711 since 12:00:00)``."""
+        """As in ``'name' (pid 4711 since 2026-01-31 12:00:00)``."""
         whose = f"'{self.experiment}'" if self.experiment else "a program"
         elsewhere = "" if self.host == socket.gethostname() else f" in {self.host}"
-        day, _, hour = self.since.partition("T")
-        when = hour if day == f"{datetime.now():%Y-%m-%d}" else self.since.replace("T", " ")
-        return f"{whose} (pid {self.pid}{elsewhere} since {when})"
+        return f"{whose} (pid {self.pid}{elsewhere} since {self.since.replace('T', ' ')})"
 
 
 class LeaseSet:
