@@ -289,9 +289,8 @@ def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Nee
         have = ", ".join(f"{place.label} has {(place.free_mb or 0) / 1024:.1f} GiB free" for place in places)
         return (
             f"{job.id} needs {(needs.of(job) or 0) / 1024:.1f} GiB of device memory on each of {job.devices} "
-            f"device(s), and too few of this run have so much: {have}. Try a smaller training.micro_batch_size or "
-            "generation.batch_size, or share the training by training.gpus_per_job and training.strategy=fsdp, a "
-            "model that writes by generation.gpus_per_job; or correct what memory_mb says"
+            f"device(s), and too few of this run have so much: {have}. Try smaller batches, or more devices a job "
+            "(training.gpus_per_job with training.strategy=fsdp, generation.gpus_per_job), or correct memory_mb"
         )
     where = "" if most == len(devices) else " on one machine, which is where a job has all of its devices"
     return (
