@@ -38,7 +38,7 @@ _LOOKS = 5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MEMORY, _ENVIRONMENT_ENDS = 20, 48
-"""Places of ``vsize`` and ``env_end`` in what follows the name in ``/proc/PID/stat``; see proc(5)."""
+"""Places of ``vsize`` and ``env_end`` in what `_stat` gives."""
 
 
 class Process(NamedTuple):
@@ -149,12 +149,17 @@ def _all() -> Iterator[Process]:
 
 def _look(pid: int) -> Process | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times in a row
-            # The name, in parentheses, may itself hold parentheses and spaces.
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat(pid)
         return Process(pid, began=int(fields[19]), parent=int(fields[1]), is_over=fields[0] in (b"Z", b"X"))
     except (OSError, IndexError, ValueError):
         return None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on; see proc(5)."""
+    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times in a row
+        # The name, in parentheses, may itself hold parentheses and spaces.
+        return file.read().rpartition(b")")[2].split()
 
 
 def tags_of(pid: int) -> set[str]:
@@ -181,8 +186,7 @@ def _read_environment(pid: int) -> bytes:
 
 def _is_starting(pid: int) -> bool:
     """Whether a process is about to run another program: it has memory by then, and no environment in it yet."""
-    with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - as above
-        fields = file.read().rpartition(b")")[2].split()
+    fields = _stat(pid)
     return len(fields) > _ENVIRONMENT_ENDS and fields[_MEMORY] != b"0" and fields[_ENVIRONMENT_ENDS] == b"0"
 
 
