@@ -445,18 +445,19 @@ class RunView:
             case "WorkerExited":
                 job, worker.job_id = self.jobs.get(worker.job_id), ""
                 worker.pid, worker.rss_bytes, worker.gpu = 0, 0, None
-                worker.status = worker.status if worker.status == "quarantined" else "gone"
+                worker.status = "gone"
                 if job is not None and job.status == "running":
                     # Of a worker that was lost the next event says what became of its job.
                     self._stop(event, job)
             case "DeviceQuarantined":
-                worker.status = "quarantined"
                 told = {"worker": worker.index, "device": str(event.get("device", "")) or worker.device}
                 reason, jobs = str(event.get("reason", "")), tuple(event.get("failed_jobs") or ())
                 self.quarantined.append(Quarantine(**told, reason=reason, jobs=jobs, time=self.last))  # type: ignore[arg-type]
             case "DeviceReleased":
                 worker.status = "idle" if worker.pid else "starting"
                 self.quarantined = [place for place in self.quarantined if place.worker != worker.index]
+        if any(place.worker == worker.index for place in self.quarantined):
+            worker.status = "quarantined"
 
     def _job_event(self, name: str, event: Event, job: JobView) -> None:
         match name:

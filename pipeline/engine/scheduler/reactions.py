@@ -159,8 +159,7 @@ def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None
         _attempt_lost(run, job_id, index, failure, elsewhere=message.elsewhere)
     elif before.phase is WorkerPhase.idle:
         run.say(f"worker {index} was lost ({message.said})")
-    if not run.state.workers[index].quarantined:
-        run.process_starts(index)
+    run.process_starts(index)
     recovery.renew_places(run, workers[1:] and workers, but=(index,))
 
 
@@ -173,8 +172,6 @@ def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewh
         # Of several devices none can be told to be the cause.
         suspect = index if not elsewhere and run.state.plan.jobs[job_id].devices == 1 else None
         recovery.failed(run, job_id, index, failure, suspect=suspect)
-    if run.state.workers[index].quarantined:
-        recovery.close(run, index)
 
 
 def _worker_failure(index: int, ended: messages.WorkerExited, rss_bytes: int) -> Failure:
@@ -252,8 +249,6 @@ def _hand_on(
         run.say(f"worker {index}: {message.job_id} has left changed: {message.left_changed}")
     if run.state.workers[index].quarantined:  # that a job has ended there may show that the device works after all
         recovery.review_devices(run)
-        if run.state.workers[index].quarantined:
-            recovery.close(run, index)
     if is_spoiled or message.spoils:
         recovery.renew_idle(run, [index])
     recovery.renew_places(run, workers[1:] and workers)

@@ -131,7 +131,8 @@ def _reopen(run: Run, job_id: str, reason: str, missing: frozenset[str]) -> None
 def unusable(run: Run, index: int, reason: str) -> None:
     """Give up a worker that cannot be used, whatever becomes of others."""
     run.unusable.add(index)
-    _quarantine(run, index, reason, [])
+    if not run.state.workers[index].quarantined:
+        _quarantine(run, index, reason, [])
 
 
 def not_free(run: Run, index: int, description: str) -> None:
@@ -140,14 +141,6 @@ def not_free(run: Run, index: int, description: str) -> None:
         unusable(run, index, description)
     else:
         run.say(f"worker {index} is the last one and goes on with what is free of {description}")
-
-
-def close(run: Run, index: int) -> None:
-    """End a worker that is given no more jobs."""
-    if index not in run.closed:
-        run.closed.add(index)
-        run.state.workers[index].ends()
-        run.do(ProcessOrder("close", index))
 
 
 def review_devices(run: Run) -> None:
@@ -173,8 +166,6 @@ def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
     run.record("DeviceQuarantined", worker=index, device=worker.device, reason=reason, failed_jobs=jobs)
     run.state.quarantine(index)
     waiting = worker.job_id
-    if not waiting or waiting in run.gathering or worker.lent:
-        close(run, index)  # a job that runs beside those that failed may well finish
     if waiting in run.gathering:
         leader = run.state.jobs[waiting].workers[0]
         failure = Failure(FailureKind.lost, f"worker {index}, whose device it was given, is given up")
@@ -186,10 +177,6 @@ def _release(run: Run, index: int) -> None:
     run.say(f"worker {index} is given jobs again: what failed on it has failed elsewhere too")
     run.record("DeviceReleased", worker=index)
     run.state.quarantine(index, quarantined=False)
-    if index in run.closed:  # otherwise its job went on meanwhile
-        run.closed.discard(index)
-        run.process_starts(index)
-        run.do(ProcessOrder("reopen", index))
 
 
 # -- worker replacement ------------------------------------------------------------------------------------------
@@ -287,8 +274,7 @@ def process_ended(run: Run, index: int) -> bool:
         return False
     run.renewed.discard(index)
     worker.ends()
-    if not worker.quarantined:
-        run.process_starts(index)
+    run.process_starts(index)
     for job_id in list(run.gathering):
         send_if_gathered(run, job_id)
     return True
@@ -303,9 +289,9 @@ def renew(run: Run, worker: int) -> None:
 
 def renew_idle(run: Run, workers: Iterable[int]) -> None:
     """Have the next jobs of workers that have none run in fresh processes."""
-    for index in workers:
-        if run.state.workers[index].phase in (WorkerPhase.idle, WorkerPhase.starting) and not run.stopping:
-            renew(run, index)
+    for worker in map(run.state.workers.__getitem__, workers):
+        if not (worker.job_id or worker.gone or run.stopping):
+            renew(run, worker.index)
 
 
 def renew_places(run: Run, workers: Sequence[int], but: Collection[int] = ()) -> None:

@@ -186,7 +186,7 @@ class Send(Struct, frozen=True):
 class ProcessOrder(Struct, frozen=True):
     """Do something about the process of a worker: what the method of `Pool` does that has this name."""
 
-    action: Literal["restart", "dismiss", "abort", "close", "reopen"]
+    action: Literal["restart", "dismiss", "abort"]
     worker: int
 
 
@@ -245,7 +245,6 @@ class Run:
         emptied: Those of them whose end others on the same device wait for, since they hold memory of it.
         doomed: Worker -> why it is being killed. What it still says no longer counts.
         unusable: Workers that cannot even be started.
-        closed: Workers that have been ended for good, as their devices are given no more jobs.
         took_s: Entry and stage of jobs -> about the longest that one of the last took.
         excused: Job -> attempts whose end nothing here is to blame for: a signal to its worker from elsewhere, or
             the loss of its machine.
@@ -273,7 +272,6 @@ class Run:
     emptied: set[int] = field(default_factory=set)
     doomed: dict[int, Failure] = field(default_factory=dict)
     unusable: set[int] = field(default_factory=set)
-    closed: set[int] = field(default_factory=set)
     took_s: dict[tuple[str, str], float] = field(default_factory=dict)
     excused: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)

@@ -214,18 +214,6 @@ class Pool:
         self._slots[index].dismissed = True
         self._slots[index].worker.kill()
 
-    def close(self, index: int) -> None:
-        """Give up a place: its worker ends, and no other follows it."""
-        self._slots[index].closed = True
-        self.dismiss(index)
-
-    def reopen(self, index: int) -> None:
-        """Undo `close`."""
-        slot = self._slots[index]
-        was_closed, slot.closed = slot.closed, False
-        if was_closed and not slot.alive:
-            self._start_another(slot)
-
     def interrupt(self) -> None:
         """For signal handlers: ask a job that runs in this thread to stop; the second time, break it off."""
         for slot in self._slots:
@@ -322,12 +310,9 @@ class Pool:
                     raise error
                 deliver(slot.worker.index, messages.WorkerUnusable(reason=str(error)))
         if not slot.closed:
-            self._start_another(slot)
-
-    def _start_another(self, slot: Slot) -> None:
-        assert self._reaper is not None
-        slot.worker = self._make(slot.worker.index, self._reaper)
-        self._begin(slot)
+            assert self._reaper is not None
+            slot.worker = self._make(slot.worker.index, self._reaper)
+            self._begin(slot)
 
     def _begin(self, slot: Slot) -> None:
         try:

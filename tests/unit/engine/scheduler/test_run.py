@@ -29,7 +29,6 @@ class Processes:
         self.up = set(range(len(paper.run.state.workers)))
         self.starting: set[int] = set()
         self.ending: set[int] = set()
-        self.closed: set[int] = set()
         self.has: dict[int, str] = {}
         """Process -> the job that it was sent."""
 
@@ -41,14 +40,8 @@ class Processes:
                 assert effect.worker in self.up - self.ending, "a job is sent where nobody is"
                 assert state.jobs[effect.order.job_id].workers[0] == effect.worker
                 self.has[effect.worker] = effect.order.job_id
-            elif isinstance(effect, ProcessOrder) and effect.action == "reopen":
-                self.closed.discard(effect.worker)
-                if effect.worker not in self.up:
-                    self.starting.add(effect.worker)
             elif isinstance(effect, ProcessOrder):
-                self.closed |= {effect.worker} if effect.action == "close" else set()
-                self.ending |= {effect.worker} & (self.up | (self.starting - self.closed))
-                self.starting -= {effect.worker} & self.closed
+                self.ending |= {effect.worker} & (self.up | self.starting)
 
     def end(self, index: int) -> None:
         """Let one end; another follows."""
@@ -57,8 +50,7 @@ class Processes:
         self.has.pop(index, None)  # what it had is nobody's now, unless it is sent anew
         self.paper.ended(index)
         self.obey()
-        if index not in self.closed:
-            self.starting.add(index)
+        self.starting.add(index)
 
     def begin(self, index: int) -> None:
         """Let one come up."""
