@@ -53,8 +53,6 @@ def verify(
         say(console, f"{finding.key}  {finding.job}: {finding.problem}", style="red")
         if repair:
             say(console, _repaired(opened, finding))
-    for path in opened.strangers():
-        say(console, f"note: {path} is no output; it is left alone")
     removed = sum(map(opened.is_removed, chosen))
     without = f", {removed:,} without the weights that execution.keep had removed" if removed else ""
     advice = "; --repair sets them aside, to be made anew" if damaged and not repair else ""

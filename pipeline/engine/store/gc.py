@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
-from pipeline.engine.store.store import NOT_STORED, OWN, REMOVED, Scratch, Store, is_lock, is_store, leftovers
+from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, is_lock, is_store, leftovers
 from pipeline.engine.store.store import remove as remove_leftover
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import remove_tree, walk
@@ -215,7 +215,8 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
     found = dict(sorted(found.items()))
     special = {"damaged": ".aside", "checkpoints": ".checkpoints", "unfinished": ".tmp"}
     others = {name: _entries(store.root / folder) for name, folder in special.items()}
-    others["other"] = sorted({*store.strangers(), *(store.root / name for name in OWN - {*special.values()})})
+    known = {*special.values(), *(key[:2] for key in keys)}
+    others["other"] = [path for path in _entries(store.root) if path.name not in known]
     for name, paths in others.items():
         space = found[f"({name})", "", "", ""] = Space()
         for path in paths:

@@ -202,8 +202,6 @@ than this is sooner made again after a loss of power, which is rare, than waited
 _TRIES = 10
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 DECIDING = ".weights.lock"
-OWN = {".tmp", ".aside", ".checkpoints", ".hints", ".claims", ".lock", ".users", DECIDING, COSTS, "durations.json"}
-"""Names in the root of a store, apart from the folders of keys."""
 
 
 class Store:
@@ -309,20 +307,6 @@ class Store:
             )
         except OSError as error:
             raise explained(f"could not read {self.root}", error) from error
-
-    def strangers(self) -> list[Path]:
-        """What lies in the store and is none of its own, sorted. It is never touched.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
-        try:
-            folders = set(self._key_folders())
-            odd = [path for folder in folders for path in folder.iterdir() if not self._is_key(path)]
-            odd += [path for path in self.root.iterdir() if path not in folders and path.name not in OWN]
-        except OSError as error:
-            raise explained(f"could not read {self.root}", error) from error
-        return sorted(path for path in odd if not path.name.startswith(".durations.json."))
 
     def _key_folders(self) -> Iterator[Path]:
         for path in self.root.iterdir():
