@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
@@ -31,8 +31,6 @@ from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 MOST_FAILURES = 500
 LONGEST_REASON = 20_000
 """Characters of a reason or a traceback."""
-BINS, FEW = 24, 12
-"""Of a histogram; different rewards up to which each has a bar of its own."""
 MOST_BARS = 1500
 """As many as a browser draws in half a second."""
 MOST_TEXT, LONGEST_TEXT = 6_000_000, 4000
@@ -83,7 +81,6 @@ def run_page(run: LoadedRun, name: str) -> Object:
         PipelineError: Something that it left cannot be read.
     """
     results, compute, origin = run.results, run.compute, run.origin
-    samples, rewards = _completions(run, compute)
     curves, about_curves = _training(run)
     faults = failed_rewards(run.store, run.jobs.values(), run.folder)
     try:
@@ -108,8 +105,7 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "training": curves,
         "training_about": about_curves,
         "timeline": _timeline(run),
-        "rewards": rewards,
-        "samples": samples,
+        "samples": _samples(run, compute),
         "failures": failures_of(run.view, run.lost_attempts, faults),
         "config": config,
         "given": origin.settings,
@@ -253,24 +249,11 @@ def _stages(compute: Compute) -> list[Object]:
 # -- completions -----------------------------------------------------------------------------------------------
 
 
-Group = tuple[str, str, int]
-"""Place, method and round."""
-
-
-def _completions(run: LoadedRun, compute: Compute) -> tuple[Object, Object]:
-    """The completions that are shown, and the rewards of all that are read, in one go."""
+def _samples(run: LoadedRun, compute: Compute) -> Object:
     evaluating = [job for job in run.jobs.values() if job.stage == EVALUATE]
     evaluated = sum(row.answers or 0 for row in compute.rows if row.stage == EVALUATE)
     most_each = max(FEWEST_READ, MOST_READ // max(1, len(evaluating)))
-    scores: dict[Group, list[float | None]] = {}
-
-    def read() -> Iterator[tuple[Job, Sample]]:
-        for job, sample in run.samples(lambda job: job.stage == EVALUATE, most_each):
-            scores.setdefault((place_of(job), job.algo, job.round), []).append(sample.reward)
-            yield job, sample
-
-    samples = samples_of(read(), evaluated)
-    return samples, rewards_of(scores, evaluated)
+    return samples_of(run.samples(lambda job: job.stage == EVALUATE, most_each), evaluated)
 
 
 def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST_TEXT) -> Object:
@@ -310,49 +293,6 @@ def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST
     said = f"{shown:,} of the {there:,} completions that were evaluated, to {len(prompts):,} prompts"
     said += "" if shown >= there else "; all are in jobs/.../evaluate/.../output/samples.jsonl"
     return {"prompts": prompts, "about": f"{said}. Texts end after {LONGEST_TEXT:,} characters."}
-
-
-def rewards_of(scores: Mapping[Group, Sequence[float | None]], there: int) -> Object:
-    """Histograms of rewards, whose bins are the same for all methods and rounds of a place.
-
-    Args:
-        scores: Rewards of completions, None where one has none.
-        there: Completions that were evaluated, which may be more.
-
-    Returns:
-        By place the ``edges`` of bins, or, where ``exact`` has it, the few rewards that there are; ``histograms``.
-    """
-    import numpy as np  # which a page without completions does without
-
-    known = {group: [score for score in own if score is not None] for group, own in scores.items()}
-    values: dict[str, set[float]] = {}
-    for (place, _, _), own in known.items():
-        values.setdefault(place, set()).update(own)
-    exact = [place for place, own in values.items() if 0 < len(own) <= FEW]
-    edges: dict[str, list[float]] = {}
-    for place, found in values.items():
-        if found:
-            edges[place] = (
-                sorted(found) if place in exact else np.linspace(min(found), max(found), BINS + 1).tolist()
-            )
-    histograms = []
-    for place, algo, number in sorted(
-        known, key=lambda group: (group[0], words.reading_order(group[1]), group[2])
-    ):
-        if own := known[place, algo, number]:
-            few = place in exact
-            counts = (
-                [own.count(edge) for edge in edges[place]] if few else np.histogram(own, edges[place])[0].tolist()
-            )
-            mean = sum(own) / len(own)
-            histograms.append({"place": place, "algo": algo, "round": number, "mean": mean, "counts": counts})
-    read, scored = (sum(map(len, each.values())) for each in (scores, known))
-    said = "Of all completions that were evaluated."
-    if read < there:
-        said = f"Of {read:,} of the {there:,} completions that were evaluated, to the first prompts of each shard."
-    if scored < read:
-        said += f" {read - scored:,} of them have no reward: it failed, or does not apply."
-    return {"edges": edges, "exact": exact, "histograms": histograms, "about": said}
 
 
 # -- trainings and devices -------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ compute();
 trainings();
 timeline();
 cost();
-rewards();
 samples();
 failures();
 about();

@@ -110,25 +110,6 @@ def test_a_text_without_end_is_cut_and_the_right_answer_is_there() -> None:
     assert [prompt["solution"] for prompt in found["prompts"]] == ["42", None]
 
 
-def test_few_different_rewards_have_a_bar_each_and_missing_ones_are_told() -> None:
-    scores = {("d · m", "PITA", 1): [0.0, 1.0, 1.0, None], ("d · m", "reference", 0): [0.5]}
-    found = report_page.rewards_of(scores, there=5)
-    assert (found["edges"], found["exact"]) == ({"d · m": [0.0, 0.5, 1.0]}, ["d · m"])
-    histograms = [(one["algo"], one["counts"]) for one in found["histograms"]]
-    assert histograms == [("reference", [0, 1, 0]), ("PITA", [1, 0, 2])]
-    assert "1 of them have no reward" in found["about"]
-    assert report_page.rewards_of(scores, there=9)["about"].startswith("Of 5 of the 9 completions")
-
-
-@pytest.mark.properties
-@given(st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=100))
-def test_every_reward_is_counted_once(scores: list[float]) -> None:
-    found = report_page.rewards_of({("d · m", "PITA", 1): scores}, there=1000)
-    (one,) = found["histograms"]
-    assert sum(one["counts"]) == len(scores)
-    assert len(one["counts"]) == (len(set(scores)) if found["exact"] else report_page.BINS)
-
-
 # -- failures --------------------------------------------------------------------------------------------------
 
 
