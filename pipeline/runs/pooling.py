@@ -294,31 +294,19 @@ def compared(methods: list[Group], reference: Group, confidence: float) -> list[
 
 def _corrected(
     pairs: list[Pair], stacks: Mapping[Group, Stack], metric: str, confidence: float
-) -> list[record.Comparison]:
-    found = [(pair, difference_of(stacks[pair[0]], stacks[pair[1]], metric)) for pair in pairs]
-    known = [(pair, difference) for pair, difference in found if difference is not None]
-    differences = [difference for _, difference in known]
-    tested, ends = tests(differences), intervals(differences, confidence)
+) -> Iterator[record.Comparison]:
+    found = {pair: difference_of(stacks[pair[0]], stacks[pair[1]], metric) for pair in pairs}
+    known = {pair: one for pair, one in found.items() if one is not None}
+    tested, ends = tests(list(known.values())), intervals(list(known.values()), confidence)
     corrected = statistics.holm([p for p, _ in tested])
-    return [
-        _comparison(pair, difference, bounds, (p, test), detectable(difference, len(known), confidence))
-        for (pair, difference), bounds, p, (_, test) in zip(known, ends, corrected, tested, strict=True)
-    ]
-
-
-def _comparison(
-    pair: Pair, difference: Difference, bounds: statistics.Bounds, tested: tuple[float, Test], least: float | None
-) -> record.Comparison:
-    numbers = {"difference": difference.value, "ci_low": bounds[0], "ci_high": bounds[1], "p": tested[0]}
-    told: Fields = {name: _kept(number) for name, number in numbers.items()}
-    told |= {"metric": difference.metric, "first": pair[0].algo, "second": pair[1].algo, "test": tested[1]}
-    told |= {"references": len(difference.grid.references), "seeds": len(difference.grid.seeds)}
-    told |= {
-        "detectable": None if least is None else _kept(least),
-        "over": difference.over,
-        "n": difference.prompts,
-    }
-    return record.Comparison(**pair[0].place, **told)
+    for (pair, one), (low, high), p, (_, test) in zip(known.items(), ends, corrected, tested, strict=True):
+        least = detectable(one, len(known), confidence)
+        numbers = {"difference": one.value, "ci_low": low, "ci_high": high, "p": p}
+        told: Fields = {name: _kept(number) for name, number in numbers.items()}
+        told |= {"metric": metric, "first": pair[0].algo, "second": pair[1].algo, "test": test, "over": one.over}
+        told |= {"references": len(one.grid.references), "seeds": len(one.grid.seeds), "n": one.prompts}
+        told["detectable"] = None if least is None else _kept(least)
+        yield record.Comparison(**pair[0].place, **told)
 
 
 def _kept(number: float) -> float:
