@@ -6,16 +6,13 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import cache, partial
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.config.schema import Backend
-from pipeline.engine.store.store import NOT_STORED
 from pipeline.outputs.manifest import REMOVED, why_removed
-from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.recorded import causes
 from pipeline.runs.loaded import LoadedRun, log_path, lost_outputs, removed_by, removed_weights
 from pipeline.runs.origin import slurm_in_words
@@ -262,7 +259,7 @@ _AMOUNTS = ("part", "remaining_s", "samples_per_s", "tokens_per_s")
 
 
 # -- why ---------------------------------------------------------------------------------------------------------
-# Why a job is where it is, and why it ran again or would run again, in sentences.
+# Why a job is where it is, and why it ran, in sentences.
 
 
 _MOST = 8
@@ -359,9 +356,12 @@ def _history(run: LoadedRun, job: JobView, earlier: LoadedRun | None) -> Lines:
         if ran and not aside and earlier.plan.jobs[job.id].key == key:
             gone = "its output was not in the store any more"
             yield f"It ran since {gone if before in ('done', 'stored') else f'that run left it {before}'}."
-    if job.status in ("done", "stored"):
-        would, why = _would_run(run, job.id)
-        yield f"The same command would {'' if would else 'not '}run it again: {why}."
+    problem = run.store.problem(key, checksums=False) if job.status in ("done", "stored") else None
+    if problem == REMOVED:
+        asked = why_removed(key, run.store.path(key)) or "execution.keep"
+        yield f"Its weights were removed since, as {asked} asked."
+    elif problem is not None:
+        yield f"Its output cannot be used any more: {problem}."
 
 
 def _compared(old: LoadedRun, new: LoadedRun, job_id: str) -> Lines:
@@ -378,29 +378,6 @@ def _compared(old: LoadedRun, new: LoadedRun, job_id: str) -> Lines:
         yield from _first([str(change) for change in changes], "  " if at == job_id else "    ")
     if len(found) > _MOST:
         yield f"  and {len(found) - _MOST} more jobs that changed"
-
-
-def _would_run(run: LoadedRun, job_id: str) -> tuple[bool, str]:
-    """Whether the command of a run would run a job again, and why, as its output stands now."""
-    store, key = run.store, run.plan.jobs[job_id].key
-    problem = store.problem(key, checksums=False)
-    if problem is None:
-        return False, f"its output is stored ({shown_path(store.path(key))})"
-    if problem == REMOVED:
-        what = f"its weights were removed, as {why_removed(key, store.path(key)) or 'execution.keep'} asked"
-    elif problem == NOT_STORED:
-        what = f"nothing is stored under its key {key[:12]}"
-    else:
-        what = f"what is stored under its key {key[:12]} cannot be used ({problem})"
-    problem_of = cache(partial(store.problem, checksums=False))
-    missing = missing_jobs(
-        Plan(run.plan.jobs.values(), run.plan.edges),
-        lambda key: problem_of(key) is None,
-        lambda key: problem_of(key) in (None, REMOVED),
-    )
-    would = job_id in missing
-    left = ", but a checkpoint is there that it goes on from" if store.checkpoints(key).is_dir() else ""
-    return would, f"{what}{left}" if would else f"{what}, and nothing that must run reads it"
 
 
 def _first(lines: Sequence[str], indent: str) -> Lines:

@@ -249,7 +249,7 @@ def test_what_removed_weights_is_said_and_not_what_this_run_was_to_keep(tmp_path
     assert "made, and their weights removed (execution.keep=last)\n" in text
     assert "in the store no more" not in text
     why = "\n".join(explain_job(LoadedRun(run.folder), "r1", None, START))
-    assert "its weights were removed, as execution.keep=last asked" in why
+    assert "Its weights were removed since, as execution.keep=last asked" in why
 
 
 def shown(run: WrittenRun) -> str:

@@ -358,21 +358,6 @@ def test_the_same_key_ran_again_because_the_output_was_gone(tmp_path: Path) -> N
     second.finish(TRAIN)
     text = explained(second, TRAIN, first)
     assert "its output was not in the store any more" in text
-    assert "The same command would run it again" in text
-    store_output(second, LAST)
-    store_output(second, f"{CHAIN}/r2/generate/000")
-    text = explained(second, TRAIN, first)
-    assert "The same command would not run it again" in text
-
-
-def test_what_the_same_command_would_run_again(tmp_path: Path) -> None:
-    run = finished(tmp_path)
-    store = LoadedRun(run.folder).store
-    store.checkpoints(run.plan.jobs[TRAIN].key).mkdir(parents=True)
-    assert "would run it again: nothing is stored" in explained(run, TRAIN)
-    assert "a checkpoint is there" in explained(run, TRAIN)
-    for job in run.plan.jobs:
-        store_output(run, job)
-    assert "would not run it again: its output is stored" in explained(run, TRAIN)
-    (store.path(run.plan.jobs[LAST].key) / "out.txt").write_text("longer")
-    assert "would run it again: what is stored" in explained(run, LAST)
+    assert "Its output cannot be used any more: " in text
+    store_output(second, TRAIN)
+    assert "cannot be used" not in explained(second, TRAIN, first)
