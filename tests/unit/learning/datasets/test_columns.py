@@ -107,10 +107,8 @@ def test_template_chat_and_system_prompt() -> None:
     ("data", "settings"),
     [
         ({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}, {}),
-        ({"messages": [user("a"), assistant("b")]}, {}),
         ({"prompt": [user("a")], "completion": [assistant("b")]}, {}),
         ({"prompt": "a", "completion": "b"}, {"chat": True}),
-        ({"instruction": "a", "output": "b"}, {}),
         ({"messages": [{"role": "system", "content": " "}, user("a"), assistant("b")]}, {}),
     ],
 )

@@ -276,7 +276,6 @@ def test_what_a_model_is_not_shown_of_rows_is_told(
     ("settings", "told"),
     [
         ({}, "train_hard, test_easy, dev_easy"),
-        ({"train_split": "train_hard"}, "train, test_easy, dev_easy"),
         ({"test_split": "test_easy", "validation_split": "dev_easy"}, "train_hard"),
         ({"train_split": "train_hard", "test_path": "train.jsonl"}, "train, dev_easy"),
     ],

@@ -159,7 +159,6 @@ def test_half_a_character_is_refused_with_its_place(tmp_path: Path, name: str, c
         ("list.json", "list.json: row 2"),
         ("one.json", "one.json: row 1"),
         ("a.csv", "a.csv:3"),
-        ("lines.csv", "lines.csv:3"),
     ],
 )
 def test_a_row_that_is_too_large_is_refused_with_its_place(
@@ -169,8 +168,7 @@ def test_a_row_that_is_too_large_is_refused_with_its_place(
     large, path = "x" * (3 << 20), tmp_path / name
     rows = [{"prompt": "a"}, {"prompt": large}, {"prompt": "c"}]
     if name.endswith("csv"):
-        many = large if name == "a.csv" else '"' + "line\n" * (1 << 20) + '"'
-        path.write_text(f"prompt\na\n{many}\nc\n")
+        path.write_text(f"prompt\na\n{large}\nc\n")
     else:
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         path.write_text({"list.json": json.dumps(rows), "one.json": json.dumps(rows[1])}.get(name, lines))
