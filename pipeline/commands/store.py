@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +13,6 @@ from rich.filesize import decimal
 from rich.progress import track
 
 from pipeline.commands.typed import examples, refuse_both
-from pipeline.engine.run_folder import STAMP_FORMAT
 from pipeline.engine.store import gc as garbage
 from pipeline.engine.store.store import Store, living, users
 from pipeline.errors import ConfigError, StoreError
@@ -83,20 +81,16 @@ def gc(
     keep_runs: Annotated[
         int | None, typer.Option(min=1, help="Keep what the last N runs of each experiment refer to.")
     ] = None,
-    older_than: Annotated[
-        float | None, typer.Option(min=0, max=100_000, help="Keep what runs of the last DAYS days refer to.")
-    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> int:
     """Remove outputs that no run refers to, damaged ones set aside, useless checkpoints, and leftovers."""
-    refuse_both({"--keep-runs": keep_runs, "--older-than": older_than})
     refuse_both({"--dry-run": dry_run, "--yes": yes})
     opened, console = garbage.open_store(_root(store, output_dir)), make_console()
     folders = _output_dirs(opened, output_dir)
 
     def find() -> list[garbage.Garbage]:
-        return garbage.find_garbage(opened, _kept(opened, folders, keep_runs, older_than))
+        return garbage.find_garbage(opened, _kept(opened, folders, keep_runs))
 
     if dry_run:
         if _report(find(), folders, console):
@@ -124,20 +118,13 @@ def gc(
     return SOMETHING_WRONG if failed else 0
 
 
-def _kept(
-    store: Store, folders: Sequence[Path], keep_runs: int | None, older_than: float | None
-) -> list[garbage.RunReference]:
+def _kept(store: Store, folders: Sequence[Path], keep_runs: int | None) -> list[garbage.RunReference]:
     """The runs whose outputs stay."""
     runs = garbage.find_runs(folders, store.root)
     if not runs:
         there = ", ".join(map(str, folders)) or "any folder"
         raise ConfigError(f"no run was found in {there}, so every output would go. Say where with --output-dir")
-    if keep_runs is not None:
-        return garbage.newest_runs(runs, keep_runs)
-    if older_than is None:
-        return runs
-    since = f"{datetime.now() - timedelta(days=older_than):{STAMP_FORMAT}}"
-    return [run for run in runs if run.started[0] >= since]
+    return runs if keep_runs is None else garbage.newest_runs(runs, keep_runs)
 
 
 def _report(found: Sequence[garbage.Garbage], folders: Sequence[Path], console: Console) -> bool:
