@@ -97,15 +97,6 @@ def test_extra_columns_go_before_a_name_is_cut_and_the_rest_afterwards() -> None
     assert fit(needs, 10, between=0) == {0: 10}
 
 
-def test_what_stands_in_a_cell_is_no_markup() -> None:
-    table = FittedTable([Column(heading="[bold]name[/]")], title="[red]title")
-    table.add_row("[bold]x[/red]")
-    text = "\n".join(printed(table, 80))
-    assert "[red]title" in text
-    assert "[bold]name[/]" in text
-    assert "[bold]x[/red]" in text
-
-
 # -- test shorten ------------------------------------------------------------------------------------------------
 # Names that are too wide for their place stay within it, and apart.
 
