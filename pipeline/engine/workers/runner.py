@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import os
 import platform
@@ -15,6 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from pipeline.outputs.check import check_output
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 
 
@@ -63,6 +66,10 @@ _LOOKS: dict[str, Callable[[], object]] = {
     "the umask": _umask,
     "the environment": lambda: dict(os.environ),
     "the search path of modules": lambda: dict.fromkeys(sys.path, True),
+    "built-in functions": lambda: _BUILTINS(vars(builtins)),
+    "the standard streams": lambda: [(one, one.closed) for one in (sys.stdin, sys.stdout, sys.stderr) if one],
+    # Two are given back after each job, which had its log there, unless it closed what they were kept in.
+    "descriptors 0 to 2": lambda: [(one.st_dev, one.st_ino) for one in map(os.fstat, (0, 1, 2))],
     "signal handlers": lambda: (list(map(signal.getsignal, _SIGNALS)), signal.getitimer(signal.ITIMER_REAL)),
     "limits of the process": lambda: list(map(resource.getrlimit, _LIMITS)),
     "threads that still run": _threads,
