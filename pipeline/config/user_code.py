@@ -602,7 +602,7 @@ def _contents(said: str, files: Iterable[Path], folder: Path | None = None) -> I
     """What the content of files is, each by its place in a folder, if it is of one."""
     for file in files:
         with suppress(OSError):  # who reads it will tell
-            yield f"{said} {file.relative_to(folder) if folder else ''} {file_sha256(file, follow=True)}"
+            yield f"{said} {file.relative_to(folder) if folder else '.'} {file_sha256(file, follow=True)}"
 
 
 def _dotenv(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
