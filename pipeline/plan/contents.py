@@ -102,7 +102,7 @@ MODELS = 2
 """`pipeline.learning.models`: how models are made, read, written, and what their heads compute."""
 TINY = 3
 """`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
-DECODING = 2
+DECODING = 3
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
 """`pipeline.learning.algos.groups`: what a round draws by a policy, and what it leaves."""
@@ -110,7 +110,7 @@ BACKENDS = {schema.TextBackend.vllm: 1}
 """`pipeline.learning.generation.vllm_engine`: how others than our own decoder are asked."""
 TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
-ROUNDING = 2
+ROUNDING = 3
 """What of a training is kept, and in what a guide's candidates attend to themselves, where models are read in half
 precision; without that nothing depends on it."""
 ATTENTION = 2

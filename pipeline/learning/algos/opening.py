@@ -271,7 +271,7 @@ def loaded(
         )
 
 
-def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel) -> dict[str, Any]:
+def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel) -> None:
     """Write what was trained to the output of a job, by the process that has all of it.
 
     Adapters are written with those of earlier rounds, and of the method that they started from, so that the
@@ -281,9 +281,6 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
         ctx: Of the training.
         algo: Its settings.
         model: What was trained; of no use afterwards.
-
-    Returns:
-        What of it lower precision keeps, for ``training.json``.
     """
     folder, start = started_from(ctx, previous=algo.warm_start), ctx.optional_input(START_TRAIN.name)
     before = [] if folder is None else adapter_folders(folder)
@@ -297,34 +294,14 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
         rounds = [*(int(each.name) for each in before), number]
         made_of = formats.Adapters(rounds=rounds, reference=reference if formats.is_key(reference) else None)
         (ctx.out / formats.ADAPTERS).write_text(json_text(asdict(made_of)) + "\n")
-        return {} if ctx.config.system.dtype is schema.DType.float32 else _whole(ctx, algo, model)[1]
-    whole, kept = _whole(ctx, algo, model)
+        return
+    # It is float32, also where `system.dtype` is not: the next round goes on from all of the update, though who
+    # reads the model in that type sees only some of it.
+    rounded = ctx.config.system.dtype is not schema.DType.float32
+    exact = partial(adapted, ctx, algo, schema.DType.float32, "cpu") if rounded else None
+    whole = lora.merged(model, exact).cpu()
     whole.config._name_or_path = ""
     whole.save_pretrained(ctx.out)
-    return kept
-
-
-def _whole(
-    ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """What was trained as any other model, in the machine's memory, and what of it lower precision keeps.
-
-    It is float32, also where `system.dtype` is not: the next round goes on from all of the update, though who
-    reads the model in that type sees only some of it.
-    """
-    asked = ctx.config.system.dtype
-    if asked is schema.DType.float32:
-        return lora.merged(model).cpu(), {}
-    if isinstance(model, PeftModel):
-        before = lora.weights_below(model)
-        whole = lora.merged(model, lambda: adapted(ctx, algo, schema.DType.float32, "cpu")).cpu()
-    else:
-        whole = model.cpu()
-        before = dict(loaded(ctx, algo, previous=algo.warm_start, device="cpu").named_parameters())
-    share = lora.share_kept(before, whole, getattr(torch, asked.name))
-    if share is not None:
-        print(f"{asked.name} shows {share:.1%} of the weights that were changed", flush=True)  # noqa: T201 - log
-    return whole, {"kept_when_rounded": share}
 
 
 # -- evaluating --------------------------------------------------------------------------------------------------

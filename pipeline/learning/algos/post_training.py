@@ -125,11 +125,11 @@ class PostTrainingAlgorithms(Algorithm):
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
-        kept = toolbox.opening.save_policy(ctx, algo, model)
+        toolbox.opening.save_policy(ctx, algo, model)
         toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), ctx.out)
         told = about.pop("note", None)
         note = base.noted(base.teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
-        (ctx.out / TRAINING).write_text(json_text({**about, **kept, **note}) + "\n")
+        (ctx.out / TRAINING).write_text(json_text({**about, **note}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -139,37 +139,3 @@ def _with_adapters_of(trained: PeftModel, exact: PreTrainedModel | PeftModel) ->
         if weight.requires_grad:
             weight.copy_(adapters[name])
     return exact
-
-
-def weights_below(model: PeftModel) -> dict[str, Tensor]:
-    """The weights that adapters are added to, by their names in the model without adapters."""
-    found = {}
-    for name, module in model.named_modules():
-        weight = getattr(getattr(module, "base_layer", None), "weight", None)
-        if isinstance(weight, Tensor):
-            found[f"{name.removeprefix('base_model.model.')}.weight"] = weight
-    return found
-
-
-@torch.no_grad()
-def share_kept(before: Mapping[str, Tensor], after: PreTrainedModel, dtype: torch.dtype) -> float | None:
-    """Of the weights that a training has changed, the share that is another one rounded to a type, too.
-
-    Whoever computes in that type sees no more of the training than this.
-
-    Args:
-        before: What it started from, by name. Of one that is of that type already every weight counts as changed.
-        after: What has become of it.
-        dtype: The type.
-
-    Returns:
-        None where nothing was changed.
-    """
-    changed = seen = 0
-    for name, weight in after.named_parameters():
-        if name in before:
-            was, now = before[name].detach().cpu(), weight.detach().cpu()
-            moved = torch.ones_like(now, dtype=torch.bool) if was.dtype is dtype else now != was
-            changed += int(moved.sum())
-            seen += int((moved & (now.to(dtype) != was.to(dtype))).sum())
-    return seen / changed if changed else None

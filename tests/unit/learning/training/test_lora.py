@@ -130,16 +130,12 @@ def test_what_rounded_weights_would_swallow_is_kept() -> None:
     with torch.no_grad():
         for weight in adapted.parameters():
             weight.add_(1e-5 * weight.requires_grad)
-    below = lora.weights_below(adapted)
-    assert len(below) == 2 * exact.config.num_hidden_layers
-    assert {weight.dtype for weight in below.values()} == {torch.bfloat16}
     whole = lora.merged(adapted, lambda: lora.with_adapters(exact, settings, seed=0))
     after = dict(whole.named_parameters())
     assert {weight.dtype for weight in after.values()} == {torch.float32}
-    assert all((after[name] != start[name]).float().mean() > 0.9 for name in below)
-    share = lora.share_kept(below, whole, torch.bfloat16)
-    assert share is not None
-    assert 0 < share < 0.5
+    trained = [name for name in after if name.endswith(("q_proj.weight", "v_proj.weight"))]
+    assert len(trained) == 2 * exact.config.num_hidden_layers
+    assert all((after[name] != start[name]).float().mean() > 0.9 for name in trained)
 
 
 # -- test adapter folder -----------------------------------------------------------------------------------------
