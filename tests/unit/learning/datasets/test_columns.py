@@ -205,10 +205,8 @@ def test_renaming() -> None:
     [
         ("\n\nHuman: Tell me.\n\nAssistant:", " It is"),
         ("### Instruction:\nAdd.\n\n### Response:", "\nIt is "),
-        ("[INST] Add. [/INST]", " It is "),
         ("Q: 2 + 2?\nA:", " It is "),
         ("What is 2 + 2?\n", "It is a"),
-        ("What is it:", " ca"),
     ],
 )
 def test_a_prompt_ends_where_a_turn_does(prompt: str, rest: str) -> None:
@@ -235,11 +233,6 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
         ),
         # As `datasets` stores a sequence of turns.
         ({"conversations": {"from": ["human", "gpt"], "value": ["a?", "b"]}}, {"messages": _TURNS}),
-        (
-            {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
-            {"prompt": "a?", "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
-        ),
-        ({"conversations": [{**_ASK, "weight": 0}]}, {"messages": [{**_TURNS[0], "weight": 0}]}),
         *(
             (
                 {"prompt": "a?", "completion": "b", "label": given},
@@ -255,10 +248,6 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
             {"messages": [{"role": "Human", "content": "a?"}, {"role": "gpt", "content": "b"}]},
             {"messages": _TURNS},
         ),
-        (
-            {"messages": [{"role": "observation", "content": "5"}]},
-            {"messages": [{"role": "observation", "content": "5"}]},
-        ),
         # Tables hold turns as text: as JSON, or as Python prints them.
         ({"messages": json.dumps(_TURNS)}, {"messages": _TURNS}),
         ({"conversations": str([_ASK, _ANSWER])}, {"messages": _TURNS}),
@@ -270,19 +259,13 @@ _SYSTEM = {"role": "system", "content": "Be kind."}
             {"prompt": [_SYSTEM, _TURNS[0]], "completion": _TURNS[1:]},
         ),
         (
-            {"instruction": "Add.", "input": "1 2", "chosen": "3", "rejected": "4"},
-            {"prompt": "Add.\n1 2", "chosen": "3", "rejected": "4"},
-        ),
-        (
             {"conversations": [_ASK], "chosen": _ANSWER, "rejected": _ANSWER},
             {"prompt": _TURNS[:1], "chosen": _TURNS[1:], "rejected": _TURNS[1:]},
         ),
         ({"prompt": "a?", "chosen": _TURNS, "rejected": _TURNS}, {"chosen": _TURNS, "rejected": _TURNS}),
-        ({"prompt": "a?", "chosen": "b", "rejected": "c"}, {"prompt": "a?", "chosen": "b", "rejected": "c"}),
         # As in UltraChat and No Robots; elsewhere a conversation beside a prompt is a column as any other.
         ({"prompt": "a?", "messages": [_SYSTEM, *_TURNS]}, {"messages": [_SYSTEM, *_TURNS]}),
         ({"prompt": "x", "messages": _TURNS}, {"prompt": "x", "messages": _TURNS}),
-        ({"prompt": "a", "instruction": "b", "output": "c"}, {"prompt": "a", "instruction": "b", "output": "c"}),
     ],
 )
 def test_rows_of_other_programs_have_the_columns_of_trl(given: dict[str, Any], expected: dict[str, Any]) -> None:

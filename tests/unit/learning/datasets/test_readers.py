@@ -69,7 +69,6 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.jsonl", b'{"prompt": "a"}\n{"prompt": "b', r"a.jsonl:2: not valid JSON \(Unterminated string"),
-        ("a.jsonl", b'{"prompt": "a"}\n\xff\xfe\n', r"a.jsonl:2: not valid JSON .*utf-8"),
         (
             "a.json",
             b'[{"prompt": "a"},\n{"prompt": }]',
@@ -77,15 +76,11 @@ def test_parquet_and_what_datasets_saves(tmp_path: Path) -> None:
         ),
         ("a.json", b'[{"prompt": "a"}, 7]', r"a.json: row 2: expected an object of columns .* found 7"),
         ("a.jsonl", b'{"prompt": "a", "n": {"x": 1, "x": 2}}', r"a.jsonl:1: has more than one column named 'x'"),
-        ("a.json", b'[{"prompt": "a"}, {"n": 1, "n": 2}]', r"a.json: row 2: has more than one column named 'n'"),
         ("a.jsonl", b"\n \n", r"a.jsonl: is empty; .* Write or fetch it again, or name another path"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-12], r"a.jsonl.gz: cannot be read .*cut off"),
-        ("a.csv", b"prompt,n\n", r"a.csv: is empty; it has no rows"),
         ("a.csv", b"prompt,n\na,1\nb\n", r"a.csv:3: has 1 fields where the header names 2: prompt, n"),
-        ("a.csv", b'prompt,n\n"never closed,1\n', r"a.csv:2: not valid CSV \(unexpected end of data"),
         ("a.tsv", b'prompt\tn\n"Why" he said\t1\n', r"a.tsv:2: not valid TSV .*to_csv"),
         ("a.parquet", b"PAR1 cut", r"a.parquet: not a whole Parquet file .*fetch it again"),
-        ("a.arrow", b"cut", r"a.arrow: not a whole Arrow file"),
         ("a.txt", b"\xff", r"a.txt: not UTF-8 text"),
         # Files that stand for rows, and say what to do.
         ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:a\nsize 1\n", "git lfs pull"),

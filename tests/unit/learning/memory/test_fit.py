@@ -79,7 +79,6 @@ def test_the_machines_memory_is_checked_as_well() -> None:
 @pytest.mark.parametrize(
     ("strategy", "sharding", "layout"),
     [
-        (Strategy.single, Sharding.full_shard, memory.StateLayout.single),
         (Strategy.ddp, Sharding.full_shard, memory.StateLayout.ddp),
         (Strategy.fsdp, Sharding.full_shard, memory.StateLayout.full_shard),
         (Strategy.fsdp, Sharding.shard_grad_op, memory.StateLayout.shard_grad_op),

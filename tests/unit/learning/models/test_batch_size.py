@@ -32,11 +32,9 @@ def fits(batch: BatchSize, limit: int, tried: list[int] | None = None) -> int:
     [
         (128, 1, 128, [128]),
         (128, 1, 40, [128, 64, 32]),
-        (7, 1, 1, [7, 3, 1]),
         (64, 8, 20, [64, 32, 16]),
         (60, 8, 9, [56, 24, 8]),  # whole groups only
         (3, 8, 8, [8]),  # a group is never split, even where less is configured
-        (24, 8, 8, [24, 8]),
     ],
 )
 def test_whole_groups_are_halved_until_they_fit(configured: int, group: int, limit: int, tried: list[int]) -> None:
