@@ -11,14 +11,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from pipeline.config.schema import DType
-from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.choices import GRPOLoss, HeadType, Others
 from pipeline.learning.generation.decode import Decoded, DecodeSettings, Guidance, decode
 from pipeline.learning.generation.policy import completion_scores
 from pipeline.learning.generation.sampling import Tilt, bernoulli_offset, sample_keys
 from pipeline.learning.models.value import ValueConfig, ValueModel
-from pipeline.learning.training import loop, preferences, sequences
+from pipeline.learning.training import loop, sequences
 from pipeline.learning.training.grpo import Samples, grpo_set
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.value import calibrate, fit_value
@@ -174,12 +173,6 @@ def fitting(device: str, **training: Any) -> loop.Fitting:
     )
 
 
-def dpo(device: str, **how: Any) -> list[float]:
-    model = policy("qwen3", **SMALL).to(device)
-    made = preferences.dpo_set(model, DATA, np.linspace(-40, -50, 8), DPOConfig(beta=0.1), device)
-    return loop.fit(model, made, fitting(device, **how))
-
-
 def grpo(device: str, **how: Any) -> list[float]:
     old = np.full((8, int((DATA.lengths - DATA.starts).max())), -5, np.float32)
     algo = of_grpo(loss_type=GRPOLoss.dapo, beta=0.04)
@@ -208,7 +201,6 @@ def scores(device: str) -> list[float]:
 
 
 TRAININGS: dict[str, tuple[Callable[..., list[float]], dict[str, Any]]] = {
-    "dpo": (dpo, {}),
     "grpo, padding_free": (grpo, {"padding_free": True}),
     "value q, atoms, padding_free": (value, {"head": HeadType.q, "atoms": 3, "padding_free": True}),
     "lora, checkpointing": (lora, {"gradient_checkpointing": True}),

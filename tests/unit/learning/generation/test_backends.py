@@ -21,7 +21,7 @@ from pipeline.learning.datasets import base, shipped
 from pipeline.learning.generation import decode, stops, vllm_engine
 from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.models import batch_size, load, tiny
+from pipeline.learning.models import load, tiny
 from pipeline.learning.models.cache import ModelCache
 from tests.doubles import vllm_stand_in
 from tests.doubles.models import write_rounds
@@ -36,14 +36,10 @@ ENDS = 9
 def policy(
     model: PreTrainedModel,
     backend: TextBackend,
-    *,
-    hints: Path | None = None,
-    kind: type[TextPolicy] = TextPolicy,
     **settings: Any,
 ) -> TextPolicy:
     generation = GenerationConfig(**{"batch_size": 6, "max_new_tokens": STEPS, **settings, "backend": backend})
-    sizes = batch_size.BatchSizes(hints, "cpu", model)
-    return kind(model, tiny.make_tokenizer(DATASET), generation, DATASET, "cpu", sizes=sizes)
+    return TextPolicy(model, tiny.make_tokenizer(DATASET), generation, DATASET, "cpu")
 
 
 def ending(model: PreTrainedModel) -> PreTrainedModel:

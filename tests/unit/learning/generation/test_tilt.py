@@ -17,14 +17,6 @@ from pipeline.learning.training.value import atom_weights
 GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
 
 
-def test_a_draw_is_a_function_of_seed_stream_row_sample_and_step() -> None:
-    rows = np.array([5, 900_000, 7])
-    whole = sampling.uniforms(sampling.sample_keys(3, "x", rows, 4), 6)
-    assert whole.shape == (3, 4, 6)
-    part = sampling.uniforms(sampling.sample_keys(3, "x", rows[[2, 0]], 2), 3)
-    assert np.array_equal(part, whole[[2, 0], :2, :3])
-
-
 def test_draws_do_not_change_between_versions() -> None:
     """Stored results rest on these numbers."""
     drawn = sampling.uniforms(sampling.sample_keys(0, "evaluate", np.array([123456]), 2), 2)
@@ -114,20 +106,6 @@ def test_the_row_is_the_tilted_reference(others: Others, min_p: float, top_k: in
             expected = expected * reference[chosen].sum()
             expected[rest] = reference[rest]
         assert torch.allclose(row[b], expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("others", Others)
-@pytest.mark.parametrize("min_p", [0.0, 0.1])
-def test_kl_is_that_of_the_whole_rows(others: Others, min_p: float) -> None:
-    logprobs, tilt, candidates, values = step(others, min_p)
-    guided = sampling.guided_logprobs(candidates, values, tilt)
-    row = sampling.full_row(logprobs, candidates, guided, tilt).double()
-    terms = torch.where(row.isinf(), 0.0, row.exp() * (row - logprobs.double()))
-    assert torch.allclose(sampling.step_kl(candidates, guided), terms.sum(-1), atol=1e-6)
-    # A single candidate leaves nothing to choose, but dropping the others is a divergence too, and so is its
-    # offset where they have none.
-    differs = (candidates.logprobs.isfinite().sum(-1) > 1) | (others is not Others.kept)
-    assert ((sampling.step_kl(candidates, guided) > 0) == differs).all()
 
 
 def test_candidates_without_a_chance_leave_all_to_the_others() -> None:
@@ -259,18 +237,6 @@ def test_the_only_candidate_is_asked_for_where_it_is_taken_alone() -> None:
     assert outside.asked == [[1], [0, 1, 2]]
     assert kl[0] == kl_outside[0] == 0
     assert kl[1] > 0
-
-
-@pytest.mark.parametrize("others", Others)
-@pytest.mark.parametrize("draws", [None, [INSIDE, OUTSIDE]])
-def test_where_no_row_has_a_choice_values_change_nothing(others: Others, draws: list[float] | None) -> None:
-    reader, kl = step_guided_step([SURE, SURE], draws, others)
-    if others is Others.offset_zero:  # their level counts
-        assert [len(asked) for asked in reader.asked] == [2, 2]
-        return
-    assert reader.taken == [0, 1 if draws and others is Others.kept else 0]
-    assert reader.asked == [[token] for token in reader.taken]
-    assert kl.tolist() == pytest.approx([0 if others is Others.kept else -math.log(0.9)] * 2)
 
 
 # -- atoms ------------------------------------------------------------

@@ -156,12 +156,6 @@ def test_attention_gives_way_to_what_the_model_has(tmp_path: Path, caplog: pytes
     assert caplog.messages == ["transformers has bloom without sdpa attention; using eager"] * 2
 
 
-def test_what_continues_no_texts_is_not_loaded(tmp_path: Path) -> None:
-    hf.T5Config(num_layers=1, d_model=8).save_pretrained(tmp_path)
-    with pytest.raises(JobError, match="t5 is an encoder with a decoder"):
-        load.load_policy(tmp_path, SYSTEM, "cpu")
-
-
 def test_a_model_of_which_weights_are_in_no_file_is_refused(tmp_path: Path) -> None:
     model = tiny_model("llama")
     model.save_pretrained(tmp_path / "model")

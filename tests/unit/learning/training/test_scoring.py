@@ -21,7 +21,7 @@ from pipeline.learning.algos.dpo import DPOConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.generation import decode, policy
 from pipeline.learning.models.load import checkpoint_activations
-from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
+from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import loop, preferences, scoring, value
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of
@@ -34,7 +34,7 @@ from tests.unit.learning.training.test_loop import sequences as value_sequences
 # A window that is shorter than texts, experts, latent attention.
 RIGHT = ["llama", "gpt2", "mistral", "gemma3_text", "mixtral", "deepseek_v3", "cohere2"]
 # Biases by distance, scores that are capped, states, a window without a limit that attention is told, chunks.
-LEFT = ["bloom", "gemma2", "mamba", "qwen3_next", "gpt_oss", "llama4_text"]
+LEFT = ["bloom", "gemma2", "mamba", "gpt_oss", "llama4_text"]
 
 
 def sequences(count: int = 16) -> Sequences:
@@ -286,7 +286,7 @@ def micro_batches(data: Sequences, group: int, how: loop.Fitting) -> list[tuple[
     return seen
 
 
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 4, 7, 100])
+@pytest.mark.parametrize("micro_batch_size", [1, 7, 100])
 def test_no_micro_batch_splits_a_group(micro_batch_size: int) -> None:
     for part, whole in micro_batches(some_sequences(), 4, small_fitting(micro_batch_size)):
         assert set(part) <= set(whole)
@@ -308,13 +308,6 @@ def test_like_lengths_share_a_micro_batch_and_steps_keep_their_sequences() -> No
     assert all([row // 2 for row in part[0::2]] == [row // 2 for row in part[1::2]] for part, _ in alike)
     padded, less = (sum(4 * max(data.lengths[part]) for part, _ in found) for found in (mixed, alike))
     assert less < padded
-
-
-def test_dropout_is_switched_off() -> None:
-    model = tiny_policy(dropout=0.5).train()
-    without_dropout(model)
-    ids = torch.tensor([[1, 2, 3, 4]])
-    assert torch.equal(model(ids).logits, model(ids).logits)
 
 
 # -- test gradient checkpointing ---------------------------------------------------------------------------------
