@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -137,16 +136,10 @@ def test_a_reward_that_fits_is_passed_over_in_silence() -> None:
 @pytest.mark.parametrize(
     ("rows", "setting", "said"),
     [
-        (
-            '{"question": "1+1="}',
-            "",
-            r"jsonl:1: no prompt\. The columns are question.* write 'datasets.jsonl.columns={prompt: COLUMN}",
-        ),
         (SUM + '\n{"prompt": "", "solution": "3"}', "", r"datasets\.jsonl: .*rows\.jsonl:2: the prompt is empty"),
         (SUM, "prompt_template='{q}'", r"uses '\{q\}': unknown column 'q'\. Known: prompt, solution"),
-        (SUM, "train_split=tain", r"split 'tain'"),
     ],
-    ids=["prompt", "second row", "template", "split"],
+    ids=["second row", "template"],
 )
 @pytest.mark.usefixtures("in_this_process")
 def test_what_is_wrong_with_rows_of_files_is_told_before_they_are_read(
@@ -223,7 +216,6 @@ def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_exp
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("print('hello')", ""),
         ("raise KeyboardInterrupt", r"cannot be imported: KeyboardInterrupt \(.*own_module.py:1\)"),
         (
             "import os, sys; print('oh', file=sys.stderr, flush=True); os._exit(9)",
@@ -231,15 +223,15 @@ def test_a_graded_reward_is_refused_where_a_single_probability_would_have_to_exp
         ),
     ],
 )
-def test_a_module_that_ends_its_process_or_prints_is_told(
+def test_a_module_that_ends_its_process_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
 ) -> None:
     fits = "def fits(completions, **_): return [1.0] * len(completions)"
     (tmp_path / "own_module.py").write_text(f"{code}\n{fits}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = quick_config(["experiment.name=x", "datasets.addition.reward=own_module.fits"])
-    with pytest.raises(ConfigError, match=said) if said else nullcontext():
-        assert try_rewards(config) == ()
+    with pytest.raises(ConfigError, match=said):
+        try_rewards(config)
 
 
 def test_what_a_module_has_started_ends_with_the_look_at_it(
@@ -315,8 +307,6 @@ def test_solutions_as_completions_write_them() -> None:
     [
         ("gsm8k", ["1,000", "so\n#### 7", r"\boxed{12}", "$5", None]),
         ("boxed", ["three blind mice that run", r"7\sqrt{5}", r"hence $\boxed{[0, 4)}$", "so\n\\boxed{B}"]),
-        ("math_verify", [r"7\sqrt{5}", "[0, 4)", r"12\%", "so\n#### 2.5"]),
-        ("exact_match", ["a fig", "1/2", " 7 "]),
     ],
 )
 def test_rewards_that_read_solutions_are_silent(tmp_path: Path, reward: str, solutions: list[str | None]) -> None:

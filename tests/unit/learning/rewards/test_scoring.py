@@ -217,13 +217,12 @@ def of_sizes(name: str, sizes: Sequence[int], texts: Sequence[str], size: int, *
         return scorer.score(rows, texts, [[1]] * len(texts), size)
 
 
-@pytest.mark.parametrize("isolated", [True, False])
 @pytest.mark.parametrize(
     ("size", "calls"),
     [(1, [2, 2, 3, 3, 3, 1, 2, 2]), (4, [2, 2, 4, 4, 4, 4, 2, 2]), (5, [5] * 5 + [3] * 3), (256, [8] * 8)],
 )
-def test_a_call_has_all_completions_of_as_many_prompts_as_fit(size: int, calls: list[int], isolated: bool) -> None:
-    found = of_sizes("of_the_call", [2, 3, 1, 2], list("abcdefgh"), size, isolated=isolated)
+def test_a_call_has_all_completions_of_as_many_prompts_as_fit(size: int, calls: list[int]) -> None:
+    found = of_sizes("of_the_call", [2, 3, 1, 2], list("abcdefgh"), size, isolated=False)
     assert found.values.tolist() == calls
 
 
@@ -335,7 +334,7 @@ def decisions(first: Scored, second: Scored, draw: float = 0.4, **how: Any) -> l
 
 
 @pytest.mark.parametrize("source", [PreferenceSource.correctness, PreferenceSource.correctness_then_reward])
-@pytest.mark.parametrize("beta", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("beta", [0.5, 3.0])
 def test_correctness_is_a_difference_of_one_to_a_bradley_terry_draw(source: PreferenceSource, beta: float) -> None:
     """Who asks for noisy labels gets them of verified answers too."""
     draws = (np.arange(10_000) + 0.5) / 10_000

@@ -184,20 +184,6 @@ def test_the_result_is_that_of_the_size_that_fits(rows: int, fits: int) -> None:
     assert [count for count in limit.seen if count > rows] == [size for size in (8, 4, 2) if size > rows]
 
 
-def test_the_next_job_starts_with_what_fitted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = value_model(), value_model()
-    Limited(first, rows=3)
-    expected = fitted(8, model=first, hints=tmp_path)
-    assert capsys.readouterr().out.splitlines() == [
-        "out of memory at micro-batch 8: using 4 with 2x accumulation",
-        "out of memory at micro-batch 4: using 2 with 4x accumulation",
-    ]
-    limit = Limited(second, rows=3)
-    assert_equal(fitted(8, model=second, hints=tmp_path), expected)
-    assert max(limit.seen) == 2
-    assert capsys.readouterr().out == ""
-
-
 def test_a_training_that_goes_on_keeps_the_size_it_had(tmp_path: Path) -> None:
     """Whatever other jobs have learnt since, or forgotten: the rest is what it would have been."""
     expected = fitted(4)
