@@ -127,7 +127,13 @@ def fail(why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "said"), [("split", "several devices share the policy"), ("own cache", "rows of the policy begin")]
+    ("why", "said"),
+    [
+        ("split", "several devices share the policy"),
+        ("shard", "several devices share the policy"),
+        ("spread", "the policy is on several devices"),
+        ("own cache", "rows of the policy begin"),
+    ],
 )
 def test_what_cannot_be_recorded_is_decoded_without(
     why: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -137,7 +143,12 @@ def test_what_cannot_be_recorded_is_decoded_without(
     with monkeypatch.context() as patch:
         if why == "split":
             patch.setattr(recorded_steps, "split_over", lambda _: object())
-        else:
+        if why == "shard":
+            patch.setattr(torch.nn.Parameter, "full_tensor", None, raising=False)
+        if why == "spread":
+            two = [torch.nn.Parameter(torch.empty(1, device=device)) for device in ("cpu", "meta")]
+            patch.setattr(type(model), "parameters", lambda _, recurse=True: iter(two))
+        if why == "own cache":
             patch.setattr(row_models, "reads_rows", lambda _: False)
         ours = [recorded(case, model) for _ in range(2)]
     assert ours[0].tokens == ours[1].tokens == theirs.tokens
