@@ -1,7 +1,5 @@
 """``python -m pipeline``, also installed as ``pipeline``: the commands around the main job."""
 
-from __future__ import annotations
-
 if __name__ == "__main__":
     import sys
 

@@ -6,8 +6,6 @@ variables are set before: NumPy's in every command, by `commands.start`, since i
 environment of workers, and in this process where it carries out jobs itself. See docs/arithmetic.md.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

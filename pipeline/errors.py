@@ -1,7 +1,5 @@
 """The exception tree. Errors carry fields, and messages say what was given, what is allowed, what to try."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any

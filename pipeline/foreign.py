@@ -6,8 +6,6 @@ an instance of the type that was asked for, so nothing behind it needs to look a
 says what was found and where.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

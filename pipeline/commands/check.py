@@ -4,8 +4,6 @@ Each check says what it saw, how bad that is, and what to do: of the installatio
 the real engine.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -8,8 +8,6 @@ A value model without its reference is of no use, so the two stay together. Ever
 not change, and appears under its name when it is whole. Adapters are merged into the weights that they belong to.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import shutil

@@ -1,7 +1,5 @@
 """``python -m pipeline gpus``: the GPUs of this machine, and which way of training a model fits on them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Annotated

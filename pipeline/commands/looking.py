@@ -1,7 +1,5 @@
 """Where runs and jobs stand and why, what they printed, and the table of their results."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """What runs have found, for others: tables of several runs, figures, pages, trackers; and where they may go."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -3,8 +3,6 @@
 Reads files and asks for devices; writes nothing that stays, and starts nothing.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence

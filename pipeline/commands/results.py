@@ -1,7 +1,5 @@
 """What a run leaves beside the outputs of its jobs: results, its page, what trackers and sweeps are told of it."""
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence

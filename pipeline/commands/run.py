@@ -3,8 +3,6 @@
 What is missing is run, while the store, devices and notes are held; what came of it is written and printed.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

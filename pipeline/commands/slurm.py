@@ -1,7 +1,5 @@
 """``python -m pipeline slurm``: batch scripts for Slurm written and checked."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -6,8 +6,6 @@ NumPy is told which instructions to take before anything imports it. Imports not
 a moment in which Ctrl-C meets an unguarded process.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """``python -m pipeline store``: check a store, tell what takes its space, remove what nothing needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``python -m pipeline sweep``: many trials of settings, several runs by one command, and looking at them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

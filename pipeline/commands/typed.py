@@ -1,7 +1,5 @@
 """What commands have in common: options, when they are imported, how a wrong command line is answered."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial

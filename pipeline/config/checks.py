@@ -4,8 +4,6 @@ All such faults are told at once. Rules that join fields of one class of setting
 here are those of the run and of what all have.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Hydra composes plain values, which it does not look at. They are then checked he
 in one pass that collects all that is wrong.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Settings of users' own classes are read in the same way, so what is written of a
 says and what the reference of all keys has.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import io

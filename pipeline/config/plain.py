@@ -3,8 +3,6 @@
 Free of Hydra: only who composes a request needs it, and its import would be a sixth of a worker's start.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ user's own. Which they are its `config_class` says. Classes are imported by thei
 Those that ship stand here, one line for each. An algorithm may be run at several values of its settings (a front).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping

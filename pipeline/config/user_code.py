@@ -3,8 +3,6 @@
 The current folder comes last in `sys.path`, whatever script was started, and workers are given the same list.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

@@ -6,8 +6,6 @@ A process that is killed leaves all that was flushed, a machine that loses power
 whole lines from the first on.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

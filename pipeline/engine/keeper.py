@@ -5,8 +5,6 @@
 Nothing here is needed for a result, so whatever goes wrong is told and costs the room alone.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -3,8 +3,6 @@
 this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever they start
 """
 
-from __future__ import annotations
-
 import importlib.machinery
 import math
 import os

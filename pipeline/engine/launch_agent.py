@@ -3,8 +3,6 @@
 Only this process imports torch; the launcher starts it with the environment that the ranks are to have.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Where a run keeps its files: ``<output_dir>/<name>/<timestamp>/``, with ``latest`` pointing to the newest."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Jobs on devices: a pool of workers, a journal, and the engine between them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -3,8 +3,6 @@
 Settings load no torch, and what computes knows no algorithm, so these stand apart from both.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 

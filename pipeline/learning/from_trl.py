@@ -1,7 +1,5 @@
 """What TRL's configurations are here: one table of both."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields

@@ -10,8 +10,6 @@ number may have gone to another meanwhile. Nothing but the standard library is n
 reaper loads this too, which has no other packages.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Memory: what is free on this machine, and how much of a GPU's a process can fill."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What holds an output to the formats before it is committed: a wrong file fails the job that wrote it."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Mapping

@@ -6,8 +6,6 @@ is read by the same types (`reading`), since an older version may have committed
 docs/extending.md has them for users.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

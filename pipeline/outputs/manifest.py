@@ -7,8 +7,6 @@ An output whose weights were removed has a second such file, its tombstone: whic
 gone on purpose. It is on disk before the first of them goes, so until the last has gone some may be there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

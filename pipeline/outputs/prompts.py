@@ -5,8 +5,6 @@ It is a file of safetensors beside ``metrics.json``: numbers alone, nothing that
 of them, whose sums make the metric. Where all denominators are 1 they are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

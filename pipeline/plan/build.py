@@ -11,8 +11,6 @@ for numbers of rows, touches no file and imports no torch. Keys are the same wha
 that is known to have no row there is no job, and what would read it has its key in its own all the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """What a request asks of devices, packages and models that do not go together: refused, changed or warned of."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import suppress

@@ -6,8 +6,6 @@ is a fixed part for calling layers, and the arithmetic of the weights at what th
 that is right within a factor of two, see docs/benchmarks.md.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping

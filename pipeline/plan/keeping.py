@@ -1,7 +1,5 @@
 """Which trained weights of a plan stay, by `execution.keep`, and which may go now. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pipeline.config.schema import Keep

@@ -3,8 +3,6 @@
 Reads files, so it comes before planning, which does not. Imports neither torch nor transformers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import math

@@ -1,7 +1,5 @@
 """A plan as a run has recorded it in ``plan.json``: enough to say where every job stands and what made its key."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Of datasets that make their rows and rewards that ship it is known that they fit
 imported here, as it may import anything: a process of its own does it (`learning.rewards.probe`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ of PITA, in the one column ``algos.*.eta`` that it shares with other algorithms.
 several runs are one row.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Device time depends on the machine, and what a store remembers may be lost where
 this is in ``results.json``; it goes to ``compute.json``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -6,8 +6,6 @@ A chain of the plan is a run of the tracker, and an output that has something fo
     a job that measures   a row for the round: results with intervals, time and throughput; and a few samples
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

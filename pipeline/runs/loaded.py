@@ -5,8 +5,6 @@ Nothing here writes, imports torch, or trusts a file. What is missing is empty; 
 raises a `PipelineError` that says so, or costs its own part where many files make the whole.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import shlex

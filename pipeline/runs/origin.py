@@ -4,8 +4,6 @@ The origin is written when the run begins, so that also a run which was killed c
 on it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shlex

@@ -8,8 +8,6 @@ Our files are the record: a tracker can be told anew what it has lost, and is to
 happens in these processes reaches the run but a warning; packages of trackers are imported there alone.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

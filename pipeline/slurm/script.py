@@ -9,8 +9,6 @@ What it is built on, as Slurm does none of it by itself:
     scontrol        a job that ends is over for Slurm; `--requeue` is for those that it has ended itself
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

@@ -7,8 +7,6 @@ Nothing that others need is kept here: whatever happens to an agent, the record 
 What is done once beside the trials, preparing and the test of the best one, goes the same way.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

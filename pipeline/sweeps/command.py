@@ -4,8 +4,6 @@ A run of this package (``run_parallel.py``) is told its parameters as settings, 
 other trials, and is judged on validation prompts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ Whoever writes it may be killed in the middle of a line, and is a program of the
 line costs itself alone.
 """
 
-from __future__ import annotations
-
 import netrc
 import os
 import re

@@ -3,8 +3,6 @@
 multi NAME 2 4   ->   NAME.run1 on GPUs 0, 1;  NAME.run2 on 2, 3;  NAME.run3 on 4, 5;  NAME.run4 on 6, 7
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

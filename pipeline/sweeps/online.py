@@ -6,8 +6,6 @@
 A program on several devices is started as ranks, by this module: ``python -m pipeline.sweeps.online PROGRAM ...``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Who runs the trials of a sweep: the devices that they are packed onto."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

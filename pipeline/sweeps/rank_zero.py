@@ -5,8 +5,6 @@
 Otherwise a training on 8 GPUs would be 8 runs there, or 8 that write to one.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping

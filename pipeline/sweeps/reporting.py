@@ -6,8 +6,6 @@
 Needs nothing but the standard library, so that a program may load it before anything else, in any environment.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

@@ -8,8 +8,6 @@ A lease lives as long as this process, which ends when nothing of the program is
 It is told to stop by a signal, and also ends the program when the agent is gone. Nothing is left behind.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import select

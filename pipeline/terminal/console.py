@@ -3,8 +3,6 @@
 Markup is off: a square bracket in a name is a square bracket. Styled text is a `rich.text.Text`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -8,8 +8,6 @@ A terminal that is stopped (Ctrl-S) and a pipe whose reader sleeps hold whoever 
 which has to come whole, and wrong while jobs run: inside of `never_waiting` what is not taken is kept for later.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

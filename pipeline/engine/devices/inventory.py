@@ -4,8 +4,6 @@ Opening a CUDA context here would take memory on every GPU and freeze their visi
 engine neither imports torch nor touches the CUDA runtime.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

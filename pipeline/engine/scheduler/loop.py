@@ -17,8 +17,6 @@
 Nothing is polled: the wait ends when a pipe, a sentinel or a signal has something, or when a deadline is due.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import os

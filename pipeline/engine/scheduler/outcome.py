@@ -1,7 +1,5 @@
 """What came of a run: the end of every job, every attempt with its times, and the account of device time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median

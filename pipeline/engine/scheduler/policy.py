@@ -22,8 +22,6 @@ jobs have ended that ran there when it was made, or sooner elsewhere. With one w
 fewer of them are idle at any time at which a job is ready than the widest job needs.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter

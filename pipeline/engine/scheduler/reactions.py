@@ -1,7 +1,5 @@
 """What follows when a worker says something, ends or hangs: who has its device next, what is tried again. Pure."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The jobs that could start now, by urgency: kept so that finding the next one does not look at all of them."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What becomes of an attempt that failed, and of the device that it failed on. Pure rules."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace

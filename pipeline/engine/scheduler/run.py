@@ -5,8 +5,6 @@
 The rules are functions of `reactions` and `recovery`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -4,8 +4,6 @@
 leaves no half output under a key.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -8,8 +8,6 @@ Where the place cannot be reached the run goes on with what is here; what was ma
 reached again, or by the next run of the same.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -18,8 +18,6 @@ checksums. A name under <root> therefore never shows half a result, however the 
 been removed since, which a tombstone in it says (`outputs.manifest`).
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

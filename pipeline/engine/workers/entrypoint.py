@@ -8,8 +8,6 @@ The environment (visible device, thread counts) was set before this process star
 by the worker that leads the gang (`gang`), which is whom a rank talks to.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import signal

@@ -8,8 +8,6 @@ adopts what they leave behind, and ends that with the job. They find each other 
 `torch.distributed` reads. If one dies or raises, all are ended at once.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import signal

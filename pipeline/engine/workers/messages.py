@@ -7,8 +7,6 @@ What a worker says is foreign to the engine, as the code of any job can write to
 when it is read, and what is written is what a reader will take.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import re

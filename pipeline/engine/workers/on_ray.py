@@ -12,8 +12,6 @@ Jobs run in a process of their own rather than in the actor: its environment is 
 does to its process is no concern of Ray's, and a new one takes a moment where a new actor takes seconds.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import importlib.util

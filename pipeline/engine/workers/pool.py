@@ -6,8 +6,6 @@
 Nothing is shared between workers, so no death can block another.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Runs one job after the other, in a worker process or in the engine's own: log, entry, commit, answer."""
 
-from __future__ import annotations
-
 import builtins
 import math
 import os

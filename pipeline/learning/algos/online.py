@@ -9,8 +9,6 @@ the same rewards once more, also on rewards that would not say the same again, a
 One that is no more what was written is drawn again; a checkpoint from between its steps is passed over then.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import stat

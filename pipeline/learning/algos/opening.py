@@ -1,7 +1,5 @@
 """What stages that work with text open: policies, value models, a dataset and its rows, rewards. Worker side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F401 - names for others
 
-from __future__ import annotations
-
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 

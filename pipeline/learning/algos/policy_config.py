@@ -1,7 +1,5 @@
 """Settings of methods that train the policy: what all of them have, and what those have that can draw online."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum

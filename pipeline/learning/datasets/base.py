@@ -1,7 +1,5 @@
 """What a dataset is: rows with stable ids in three disjoint splits, and demonstrations for a reference."""
 
-from __future__ import annotations
-
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

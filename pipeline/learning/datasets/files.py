@@ -3,8 +3,6 @@
 A path that exists is local and never touches the network. Planning uses this module, so it imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

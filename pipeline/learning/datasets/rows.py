@@ -1,7 +1,5 @@
 """Rows of files as `prepare` stores them: what each is made into, and what those of a source have in common."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import hashlib

@@ -1,7 +1,5 @@
 """Datasets that ship: one for each format of files, `hf` for all and the hub, named ones, and two made here."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence

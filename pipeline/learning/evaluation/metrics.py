@@ -1,7 +1,5 @@
 """Metrics of evaluated samples, each with an interval clustered by prompt, and the best that any policy can do."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

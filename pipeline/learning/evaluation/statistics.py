@@ -9,8 +9,6 @@ one set of draws serves all measures in a single matrix product.
 Legend: P prompts, M measures or differences, B resamples.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ Shapes: N samples in all, R slots, n rows that are alive, k steps since tokens w
 vocabulary.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

@@ -4,8 +4,6 @@ It decodes as the evaluation of its run did, by `TextPolicy`. For programs that 
 themselves there is the same guidance as a `LogitsProcessor`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

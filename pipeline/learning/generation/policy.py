@@ -1,7 +1,5 @@
 """A policy that completes prompts: a reference model with its tokenizer, plain or guided by a value model."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

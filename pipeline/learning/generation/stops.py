@@ -5,8 +5,6 @@ Which token completes one is asked of `StopStringCriteria` of transformers, of c
 Shapes: n rows, k steps, W tokens that a stop string may be spread over at most.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any

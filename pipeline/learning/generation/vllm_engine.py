@@ -4,8 +4,6 @@ Draws are the engine's: each sample has a generator there, whose seed follows fr
 keeps one engine, of the policy that it completed with last, since an engine takes its memory when it starts.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterator, Sequence

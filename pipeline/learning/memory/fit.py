@@ -3,8 +3,6 @@
 Never all GPUs to be on the safe side: what does not fit is refused with what is missing and what may help.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum

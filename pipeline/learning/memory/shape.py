@@ -3,8 +3,6 @@
 This imports torch and transformers, so it is for stages and for commands that plan memory, never for the engine.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

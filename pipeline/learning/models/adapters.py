@@ -1,7 +1,5 @@
 """Adapters on disk, in the format of peft: saved by a training, merged into weights when its policy is loaded."""
 
-from __future__ import annotations
-
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence

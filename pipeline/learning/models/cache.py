@@ -1,7 +1,5 @@
 """What a worker has besides a job: models that stay in its memory, and a folder for those that it reads back."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager

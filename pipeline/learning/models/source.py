@@ -4,8 +4,6 @@ They are a folder, the snapshot of a hub id, or what is made of a GGUF file or a
 reference's first stage points to a folder or a commit on the hub, or is itself the model.
 """
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import suppress
 from pathlib import Path

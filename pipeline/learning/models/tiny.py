@@ -1,7 +1,5 @@
 """The embedded reference: a GPT-2 of some 76,000 parameters, trained in the run on a dataset's demonstrations."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -7,8 +7,6 @@ its own.
 Light on purpose: the processes that grade import this.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

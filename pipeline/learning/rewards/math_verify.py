@@ -21,8 +21,6 @@ Simplification may run for ever on hostile input. The package's own timeouts are
 `signal.alarm`, and the processes that grade have a deadline already.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

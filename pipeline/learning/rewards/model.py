@@ -4,8 +4,6 @@ Unlike function rewards it runs in the worker, on the worker's device, in batche
 depend a little on what shares a batch, so the batches must not depend on how fast the rest of the run is set up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rewards by name; any other name with a dot in it is the dotted path of a function."""
 
-from __future__ import annotations
-
 import dis
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 Light on purpose: the processes that grade import this and little else.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass

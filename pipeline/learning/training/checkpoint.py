@@ -10,8 +10,6 @@ Nothing is pickled. The position in the data is the step: a training whose batch
 step needs no more.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -10,8 +10,6 @@ and losses are weighted by the whole batch, so gradients add up to those of one 
 differs, and with it the last bits.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import socket

@@ -4,8 +4,6 @@ Deterministic: the order of the data comes from a seed, nothing is drawn while t
 of the weights, the optimizer's state and the number of the step, all of which `TrainState` holds.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ shrinks when memory runs out. So the loop is ours, and what happens between log-
 Shapes: P pairs, in 2P sequences: chosen and rejected one after the other; B sequences of a micro-batch, T tokens.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

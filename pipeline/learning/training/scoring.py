@@ -3,8 +3,6 @@
 Shapes: B sequences of a micro-batch, T positions.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Fitting a value model to labelled sequences."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Numbers, and names of devices and files, as people read them."""
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

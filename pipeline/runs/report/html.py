@@ -5,8 +5,6 @@ page as text alone. The policy of the page allows its own scripts and styles by 
 request, no further script, whatever the data holds.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -3,8 +3,6 @@
 A log is whatever a job wrote: bytes that are no UTF-8 are replaced, and what it is printed to sees to the rest.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections import deque
 from collections.abc import Callable, Mapping

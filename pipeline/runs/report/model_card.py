@@ -3,8 +3,6 @@
 Pure text of plain facts. What is not ours (names, settings, commands) stands in blocks that are shown as they are.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

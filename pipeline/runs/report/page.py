@@ -4,8 +4,6 @@ Texts are whole, and not escaped yet. Where there may be many of something it st
 length, which take a third of the room.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

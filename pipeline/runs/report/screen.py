@@ -4,8 +4,6 @@ The live view, `status` and `status --watch` show the same tables, from what the
 left in the run's folder.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

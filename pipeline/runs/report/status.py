@@ -1,7 +1,5 @@
 """Where runs stand, as seen from another terminal: all in one table, one in detail, and why a job is there."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The table of results that a run ends with, and those of fronts and training budgets below it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
