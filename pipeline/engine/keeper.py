@@ -202,7 +202,7 @@ log = logging.getLogger("pipeline")
 
 @dataclass(kw_only=True)
 class Keeper:
-    """Of one run.
+    """Removes weights that nothing in a run needs any more.
 
     Attributes:
         plan: What is carried out.

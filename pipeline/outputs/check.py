@@ -18,7 +18,7 @@ MAX_FILES = 1_000_000
 
 
 def check_output(folder: Path) -> dict[str, os.stat_result]:
-    """Hold a finished folder to the formats above, whichever stage it is of.
+    """Hold a finished folder to the formats of `outputs.formats`, whichever stage it is of.
 
     Returns:
         What is in it, as `walk` tells.

@@ -99,7 +99,7 @@ def chains(config: schema.Config) -> Iterator[Chain]:
 MODELS = 2
 """`pipeline.learning.models`: how models are made, read, written, and what their heads compute."""
 TINY = 3
-"""`pipeline.learning.models.tiny` and `imitation`: how a tiny reference begins, is trained and judged."""
+"""`pipeline.learning.models.tiny`: how a tiny reference begins, is trained and judged."""
 DECODING = 3
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
@@ -276,7 +276,7 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Of one job.
+    """What a job is made of.
 
     Attributes:
         determined_by: What determines its output, besides its inputs.
@@ -292,7 +292,7 @@ class Contents:
 
 
 class JobContents:
-    """Of all jobs of a configuration; what many share is made once."""
+    """Makes the contents of the jobs of a configuration; what many share is made once."""
 
     def __init__(
         self,
@@ -431,7 +431,7 @@ class JobContents:
         return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
 
     def _plain(self, section: object) -> dict[str, Any]:
-        """A section as workers get it; kept with the section, so that no other has its number meanwhile."""
+        """A section as workers get it; the section is kept, so that its `id` is not used again."""
         if id(section) not in self._plains:
             self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
         return self._plains[id(section)][1]

@@ -88,8 +88,8 @@ class Hyperband:
 
     Attributes:
         min_iter: The first number of logged values at which trials are compared.
-        max_iter, s: In its place the last one, and how many there are before.
-        eta: One of so many goes on.
+        max_iter, s: In place of min_iter: the last such number, and how many there are before it.
+        eta: The best 1/eta of the trials go on.
         strict: Compare what a trial has there, rather than its best so far.
     """
 

@@ -206,7 +206,7 @@ def _job_finished(run: Run, index: int, message: messages.JobFinished) -> None:
     workers = state.jobs[job_id].workers
     # The first of a worker imports what later ones find there.
     kind = recovery.kind_of_time(state.plan.jobs[job_id])
-    run.took_s[kind] = max(message.run_s, recovery.FORGET * run.took_s.get(kind, 0.0))
+    run.took_s[kind] = max(message.run_s, recovery.TIME_DECAY * run.took_s.get(kind, 0.0))
     state.finished(index, message.peak_mb, message.held_mb)
     _hand_on(run, index, workers, message)
 

@@ -10,7 +10,7 @@ from pipeline.engine.workers.messages import FailureKind, RunJob
 from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
 
-FORGET = 0.7
+TIME_DECAY = 0.7
 """A kind's time is the longest of its last jobs, each of which counts for this much of the one before it."""
 
 # -- jobs ------------------------------------------------------------------------------------------------------

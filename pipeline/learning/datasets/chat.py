@@ -479,7 +479,7 @@ def without_prompt(prompt: Text, *answers: Text) -> tuple[Text, ...]:
 
 
 def begun_once(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:
-    """A text that begins with the begin, as where a template was applied already, gets no second one."""
+    """Drop a second BOS token, as of a text to which a template was applied already."""
     begin = tokenizer.bos_token
     while begin and text.lstrip().startswith(begin) and ids[:2] == [tokenizer.bos_token_id] * 2:
         ids = ids[1:]
@@ -600,7 +600,7 @@ class _Turns:
         return [*self._prompt, *(dict(turn) for turn in answer)]
 
     def _said(self, turns: list[dict[str, Any]], place: int, text: str) -> Iterator[tuple[int, int]]:
-        """Where in the text is what a turn says: what is another where it says another."""
+        """Yield the spans of the text that change when what this turn says is replaced."""
         for turn in marked(turns[place]):
             other = rendered(self._tokenizer, [*turns[:place], turn, *turns[place + 1 :]], self._arguments)
             if text != other:

@@ -238,8 +238,9 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 # -- tokenized ---------------------------------------------------------------------------------------------------
 # Prompts as token ids: made once per dataset and tokenizer, so that no chain tokenizes them again.
-# prompts.parquet id, input_ids prompts.json rows, length of the longest prompt in tokens; a note where not
-# all is known to it
+#
+#     prompts.parquet    id, input_ids
+#     prompts.json       rows, length of the longest prompt in tokens; a note where not all is known
 
 
 PROMPTS = "prompts.parquet"

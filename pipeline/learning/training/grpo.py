@@ -418,8 +418,8 @@ def grpo_set(
         device: Of the model.
         longest: Tokens that a completion may have; `dr_grpo` divides by it.
         temperature: Of the policy that drew the completions, and so of the one that is trained.
-        ratio: See `importance_ratio`, which is None.
-        surrogate: See `clipped_surrogate`, which is None.
+        ratio: Replaces `importance_ratio`; None uses it.
+        surrogate: Replaces `clipped_surrogate`; None uses it.
     """
     ratio_of = ratio or (lambda tokens: importance_ratio(tokens, objective.importance_sampling_level))
     surrogate_of = surrogate or (lambda tokens, ratio: clipped_surrogate(tokens, ratio, objective))
