@@ -31,7 +31,7 @@ MINE = "PIPELINE_TEST_POOL"
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
     os.environ[MINE] = str(os.getpid())
-    with GraderPool(GradingConfig(processes=2, timeout_s=2.0, memory_gib=1.0)) as pool:
+    with GraderPool(GradingConfig(processes=2, timeout_s=4.0, memory_gib=1.0)) as pool:
         yield pool
     assert not tagged()
     del os.environ[MINE]
@@ -64,8 +64,8 @@ def alone(pool: GraderPool, function: str, options: dict[str, Any], given: list[
 
 
 HOSTILE = {
-    "loop": ("timeout", "no answer within 2 s"),
-    "native": ("timeout", "no answer within 2 s"),
+    "loop": ("timeout", "no answer within 4 s"),
+    "native": ("timeout", "no answer within 4 s"),
     "exit": ("crash", "exit code 3, twice"),
     "quit": ("error", "SystemExit: no more"),
     "raise too bad": ("error", "ValueError: too bad"),
@@ -73,7 +73,7 @@ HOSTILE = {
     "recurse": ("error", "RecursionError"),
     "infinite": ("error", "the reward is infinite"),
     "garbage": ("crash", "ended with"),
-    "family": ("timeout", "no answer within 2 s"),
+    "family": ("timeout", "no answer within 4 s"),
     "orphan": ("crash", "exit code 1"),
     "none": (None, ""),  # a reward that does not apply has not failed
     "nan": (None, ""),
