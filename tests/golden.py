@@ -14,8 +14,6 @@ that no key covers: people look at them and no stage reads them, so what they te
 go on serving with the curves that they have, or none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

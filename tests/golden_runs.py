@@ -3,8 +3,6 @@
 They take what the defaults do not, since only what a run goes through can be noticed.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

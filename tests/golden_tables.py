@@ -1,7 +1,5 @@
 """Tables of what plain functions say: decided here on every machine alike, whatever its arithmetic."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """Job bodies that behave and misbehave, for workers to import by path. Each is an entry: ``body(work)``."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import logging

@@ -5,8 +5,6 @@ output of the reference, which every plan holds. Where the environment names a f
 second round waits until that is gone.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

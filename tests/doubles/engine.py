@@ -1,7 +1,5 @@
 """Runs small plans of job bodies through the real engine, and looks at what is left afterwards."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -6,8 +6,6 @@ Everything else is as it is: leases, one worker on each GPU with its environment
 once the file GATE exists, so that a test decides how long a run holds its devices.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Each is made of its configuration alone, so nothing is fetched. Windows and chun
 what lies outside of them matters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs that are under way, as far as they are shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from pipeline.plan.graph import Plan

@@ -1,7 +1,5 @@
 """What a process sees of the machine that it runs on."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny models with weights of their own, the same every time."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import fields

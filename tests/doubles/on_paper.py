@@ -1,7 +1,5 @@
 """Carries out a plan on paper, event by event: the rules and the state are real, the rest is what a test says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

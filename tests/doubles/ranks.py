@@ -1,7 +1,5 @@
 """Small trainings by several ranks, for workers to import by path; and the same ones by a single process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

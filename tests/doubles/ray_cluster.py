@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine: each has a raylet of its own, and as many slots as it says."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import secrets

@@ -1,7 +1,5 @@
 """A real S3 server on this machine, and between it and its client a place where every request can go wrong."""
 
-from __future__ import annotations
-
 import logging
 import random
 import socket

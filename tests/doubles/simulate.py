@@ -1,7 +1,5 @@
 """Carries out a plan on paper: the real state and policy, imagined workers and an imagined clock."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Mapping
 

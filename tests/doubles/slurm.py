@@ -7,8 +7,6 @@ to, and when the other end of the pipe closes, which the kernel sees to where th
 folder; daemons listen on the loopback interface alone, and know each other by a key of their own.
 """
 
-from __future__ import annotations
-
 import getpass
 import os
 import re

@@ -1,7 +1,5 @@
 """Tokenizers of the kinds that people have, trained on a little text."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from functools import cache

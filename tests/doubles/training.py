@@ -1,7 +1,5 @@
 """Small trainings that are killed at a chosen moment, by a signal that nothing can catch."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -4,8 +4,6 @@ Its GraphQL alone, and of that a sweep over a grid: a trial for each heartbeat o
 order to end. Nothing that a run would upload is kept.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """An algorithm of a user's own that "trains" without torch: weights follow from those of the last round."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

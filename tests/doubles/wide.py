@@ -1,7 +1,5 @@
 """A small model that several ranks write with together, for workers to import by path; and by one process."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """An engine that is killed in a training ends in the same bytes as one that is left alone."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The engine is killed at or within every record of its journal; the next run ends in the same bytes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Jobs of several devices on real workers: what ranks see, and what is left when one of them fails."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

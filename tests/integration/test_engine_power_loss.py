@@ -5,8 +5,6 @@ was when it was forced last. A file that never was is empty, as journaling file 
 its name is gone too.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import stat

@@ -1,7 +1,5 @@
 """What the engine does about faults beyond one job: devices, damage, full disks, requests to stop."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

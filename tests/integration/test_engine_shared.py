@@ -1,7 +1,5 @@
 """Machines with stores of their own that share one: what is there is not made, and all have the same bytes."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Nothing of a user's environment decides bytes, keys or whether workers start."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A dataset from a file and a model from a folder, through the real engine: prepared once, then used by all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each start takes seconds and a gigabyte, so each test looks at as much as it can
 their own, and nobody else's Ray is touched.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

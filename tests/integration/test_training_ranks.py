@@ -1,7 +1,5 @@
 """One training by several ranks gives what a single process gives, but for the order of additions."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

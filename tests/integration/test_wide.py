@@ -3,8 +3,6 @@
 Two ranks that the engine starts `test_training_ranks` has, in a job that also trains.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

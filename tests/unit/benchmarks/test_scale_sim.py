@@ -1,7 +1,5 @@
 """The simulation of many devices: whole runs of the real engine, without a process beside it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``python -m pipeline gpus`` shows GPUs and says which training fits."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several runs by one command: exit codes, labels, Ctrl-C, and what trials are judged by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`pipeline.run` and `pipeline.load_run` in a program of somebody's own, where no job needs to run."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

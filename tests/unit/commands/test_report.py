@@ -1,7 +1,5 @@
 """What runs have found, for others: which runs are compared, pages, trackers; and where nothing may be written."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """A request from its plan to its end, where no job needs to run."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

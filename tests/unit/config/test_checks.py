@@ -1,7 +1,5 @@
 """Requests that are well-typed but cannot work are refused with a reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.config.checks import check_config, idle_settings

@@ -1,7 +1,5 @@
 """Configuration: what a user may write, and that it reaches a worker unchanged."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every key says what it means, and says it from where it is declared."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Plain data of settings are what OmegaConf makes of them, and each value is in the range of its field."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from copy import deepcopy

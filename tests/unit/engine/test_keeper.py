@@ -1,7 +1,5 @@
 """A run removes weights as its jobs are done with them, and no run takes from another what that one needs."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

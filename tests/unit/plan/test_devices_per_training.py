@@ -1,7 +1,5 @@
 """`training.gpus_per_job` and its relatives: which jobs take several devices, and what their keys say of it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import re

@@ -1,7 +1,5 @@
 """Stages that a request does not ask for are left out of its plan."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What methods take is the mean over the chains that their results rest on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

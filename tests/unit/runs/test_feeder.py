@@ -1,7 +1,5 @@
 """What trackers are told: of each chain what they lack, always in the same order, and texts that do no harm."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import suppress

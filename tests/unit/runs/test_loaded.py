@@ -1,7 +1,5 @@
 """A run loaded from its folder: whole, going on, killed, damaged."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

@@ -1,7 +1,5 @@
 """What a run tells its readers besides numbers: completions at which a reward failed."""
 
-from __future__ import annotations
-
 import io
 import json
 import shlex

@@ -1,7 +1,5 @@
 """How far a run is: the same for those who hear its engine and for those who look from another terminal."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager

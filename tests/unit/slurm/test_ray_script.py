@@ -1,7 +1,5 @@
 """A script that brings up a Ray cluster: what it starts, in which order, and how all of it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

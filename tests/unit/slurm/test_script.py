@@ -1,7 +1,5 @@
 """A written script asks for what was meant, passes words on as they are, and goes back into the queue."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

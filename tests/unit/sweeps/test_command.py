@@ -1,7 +1,5 @@
 """The command line of a trial, by W&B's macros, and the settings of a run of this program."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

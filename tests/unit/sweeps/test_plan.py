@@ -1,7 +1,5 @@
 """How many devices trials need, and which runs of several have which."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

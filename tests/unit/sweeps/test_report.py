@@ -1,7 +1,5 @@
 """Sweeps as people read them on a terminal."""
 
-from __future__ import annotations
-
 import io
 import random
 import re

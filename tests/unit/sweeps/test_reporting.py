@@ -1,7 +1,5 @@
 """What a program logs for the sweep that runs it."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Tables leave out what has no room; what they show is whole."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

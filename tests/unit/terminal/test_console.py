@@ -1,7 +1,5 @@
 """The console of every command, onto streams of every kind."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -1,7 +1,5 @@
 """Streams that last, whatever becomes of what they write to."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,7 +1,5 @@
 """Jobs that a worker is given before it is done with the present one."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.config.schema import Backend

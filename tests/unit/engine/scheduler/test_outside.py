@@ -1,7 +1,5 @@
 """What was decided is done, and what only the disk knows is told as it is."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Iterator

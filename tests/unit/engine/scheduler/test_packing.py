@@ -1,7 +1,5 @@
 """Several jobs on one device, and devices of different sizes: what fits where, and what that guarantees."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 

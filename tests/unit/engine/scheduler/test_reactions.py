@@ -1,7 +1,5 @@
 """What follows when a worker says something, ends, or hangs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What becomes of failed attempts and of the devices on which they failed."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipeline.config.schema import RetryConfig

@@ -1,7 +1,5 @@
 """Whatever becomes of workers and jobs, the state of a run holds together and the run comes to its end."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Which processes end for the memory that they hold, and what waits for their end."""
 
-from __future__ import annotations
-
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.workers.messages import FailureKind, WorkerUnusable
 from pipeline.plan.graph import Job

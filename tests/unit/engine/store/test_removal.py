@@ -1,7 +1,5 @@
 """Weights that were removed on purpose are told from damage, however far that got, and come back the same."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A store that machines share: the same bytes or nothing, nothing waits for it, and faults cost time alone."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import shutil

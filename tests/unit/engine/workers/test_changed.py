@@ -1,7 +1,5 @@
 """What a job may leave changed in its process, and what later jobs would not mind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What kind of failure an exception is."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What the code of a job may count."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups of completions: which pairs are made of them, and which one is the best."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Methods that draw while they train: what comes out, and that nothing which cuts them off changes it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Algorithms by name, and what is said of a class that cannot run."""
 
-from __future__ import annotations
-
 import weakref
 from contextlib import nullcontext
 from typing import Any, ClassVar

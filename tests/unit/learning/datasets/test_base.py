@@ -1,7 +1,5 @@
 """What is said of a dataset of the user's own that cannot be used."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Rows in TRL's columns: every form that is allowed, and what is said of every other."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where rows are: files by split, the hub where it can be reached or not, and what a plan knows of them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Preparing a source once: what is written, what comes back, and that equal sources give equal bytes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """The datasets that ship: their original files, or their ids, become the rows that rewards and reports expect."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rows of metrics, pass@k and maj@k, the optimum and what policies lack of it, against what they mean."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

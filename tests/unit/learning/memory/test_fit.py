@@ -1,7 +1,5 @@
 """What models take in memory, and which way of sharing a training fits."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

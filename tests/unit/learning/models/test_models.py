@@ -1,7 +1,5 @@
 """Tiny references, value models, and what a worker keeps of models."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every reward that ships, on the ways in which answers are really written."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which signatures fit which columns: the binder says what Python says when the call is made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any

@@ -1,7 +1,5 @@
 """Rewards are tried on one row before anything is generated."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

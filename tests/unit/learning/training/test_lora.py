@@ -1,7 +1,5 @@
 """Adapters work in the pass that trains them as they do merged, in families whose layers are not all alike."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Supervised fine-tuning learns what TRL's trainer learns: the same tokens of rows, and the same losses."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

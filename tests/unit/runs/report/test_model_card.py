@@ -1,7 +1,5 @@
 """The card of an exported model: what the hub reads of it, and that nothing in it can pass for something else."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a page of runs shows: the tables of the terminal, completions, rewards and what went wrong."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """What is printed: the table of results, the live view, durations."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence

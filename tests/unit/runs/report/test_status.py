@@ -1,7 +1,5 @@
 """Where runs stand: the overview, one run on narrow and wide terminals, and the same as data."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json
