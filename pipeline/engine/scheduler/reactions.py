@@ -20,7 +20,7 @@ from pipeline.plan.graph import Job, Plan
 
 _MAX_REASON = 1_000
 """Characters of an exception's first line; all of it is in the job's log."""
-_MAX_EXCUSED = 5
+_MAX_EXCUSED = 10
 """How often an attempt may end for a signal from elsewhere, or with its machine, and cost its job nothing."""
 
 

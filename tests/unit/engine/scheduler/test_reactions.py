@@ -121,14 +121,14 @@ def test_a_job_is_done_when_its_output_is_there() -> None:
 def test_a_job_that_stops_unasked_is_tried_again_and_not_for_ever() -> None:
     paper = OnPaper(job("a"), retry=RetryConfig(worker_lost=1), workers=1)
     ends = []
-    for attempt in range(1, 7):
+    for attempt in range(1, 12):
         paper.start()
         paper.begin("a")
         ends.append(paper.hear(0, AttemptStopped(job_id="a", attempt=attempt)))
         paper.ended(0, exit_code=0)
         paper.ready(0)
-    assert ends[:5] == [["JobStopped a", "restart 0"]] * 5
-    assert ends[5] == ["JobStopped a", "AttemptFailed a", "JobFailed a", "restart 0"]
+    assert ends[:10] == [["JobStopped a", "restart 0"]] * 10
+    assert ends[10] == ["JobStopped a", "AttemptFailed a", "JobFailed a", "restart 0"]
     assert "asked to stop once more, and not by the engine" in paper.run.state.jobs["a"].reason
 
 
