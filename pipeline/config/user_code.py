@@ -469,6 +469,8 @@ class _Reached:
         self.nodes += nodes
         names = {node for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
         self.words |= set(map(_last_name, names))
+        # A class that registers its subclasses has those that other modules define.
+        self.words |= _COMPUTED & {node.name for node in nodes if isinstance(node, _FUNCTIONS)}
         before_a_dot = {node.value for node in names if isinstance(node, ast.Attribute)}
         self._handed |= set(map(_last_name, names - before_a_dot))
         stored = {
@@ -693,6 +695,8 @@ class _Written:
         if name == "open" and any(map(_MODE.fullmatch, modes)):
             return [call.func, *given]
         dotted = f"{_last_name(getattr(call.func, 'value', None))}.{name}"
+        if name == "dump" and len(call.args) > 1:
+            given = given[1:]  # what is dumped comes first
         writes = _WRITES_TO.fullmatch(name) or _WRITES_TO.fullmatch(dotted) or (name == "connect" and self._keeps)
         return [*given] if writes else []
 

@@ -362,6 +362,12 @@ def test_what_is_not_reached_changes_nothing(tmp_path: Path, module: str, old: s
             "x = 2",
         ),
         (
+            "class A:\n    known = {}\n\n    def __init_subclass__(cls):\n        A.known[cls.__name__] = cls\n\n"
+            "class B(A):\n    x = 1\n\ndef f():\n    return A.known['B'].x\n",
+            "x = 1",
+            "x = 2",
+        ),
+        (
             "import sys\n\ndef g():\n    return 1\n\ndef f():\n    return sys.modules['odd'].g()\n",
             "return 1",
             "return 2",
@@ -590,6 +596,7 @@ class Log:
         "from paths import log\nlog('begun', 'seen.txt')\n",
         "import sys\nsys.stdout.write('begun')\n",
         "import json\n\ndef keep(found):\n    json.dump(found, open('seen.txt', 'w'))\n",
+        "import json\nFOUND = json.load(open('words.txt'))\njson.dump(FOUND, open('seen.txt', 'w'))\n",
         "import sqlite3\nsqlite3.connect('seen.txt').execute('INSERT INTO t VALUES (1)')\n",
     ],
 )
