@@ -478,21 +478,6 @@ def without_prompt(prompt: Text, *answers: Text) -> tuple[Text, ...]:
     return tuple(each[len(prompt) :] for each in answers) if holds else answers
 
 
-def begun_once(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:
-    """Drop a second BOS token, as of a text to which a template was applied already."""
-    begin = tokenizer.bos_token
-    while begin and text.lstrip().startswith(begin) and ids[:2] == [tokenizer.bos_token_id] * 2:
-        ids = ids[1:]
-    return ids
-
-
-def asked_ids(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int]) -> list[int]:
-    """The ids of a prompt of text: begun once, and without an end, which no model reads where an answer is due."""
-    while len(ids) > 1 and ids[-1] == tokenizer.eos_token_id:
-        ids = ids[:-1]
-    return begun_once(tokenizer, text, ids)
-
-
 class _Texts:
     """A prompt of text."""
 
@@ -502,10 +487,20 @@ class _Texts:
 
     @property
     def asked_ids(self) -> list[int]:
-        return asked_ids(self._tokenizer, self.asked, self.ids(self.asked))
+        """Without an end that the tokenizer puts behind them, which no model reads where an answer is due."""
+        ids = self.ids(self.asked)
+        while self._end and len(ids) > 1 and ids[-1] == self._tokenizer.eos_token_id:
+            if self.asked.rstrip().endswith(self._end):
+                break
+            ids.pop()
+        return ids
 
     def ids(self, text: str) -> list[int]:
-        return begun_once(self._tokenizer, text, list(self._tokenizer(text)["input_ids"]))
+        ids, begin = list(self._tokenizer(text)["input_ids"]), self._tokenizer.bos_token_id
+        # A text that begins with the begin, as where a template was applied already, gets no second one.
+        while begin is not None and ids[:2] == [begin, begin]:
+            del ids[0]
+        return ids
 
     def whole(self, answer: Text) -> str:
         assert isinstance(answer, str)

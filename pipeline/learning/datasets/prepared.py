@@ -25,7 +25,7 @@ from pipeline.config.schema import DatasetConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.files import replacing, write_whole
 from pipeline.learning.datasets.base import SPLITS, Dataset, Row, Text, plain_text
-from pipeline.learning.datasets.chat import CLOCK, DATE, asked_ids, asks_clock, prompt_text, template_arguments
+from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, prompt_text, template_arguments
 from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, source_fingerprint
 from pipeline.learning.datasets.rows import TEXTS, Check, Form, MadeRow, SplitRows, deal, identity
 from pipeline.outputs.formats import DATASET, TOKENIZED
@@ -274,8 +274,12 @@ def encode_prompts(
     if not prompts:
         return []
     if all(isinstance(prompt, str) for prompt in prompts):
+        before, behind = _added(tokenizer)
         encoded = tokenizer(list(prompts))["input_ids"]
-        return [asked_ids(tokenizer, str(prompt), list(ids)) for prompt, ids in zip(prompts, encoded, strict=True)]
+        return [
+            _once(tokenizer, str(prompt), list(ids), before, behind)
+            for prompt, ids in zip(prompts, encoded, strict=True)
+        ]
     if tokenizer.chat_template is None:
         raise DataError(
             f"the prompts are conversations, but the tokenizer of {tokenizer.name_or_path or 'the model'} has no "
@@ -288,6 +292,31 @@ def encode_prompts(
         for prompt, each in zip(prompts, given, strict=True)
     ]
     return [list(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """Tokens that a tokenizer puts before a text, and behind it."""
+    given = tokenizer("a", return_special_tokens_mask=True)
+    ids, mask = list(given["input_ids"]), list(given["special_tokens_mask"])
+    if 0 not in mask:
+        return [], []
+    return ids[: mask.index(0)], ids[len(mask) - mask[::-1].index(0) :]
+
+
+def _once(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], before: list[int], behind: list[int]
+) -> list[int]:
+    """A prompt without what is put behind it, nor an end that its text has there, nor a second begin."""
+    if behind and ids[-len(behind) :] == behind:
+        ids = ids[: -len(behind)]
+    begin, end = tokenizer.bos_token, tokenizer.eos_token
+    if end and prompt.rstrip().endswith(end):
+        while len(ids) > len(before) + 1 and ids[-1] == tokenizer.eos_token_id:
+            ids = ids[:-1]
+    if begin and prompt.lstrip().startswith(begin):
+        while before and ids[len(before) : 2 * len(before)] == before:
+            ids = ids[len(before) :]
+    return ids
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, encoded: Iterable[Sequence[int]]) -> str:

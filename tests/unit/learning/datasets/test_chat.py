@@ -53,6 +53,12 @@ def test_a_prompt_of_text_ends_in_no_end_and_begins_once(single: str, text: str)
         assert (found.whole, found.ids) == (True, [*ids, 2, 1])
 
 
+def test_an_end_that_a_prompt_of_text_has_is_read_and_not_learnt() -> None:
+    (found,) = encode_answers(tokenizer(), "a b </s>", [" a"])
+    assert found.ids == [0, 2, 3, 1, 2, 1]
+    assert found.supervised == [False] * 4 + [True] * 2
+
+
 def test_a_template_is_told_one_date_on_any_day() -> None:
     fixed = tokenizer(dated("{{ strftime_now('%d %b %Y') }}", "2020-02-29"))
     assert fixed.apply_chat_template(USER, tokenize=False) == "29 Feb 2020"
