@@ -70,7 +70,7 @@ LATER = {
     "show": ("looking", "Print the table of an experiment's newest run again, or of another."),
     "status": ("looking", "Show where runs stand: the newest of every experiment, or one in detail."),
     "logs": ("looking", "Print the log of a run, or of the last attempt at one of its jobs."),
-    "why": ("looking", "Explain where a job stands, and why it ran again or would run with other settings."),
+    "why": ("looking", "Explain where a job stands, and why it ran again."),
     "compare": ("report", "Show runs side by side: settings that differ, and what each method has reached."),
     "figures": ("report", "Write the figures of a run for papers: PDF, SVG and PNG."),
     "report": ("report", "Write the page of a run anew, or one page of several runs."),

@@ -279,7 +279,7 @@ def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
     top = re.split(r"[./]", key)[0]
     if override.is_sweep_override() and not several and top != "hydra":
         one = f"Write '{key}=[{given}]' for one list, \"{key}='{given}'\" for one text"
-        return f"{key}={given}: several values. {one}, or add --multirun for a run for each"
+        return f"{key}={given}: several values. {one}, or have a run for each: run_parallel.py --multirun"
     value = None if override.is_sweep_override() else override.value()
     if key == "hydra.searchpath":
         folders = [str(each).removeprefix("file://") for each in (value if isinstance(value, list) else [value])]

@@ -467,7 +467,7 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
         block = data.setdefault("parameters", {})
         known = {".".join(names): place for names, place, _ in _blocks(block)} if isinstance(block, dict) else {}
         if not equals or not (key in known or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", key)):
-            hint = "" if equals else "; how many agents and trials: --agents 4 --gpus-per-agent 2 --count 27"
+            hint = "" if equals else "; how many there are: --agents N --gpus-per-agent N --count TRIALS"
             yield f"{override!r}: a setting of all trials is written KEY=VALUE, with the name of a parameter{hint}"
             continue
         try:
