@@ -43,7 +43,7 @@ def test_a_dry_run_tells_trials_devices_and_the_command_of_the_next_and_begins_n
     assert "sweep fit: grid, 2 trials at most, 0 begun; 2 at a time on 2 CPU slots" in said
     assert "\n  python own.py --lr=0.5" in said, "and not /usr/bin/env and the path of python"
     assert shlex.quote("--note=it's $HOME") in said
-    for words, refused in ((["4", "2"], "--agents 4 --gpus-per-agent 2"), (["--wandb"], "W&B would choose")):
+    for words, refused in ((["4", "2"], "--agents N --gpus-per-agent N"), (["--wandb"], "W&B would choose")):
         assert refused in told(tmp_path / "outputs", *run, *words, code=2)
     assert not (tmp_path / "outputs").exists()
 
