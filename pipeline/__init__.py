@@ -5,8 +5,6 @@ move. Names are looked up when they are first used, so importing the package, pl
 torch: only worker processes do, after their device has been pinned.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from functools import cache

@@ -4,8 +4,6 @@ Names are looked up when they are first used. Most import torch: import those in
 `TYPE_CHECKING`.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from pipeline import look_up

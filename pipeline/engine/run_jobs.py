@@ -16,14 +16,7 @@ from msgspec import Meta
 
 from pipeline import arithmetic
 from pipeline.config.schema import Backend, ExecutionConfig
-from pipeline.engine.devices.inventory import (
-    FREE_TIMEOUT_S,
-    Device,
-    describe_device,
-    read_levels,
-    wait_until_free,
-    worker_environment,
-)
+from pipeline.engine.devices import inventory
 from pipeline.engine.devices.select import Layout, make_layout, plain_layout
 from pipeline.engine.journal import Journal, Listener
 from pipeline.engine.run_folder import RunFolder
@@ -50,7 +43,7 @@ class InlineWorker(Worker):
     """Runs jobs in the calling thread."""
 
     def __init__(
-        self, index: int, device: Device, settings: ProcessSettings, reaper: Reaper, stop_grace_s: float
+        self, index: int, device: inventory.Device, settings: ProcessSettings, reaper: Reaper, stop_grace_s: float
     ) -> None:
         super().__init__(index)
         self._device, self._settings, self._reaper = device, settings, reaper
@@ -65,7 +58,7 @@ class InlineWorker(Worker):
     def start(self) -> None:
         """Give this process the environment that a worker process would have; taken back at the end."""
         threads, portable = self._settings.threads, self._settings.portable
-        env = worker_environment(self._device, threads, os.environ, portable=portable)
+        env = inventory.worker_environment(self._device, threads, os.environ, portable=portable)
         self._environment = patch.dict(os.environ, descendants.with_tag(env, self._tag), clear=True)
         self._environment.start()
         self._reaper.watch("tag", self._tag)
@@ -89,7 +82,7 @@ class InlineWorker(Worker):
         if self._says_ready:
             self._says_ready = False
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            about = describe_device(self._device, os.environ)
+            about = inventory.describe_device(self._device, os.environ)
             deliver(WorkerReady(pid=os.getpid(), device=about, visible=visible))
         if self._job is not None and not self._stops:
             job, self._job = self._job, None
@@ -147,7 +140,7 @@ def _signal_main_thread() -> None:
 
 def make_pool(
     execution: ExecutionConfig,
-    devices: Sequence[Device],
+    devices: Sequence[inventory.Device],
     *,
     threads: int,
     log_dir: Path,
@@ -203,7 +196,7 @@ def make_pool(
 
 def free_timeout_s(execution: ExecutionConfig) -> float:
     """Seconds to wait for the memory that a process had: the next one is killed if it is not ready in time."""
-    return min(FREE_TIMEOUT_S, execution.start_timeout_s / 2)
+    return min(inventory.FREE_TIMEOUT_S, execution.start_timeout_s / 2)
 
 
 # -- measured ----------------------------------------------------------------------------------------------------
@@ -261,7 +254,7 @@ log = logging.getLogger("pipeline")
 def run_jobs(
     plan: Plan,
     store: Store,
-    devices: Sequence[Device],
+    devices: Sequence[inventory.Device],
     run_dir: Path,
     *,
     execution: ExecutionConfig | None = None,
@@ -277,7 +270,7 @@ def run_jobs(
     execution = execution or ExecutionConfig()
     # Memory comes back to these levels. A worker that is this very process holds its for longer; that of other
     # machines is read there.
-    levels = read_levels(devices) if execution.backend is Backend.local else {}
+    levels = inventory.read_levels(devices) if execution.backend is Backend.local else {}
     wanted = set(plan.jobs if missing is None else missing)
     layout = make_layout(devices, execution)
     pool = make_pool(
@@ -308,5 +301,5 @@ def run_jobs(
                 shared=shared,
             )
     finally:
-        for words in wait_until_free(devices, levels, free_timeout_s(execution)):  # they go to others now
+        for words in inventory.wait_until_free(devices, levels, free_timeout_s(execution)):
             log.warning("%s", words)

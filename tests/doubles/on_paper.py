@@ -102,11 +102,11 @@ class OnPaper:
         react(self.run, index, message, on_disk)
         return self.decided()
 
-    def ready(self, *workers: int, not_free: str = "") -> list[str]:
+    def ready(self, *workers: int, unfit: str = "") -> list[str]:
         """Let processes come up."""
         for index in workers:
             visible = f"{self.visible}{index}" if self.visible else ""
-            said = {"visible": visible, "not_free": not_free, "node": self.nodes[index] if self.nodes else ""}
+            said = {"visible": visible, "unfit": unfit, "node": self.nodes[index] if self.nodes else ""}
             message = WorkerReady(pid=100 + index, device=f"cpu {index}", **said)
             react(self.run, index, message, OnDisk())
         return self.decided()

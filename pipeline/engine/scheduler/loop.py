@@ -30,21 +30,10 @@ from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler import reactions
+from pipeline.engine.scheduler import run as effects
 from pipeline.engine.scheduler.outcome import Outcome, account
 from pipeline.engine.scheduler.policy import Reserve, next_actions
 from pipeline.engine.scheduler.ready import Needs
-from pipeline.engine.scheduler.run import (
-    Effect,
-    OnDisk,
-    ProcessOrder,
-    Record,
-    ReleaseClaim,
-    Run,
-    Say,
-    Send,
-    SetAside,
-    Tell,
-)
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
 from pipeline.engine.store.shared import SharedStore
@@ -97,7 +86,7 @@ class Outside:
 
     # -- what was decided --------------------------------------------------------------------------------------
 
-    def carry_out(self, effect: Effect) -> None:
+    def carry_out(self, effect: effects.Effect) -> None:
         """Do one thing.
 
         Raises:
@@ -105,26 +94,26 @@ class Outside:
             WorkerError: A worker cannot be started.
         """
         match effect:
-            case Record():
+            case effects.Record():
                 self.record(effect.event, **effect.fields)
                 return
-            case Tell():
+            case effects.Tell():
                 self._untold.append({"event": effect.event, **effect.fields})
                 return
-            case Say():
+            case effects.Say():
                 log.log(effect.level, "%s", effect.text)
                 return
         if self._must_force:
             self.settle()
         match effect:
-            case Send():
+            case effects.Send():
                 self.pool.send(effect.worker, effect.order)
-            case ProcessOrder():
+            case effects.ProcessOrder():
                 getattr(self.pool, effect.action)(effect.worker)
-            case ReleaseClaim():
+            case effects.ReleaseClaim():
                 if claim := self.claims.pop(effect.job_id, None):
                     claim.release()
-            case SetAside():
+            case effects.SetAside():
                 self._set_aside(effect.key, effect.problem)
 
     def record(self, event: str, **fields: object) -> None:
@@ -160,7 +149,7 @@ class Outside:
 
     # -- what only the disk knows ------------------------------------------------------------------------------
 
-    def before(self, job: Job, state: RunState) -> OnDisk:
+    def before(self, job: Job, state: RunState) -> effects.OnDisk:
         """Claim the key of a job that is about to start, and look whether another run has made its output.
 
         One that cannot be used is set aside before anything is decided. One whose weights were removed will do
@@ -170,10 +159,10 @@ class Outside:
             StoreError: It cannot be moved.
         """
         if not job.key:
-            return OnDisk()
+            return effects.OnDisk()
         claim = self.store.claim(job.key)
         if claim is None:
-            return OnDisk(claimed=False)
+            return effects.OnDisk(claimed=False)
         try:
             found = self._stored(job, state)
         except BaseException:
@@ -182,26 +171,26 @@ class Outside:
         self.claims[job.id] = claim
         return found
 
-    def _stored(self, job: Job, state: RunState) -> OnDisk:
+    def _stored(self, job: Job, state: RunState) -> effects.OnDisk:
         problem = self.verified.problem(job.key)
         if problem == REMOVED:
             readers = [state.jobs[reader].status for reader in state.plan.readers(job.id)]
             # One without readers is asked for itself, or nobody would have it run again.
-            return OnDisk(stored=bool(readers) and all(status in THERE for status in readers))
+            return effects.OnDisk(stored=bool(readers) and all(status in THERE for status in readers))
         if problem not in (None, NOT_STORED):
             self._set_aside(job.key, problem)
-        return OnDisk(stored=problem is None)
+        return effects.OnDisk(stored=problem is None)
 
-    def after(self, job: Job) -> OnDisk:
+    def after(self, job: Job) -> effects.OnDisk:
         """Look whether a job that is said to be done has left its output, where it has one."""
         if not job.key:
-            return OnDisk(stored=True)
+            return effects.OnDisk(stored=True)
         stored = self.store.is_committed(job.key) and not self.store.is_removed(job.key)
         if stored and self.shared is not None:
             self.shared.finished(job.key, job.id)
-        return OnDisk(stored=stored)
+        return effects.OnDisk(stored=stored)
 
-    def damage(self, key: str, state: RunState) -> OnDisk:
+    def damage(self, key: str, state: RunState) -> effects.OnDisk:
         """Look at an output that a job could not use, and whether what it takes to make it anew is there."""
         maker = next((job.id for job in state.plan.jobs.values() if job.key == key), "")
         missing: set[str] = set()
@@ -210,7 +199,7 @@ class Outside:
             gone = {up for up in state.plan.inputs(above.pop()) if self._is_gone(up, state)} - missing
             missing |= gone
             above += gone
-        return OnDisk(problem=self.store.problem(key) or "", maker=maker, missing=frozenset(missing))
+        return effects.OnDisk(problem=self.store.problem(key) or "", maker=maker, missing=frozenset(missing))
 
     def _set_aside(self, key: str, problem: str) -> None:
         aside = self.store.set_aside(key)
@@ -224,14 +213,14 @@ class Outside:
 
 TICK_S = 0.2
 _QUIET_TICK_S = 0.5
-_NOTHING = OnDisk()
+_NOTHING = effects.OnDisk()
 
 
 @dataclass(kw_only=True)
 class Loop:
     """One run: waits, asks the disk and the clock, has rules decide, and does what they decide."""
 
-    run: Run
+    run: effects.Run
     outside: Outside
     scratch: Scratch
     signals: StopSignals
@@ -272,7 +261,7 @@ class Loop:
         except OSError as error:
             raise explained(f"could not make {scratch.path}", error) from error
         for worker in self.run.state.workers:
-            self._decide(Run.process_starts, worker.index)
+            self._decide(effects.Run.process_starts, worker.index)
         pool.start()
         for folder in (scratch.path, self.outside.verified.folder):
             pool.watch_path(folder)
@@ -337,7 +326,7 @@ class Loop:
             self._tick(self.next_tick_s)
             self._tell_stop()
 
-    def _look(self, index: int, message: messages.FromWorker) -> OnDisk:
+    def _look(self, index: int, message: messages.FromWorker) -> effects.OnDisk:
         """What only the disk knows about the end of an attempt."""
         if isinstance(message, messages.JobFinished | messages.JobRaised) and reactions.is_believed(
             self.run, index, message
@@ -475,7 +464,7 @@ def run_plan(
         # A barrier has the rows of a round before the next one.
         rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
     )
-    run = Run(
+    run = effects.Run(
         state=state,
         settings=settings,
         # Workers are told where these are, and may have another working directory.

@@ -127,8 +127,8 @@ def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     run.record("WorkerStarted", worker=index, pid=message.pid, device=device, **where)
     job_id = run.state.workers[index].job_id
     # While ranks work on its device, what they have is not left over; it is looked at when they are done.
-    if message.not_free and (not job_id or job_id in run.gathering):
-        recovery.not_free(run, index, message.not_free)
+    if message.unfit and (not job_id or job_id in run.gathering):
+        recovery.unfit(run, index, message.unfit)
     recovery.send_if_gathered(run, run.state.workers[index].job_id)
 
 

@@ -133,12 +133,12 @@ def unusable(run: Run, index: int, reason: str) -> None:
         _quarantine(run, index, reason, [])
 
 
-def not_free(run: Run, index: int, description: str) -> None:
-    """The memory of a worker's device did not come back from the process before: jobs would fail on it."""
+def unfit(run: Run, index: int, reason: str) -> None:
+    """Give up a worker which says that jobs would fail on its device, unless it has the last one."""
     if len(run.state.usable_devices()) > 1:
-        unusable(run, index, description)
+        unusable(run, index, reason)
     else:
-        run.say(f"worker {index} is the last one and goes on with what is free of {description}")
+        run.say(f"worker {index} has the last device and goes on with it, though {reason}")
 
 
 def review_devices(run: Run) -> None:

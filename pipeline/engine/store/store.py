@@ -35,22 +35,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from pipeline import files
 from pipeline.errors import DamagedOutput, StoreError
-from pipeline.files import (
-    Claim,
-    LocksUnsupportedError,
-    claim,
-    fsync,
-    in_folder,
-    is_held,
-    json_text,
-    lock,
-    one_at_a_time,
-    remove_tree,
-    walk,
-    write,
-    write_whole,
-)
 from pipeline.foreign import ForeignDataError, read_json, read_json_file, read_plain
 from pipeline.outputs import manifest
 from pipeline.outputs.manifest import MANIFEST, REMOVED, TOMBSTONE, NotAnOutputError
@@ -108,8 +94,8 @@ class Costs:
     def note(self, key: str, cost: Mapping[str, float]) -> None:
         """Remember what an output took."""
         with suppress(OSError):
-            line = b"\n" + json_text({"key": key, "cost": dict(cost)}).encode()
-            in_folder(self._folder, lambda: write(f"{self._folder}/{key[:2]}.jsonl", line, _HOW))
+            line = b"\n" + files.json_text({"key": key, "cost": dict(cost)}).encode()
+            files.in_folder(self._folder, lambda: files.write(f"{self._folder}/{key[:2]}.jsonl", line, _HOW))
 
     def of(self, key: str) -> dict[str, float]:
         """What was noted last; empty where nothing is known."""
@@ -146,7 +132,7 @@ def _remember_user(root: Path, output_dir: Path) -> None:
     with suppress(OSError, ValueError):  # losing the note costs computing something again at worst
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            write_whole(path, f"{folder}\n")
+            files.write_whole(path, f"{folder}\n")
 
 
 def around(root: Path) -> Path | None:
@@ -186,7 +172,7 @@ def _open_lock(root: Path) -> int | None:
         return None
 
 
-__all__ = ["MANIFEST", "NOT_STORED", "REMOVED", "Claim", "Store"]
+__all__ = ["MANIFEST", "NOT_STORED", "REMOVED", "Store"]
 
 NOT_STORED = "not stored"
 """What `Store.problem` says where there is nothing at all, so nothing to set aside."""
@@ -326,9 +312,9 @@ class Store:
         folder = scratch / f"{key}.{attempt}"
         try:
             try:
-                in_folder(scratch, folder.mkdir)
+                files.in_folder(scratch, folder.mkdir)
             except FileExistsError:
-                if problem := remove_tree(folder):
+                if problem := files.remove_tree(folder):
                     raise problem from None
                 folder.mkdir()
         except OSError as error:
@@ -361,17 +347,17 @@ class Store:
         """
         target, forced = self.path(key), took_s >= WORTH_FORCING_S
         try:
-            entries = dict(walk(folder)) if entries is None else entries
+            entries = dict(files.walk(folder)) if entries is None else entries
             if own := [name for name in (MANIFEST, TOMBSTONE) if name in entries]:
                 raise StoreError(f"could not commit {key[:12]}: its job wrote a {own[0]}, which is the store's")
-            write(f"{folder}/{MANIFEST}", manifest.describe(key, folder, about, entries), os.O_EXCL)
+            files.write(f"{folder}/{MANIFEST}", manifest.describe(key, folder, about, entries), os.O_EXCL)
             if forced:
-                for name, status in walk(folder):
-                    fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
-            in_folder(target.parent, lambda: self._publish(key, folder, target))
+                for name, status in files.walk(folder):
+                    files.fsync(folder / name, folder=stat.S_ISDIR(status.st_mode))
+            files.in_folder(target.parent, lambda: self._publish(key, folder, target))
             if forced:
-                fsync(target.parent, folder=True)
-                fsync(self.root, folder=True)
+                files.fsync(target.parent, folder=True)
+                files.fsync(self.root, folder=True)
         except NotAnOutputError as error:
             raise StoreError(
                 f"could not commit {key[:12]}: {error}, and an output holds only plain files and folders"
@@ -393,7 +379,7 @@ class Store:
                     raise
             problem = self.problem(key)
             if problem is None:
-                remove_tree(folder)
+                files.remove_tree(folder)
                 return
             if problem == REMOVED:
                 self._make_way(key, folder.with_name(f"{folder.name}.before"))
@@ -402,10 +388,10 @@ class Store:
 
     def _make_way(self, key: str, moved: Path) -> None:
         """Take away what is left of an output, to be replaced by all of it."""
-        with one_at_a_time(self.path(key).parent):
+        with files.one_at_a_time(self.path(key).parent):
             if self.problem(key) == REMOVED:
                 self.path(key).rename(moved)
-        remove_tree(moved)
+        files.remove_tree(moved)
 
     def set_aside(self, key: str) -> Path | None:
         """Move a damaged output out of the way, so that it is made anew but can still be looked at.
@@ -422,7 +408,7 @@ class Store:
         aside = self.root / ".aside"
         try:
             aside.mkdir(parents=True, exist_ok=True)
-            with one_at_a_time(aside):
+            with files.one_at_a_time(aside):
                 problem = self.problem(key)
                 if problem in (None, NOT_STORED, REMOVED):
                     return None
@@ -455,10 +441,10 @@ class Store:
         """
         descriptor = _open_lock(self.root)
         try:
-            with suppress(LocksUnsupportedError):
-                if descriptor is not None and not lock(descriptor, shared=True, wait=False):
+            with suppress(files.LocksUnsupportedError):
+                if descriptor is not None and not files.lock(descriptor, shared=True, wait=False):
                     log.warning("waiting for the clean-up of %s to end", self.root)
-                    lock(descriptor, shared=True)
+                    files.lock(descriptor, shared=True)
             if output_dir is not None:
                 _remember_user(self.root, output_dir)
             yield
@@ -477,15 +463,15 @@ class Store:
         if descriptor is None:
             raise StoreError(f"{self.root} cannot be written to, so nothing in it can be removed")
         try:
-            if not lock(descriptor, wait=False):
+            if not files.lock(descriptor, wait=False):
                 raise StoreError(f"a run is using {self.root}: nothing was removed. Try again when it has ended.")
             yield
-        except LocksUnsupportedError as error:
+        except files.LocksUnsupportedError as error:
             raise StoreError(f"{self.root}: without locks whether a run uses it is unknown") from error
         finally:
             os.close(descriptor)
 
-    def claim(self, key: str) -> Claim | None:
+    def claim(self, key: str) -> files.Claim | None:
         """Claim the computing of a key, so that no other run does the same work; None if another has it now.
 
         It does not say whether the output is stored: look after claiming, since the last holder may just have
@@ -495,7 +481,7 @@ class Store:
             StoreError: The store cannot be written to.
         """
         try:
-            return claim(f"{self._claims}/{key}")
+            return files.claim(f"{self._claims}/{key}")
         except OSError as error:
             raise explained(f"could not claim {key[:12]} in {self.root}", error) from error
 
@@ -526,7 +512,7 @@ class Scratch:
             path: What `Store.scratch` gives for a name that no other run has, and that ends with the process id.
         """
         self.path = path
-        self._claim: Claim | None = None
+        self._claim: files.Claim | None = None
 
     def open(self) -> None:
         """Make the lock, then the folder.
@@ -534,12 +520,12 @@ class Scratch:
         Raises:
             OSError: They cannot be made.
         """
-        self._claim = claim(lock_of(self.path), wait=True)
+        self._claim = files.claim(lock_of(self.path), wait=True)
         self.path.mkdir(exist_ok=True)
 
     def close(self) -> None:
         """Remove the folder, then the lock. Doing it twice does nothing."""
-        remove_tree(self.path)
+        files.remove_tree(self.path)
         if self._claim is not None:
             self._claim.release()
 
@@ -588,7 +574,7 @@ def remove(path: Path, moved: Path) -> None:
     Raises:
         OSError: It cannot be removed.
     """
-    held = claim(lock_of(path))
+    held = files.claim(lock_of(path))
     if held is None:
         return
     with held:
@@ -599,7 +585,7 @@ def remove(path: Path, moved: Path) -> None:
             path.rename(moved)
         except OSError:  # a full disk may have no room for another folder
             moved = path
-        if problem := remove_tree(moved):
+        if problem := files.remove_tree(moved):
             raise problem
 
 
@@ -613,7 +599,7 @@ def _folders(root: Path) -> list[Path]:
 
 def _is_held(path: Path) -> bool:
     try:
-        return is_held(lock_of(path))
+        return files.is_held(lock_of(path))
     except OSError:  # without locks, or of another user: then whether it is held is not known
         return True
 
@@ -665,7 +651,7 @@ class Verified:
             return NOT_STORED
         if self._unchanged(key):
             return None
-        with suppress(OSError), one_at_a_time(self.store.path(key)):
+        with suppress(OSError), files.one_at_a_time(self.store.path(key)):
             return None if self._unchanged(key) else self._read(key)
         return self._read(key)  # not stored, or not ours to open: it says which
 
@@ -698,14 +684,14 @@ class Verified:
 
     def _fingerprints(self, key: str) -> Fingerprints | None:
         try:
-            return {name: _fingerprint(status) for name, status in walk(self.store.path(key))}
+            return {name: _fingerprint(status) for name, status in files.walk(self.store.path(key))}
         except OSError:
             return None
 
     def _note(self, key: str, entries: Fingerprints) -> None:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path(key), json.dumps(entries), durable=False)  # of no use after the run
+            files.write_whole(self._path(key), json.dumps(entries), durable=False)  # of no use after the run
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.note"

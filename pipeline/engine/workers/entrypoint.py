@@ -89,8 +89,8 @@ class _Main:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         about = describe_device(device, os.environ)
-        not_free = self._wait_for_memory()
-        self.send(messages.WorkerReady(pid=os.getpid(), device=about, visible=visible, not_free=not_free))
+        unfit = self._unfit()
+        self.send(messages.WorkerReady(pid=os.getpid(), device=about, visible=visible, unfit=unfit))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         fit = True
         while not isinstance(order := self.orders.get(), messages.Shutdown) and not self.runner.stop_requested:
@@ -115,7 +115,8 @@ class _Main:
         self.send(said)
         return isinstance(said, messages.AttemptStopped) or not said.spoils
 
-    def _wait_for_memory(self) -> str:
+    def _unfit(self) -> str:
+        """Say why the device should be given no jobs: what a process before left on it does not come back."""
         settings = self.settings
         if settings.level_bytes is None:
             return ""

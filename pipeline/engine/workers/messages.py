@@ -273,10 +273,10 @@ class WorkerReady(_Message, frozen=True, kw_only=True):
     """Its CUDA_VISIBLE_DEVICES, by which other processes can be given the same device."""
     node: Line = ""
     """The machine that it is on, in words, where a run has several."""
-    not_free: Line = ""
-    """What the process before it left on its device and did not come back in time, in words; "" for nothing."""
+    unfit: Line = ""
+    """Why its device should be given no jobs, in words; "" if it is fit for them."""
 
-    _lines = ("device", "visible", "node", "not_free")
+    _lines = ("device", "visible", "node", "unfit")
 
 
 class JobStarted(_OfJob, frozen=True, kw_only=True):

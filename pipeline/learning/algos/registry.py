@@ -1,7 +1,5 @@
 """Algorithms by name or dotted path, checked before anything is planned with them."""
 
-from __future__ import annotations
-
 import inspect
 import logging
 from collections.abc import Iterator

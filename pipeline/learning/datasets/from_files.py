@@ -22,16 +22,8 @@ from typing import Any, ClassVar
 from pipeline.config.schema import BY_CONTENT, DatasetConfig, file_or_folder, hint, model_text, number
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.files import file_sha256
-from pipeline.learning.datasets import files
+from pipeline.learning.datasets import chat, files
 from pipeline.learning.datasets.base import Dataset, Message, Row, Text
-from pipeline.learning.datasets.chat import (
-    ARGUMENTS,
-    CLOCK,
-    as_turns,
-    shared,
-    template_arguments,
-    without_prompt,
-)
 from pipeline.learning.rewards.answers import list_in
 from pipeline.learning.rewards.calling import GIVEN
 
@@ -303,7 +295,7 @@ def make_row(
         )
     if config.chat or not isinstance(texts["prompt"], str):
         texts = {
-            name: None if text is None else as_turns(text, "user" if name == "prompt" else "assistant")
+            name: None if text is None else chat.as_turns(text, "user" if name == "prompt" else "assistant")
             for name, text in texts.items()
         }
     _check_one_form(texts, place)
@@ -313,9 +305,9 @@ def make_row(
         if not any(turn["content"].strip() or turn.get("tool_calls") for turn in prompt):
             raise DataError(empty)
         if pair[0] is not None and pair[1] is not None:
-            texts["chosen"], texts["rejected"] = without_prompt(prompt, pair[0], pair[1])
+            texts["chosen"], texts["rejected"] = chat.without_prompt(prompt, pair[0], pair[1])
         if texts["completion"] is not None:
-            (texts["completion"],) = without_prompt(prompt, texts["completion"])
+            (texts["completion"],) = chat.without_prompt(prompt, texts["completion"])
         _check_due(prompt, texts, place)
         prompt = with_system(list(prompt), columns)
     if config.system_prompt is not None:
@@ -358,7 +350,7 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     one, other = (_text(columns[name], name, place) for name in ANSWERS[1:])
     if isinstance(one, str) != isinstance(other, str):
         raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
-    alike = shared(one, other)
+    alike = chat.shared(one, other)
     # Something is left of conversations of which one begins, or is, the other.
     alike = _turn_end(one[:alike]) if isinstance(one, str) else min(alike, len(one) - 1, len(other) - 1)
     if not alike:
@@ -464,23 +456,23 @@ def _with_system(system: str, prompt: Text, place: str) -> Text:
 
 def _template_columns(columns: Mapping[str, Any], prompt: Text, config: FilesConfig, place: str) -> dict[str, Any]:
     """The columns that give a chat template its arguments, those of the settings among them."""
-    set_for_all = {**config.chat_template_kwargs, **({} if config.date is None else {CLOCK: config.date})}
+    set_for_all = {**config.chat_template_kwargs, **({} if config.date is None else {chat.CLOCK: config.date})}
     if isinstance(prompt, str):
-        if config.chat_template_kwargs or columns.get(ARGUMENTS):
-            whose = ARGUMENTS if config.chat_template_kwargs else f"the column {ARGUMENTS}"
+        if config.chat_template_kwargs or columns.get(chat.ARGUMENTS):
+            whose = chat.ARGUMENTS if config.chat_template_kwargs else f"the column {chat.ARGUMENTS}"
             raise DataError(
                 f"{place}: {whose} is for a chat template, and the prompt is text; set chat=true, "
-                f"or leave {ARGUMENTS} out."
+                f"or leave {chat.ARGUMENTS} out."
             )
         return {}
-    own = {name: columns[name] for name in ("tools", ARGUMENTS) if columns.get(name)}
+    own = {name: columns[name] for name in ("tools", chat.ARGUMENTS) if columns.get(name)}
     try:
-        arguments = template_arguments(own)
+        arguments = chat.template_arguments(own)
     except DataError as error:
         raise DataError(f"{place}: {error}.") from error
     arguments.pop("tools", None)
     found = {"tools": own["tools"]} if "tools" in own else {}
-    return found | ({ARGUMENTS: {**set_for_all, **arguments}} if set_for_all or arguments else {})
+    return found | ({chat.ARGUMENTS: {**set_for_all, **arguments}} if set_for_all or arguments else {})
 
 
 def _further(columns: Mapping[str, Any], kept: Sequence[str] | None, place: str) -> dict[str, Any]:
@@ -603,7 +595,7 @@ class FilesDataset(Dataset):
             raise ConfigError(f"dataset '{config.kind}': path is missing; give {what}")
         template_fields(config.prompt_template or "")
         try:
-            template_arguments({ARGUMENTS: config.chat_template_kwargs})
+            chat.template_arguments({chat.ARGUMENTS: config.chat_template_kwargs})
             date.fromisoformat(config.date or "2026-11-27")
         except DataError as error:
             raise ConfigError(str(error)) from error

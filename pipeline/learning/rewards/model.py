@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
 
 from pipeline.config.meaning import settings_of
 from pipeline.config.schema import number, one_of
@@ -93,9 +88,9 @@ class RewardModel:
         if not Path(path).exists() and is_hub_id(path):
             path = snapshot(path, None)
         try:
-            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
-            model: PreTrainedModel
-            model, told = AutoModelForSequenceClassification.from_pretrained(
+            tokenizer: transformers.PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(path)
+            model: transformers.PreTrainedModel
+            model, told = transformers.AutoModelForSequenceClassification.from_pretrained(
                 path,
                 dtype=getattr(torch, settings.dtype),
                 use_safetensors=True,

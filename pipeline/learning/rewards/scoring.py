@@ -40,16 +40,7 @@ from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit,
 from pipeline.foreign import parse_json
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import ARGUMENTS
-from pipeline.learning.rewards.calling import (
-    Item,
-    arguments,
-    batches,
-    bind,
-    items_of,
-    loop,
-    needed_columns,
-    scores_of,
-)
+from pipeline.learning.rewards import calling
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards, ships
 from pipeline.learning.rewards.traits import WrongScores, is_async
 from pipeline.machine.children import Child, end
@@ -110,7 +101,7 @@ class _Work:
         has_answered: bool,
     ) -> None:
         self.function, self.options, self.settings = function, dict(options), settings
-        self.concurrent = is_async(bind(import_object(function), options, function).function)
+        self.concurrent = is_async(calling.bind(import_object(function), options, function).function)
         size = min(_AT_ONCE, -(-len(calls) // settings.processes)) if self.concurrent else 1
         places = range(len(calls))
         self.held = [list(places[at : at + size]) for at in range(0, len(calls), size or 1)]
@@ -258,7 +249,7 @@ class GraderPool:
         return [grader.process.pid for grader in self._graders]
 
     def grade(
-        self, function: str, options: Mapping[str, Any], calls: Sequence[Sequence[Item]]
+        self, function: str, options: Mapping[str, Any], calls: Sequence[Sequence[calling.Item]]
     ) -> list[Sequence[Graded]]:
         """Call a reward; equal calls are made once.
 
@@ -369,7 +360,7 @@ def _graded(value: Any, vote: Any, error: Any) -> Graded:
     return Graded(None if value is None else float(value), None if vote is None else str(vote))
 
 
-def _plain(item: Item) -> dict[str, Any]:
+def _plain(item: calling.Item) -> dict[str, Any]:
     """An item as JSON can carry it: numpy's scalars and arrays become plain ones."""
     columns = {}
     for name, value in item.columns.items():
@@ -491,8 +482,8 @@ class Scorer:
     ) -> list[Graded]:
         if not rows:
             return []
-        needed = needed_columns(reward.function, reward.arguments)
-        items = items_of(rows, completions, completion_ids, needed, reward.messages)
+        needed = calling.needed_columns(reward.function, reward.arguments)
+        items = calling.items_of(rows, completions, completion_ids, needed, reward.messages)
         isolated = reward.traits.isolated and self._grading.isolated
         if reward.path == REWARD_MODEL:  # looks at what templates are given alone, and batches its texts by itself
             places = [list(range(len(items)))]
@@ -501,7 +492,7 @@ class Scorer:
         elif isolated and reward.traits.pointwise:
             places = [[at] for at in range(len(items))]
         else:
-            places = batches(rows, items, batch_size)
+            places = calling.batches(rows, items, batch_size)
         calls = [[items[at] for at in part] for part in places]
         graded = self._pool.grade(reward.path, reward.options, calls) if isolated else _here(reward, calls)
         found = {
@@ -510,14 +501,14 @@ class Scorer:
         return [found[at] for at in range(len(items))]
 
 
-def _here(reward: LoadedReward, calls: Sequence[Sequence[Item]]) -> list[list[Graded]]:
+def _here(reward: LoadedReward, calls: Sequence[Sequence[calling.Item]]) -> list[list[Graded]]:
     """Call a function in this process; what can be awaited is, for all batches at once."""
     if not (ships(reward) or reward.path == REWARD_MODEL):  # it may change what it is given, which rows share
         calls = [[deepcopy(item) for item in call] for call in calls]
     try:
-        given = [reward.function(**arguments(call, reward.arguments)) for call in calls]
-        given = loop().run(_awaited(given)) if any(map(isawaitable, given)) else given
-        scores = [scores_of(one, reward.traits, call) for one, call in zip(given, calls, strict=True)]
+        given = [reward.function(**calling.arguments(call, reward.arguments)) for call in calls]
+        given = calling.loop().run(_awaited(given)) if any(map(isawaitable, given)) else given
+        scores = [calling.scores_of(one, reward.traits, call) for one, call in zip(given, calls, strict=True)]
     except PipelineError:
         raise
     except WrongScores as error:

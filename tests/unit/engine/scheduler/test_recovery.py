@@ -153,11 +153,11 @@ def test_a_job_beside_those_that_fail_may_finish_and_proves_that_the_device_work
 def test_a_device_whose_memory_did_not_come_back_is_given_up_unless_it_is_the_last() -> None:
     paper = OnPaper(job("a"))
     paper.run.state.worker_lost(0)
-    decided = paper.ready(0, not_free="GPU 0: 9 MB are taken")
+    decided = paper.ready(0, unfit="GPU 0: 9 MB are taken")
     assert decided == ["WorkerStarted", "DeviceQuarantined"]
     paper.run.state.worker_lost(1)
-    assert paper.ready(1, not_free="GPU 1: 9 MB are taken") == ["WorkerStarted"]
-    assert "worker 1 is the last one and goes on with what is free of GPU 1: 9 MB are taken" in paper.said()
+    assert paper.ready(1, unfit="GPU 1: 9 MB are taken") == ["WorkerStarted"]
+    assert "worker 1 has the last device and goes on with it, though GPU 1: 9 MB are taken" in paper.said()
     assert [effect.level for effect in paper.effects if isinstance(effect, Say)] == [20, 30]
 
 

@@ -138,7 +138,7 @@ def test_whatever_is_sent_is_a_message_or_refused(data: bytes) -> None:
 @pytest.mark.properties
 @given(texts, texts, texts, texts)
 def test_what_a_worker_can_say_an_engine_can_read(device: str, kind: str, said: str, trace: str) -> None:
-    ready = WorkerReady(pid=1, device=device, visible=kind, node=trace, not_free=said)
+    ready = WorkerReady(pid=1, device=device, visible=kind, node=trace, unfit=said)
     failed = JobRaised(
         job_id="a", attempt=1, error_type=kind, message=said, traceback=trace, run_s=0, kind=FailureKind.bug,
     )  # fmt: skip
