@@ -239,10 +239,9 @@ def _problems(request: JobRequest) -> Iterator[str]:
         yield f"--array {array}: an array is for several agents of a sweep, as --array 0-3 ... sweep agent NAME"
     if request.ray and not gpus and not request.on_cpu:
         yield "--ray without GPUs: ask for those of each node by --gres gpu:8, or run on its CPUs by device=cpu"
-    width, most = request.widest, gpus * nodes if request.ray else gpus
-    if gpus and not request.on_cpu and width > gpus and (width % gpus or width > most):
-        wide = f"a job takes {width} GPUs (training.gpus_per_job, generation.gpus_per_job)"
-        yield f"{wide}, and a node has {gpus}: ask for --gres gpu:{width}, or by --ray for all GPUs of several"
+    if gpus and not request.on_cpu and request.widest > gpus:
+        wide = f"a job takes {request.widest} GPUs (training.gpus_per_job, generation.gpus_per_job) of one node"
+        yield f"{wide}, and a node has {gpus}: ask for --gres gpu:{request.widest}, or for fewer a job"
 
 
 def interpreter(executable: str, folder: Path) -> str:

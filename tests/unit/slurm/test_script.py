@@ -221,7 +221,7 @@ RAY: dict[str, Any] = {"ray": True, "nodes": "4", "gres": "gpu:8"}
     [
         (AGENT, {"array": "0-15%4", "time": "10"}, ""),
         (LAUNCH, {"nodes": "4", "time": "5", "licenses": "matlab", "exclusive": ""}, ""),
-        (RUN, {**RAY, "widest": 32}, ""),
+        (RUN, {**RAY, "widest": 8}, ""),
         (RUN, {"time": "soon"}, "--time soon"),
         (RUN, {"time": "2"}, "--time 2"),
         (RUN, {"array": "0-3"}, "--array 0-3"),
@@ -230,7 +230,7 @@ RAY: dict[str, Any] = {"ray": True, "nodes": "4", "gres": "gpu:8"}
         (RUN, {"ray": True, "nodes": "2"}, "--ray without GPUs"),
         (LAUNCH, {**RAY}, "--ray is for an experiment"),
         (RUN, {"gres": "gpu:4", "widest": 8}, "takes 8 GPUs"),
-        (RUN, {**RAY, "widest": 12}, "takes 12 GPUs"),
+        (RUN, {**RAY, "widest": 16}, "takes 16 GPUs"),
         (RUN, {"ntasks": "8"}, "--ntasks"),
         ([*RUN, "a\n#SBATCH --nodes=9"], {}, "without control characters"),
         (RUN, {"comment": "a\n#SBATCH --nodes=9"}, "--comment"),
