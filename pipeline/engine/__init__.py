@@ -1,1 +1,4 @@
-"""Carries out any plan: devices, workers, the scheduler and the store. It knows nothing of machine learning."""
+"""Execution engine: devices, workers, the scheduler and the store.
+
+It runs any plan and knows no machine learning.
+"""

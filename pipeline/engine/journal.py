@@ -1,9 +1,9 @@
-"""Every state change of a run, one JSON object a line.
+"""Write and read the journal: every state change of a run, as one JSON object per line.
 
     append --> lines in memory --flush--> the file, which other processes read --force--> the disk
 
-A process that is killed leaves all that was flushed, a machine that loses power all that was forced, and of either
-whole lines from the first on.
+After a kill, everything that was flushed is there; after a loss of power, everything that was forced. In both
+cases readers get whole lines from the first one on.
 """
 
 import errno
@@ -24,18 +24,17 @@ from pipeline.files import LocksUnsupportedError, json_text, lock, open_plain
 from pipeline.foreign import ForeignDataError, converted, parse_json
 
 # -- events ------------------------------------------------------------------------------------------------------
-# The events of a run: which fields each has, and of what type; how a line of a journal becomes one. The
-# engine tells each event to whoever watches, once it is written to the journal. A few that pass too fast, or
-# that say nothing of where a job stands, it tells and does not write: ``WorkerStarting``, ``JobProgress`` and
-# ``Heartbeat``. A journal may be of another version: fields and events that are not known are passed over,
-# and a field that is missing has its empty value. A field of a wrong type makes its line unreadable, which
-# costs that line alone.
+# The events of a run, the types of their fields, and how a line of a journal is parsed. The engine passes each
+# event to the listener once it is written to the journal. A few events are too frequent, or do not change the
+# state of a job; these are passed on but not written: ``WorkerStarting``, ``JobProgress`` and ``Heartbeat``. A
+# journal may be from another version: unknown fields and events are skipped, and a missing field has its empty
+# value. A field of the wrong type makes its line unreadable, but no other line.
 
 
 Event = Mapping[str, Any]
 
 LINE = 16 << 20
-"""Bytes of a line; the longest has a traceback in it, which is much shorter."""
+"""Largest size of a line in bytes; the longest lines hold a traceback, which is much shorter."""
 
 _Time = Annotated[float, Meta(ge=0, le=2.5e11)]
 """Seconds since 1970, up to the year 9892."""
@@ -53,10 +52,8 @@ FOLLOWS_FROM_STORE = frozenset(
         *("WorkerStarted", "WorkerExited"),
     }
 )
-"""Events that nobody misses of a machine that has lost power: what is done is in the store, and no worker lives.
-
-Of all others nothing but the journal tells: what failed and why, which devices are suspect, how the run ended.
-"""
+"""Events that may be lost with the power: the store shows what is done, and no worker is alive. All other events
+are recorded in the journal alone: what failed and why, which devices are suspect, how the run ended."""
 
 
 _FIELDS: dict[str, Any] = {
@@ -76,10 +73,10 @@ _FIELDS: dict[str, Any] = {
     "load_s run_s wait_s": _Seconds,
     "failed_jobs": list[str],
 }
-"""Fields that events have, and their types; which event has what, whoever writes it says."""
+"""Fields of events, and their types. The writer of an event decides which of them it has."""
 if TYPE_CHECKING:
     EventFields = dict[str, Any]
-else:  # a type that is checked where a line is read
+else:  # this type is checked where a line is read
     EventFields = TypedDict(
         "EventFields", {name: kind for names, kind in _FIELDS.items() for name in names.split()}, total=False
     )
@@ -89,7 +86,7 @@ def read_event(line: bytes) -> dict[str, Any]:
     """Read one line of a journal.
 
     Raises:
-        ForeignDataError: It is no event.
+        ForeignDataError: The line is no event.
     """
     if len(line) > LINE:
         raise ForeignDataError(f"longer than {LINE:,} bytes")
@@ -102,7 +99,7 @@ def read_event(line: bytes) -> dict[str, Any]:
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file that have their end, an overlong one cut off; the position is after the last of them."""
+    """Yield the complete lines of a file, overlong ones truncated, and stop after the last of them."""
     while True:
         begin = file.tell()
         line = file.readline(LINE + 1)
@@ -116,17 +113,17 @@ def whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 # -- listener ----------------------------------------------------------------------------------------------------
-# Who is told of a run while it goes on.
+# Callbacks that follow a run while it goes on.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """What a run calls, in its one thread: each should return soon.
+    """Callbacks of a run. They run in its only thread, so each should return soon.
 
     Attributes:
-        on_event: Told every event, see `_KINDS`.
-        on_tick: Called a few times a second, to show what was told.
-        on_stop: Told in a line what happens now when a signal asks the run to stop.
+        on_event: Called with every event, see `_KINDS`.
+        on_tick: Called a few times a second, to update a display.
+        on_stop: Called with one line that says what happens now, when a signal asks the run to stop.
     """
 
     on_event: Callable[[Event], object] = lambda _: None
@@ -138,17 +135,17 @@ _ENCODER = Encoder()
 
 
 class Journal:
-    """Appends events to ``journal.jsonl``. One writer, which holds an exclusive lock on the file meanwhile.
+    """Appends events to ``journal.jsonl``. There is one writer, which holds an exclusive lock on the file.
 
     Attributes:
         unforced: Whether something was written that may not be on disk yet.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open a journal, or go on with one.
+        """Open a journal, or continue an existing one.
 
         Raises:
-            StoreError: It cannot be written, or another process is writing it.
+            StoreError: The file cannot be written, or another process is writing it.
         """
         self._path = path
         try:
@@ -169,33 +166,35 @@ class Journal:
         self.unforced = False
 
     def write(self, event: str, **fields: Any) -> Event:
-        """Append one event, have it on disk, and return it as it was written.
+        """Append one event, force it to disk, and return it as written.
 
         Raises:
-            StoreError: It could not be written. What was written before stands, and no part of this event.
+            StoreError: The event could not be written. Earlier events are intact, and no part of this one is in
+                the file.
         """
         written = self.append(event, **fields)
         self.force()
         return written
 
     def append(self, event: str, **fields: Any) -> Event:
-        """Add one event with its wall-clock time, to be written by the next `flush`; returns it as it will be."""
+        """Add one event with its wall-clock time for the next `flush`, and return it as it will be written."""
         written: Event = {"event": event, "time": round(time.time(), 3), **fields}
         self._lines.append(_line(written) + b"\n")
         return written
 
     def flush(self) -> None:
-        """Write what was appended, in one go.
+        """Write the appended events in one system call.
 
         Raises:
-            StoreError: It could not be written. What was written before stands, and none of this.
+            StoreError: The events could not be written. Earlier events are intact, and no part of these is in the
+                file.
         """
         data, self._lines = b"".join(self._lines), []
         if data:
             self._do(data, force=False)
 
     def force(self) -> None:
-        """Write what was appended, and have all that was written on disk.
+        """Write the appended events and force everything written to disk.
 
         Raises:
             StoreError: As `flush`.
@@ -217,25 +216,25 @@ class Journal:
         self.unforced = not force
 
     def _cut(self, length: int) -> None:
-        """Leave whole lines only."""
+        """Truncate the file to whole lines."""
         self._length = length
         with suppress(OSError):
             os.ftruncate(self._file.fileno(), length)
 
     def close(self) -> None:
-        """Close the file. What was appended and never flushed is not in it."""
+        """Close the file. Events that were appended but never flushed are not in it."""
         self._file.close()
 
 
 def _line(event: Event) -> bytes:
     try:
         return _ENCODER.encode(event)
-    except (UnicodeEncodeError, OverflowError):  # half of a character; a number that has no end
+    except (UnicodeEncodeError, OverflowError):  # half of a surrogate pair; a number that is not finite
         return json_text(event, separators=(",", ":")).encode()
 
 
 def _plainly(path: str, flags: int) -> int:
-    """Refuse, rather than wait for, what is in the place of a journal and is no file."""
+    """Open a journal, refusing rather than waiting for anything that is not a regular file."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -244,7 +243,7 @@ def _plainly(path: str, flags: int) -> int:
 
 
 def _whole_bytes(path: Path) -> int:
-    """Bytes up to the end of the last whole line."""
+    """Return the number of bytes up to the end of the last whole line."""
     with open_plain(path) as file:
         for _ in whole_lines(file):
             pass
@@ -252,10 +251,10 @@ def _whole_bytes(path: Path) -> int:
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the events of a journal. What is no event is left out, as is a last line that a crash cut off.
+    """Yield the events of a journal. Lines that are no event, and an incomplete last line, are skipped.
 
     Raises:
-        OSError: It is missing, or no plain file.
+        OSError: The file is missing, or not a regular file.
     """
     with open_plain(path, follow=True) as file:
         for line in whole_lines(file):
@@ -264,25 +263,25 @@ def read_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class JournalReader:
-    """Reads the events of a journal as they come. A line without its end is left for the next time.
+    """Reads the events of a journal as they are written. An incomplete last line is left for the next call.
 
     Attributes:
-        unreadable: Lines so far that are no events.
+        unreadable: Number of lines so far that are no events.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], dict[str, Any]] = read_event) -> None:
-        """Begin at its first line.
+        """Start at the first line.
 
         Args:
-            path: The journal, which need not be there yet.
-            read: Makes an event of a line, or raises a `ForeignDataError`.
+            path: The journal, which need not exist yet.
+            read: Parses a line to an event, or raises a `ForeignDataError`.
         """
         self.unreadable = 0
         self._path, self._read = path, read
         self._offset = 0
 
     def new_events(self) -> Iterator[dict[str, Any]]:
-        """What came since the last time.
+        """Yield the events since the last call.
 
         Raises:
             StoreError: The journal cannot be read.

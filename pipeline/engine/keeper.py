@@ -1,8 +1,8 @@
-"""Removes the weights that `execution.keep` does not ask for, as soon as the jobs of a run are done with them.
+"""Remove weights that `execution.keep` does not ask for, as soon as the jobs of a run are done with them.
 
     events of the run --> what is there now --> `plan.keeping`: which weights nothing needs --> tombstone --> gone
 
-Nothing here is needed for a result, so whatever goes wrong is told and costs the room alone.
+No result depends on this, so an error is reported and costs only disk space.
 """
 
 import logging
@@ -26,22 +26,22 @@ from pipeline.plan.keeping import free, kept, measures, place_of, scores_of
 from pipeline.plan.recorded import RecordedPlan, parse_plan
 
 # -- removal -----------------------------------------------------------------------------------------------------
-# The weights of an output go and all else of it stays: an output like that is told from a damaged one.
+# Only the weights of an output are removed; all else stays. A tombstone tells such an output from a damaged one.
 #
 #     claim the key -> decide, with the lock of `deciding` -> tombstone, forced to disk -> remove the files
 #
-# Killed before the tombstone has its name, nothing has happened. Killed after, the output counts as removed
-# although some files are still there; whoever removes it next, or `store gc`, finishes that.
+# A process killed before the tombstone has its name has changed nothing. If it is killed afterwards, the output
+# counts as removed although some files are still there; the next one to remove it, or `store gc`, deletes them.
 
 
 # -- needs -------------------------------------------------------------------------------------------------------
-# Which weights the runs that live are still going to read, so that none of them loses what another removes.
+# Retention: which weights the live runs are still going to read, so that no run deletes what another one needs.
 #
-#     a run begins:    tell all that its plan could read -> look at what is stored -> tell less, as jobs are done
-#     weights may go:  hold the lock -> does nobody who lives tell of them? -> tombstone -> free the lock -> remove
+# a run begins: publish all keys that its plan could read -> check what is stored -> publish fewer as jobs finish
+# removing weights: take the lock -> does a live run need them? -> tombstone -> free the lock -> delete the files
 #
-# So either the one that removes sees what the other tells, or the other finds the tombstone when it looks.
-# `<root>/.tmp/<run>/needs` has keys, one a line; of no meaning once the run's lock is free (`Scratch`).
+# So either the remover sees what the other run publishes, or the other run finds the tombstone when it checks.
+# `<root>/.tmp/<run>/needs` lists keys, one a line; it is ignored once the run's lock is free (`Scratch`).
 
 
 NEEDS = "needs"
@@ -49,15 +49,15 @@ _LIMIT = 1 << 28
 
 
 def tell_needs(store: Store, scratch: Path, keys: Iterable[str]) -> None:
-    """Tell other runs which weights are not to be removed while this one lives; replaces what was told before.
+    """Publish which weights must stay while this run lives; replaces the list that it published before.
 
     Args:
         store: The store.
         scratch: The run's folder there, which is open (`Scratch`).
-        keys: Of outputs, stored or still to be made.
+        keys: Keys of outputs, stored or still to be made.
 
     Raises:
-        StoreError: It could not be written.
+        StoreError: The list could not be written.
     """
     try:
         with deciding(store):
@@ -67,14 +67,14 @@ def tell_needs(store: Store, scratch: Path, keys: Iterable[str]) -> None:
 
 
 def needed_by_others(store: Store, scratch: Path) -> set[str]:
-    """What all other runs tell that live. To be asked with the lock held.
+    """Return the keys that all other live runs need. Call this with the lock held.
 
     Args:
         store: The store.
-        scratch: The folder of the run that asks.
+        scratch: The scratch folder of the calling run.
 
     Raises:
-        StoreError: What one of them tells cannot be read, so that nothing may be removed.
+        StoreError: A run's list cannot be read, so nothing may be removed.
     """
     found: set[str] = set()
     for folder in living(store.root):
@@ -84,7 +84,7 @@ def needed_by_others(store: Store, scratch: Path) -> set[str]:
 
 
 def deciding(store: Store) -> Claim:
-    """Hold the lock under which needs are told, and under which it is decided what nobody needs.
+    """Take the lock under which runs publish their needs, and under which weights are chosen for removal.
 
     Raises:
         OSError: The lock cannot be opened, or the file system has none.
@@ -97,7 +97,7 @@ def deciding(store: Store) -> Claim:
 def _told(path: Path) -> set[str]:
     try:
         keys = read_plain(path, _LIMIT).decode("ascii").splitlines()
-    except FileNotFoundError:  # a folder of another use, or a run that has not looked at what is stored
+    except FileNotFoundError:  # another kind of folder, or a run that has not checked the store yet
         return set()
     except (OSError, ForeignDataError, UnicodeDecodeError) as error:
         raise StoreError(f"cannot read {path} ({error}), so what its run needs is unknown") from error
@@ -114,21 +114,21 @@ def remove_weights(
     scratch: Path,
     is_free: Callable[[], bool] = lambda: True,
 ) -> int:
-    """Remove the weights of an output, unless a run that lives needs them, or makes or reads them now.
+    """Remove the weights of an output, unless a live run needs them, or is making or reading them.
 
     Args:
         store: The store.
         key: The output.
-        patterns: Names of files of weights, in whatever folder of the output.
-        why: What asked for it, for people.
+        patterns: Name patterns of weight files, in any folder of the output.
+        why: Reason of the removal, for people.
         scratch: The run's folder in the store.
-        is_free: Asked last, with the lock held: whether nobody else needs them.
+        is_free: Called last, with the lock held; returns whether nobody else needs the weights.
 
     Returns:
-        Bytes that were freed; 0 where there is nothing to remove, or not now.
+        Number of bytes freed; 0 where nothing can be removed now.
 
     Raises:
-        StoreError: It could not be decided, or not be done.
+        StoreError: It could not be decided whether to remove them, or removing them failed.
     """
     claim = store.claim(key)
     if claim is None:
@@ -146,7 +146,7 @@ def remove_weights(
                     return 0
                 files = _entombed(store, key, patterns, why, scratch)
             return _unlink(files, folder)
-        except NotAnOutputError:  # damaged: whoever needs it sets it aside
+        except NotAnOutputError:  # damaged: the next job that needs it sets it aside
             return 0
         except OSError as error:
             raise explained(f"could not remove the weights of {store.path(key)}", error) from error
@@ -155,7 +155,7 @@ def remove_weights(
 
 
 def weights_size(store: Store, key: str, patterns: Collection[str]) -> int:
-    """Bytes of the weights of an output that are there, also of those whose removal was cut short."""
+    """Return the bytes of an output's weights on disk, including those whose removal was interrupted."""
     size = 0
     with suppress(NotAnOutputError):
         for name in read_manifest(key, store.path(key))["files"]:
@@ -166,7 +166,7 @@ def weights_size(store: Store, key: str, patterns: Collection[str]) -> int:
 
 
 def _entombed(store: Store, key: str, patterns: Collection[str], why: str, scratch: Path) -> Sequence[str]:
-    """The files to remove, once that is on disk."""
+    """Write the tombstone, force it to disk, and return the files to remove."""
     problem, folder = store.problem(key, checksums=False), store.path(key)
     manifest = read_manifest(key, folder)
     if problem == REMOVED:
@@ -174,7 +174,8 @@ def _entombed(store: Store, key: str, patterns: Collection[str], why: str, scrat
     names = sorted(name for name in manifest["files"] if _is_weights(name, patterns))
     if problem is not None or not names:
         return []
-    written = scratch / f"{key}.{TOMBSTONE}"  # not in the output, where what a killed run left would be damage
+    # not inside the output, where the remains of a killed run would count as damage
+    written = scratch / f"{key}.{TOMBSTONE}"
     written.write_bytes(entomb(key, folder, names, why))
     fsync(written)
     written.rename(folder / TOMBSTONE)
@@ -183,7 +184,7 @@ def _entombed(store: Store, key: str, patterns: Collection[str], why: str, scrat
 
 
 def _unlink(names: Sequence[str], folder: int) -> int:
-    """Remove files of an open folder, wherever that has been moved to meanwhile."""
+    """Delete files of an open folder, even if the folder is moved meanwhile."""
     freed = 0
     for name in names:
         with suppress(FileNotFoundError):
@@ -202,24 +203,24 @@ log = logging.getLogger("pipeline")
 
 @dataclass(kw_only=True)
 class Keeper:
-    """Removes weights that nothing in a run needs any more.
+    """Removes weights that no job of a run needs any more.
 
     Attributes:
-        plan: What is carried out.
-        keep: Which weights stay.
+        plan: The plan that runs.
+        keep: Which weights to keep.
         there: Ids of the jobs that are done, or need not run.
         store: The store.
-        scratch: The run's folder there, open for as long as it needs weights.
+        scratch: The run's folder in the store, open as long as the run needs weights.
         experiment: Folder of the experiment's runs.
         output_dir: Folder of all runs.
-        score_of: How well a policy evaluates, of the job that measures it; asked once that is done.
-        is_needed: Whether the output of a key must stay whole for now, as it is being uploaded.
-        number: Outputs whose weights this run has removed.
-        freed: Their bytes.
+        score_of: Returns the score of a policy, given the job that evaluates it; called once that job is done.
+        is_needed: Returns whether the output of a key must stay whole for now because it is being uploaded.
+        number: Number of outputs whose weights this run has removed.
+        freed: Bytes of these weights.
         stuck: Why no further weights are removed, or "".
-        lacking: Chains of which the weights that are to stay were removed before, by a run with another `keep`;
-            those stay that come next.
-        before: Ids of the jobs whose weights were gone when the run began.
+        lacking: Chains whose weights to keep were removed earlier, by a run with another `keep`; the next best
+            ones are kept instead.
+        before: Ids of the jobs whose weights were already gone when the run began.
     """
 
     plan: Plan
@@ -255,7 +256,7 @@ class Keeper:
         self._needed = {job.key for job in trained}
 
     def take(self, event: Event) -> None:
-        """Something has happened in the run."""
+        """Handle an event of the run."""
         if self.keep is Keep.all or event.get("job") not in self.plan.jobs:
             return
         job = self.plan.jobs[event["job"]]
@@ -273,13 +274,16 @@ class Keeper:
             self._tell()
 
     def remove_unneeded(self) -> None:
-        """Remove everything that nothing needs now, also what an earlier run has left to be removed."""
+        """Remove all weights that nothing needs now, including what an earlier run has left to be removed."""
         if self.keep is not Keep.all:
-            self._held_when, self.stuck = -1, ""  # a disk that was full may have room by now
+            self._held_when, self.stuck = -1, ""  # a disk that was full may have space by now
             self._remove(self.plan.jobs)
 
     def removable(self) -> int:
-        """Bytes that `remove_unneeded` would free now, unless a run that lives needs them; nothing is written."""
+        """Return the bytes that `remove_unneeded` would free now if no other run needs them.
+
+        Nothing is written.
+        """
         found = free(self.plan.jobs, self.plan.readers, self.there, self._stay)
         try:
             held = self._held_by_runs() if found else set()
@@ -293,7 +297,7 @@ class Keeper:
             self._scores[place_of(job)] = self.score_of(job)
 
     def _decide(self, chain: str) -> None:
-        """Choose what stays of a chain."""
+        """Choose which weights of a chain to keep."""
         jobs = self._chains[chain]
         removed = {job.id for job in jobs if self.is_gone(job.id)}
         stay = kept(jobs, self.keep, self._scores)
@@ -305,14 +309,15 @@ class Keeper:
         self._stay |= stay
 
     def is_gone(self, job_id: str) -> bool:
-        """Whether weights were removed, and are not made again."""
+        """Return whether the weights of a job were removed and not made again."""
         return job_id in self.there and self.store.is_removed(self.plan.jobs[job_id].key)
 
     def _remove(self, about: Collection[str]) -> None:
         found = free(self.plan.jobs, self.plan.readers, self.there, self._stay, about)
         if not found or self.stuck:
             return
-        with suppress(OSError):  # once no job runs any more, those who clean up after workers have removed it
+        # once no job runs any more, the processes that clean up after workers have removed it
+        with suppress(OSError):
             self.scratch.mkdir(exist_ok=True)
         self._needed -= {self.plan.jobs[job_id].key for job_id in found}
         if not self._tell():
@@ -339,7 +344,7 @@ class Keeper:
             log.info("%s: its weights were removed, %s bytes (%s)", job.id, f"{freed:,}", why)
 
     def _held_by_runs(self) -> set[str]:
-        """What other experiments hold: looked at again only where a run began or ended meanwhile."""
+        """Return the keys that other experiments keep; reread only when a run began or ended meanwhile."""
         when = self.scratch.parent.stat().st_mtime_ns
         if when != self._held_when:
             keys = {job.key for jobs in self._chains.values() for job in jobs}
@@ -357,14 +362,14 @@ class Keeper:
 
 
 def keys_of_weights(jobs: Iterable[Job]) -> set[str]:
-    """Keys of the outputs that hold weights which jobs have trained: what a run may read, until it has looked."""
+    """Return the keys of outputs with trained weights: what a run may read, until it has checked the store."""
     return {job.key for job in jobs if job.weights}
 
 
 # -- kept --------------------------------------------------------------------------------------------------------
-# Which weights other experiments hold, whose runs use the same store and may be over: what their plans say. A
-# run that ended keeps what its `execution.keep` says, and one that was cut off what its unfinished jobs will
-# read. Of each experiment the newest run that has an output speaks for it.
+# Which weights other experiments keep. Their runs use the same store and may be over, so their plans are read. A
+# finished run keeps what its `execution.keep` says; an interrupted run keeps what its unfinished jobs will read.
+# For each output of an experiment, the experiment's newest run that has this output decides.
 
 
 def held_by_runs(
@@ -374,24 +379,25 @@ def held_by_runs(
     keys: Collection[str],
     score_of: Callable[[Job], float | None],
 ) -> set[str]:
-    """Keys of outputs whose weights other experiments hold.
+    """Return the keys of outputs whose weights other experiments keep.
 
     Args:
         store: The store.
-        output_dirs: Where runs lie, besides those places that the store knows of.
-        besides: Folder of the experiment that asks, whose own runs do not count.
-        keys: What is asked about.
-        score_of: How well a policy evaluates, of the job that measures it.
+        output_dirs: Folders of runs, in addition to those that the store knows of.
+        besides: Folder of the calling experiment, whose own runs are ignored.
+        keys: Keys to look for.
+        score_of: Returns the score of a policy, given the job that evaluates it.
 
     Raises:
-        StoreError: A plan cannot be read, so that it is not known what its run holds.
+        StoreError: A plan cannot be read, so it is unknown what its run keeps.
     """
     places = dict.fromkeys([*output_dirs, *users(store.root)])
     own, held = besides.resolve(), set[str]()
     unsaid: dict[Path, set[str]] = {}
     for run in reversed(find_runs(places, store.root)):
         if (experiment := run.folder.path.parent) != own:
-            # A later run may be of other seeds, other settings or of less, and says nothing of these then.
+            # A later run may have other seeds or settings, or fewer jobs; then it says nothing about these
+            # outputs.
             asked = unsaid.setdefault(experiment, set(keys))
             if not asked.isdisjoint(run.keys):
                 held |= asked & _held(store, run, score_of)

@@ -1,4 +1,4 @@
-"""Carry out a launch: take the devices, start the agent in a clean environment, clear up.
+"""Launch a program: lease devices, start the agent in a clean environment, clean up.
 
 this process (leases, no torch)  ->  agent (torchrun)  ->  ranks  ->  whatever they start
 """
@@ -28,7 +28,7 @@ from pipeline.errors import ConfigError, DeviceError
 from pipeline.machine import children, descendants
 
 # -- request -----------------------------------------------------------------------------------------------------
-# What a launch was asked for, and the checks that need nothing but the request itself.
+# The launch request, and the checks that need nothing but the request itself.
 
 
 LAST_PORT = 65535
@@ -37,18 +37,18 @@ _OUTER_LAUNCHER = ("RANK", "TORCHELASTIC_RUN_ID")
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """One command line.
+    """A launch request: one command line.
 
     Attributes:
         program: The program and its arguments.
         gpus: Exactly these GPUs, in this order, as positions in the visible set.
-        num_gpus: So many, the idlest; None with no `gpus` takes every visible one.
-        nproc: Processes without GPUs; None for one on each GPU.
-        nnodes: Machines.
-        node_rank: Which of them this is; None leaves it to Slurm.
+        num_gpus: The idlest GPUs, this many; None without `gpus` takes every visible one.
+        nproc: Number of processes without GPUs; None for one on each GPU.
+        nnodes: Number of machines.
+        node_rank: Index of this machine; None takes it from Slurm.
         master_addr: Address of machine 0.
         master_port: Port on machine 0 where the processes meet.
-        wait: Queue for GPUs that others hold.
+        wait: Whether to queue for GPUs that others hold.
         grace_s: Seconds that processes have to end before they are killed.
     """
 
@@ -66,12 +66,12 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class Program:
-    """What each process runs, as torchrun takes it.
+    """The program that each process runs, in torchrun's terms.
 
     Attributes:
-        flags: Of torchrun.
+        flags: Flags of torchrun.
         name: A script, a module or an executable.
-        arguments: Of the program.
+        arguments: Arguments of the program.
     """
 
     flags: tuple[str, ...]
@@ -81,13 +81,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the processes find each other.
+    """Address where the processes find each other.
 
     Attributes:
-        nnodes: Machines.
-        node_rank: Which of them this is.
-        address: Of machine 0.
-        port: On machine 0; None lets the system choose one. Several machines have to be told.
+        nnodes: Number of machines.
+        node_rank: Index of this machine.
+        address: Address of machine 0.
+        port: Port on machine 0; None lets the system choose one. Several machines need a given port.
     """
 
     nnodes: int
@@ -96,7 +96,7 @@ class Meeting:
     port: int | None
 
     def torchrun(self) -> list[str]:
-        """As arguments of torchrun."""
+        """Return the meeting point as arguments of torchrun."""
         assert self.port is not None
         return [
             f"--nnodes={self.nnodes}",
@@ -106,20 +106,20 @@ class Meeting:
         ]
 
     def __str__(self) -> str:
-        """As in ``node 1 of 2, meeting at 10.0.0.4:29500``."""
+        """Return text such as ``node 1 of 2, meeting at 10.0.0.4:29500``."""
         node = f"node {self.node_rank} of {self.nnodes}, " if self.nnodes > 1 else ""
         return f"{node}meeting at {self.address}:{self.port}"
 
 
 def find_program(words: Sequence[str], folder: Path) -> Program:
-    """Understand the program: a script, ``-m MODULE``, or an executable.
+    """Parse the program: a script, ``-m MODULE``, or an executable.
 
     Args:
         words: Everything after the options.
-        folder: Where it would start.
+        folder: Working directory of the program.
 
     Raises:
-        ConfigError: It does not exist, or starts processes of its own.
+        ConfigError: The program does not exist, or starts processes of its own.
     """
     usage = "Give it last, after --: pipeline launch --gpus 0,1 -- train.py --lr 1e-3"
     if not words or words == ["-m"] or (words[0].startswith("-") and words[0] != "-m"):
@@ -127,7 +127,7 @@ def find_program(words: Sequence[str], folder: Path) -> Program:
         raise ConfigError(f"there is no program to start{unknown}. {usage}")
     first, *rest = words
     if first == "-m":
-        # The first part alone: looking for the others would import it.
+        # The first part alone: looking for submodules would import it.
         top = rest[0].partition(".")[0]
         if importlib.machinery.PathFinder.find_spec(top, [str(folder), *sys.path]) is None:
             raise ConfigError(f"there is no module {rest[0]}: '{top}' is not installed and not in {folder}")
@@ -145,14 +145,14 @@ def find_program(words: Sequence[str], folder: Path) -> Program:
 
 
 def find_meeting(request: LaunchRequest, environ: Mapping[str, str]) -> Meeting:
-    """Where the processes meet: the options, else MASTER_ADDR and MASTER_PORT, else a free port.
+    """Return where the processes meet: the options, else MASTER_ADDR and MASTER_PORT, else a free port.
 
     Args:
-        request: What was asked for.
-        environ: The environment. What an outer launcher left in it counts for nothing.
+        request: The launch request.
+        environ: The environment. Variables that an outer launcher left in it are ignored.
 
     Raises:
-        ConfigError: Something is missing, or out of its range.
+        ConfigError: A value is missing, or out of range.
     """
     inherited = {} if any(name in environ for name in _OUTER_LAUNCHER) else environ
     port, given = request.master_port, inherited.get("MASTER_PORT")
@@ -176,16 +176,16 @@ def find_meeting(request: LaunchRequest, environ: Mapping[str, str]) -> Meeting:
 
 
 # -- supervise ---------------------------------------------------------------------------------------------------
-# Runs one process to its end for somebody else: passes signals on, and leaves nothing behind that it has
-# started. The process is in a session of its own, so Ctrl-C in a terminal reaches this one alone. What is
-# orphaned becomes a child of this process (it is their "subreaper"), which ends when nothing is left.
+# Run one process to its end on behalf of the caller: pass signals on, and leave no process behind that it started.
+# The process has its own session, so Ctrl-C in a terminal reaches only the caller. Orphans become children of the
+# caller (their "subreaper"), which returns when none is left.
 
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PASS_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""What Slurm may be asked to send before the end of an allocation; for the program to make of it what it likes."""
+"""Signals that Slurm may be asked to send before an allocation ends; passed on to the program."""
 MARGIN_S = 5.0
-"""What whoever starts ranks needs on top of the grace that it gives them."""
+"""Seconds that the starter of ranks needs in addition to the grace period of the ranks."""
 
 
 def supervise(
@@ -199,22 +199,24 @@ def supervise(
     on_start: Callable[[int], None] = lambda _pid: None,
     own: bool = True,
 ) -> int:
-    """Run a command; return once it and everything that it has started are gone.
+    """Run a command; return once it and all processes that it started are gone.
 
     Args:
-        words: The command.
-        environment: All that it finds in its environment.
-        grace_s: Seconds that it has to end after a request to stop, before it is killed.
+        words: The command line.
+        environment: Its complete environment.
+        grace_s: Seconds between a request to stop and killing it.
         server: A socket that it inherits, and that is closed here.
-        output: Descriptor where its standard output and error go; nothing is read from standard input then. None
-            leaves it those of this process.
-        folder: Where it starts.
-        on_start: Told its process id.
-        own: Whether it is ours: it ends by itself with this process, and passes requests to stop on to those that
-            it has started. Of any other the kernel sees to the one, and its group is told the other.
+        output: Descriptor for its standard output and error; its standard input is empty then. None lets it
+            inherit those of this process.
+        folder: Its working directory.
+        on_start: Called with its process id.
+        own: Whether the program is ours: it ends by itself with this process, and passes requests to stop on to
+            its children. For any other program, the kernel ends it with this process, and its process group is
+            signalled.
 
     Returns:
-        Its exit code; 128 + n after signal n, be it one that came to this process before its end.
+        Its exit code; 128 + n after signal n, including a signal that this process received before the command
+        ended.
     """
     descendants.adopt_orphans()
     parent, received, end_s = os.getpid(), 0, math.inf
@@ -237,14 +239,14 @@ def supervise(
         nonlocal received, end_s
         if number in _STOP:
             if process is not None and process.poll() is not None:
-                return  # it has ended by itself, which is what its exit code is to say
-            if received:  # a second one: at once; of a closed terminal both its shell and the kernel tell
+                return  # it has ended by itself, so its own exit code counts
+            if received:  # a second one: at once; when a terminal closes, both its shell and the kernel send one
                 end_s = end_s if number == signal.SIGHUP else 0
                 return
             received, end_s = number, time.monotonic() + grace_s + (MARGIN_S if own else 0)
         pass_on(number)
 
-    # `nohup` ignores SIGHUP, and means it.
+    # `nohup` ignores SIGHUP on purpose.
     taken = [one for one in (*_STOP, *_PASS_ON) if (one, signal.getsignal(one)) != (signal.SIGHUP, signal.SIG_IGN)]
     before = {number: signal.signal(number, handle) for number in taken}
     try:
@@ -262,14 +264,14 @@ def supervise(
         if server:
             server.close()  # so that the port is closed when the process ends
         on_start(process.pid)
-        if received:  # before it could be told
+        if received:  # a signal that came before it could be passed on
             pass_on(received)
         try:
             while process.returncode is None:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
                 if time.monotonic() >= end_s:
-                    process.kill()  # which does nothing to one that has ended
+                    process.kill()  # without effect on a process that has ended
         finally:
             descendants.end_own(MARGIN_S)
     finally:
@@ -285,14 +287,14 @@ Say = Callable[[str], None]
 
 
 def launch(request: LaunchRequest, say: Say) -> int:
-    """Run a program on each of some devices.
+    """Run a program on each of the requested devices.
 
     Args:
-        request: What was asked for.
-        say: Told one line about what was started, and about waiting.
+        request: The launch request.
+        say: Called with a line about what was started, and while waiting.
 
     Returns:
-        The program's exit code: that of the rank that failed first. 128 + n after signal n.
+        The exit code of the rank that failed first; 128 + n after signal n.
 
     Raises:
         PipelineError: The request cannot be met; nothing was started.
@@ -305,7 +307,7 @@ def launch(request: LaunchRequest, say: Say) -> int:
             server = held.enter_context(listen(meeting.port))
             meeting = replace(meeting, port=server.getsockname()[1])
         elif meeting.port is not None and meeting.node_rank == 0:
-            listen(meeting.port, "").close()  # the agent opens it anew, once torch is imported
+            listen(meeting.port, "").close()  # the agent binds it again, once torch is imported
         lease = held.enter_context(take_devices(request, f"launch {Path(program.name).name}", os.environ, say))
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
@@ -322,16 +324,16 @@ def launch(request: LaunchRequest, say: Say) -> int:
 
 
 def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str], say: Say) -> LeaseSet:
-    """Lease the devices of a request; that of LOCAL_RANK 0 first.
+    """Lease the devices of a request; the first one is for LOCAL_RANK 0.
 
     Args:
-        request: What was asked for.
-        holder: Who takes them, for the messages of others.
-        environ: Where CUDA_VISIBLE_DEVICES is looked up.
-        say: Told about waiting.
+        request: The launch request.
+        holder: Name of the holder, for the messages that other programs show.
+        environ: Environment in which CUDA_VISIBLE_DEVICES is looked up.
+        say: Called with a line while waiting.
 
     Raises:
-        DeviceError: There are none such, or others hold them.
+        DeviceError: There are no such devices, or others hold them.
     """
     if request.nproc is not None:
         return LeaseSet(inventory.cpu_slots(request.nproc))
@@ -362,13 +364,13 @@ def _refuse_slices(devices: Sequence[inventory.Device]) -> None:
 def rank_environment(
     base: Mapping[str, str], devices: Sequence[inventory.Device], cores: int, *, alone: bool
 ) -> dict[str, str]:
-    """The environment of every rank: LOCAL_RANK i computes on ``devices[i]``, which is its ``cuda:i``.
+    """Return the environment of every rank: LOCAL_RANK i computes on ``devices[i]``, which is its ``cuda:i``.
 
     Args:
-        base: What this process has; the ranks and meeting points of other launchers are left out.
-        devices: In the order of ranks.
-        cores: Usable cores, which the ranks divide unless OMP_NUM_THREADS says otherwise.
-        alone: Whether no other machine takes part, so that no rank has to listen for one.
+        base: Environment of this process; ranks and meeting points of other launchers are left out.
+        devices: Devices in rank order.
+        cores: Usable cores, divided among the ranks unless OMP_NUM_THREADS is set.
+        alone: Whether this is the only machine, so that no rank has to listen for other machines.
     """
     environment = {name: value for name, value in base.items() if not is_of_launcher(name)}
     gpus = [device.uuid or str(device.index) for device in devices if device.kind == "cuda"]
@@ -378,7 +380,7 @@ def rank_environment(
 
 
 def describe(devices: Sequence[inventory.Device], meeting: Meeting) -> str:
-    """One line about what is started."""
+    """Describe in one line what is started."""
     many = f"{len(devices)} process{'es' if len(devices) != 1 else ''}"
     if devices[0].kind == "cpu":
         return f"{many} on the CPU, {meeting}"
@@ -387,11 +389,11 @@ def describe(devices: Sequence[inventory.Device], meeting: Meeting) -> str:
 
 
 def listen(port: int | None, host: str = LOOPBACK) -> socket.socket:
-    """The socket where ranks meet; of one on the loopback interface no other machine knows.
+    """Open the socket where ranks meet; no other machine can reach one on the loopback interface.
 
     Args:
         port: Its port, or None for a free one.
-        host: Where it listens.
+        host: Address to listen on.
 
     Raises:
         ConfigError: The port is in use.
@@ -408,13 +410,13 @@ def listen(port: int | None, host: str = LOOPBACK) -> socket.socket:
 def ranks_command(
     arguments: Sequence[str], environment: Mapping[str, str], grace_s: int, server: socket.socket | None
 ) -> tuple[list[str], dict[str, str]]:
-    """What starts ranks and watches them: a command line, and an environment.
+    """Return the command line and the environment of the process that starts and watches ranks.
 
     Args:
         arguments: Of torchrun.
-        environment: That of every rank.
+        environment: Environment of every rank.
         grace_s: Seconds that ranks have to end.
-        server: Where those of this machine alone meet.
+        server: Socket where ranks meet if they are all on this machine.
     """
     fds = [server.fileno()] if server else []
     words, environment = children.command(
@@ -424,8 +426,8 @@ def ranks_command(
 
 
 def say_to_stderr(text: str) -> None:
-    """Print a line where it does not mix with the program's output."""
-    from pipeline.terminal.console import make_console  # and Rich, which the process of a trial does without
+    """Print a line to standard error, apart from the program's output."""
+    from pipeline.terminal.console import make_console  # and Rich, which the process of a trial does not import
     from pipeline.terminal.console import say as say_on
 
     say_on(make_console(stderr=True), f"launch: {text}")

@@ -1,4 +1,4 @@
-"""The process that starts a program's ranks and watches them: torchrun with the program's own exit code.
+"""Start and watch a program's ranks: torchrun with the program's own exit code.
 
 Only this process imports torch; the launcher starts it with the environment that the ranks are to have.
 """
@@ -15,20 +15,20 @@ from pipeline.machine.memory import imported_for_good
 from pipeline.terminal import streams
 
 SIGNALLED = 128
-"""What a shell adds to the number of a signal."""
+"""A shell adds this to the number of a signal."""
 NETWORK = 74
-"""Exit code where the machines did not find each other (EX_IOERR of sysexits.h)."""
+"""Exit code if the machines did not find each other (EX_IOERR of sysexits.h)."""
 
 
 def main() -> int:
-    """Run torchrun on the arguments that follow the settings of this process.
+    """Run torchrun with the arguments that follow the settings of this process.
 
-    The setting `listeners` has the descriptor of the socket where ranks of this machine alone meet, if they do.
+    The setting `listeners` has the descriptor of the socket where ranks meet if they are all on this machine.
 
     Returns:
         The exit code of the rank that failed first; 0 if none did.
     """
-    # By a signal that torchrun passes on, so the ranks are stopped, too, when the launcher is gone.
+    # End by a signal that torchrun passes on, so that the ranks also stop when the launcher is gone.
     settings = begin(signal.SIGTERM)
     descendants.adopt_orphans()
     streams.install()
@@ -49,7 +49,7 @@ def _run(arguments: list[str], grace_s: int, listeners: list[int]) -> int:
     close = PContext.close
 
     def close_soon(self: PContext, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        # When a rank has failed torch gives the others half a minute, whatever it was told about shutdown.
+        # When a rank fails, torch gives the others half a minute regardless of its settings.
         close(self, death_sig, min(timeout, grace_s))
 
     PContext.close = close_soon  # type: ignore[method-assign]
@@ -62,14 +62,14 @@ def _run(arguments: list[str], grace_s: int, listeners: list[int]) -> int:
     except SignalException as stopped:
         return SIGNALLED + int(stopped.sigval)
     except (DistError, RendezvousError) as error:
-        # A timeout, a refused connection, an address that is in use: one line says which.
+        # A timeout, a refused connection or an address in use: one line says which.
         _say(f"the machines did not find each other: {str(error).strip().splitlines()[0]}")
         return NETWORK
     return 0
 
 
 def _meet_at(listener: int) -> None:
-    """Have torch's store use a socket that is open already: one of its own would listen on every interface."""
+    """Have torch's store use a socket that is already open; its own socket would listen on every interface."""
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
     os.set_inheritable(listener, False)
@@ -92,7 +92,10 @@ def _explain(error: object) -> int:
 
 
 def _hindsight(exit_code: int) -> int:
-    """How likely an end follows from that of another rank; times of ends are in whole seconds and do not tell."""
+    """Rank how likely an exit follows from that of another rank.
+
+    Times of exits are in whole seconds, too coarse.
+    """
     if exit_code == -signal.SIGTERM:  # the agent stopped it
         return 3
     if exit_code == 1:  # an exception, as when the others do not answer

@@ -1,4 +1,4 @@
-"""Where a run keeps its files: ``<output_dir>/<name>/<timestamp>/``, with ``latest`` pointing to the newest."""
+"""Folder of a run: ``<output_dir>/<name>/<timestamp>/``, with ``latest`` pointing to the newest one."""
 
 import os
 import re
@@ -32,13 +32,13 @@ class RunFolder:
 
     @property
     def begun(self) -> tuple[str, int] | None:
-        """Its timestamp and its number among the runs of that second; None where it is not named so."""
+        """Its timestamp and its number among the runs of that second; None if the folder is not named so."""
         match = _STAMP.fullmatch(self.stamp)
         return (match[1], int(match[2] or 1)) if match else None
 
     @property
     def holds_run(self) -> bool:
-        """Whether there is one of the files that a run leaves."""
+        """Whether the folder has any of the files that a run leaves."""
         return any(path.exists() for path in (self.plan, self.journal, self.config, self.results_json))
 
     config = Inside("config.yaml")
@@ -48,15 +48,15 @@ class RunFolder:
     journal = Inside("journal.jsonl")
     """Every state change."""
     progress = Inside("progress.json")
-    """How far it is, while it goes on."""
+    """Progress of the run while it goes on."""
     log = Inside("run.log")
     """The engine's log."""
     results_json = Inside("results.json")
-    """The rows of chains and of methods, and comparisons."""
+    """Rows of chains and of methods, and comparisons."""
     results_csv = Inside("results.csv")
-    """The rows of chains as a table."""
+    """Rows of chains as a table."""
     pooled_csv = Inside("pooled.csv")
-    """The rows of methods as a table."""
+    """Rows of methods as a table."""
     samples = Inside("samples.jsonl")
     """Some prompts with the completions of every round."""
     report = Inside("report.html")
@@ -66,16 +66,16 @@ class RunFolder:
 
     @staticmethod
     def job_name(job_id: str) -> str:
-        """The folder of a job within that of the run."""
+        """Return a job's folder, relative to the folder of the run."""
         return f"{_JOBS}/{job_id}"
 
     def job(self, job_id: str) -> Path:
-        """The folder of a job: its logs and a link to its stored output."""
+        """Return the folder of a job, with its logs and a link to its stored output."""
         return self.jobs / job_id
 
 
 def create_run_folder(output_dir: Path, name: str, now: datetime | None = None) -> RunFolder:
-    """Make the folder of a new run and point ``latest`` to it.
+    """Create the folder of a new run and point ``latest`` to it.
 
     Raises:
         ConfigError: The folder cannot be made.
@@ -86,7 +86,7 @@ def create_run_folder(output_dir: Path, name: str, now: datetime | None = None) 
     try:
         (output_dir / name).mkdir(parents=True, exist_ok=True)
         folder = _fresh(output_dir / name, stamp)
-        # A link is replaced by renaming a new one over it, so a reader always finds one or the other.
+        # Renaming a new link over the old one is atomic, so a reader always finds one of the two.
         temporary = latest.with_name(f".latest.{os.getpid()}")
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(folder.name)

@@ -1,4 +1,4 @@
-"""Jobs on devices: a pool of workers, a journal, and the engine between them."""
+"""Run jobs on devices: a pool of workers, a journal, and the engine between them."""
 
 import logging
 import os
@@ -34,13 +34,13 @@ from pipeline.machine.descendants import Reaper
 from pipeline.plan.graph import LONGEST_S, Durations, Plan, Seconds, Timed
 
 # -- inline ------------------------------------------------------------------------------------------------------
-# A worker that is this very process: for debugging, for tests and for machines without room for another. It
-# follows the protocol of the others, with one difference that follows from its nature: `receive` runs the job
-# that was sent, and messages are delivered while it does.
+# A worker in this process: for debugging, tests and machines without memory for another process. It follows the
+# protocol of the other workers, with one difference: `receive` runs the job that was sent, and messages are
+# delivered while it does.
 
 
 class InlineWorker(Worker):
-    """Runs jobs in the calling thread."""
+    """A worker that runs jobs in the calling thread."""
 
     def __init__(
         self, index: int, device: inventory.Device, settings: ProcessSettings, reaper: Reaper, stop_grace_s: float
@@ -56,7 +56,7 @@ class InlineWorker(Worker):
         self._deliver: Deliver | None = None
 
     def start(self) -> None:
-        """Give this process the environment that a worker process would have; taken back at the end."""
+        """Give this process the environment that a worker process would have, until the end."""
         threads, portable = self._settings.threads, self._settings.portable
         env = inventory.worker_environment(self._device, threads, os.environ, portable=portable)
         self._environment = patch.dict(os.environ, descendants.with_tag(env, self._tag), clear=True)
@@ -65,7 +65,7 @@ class InlineWorker(Worker):
         if portable:
             arithmetic.pin(*arithmetic.PINS)
         torch = sys.modules.get("torch")
-        if torch is not None:  # imported earlier, so the variables came too late for it
+        if torch is not None:  # imported earlier, so the variables came too late for torch
             torch.set_num_threads(threads)
         self._says_ready = True
 
@@ -74,11 +74,11 @@ class InlineWorker(Worker):
         self._job = job
 
     def pending(self) -> bool:
-        """Whether there is a job to run or something to say."""
+        """Return whether there is a job to run or a message to deliver."""
         return self._job is not None or self._says_ready or self._stops
 
     def receive(self, deliver: Deliver) -> None:
-        """Say what is due, and run the job that was sent."""
+        """Deliver pending messages, and run the job that was sent."""
         if self._says_ready:
             self._says_ready = False
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -106,7 +106,7 @@ class InlineWorker(Worker):
         self._deliver(message)
 
     def interrupt(self) -> None:
-        """Ask the job that runs to stop, if one does; the second time, or after the grace period, break it off.
+        """Ask the running job, if any, to stop; interrupt it on the second call or after the grace period.
 
         Raises:
             KeyboardInterrupt: In the middle of the job.
@@ -115,7 +115,7 @@ class InlineWorker(Worker):
             self._runner.interrupt()
             return
         self._runner.stop_requested = True
-        # Nobody else watches the clock while the job has this thread.
+        # Nobody else checks the deadline while the job occupies this thread.
         self._grace = threading.Timer(self._stop_grace_s, _signal_main_thread)
         self._grace.daemon = True
         self._grace.start()
@@ -134,7 +134,7 @@ class InlineWorker(Worker):
 
 
 def _signal_main_thread() -> None:
-    """As a further Ctrl-C would; only the main thread runs signal handlers."""
+    """Send SIGINT as a further Ctrl-C would; only the main thread runs signal handlers."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
@@ -149,19 +149,19 @@ def make_pool(
     layout: Layout | None = None,
     width: int = 1,
 ) -> Pool:
-    """Describe the pool of a run; nothing starts yet.
+    """Return the pool of a run; nothing starts yet.
 
     Args:
         execution: Backend and deadlines.
-        devices: The devices; the inline backend uses the first alone.
+        devices: The devices; the inline backend uses only the first.
         threads: Threads of each worker for numerical libraries.
-        log_dir: Folder for what worker processes write outside of jobs.
-        portable: Whether workers compute as on every processor.
-        levels: UUID of a GPU -> memory in use before the run, to which it must come back before another process
-            takes the place of one that ended. Not looked at where several workers share a GPU: in a container the
-            driver's process ids tell nothing, and what a neighbour has taken would look left over.
-        layout: How many workers each device has, and which; one each if None.
-        width: Devices that the widest job takes.
+        log_dir: Folder for output of worker processes outside of jobs.
+        portable: Whether workers compute the same results on every processor.
+        levels: UUID of a GPU -> its memory in use before the run. A new process waits until the memory of its
+            predecessor is freed down to this level. Ignored where several workers share a GPU: in a container
+            process ids are unusable, so a neighbour's memory would look like a leftover.
+        layout: Which workers each device has; one worker per device if None.
+        width: Number of devices of the widest job.
     """
     inline = execution.backend is Backend.inline
     layout = layout or plain_layout(1 if inline else len(devices))
@@ -173,7 +173,7 @@ def make_pool(
         free_timeout_s=free_timeout_s(execution),
     )
     if execution.backend is Backend.ray:
-        from pipeline.engine.workers.on_ray import ray_pool  # most runs have no use for it
+        from pipeline.engine.workers.on_ray import ray_pool  # most runs do not need it
 
         return ray_pool(execution, devices, settings, width)
     begun: set[int] = set()
@@ -182,7 +182,7 @@ def make_pool(
         device = devices[layout.device_of(index)]
         if inline:
             return InlineWorker(index, device, settings, reaper, execution.stop_grace_s)
-        # Each but the first of a place waits for the memory of its device.
+        # Each worker of a slot but the first waits until the memory of its device is free.
         waits = index in begun and layout.slots == 1
         begun.add(index)
         return LocalWorker(
@@ -195,12 +195,15 @@ def make_pool(
 
 
 def free_timeout_s(execution: ExecutionConfig) -> float:
-    """Seconds to wait for the memory that a process had: the next one is killed if it is not ready in time."""
+    """Return the seconds to wait for an ended process's memory.
+
+    A new process that is not ready by then is killed.
+    """
     return min(inventory.FREE_TIMEOUT_S, execution.start_timeout_s / 2)
 
 
 # -- measured ----------------------------------------------------------------------------------------------------
-# What earlier runs measured of jobs, remembered beside the outputs: time and device memory.
+# Measurements of earlier runs, kept beside the outputs: duration and device memory of jobs.
 
 
 DURATIONS = "durations.json"
@@ -210,8 +213,8 @@ _Mebibytes = Annotated[int, Meta(ge=0, le=_MOST_MIB)]
 
 
 def read_durations(store: Path) -> Durations:
-    """What was measured of jobs and of loading; nothing where nothing was, or where it cannot be used."""
-    # Only an estimate rests on this file: without it the algorithms' own rough figures are used.
+    """Return the measured durations of jobs and of loading; empty if there are none or the file cannot be used."""
+    # This file is used only for estimates: without it the algorithms' own rough figures are used.
     found = recall(store / DURATIONS, dict[str, Seconds | Timed]) or {}
     return Durations(
         jobs={name: timed for name, timed in found.items() if isinstance(timed, Timed)},
@@ -220,7 +223,7 @@ def read_durations(store: Path) -> Durations:
 
 
 def update_durations(store: Path, measured: Durations) -> None:
-    """Remember new measurements over older ones of the same name."""
+    """Save new measurements over older ones of the same name."""
 
     def is_sound(*seconds: float) -> bool:
         return all(0 <= each <= LONGEST_S for each in seconds)
@@ -236,13 +239,13 @@ def update_durations(store: Path, measured: Durations) -> None:
 
 
 def read_peaks(store: Path) -> dict[str, int]:
-    """MiB by `Job.memory_kind`; empty where nothing was measured or the file cannot be used."""
-    # Only placement rests on this file: without it jobs are measured again.
+    """Return the peak MiB by `Job.memory_kind`; empty if there are none or the file cannot be used."""
+    # This file is used only for placement: without it jobs are measured again.
     return recall(store / PEAKS, dict[str, _Mebibytes]) or {}
 
 
 def update_peaks(store: Path, measured: Mapping[str, int]) -> None:
-    """Remember new measurements over older ones of the same name."""
+    """Save new measurements over older ones of the same name."""
     kept = {name: peak for name, peak in measured.items() if 0 <= peak <= _MOST_MIB}
     if kept:
         remember(store / PEAKS, {**read_peaks(store), **kept})
@@ -268,8 +271,8 @@ def run_jobs(
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
-    # Memory comes back to these levels. A worker that is this very process holds its for longer; that of other
-    # machines is read there.
+    # Memory must come back to these levels. The inline worker keeps its memory for longer; on other machines the
+    # levels are read there.
     levels = inventory.read_levels(devices) if execution.backend is Backend.local else {}
     wanted = set(plan.jobs if missing is None else missing)
     layout = make_layout(devices, execution)

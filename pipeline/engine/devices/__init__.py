@@ -1,1 +1,1 @@
-"""Devices: what this machine has, which of it a run uses, and how a worker is made to see only its own."""
+"""Devices: find the machine's GPUs and CPU slots, choose those of a run, and show each worker only its own."""

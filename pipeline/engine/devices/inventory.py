@@ -1,4 +1,4 @@
-"""Which devices this machine has and may use. Asks the driver through NVML, never through CUDA.
+"""Find the devices that this machine has and may use. Asks the driver through NVML, never through CUDA.
 
 Opening a CUDA context here would take memory on every GPU and freeze their visibility for this process, so the
 engine neither imports torch nor touches the CUDA runtime.
@@ -21,19 +21,19 @@ from pipeline.errors import DeviceError, JobError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 NOTHING = ("", "-1", "NoDevFiles")
-"""Values that hide every GPU on purpose; Slurm sets the last."""
+"""Values that hide every GPU on purpose; Slurm sets the last one."""
 
 
 def read_mask(mask: str | None, gpus: Sequence[str], slices: Sequence[str] = ()) -> list[str]:
-    """The devices that a value of CUDA_VISIBLE_DEVICES shows, in the order in which CUDA numbers them.
+    """Return the UUIDs of the devices that CUDA_VISIBLE_DEVICES shows, in the order in which CUDA numbers them.
 
     Args:
-        mask: The value; None is a variable that is not set.
+        mask: The value of the variable; None if it is not set.
         gpus: UUIDs of the GPUs in PCI bus order.
         slices: UUIDs of MIG slices.
 
     Raises:
-        DeviceError: CUDA would drop a part of it without a word; says which.
+        DeviceError: CUDA would silently ignore a part of the value; the message says which.
     """
     if mask is None or mask.strip() in NOTHING:
         return [] if mask is not None else [*gpus, *slices]
@@ -41,7 +41,7 @@ def read_mask(mask: str | None, gpus: Sequence[str], slices: Sequence[str] = ())
     kind = next((prefix for prefix in ("GPU-", "MIG-") if mask.startswith(prefix)), "")
     found: list[str] = []
     for entry in entries:
-        if kind:  # as CUDA has it, all are numbers, or all are names or beginnings of names of one kind
+        if kind:  # as in CUDA, all entries are numbers, or all are names (or prefixes of names) of one kind
             fits = [uuid for uuid in (*gpus, *slices) if uuid.startswith(entry) and entry.startswith(kind)]
         else:
             number = int(entry) if re.fullmatch(r"\s*[0-9]{1,9}\s*", entry, re.ASCII) else len(gpus)
@@ -54,17 +54,17 @@ def read_mask(mask: str | None, gpus: Sequence[str], slices: Sequence[str] = ())
 
 
 # -- nvml --------------------------------------------------------------------------------------------------------
-# The one door to the NVIDIA driver: NVML, through nvidia-ml-py, opened for a moment and closed again. NVML
-# answers without a CUDA context, sees the whole device whoever uses it, and knows nothing of
+# All access to the NVIDIA driver goes through NVML (nvidia-ml-py), opened for each query and closed again. NVML
+# answers without a CUDA context, sees all use of a device by any process, and knows nothing of
 # CUDA_VISIBLE_DEVICES.
 
 
 TEST_HOOK = "PIPELINE_TEST_NVML"
-"""For tests alone: ``module:argument``. What `module.load(argument)` returns stands in for the module `pynvml`."""
+"""For tests only: ``module:argument``. The result of `module.load(argument)` replaces the module `pynvml`."""
 
 
 class NoDriver(Exception):  # noqa: N818 - an answer, not a fault
-    """This machine has no NVIDIA driver, or nothing to ask it with."""
+    """Raised when this machine has no NVIDIA driver, or no library to query it with."""
 
 
 @contextmanager
@@ -72,11 +72,11 @@ def session() -> Iterator[Any]:
     """Open NVML and close it again.
 
     Yields:
-        The module `pynvml`, ready to be asked.
+        The module `pynvml`, initialised.
 
     Raises:
         NoDriver: There is no driver.
-        DeviceError: There is one and it does not work, or it fails inside the block.
+        DeviceError: There is a driver but it does not work, or it fails inside the block.
     """
     try:
         nvml = _binding()
@@ -115,13 +115,13 @@ class Device:
     """A GPU, a MIG slice of one, or a CPU slot.
 
     Attributes:
-        kind: What it is.
+        kind: GPU, MIG slice or CPU slot.
         index: Number of the GPU in PCI bus order, or of the slot.
-        uuid: The GPU's own name, which no reordering changes; None for a CPU slot.
+        uuid: UUID of the GPU, which does not depend on the order of devices; None for a CPU slot.
         name: Product name.
-        memory_total_bytes: All its memory, used or not; for a CPU slot that of the whole machine.
+        memory_total_bytes: Total memory, used or not; for a CPU slot the memory of the whole machine.
         slice_index: Number of the MIG slice on its GPU; None for a whole GPU.
-        node: Number of the machine that it is on, where a run has several.
+        node: Number of the machine that holds the device, where a run has several machines.
     """
 
     kind: Literal["cuda", "cpu"]
@@ -150,15 +150,15 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUsage:
-    """What a GPU is doing at this moment, whoever it does it for.
+    """Current use of a GPU by all processes together.
 
     Attributes:
-        used_bytes: Memory that is taken, of the whole device rather than of one process.
-        free_bytes: Memory that can be taken now.
-        total_bytes: All of it.
+        used_bytes: Memory in use on the whole device, by all processes.
+        free_bytes: Memory that can be allocated now.
+        total_bytes: Total memory.
         utilization: Share of time with a kernel running, in percent; None where the driver does not tell (MIG).
-        processes: Who computes there; None where the driver does not tell.
-        compute_capability: Such as (9, 0).
+        processes: Processes that compute on the GPU; None where the driver does not tell.
+        compute_capability: CUDA compute capability, such as (9, 0).
     """
 
     used_bytes: int
@@ -171,14 +171,14 @@ class GpuUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The GPUs of a machine, all of them, whatever CUDA_VISIBLE_DEVICES says.
+    """All GPUs of a machine, regardless of CUDA_VISIBLE_DEVICES.
 
     Attributes:
-        uuids: Of every GPU in PCI bus order, with those that cannot be used as a whole.
-        devices: UUID -> what can be used: whole GPUs and MIG slices.
-        usage: UUID -> what it is doing.
+        uuids: UUIDs of all GPUs in PCI bus order, including those that cannot be used as a whole.
+        devices: UUID -> usable device: a whole GPU or a MIG slice.
+        usage: UUID -> its current use.
         split: UUIDs of the GPUs in MIG mode.
-        broken: UUID (or a stand-in) of a GPU that does not answer -> why.
+        broken: UUID (or a placeholder) of a GPU that does not answer -> the reason.
     """
 
     uuids: tuple[str, ...] = ()
@@ -189,10 +189,10 @@ class Machine:
 
 
 def find_gpus(environ: Mapping[str, str] | None = None) -> list[Device]:
-    """The GPUs that this process may use, as CUDA would number them. No driver means no GPUs, not an error.
+    """Return the GPUs that this process may use, numbered as by CUDA; without a driver the list is empty.
 
     Args:
-        environ: Where to look for an inherited CUDA_VISIBLE_DEVICES; `os.environ` if None.
+        environ: Environment in which CUDA_VISIBLE_DEVICES is looked up; `os.environ` if None.
 
     Raises:
         DeviceError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or the driver does not work.
@@ -201,7 +201,10 @@ def find_gpus(environ: Mapping[str, str] | None = None) -> list[Device]:
 
 
 def look(environ: Mapping[str, str] | None = None) -> tuple[list[Device], Machine]:
-    """The same, with the whole machine: one that has nothing where every GPU is hidden, of which none is asked."""
+    """Return the visible GPUs, and the whole machine.
+
+    Where every GPU is hidden, none is queried and both are empty.
+    """
     environ = os.environ if environ is None else environ
     if environ.get(VISIBLE, "0").strip() in NOTHING:
         return [], Machine()
@@ -210,13 +213,13 @@ def look(environ: Mapping[str, str] | None = None) -> tuple[list[Device], Machin
 
 
 def visible_gpus(machine: Machine, environ: Mapping[str, str]) -> list[Device]:
-    """Those of a machine that an environment leaves visible.
+    """Return the GPUs of a machine that an environment leaves visible.
 
-    Several MIG slices in a mask are several devices here, one for each worker, though CUDA would show a single
-    process only the first.
+    Each MIG slice in a mask counts as a device of its own, one for each worker, although CUDA would show a single
+    process only the first slice.
 
     Raises:
-        DeviceError: CUDA would drop a part of the mask without a word, or it names what cannot be used.
+        DeviceError: CUDA would silently ignore a part of the mask, or the mask names a device that cannot be used.
     """
     mask = environ.get(VISIBLE)
     try:
@@ -249,10 +252,10 @@ def _listed(machine: Machine) -> str:
 
 
 def read_machine() -> Machine:
-    """Ask the driver what there is and what it is doing.
+    """Query the driver for all GPUs and their current use.
 
     Raises:
-        DeviceError: There is a driver and it does not work.
+        DeviceError: There is a driver but it does not work.
     """
     try:
         with session() as nvml:
@@ -262,10 +265,10 @@ def read_machine() -> Machine:
 
 
 def read_usage(device: Device) -> GpuUsage:
-    """What one GPU is doing now.
+    """Return the current use of one GPU.
 
     Raises:
-        DeviceError: The driver does not answer, or does not know it any more.
+        DeviceError: The driver does not answer, or does not know the GPU any more.
     """
     try:
         with session() as nvml:
@@ -288,7 +291,7 @@ def _read_all(nvml: Any) -> Machine:
             found = _slices(nvml, handle, whole) if _in_mig_mode(nvml, handle) else None
             use = _usage(nvml, handle)
         except nvml.NVMLError as error:
-            # One GPU that fell off the bus must not take the others along.
+            # One GPU that fell off the bus must not hide the others.
             broken[f"broken-{index}"] = str(error).rstrip(".")
             uuids.append(f"broken-{index}")
             log.warning("GPU %d is left out: %s", index, error)
@@ -326,7 +329,7 @@ def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, GpuUsag
         try:
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
         except nvml.NVMLError_NotFound:
-            continue  # places are numbered for the finest split, most are empty
+            continue  # slots are numbered for the finest partition, so most are empty
         device = _describe(nvml, part, whole.index, nvml.nvmlDeviceGetUUID(part), place)
         found.append((device, _usage(nvml, part)))
     return found
@@ -349,7 +352,7 @@ def _usage(nvml: Any, handle: Any) -> GpuUsage:
 
 
 def _optional(nvml: Any, ask: Callable[[], Any]) -> Any:
-    # A card, a driver, a container or a MIG slice may leave it untold, each with an error of its own.
+    # Cards, drivers, containers and MIG slices may not report this value, each with an error of its own.
     try:
         return ask()
     except nvml.NVMLError_GpuIsLost:
@@ -359,7 +362,7 @@ def _optional(nvml: Any, ask: Callable[[], Any]) -> Any:
 
 
 def cpu_slots(count: int) -> list[Device]:
-    """So many CPU slots of this machine."""
+    """Return `count` CPU slots of this machine."""
     import psutil
 
     total = int(psutil.virtual_memory().total)
@@ -370,32 +373,32 @@ def cpu_slots(count: int) -> list[Device]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on; fewer than the machine has under taskset, cgroups or Slurm."""
+    """Return the number of cores this process may use: fewer than all under taskset, cgroups or Slurm."""
     return len(os.sched_getaffinity(0))
 
 
 # -- memory reclaim ----------------------------------------------------------------------------------------------
-# Whether the memory of a GPU has come back after a process that used it has ended.
+# Check whether the memory of a GPU is free again after a process that used it has ended.
 #
-#     level = memory in use - what the driver books to processes that live
+# level = memory in use - memory that the driver accounts to live processes
 #
-# It is read before a run starts its first worker on the GPU. What is above it later was left by a process that
-# is no more: as a rule the driver frees that at once, but it can take seconds, and where a process is stuck in
-# the driver it never comes back. Inside most containers the driver tells no process ids that mean anything
-# there, or not what each process has, and the level is all that is in use.
+# The level is read before a run starts its first worker on the GPU. Memory above that level later was left by a
+# process that has ended. The driver usually frees it at once, but that can take seconds, and if a process is stuck
+# in the driver the memory is never freed. Inside most containers the driver reports no usable process ids or no
+# memory per process; then the level is all memory in use.
 
 
 FREE_TIMEOUT_S = 30.0
-"""A dead process with all of a large GPU, and much pinned memory of the machine, is cleared away well within this;
-what is still there then does not come back."""
+"""Seconds to wait for memory to be freed. The driver clears a dead process well within this time, even one with
+all memory of a large GPU and much pinned host memory; memory still in use after it is never freed."""
 SLACK_BYTES = 512 * 2**20
-"""How far above its level a GPU counts as free: a display or the driver itself moves by so much, and every
-reckoning of what fits leaves more than that."""
+"""A GPU counts as free up to this far above its level. A display or the driver itself varies by about as much, and
+every estimate of what fits leaves a larger margin."""
 POLL_S = 0.2
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs on this machine, or in this container."""
+    """Return whether a process is alive on this machine, or in this container."""
     import psutil
 
     try:
@@ -405,7 +408,7 @@ def lives(pid: int) -> bool:
 
 
 def read_levels(devices: Sequence[Device]) -> dict[str, int]:
-    """UUID -> level in bytes, of the GPUs that answer. CPU slots have none."""
+    """Return UUID -> level in bytes for the GPUs that answer. CPU slots have no level."""
     levels = {}
     for device in devices:
         if device.kind == "cuda" and device.uuid:
@@ -418,18 +421,18 @@ def read_levels(devices: Sequence[Device]) -> dict[str, int]:
 
 
 def unaccounted_bytes(usage: GpuUsage) -> int:
-    """Memory in use that is booked to no living process. Of one without a figure nothing is."""
+    """Return the bytes in use that belong to no live process. A process of unknown size counts as nothing."""
     return usage.used_bytes - sum(
         process.memory_bytes or 0 for process in usage.processes or () if lives(process.pid)
     )
 
 
 def leftover(device: Device, level_bytes: int) -> str:
-    """What processes that have ended still hold of a GPU, in words; "" for nothing.
+    """Say how much memory ended processes still hold on a GPU; "" for none.
 
     Args:
         device: The GPU.
-        level_bytes: As `read_levels` found it.
+        level_bytes: The level from `read_levels`.
     """
     try:
         seen = read_usage(device)
@@ -451,16 +454,16 @@ def wait_until_free(
     timeout_s: float,
     enough: Callable[[], bool] = lambda: False,
 ) -> list[str]:
-    """Wait until what processes that have ended held of some GPUs is free.
+    """Wait until the memory that ended processes held on some GPUs is free.
 
     Args:
-        devices: The GPUs; those without a level are free.
-        levels: As `read_levels` found them.
+        devices: The GPUs; those without a level count as free.
+        levels: The levels from `read_levels`.
         timeout_s: Seconds to wait at most, for all of them together.
-        enough: Ends the wait: nobody wants them any more.
+        enough: Called while waiting; ends the wait when it returns True because nobody needs the devices any more.
 
     Returns:
-        What was not free in time, in words, one for each GPU.
+        A message for each GPU that was not free in time.
     """
     end = time.monotonic() + timeout_s
     asked = [(device, levels[device.uuid]) for device in devices if device.uuid and device.uuid in levels]
@@ -494,22 +497,23 @@ FIXED = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONHASHSEED": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    # Without a fixed workspace cuBLAS may pick other kernels from one call to the next.
+    # Without a fixed workspace size cuBLAS may choose different kernels from one call to the next.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "PYTHONUNBUFFERED": "1",
 }
 ON_GPUS = {
-    # cuDNN's attention, which torch prefers on H100 and H200, makes a plan for each length: every decoding step.
+    # cuDNN's attention, torch's default on H100 and H200, makes a plan for each length: for every decoding step.
     "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
-    # Batches of ever other lengths leave gaps that no other batch fits into.
+    # Batches of changing lengths fragment memory.
     "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
-"""Of workers on GPUs, where the environment does not say otherwise."""
+"""Variables for workers on GPUs; values already in the environment win."""
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 LOOPBACK = "127.0.0.1"
 ON_LOOPBACK = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo")
-"""For ranks that are all on this machine: nobody else is to reach the sockets that they listen at."""
+"""Variables for ranks that are all on this machine: no other machine may reach the sockets on which they listen.
+"""
 
 # A launcher such as torchrun, srun or mpirun may have started this process. A program that inherits its ranks
 # would wait for others that do not exist.
@@ -535,8 +539,8 @@ RANK_VARIABLES = (
     "SLURM_LOCALID",
     "SLURM_GTIDS",
 )
-# Said of a process that has the machine to itself: each of several workers would take the same core as all others,
-# and additions would go in the order of another number of threads.
+# For processes that have the machine to themselves: with these variables several workers would pin themselves to
+# the same core, and the number of threads changes the order of additions.
 _OF_THREADS = (
     *("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY", "KMP_HW_SUBSET"),
     *("OMP_DYNAMIC", "OMP_THREAD_LIMIT", "MKL_DYNAMIC", "MKL_DOMAIN_NUM_THREADS", "MKL_NUM_STRIPES"),
@@ -545,8 +549,8 @@ RANK_PREFIXES = ("MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_"
 
 
 def is_of_launcher(name: str) -> bool:
-    """Whether a variable tells a process its rank, or where the ranks of a launcher meet."""
-    settings = name.startswith("PMIX_MCA_")  # which images of Open MPI have in every process
+    """Return whether a variable tells a process its rank, or the address where a launcher's ranks meet."""
+    settings = name.startswith("PMIX_MCA_")  # Open MPI images set these in every process
     return name in RANK_VARIABLES or (name.startswith(RANK_PREFIXES) and not settings)
 
 
@@ -557,7 +561,7 @@ _OF_WANDB_RUN = (
 
 
 def is_of_other_run(name: str) -> bool:
-    """Whether a variable ties whoever calls ``wandb.init`` to one run, or gives all one name."""
+    """Return whether a variable ties every ``wandb.init`` to one run, or gives all runs one name."""
     return name.startswith(_OF_WANDB_RUN)
 
 
@@ -568,24 +572,25 @@ def worker_environment(
     *,
     portable: bool = False,
 ) -> dict[str, str]:
-    """The whole environment of a worker.
+    """Return the complete environment of a worker.
 
     Args:
-        device: Its device.
+        device: The worker's device.
         threads: Threads for numerical libraries.
-        base_env: The environment it inherits.
-        portable: Whether it computes as on every processor, see `pipeline.arithmetic`.
+        base_env: The environment to inherit.
+        portable: Whether results are the same on every processor, see `pipeline.arithmetic`.
     """
-    # Models of transformers raise errors without docstrings; and libraries warn of what their users have set.
+    # Models of transformers raise errors where docstrings are missing; libraries warn about settings of their
+    # users.
     dropped = {*_OF_THREADS, *arithmetic.UNASKED, "PYTHONOPTIMIZE", "PYTHONWARNINGS"}
     env = {name: value for name, value in base_env.items() if not (is_of_launcher(name) or name in dropped)}
     env = arithmetic.pinned(env, *(arithmetic.PINS if portable else ("numpy",)))
     env.update(FIXED)
-    if device.kind == "cuda":  # what a user has said of the same goes first
+    if device.kind == "cuda":  # what the user has set takes precedence
         own = {"PYTORCH_ALLOC_CONF"} if _ALLOCATOR & env.keys() else set()
         env = {**{name: value for name, value in ON_GPUS.items() if name not in own}, **env}
     env.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
-    # A UUID rather than an index: it means the same GPU whatever the order and whatever else is hidden.
+    # A UUID rather than an index: it means the same GPU in any order and with any other GPUs hidden.
     env["CUDA_VISIBLE_DEVICES"] = (device.uuid or str(device.index)) if device.kind == "cuda" else ""
     return env
 
@@ -593,13 +598,13 @@ def worker_environment(
 def rank_environment(
     base_env: Mapping[str, str], visible: Sequence[str], *, rank: int, master_port: int
 ) -> dict[str, str]:
-    """The whole environment of one process of a job that needs several devices: what `init_process_group` reads.
+    """Return the complete environment of one rank of a multi-GPU job, as `init_process_group` reads it.
 
     Args:
-        base_env: That of the worker that starts them.
-        visible: What each rank's worker sees of CUDA; all is visible to all ranks, in their order.
-        rank: Which process.
-        master_port: Where they meet.
+        base_env: The environment of the worker that starts the ranks.
+        visible: CUDA_VISIBLE_DEVICES of each rank's worker; every rank sees all of these devices, in rank order.
+        rank: Number of the rank.
+        master_port: Port where the ranks meet.
     """
     return {
         **ON_LOOPBACK,
@@ -616,16 +621,16 @@ def rank_environment(
 
 @contextmanager
 def held_port(wanted: int | None) -> Iterator[int]:
-    """A TCP port of this machine for ranks to meet at, which no other program is given meanwhile.
+    """Hold a TCP port of this machine for ranks to meet at, so that no other program gets it meanwhile.
 
-    The port is bound and never listened at: that keeps it from being handed out, while a program that asks for it
-    by number and sets SO_REUSEADDR, as the store of torch does, may still listen there.
+    The port is bound but nothing listens on it. So the system does not hand it out, but a program that asks for it
+    by number with SO_REUSEADDR, as torch's store does, may still listen on it.
 
     Args:
         wanted: The port that the user asks for, or None for a free one.
 
     Raises:
-        JobError: It is taken.
+        JobError: The port is taken.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -640,7 +645,7 @@ def held_port(wanted: int | None) -> Iterator[int]:
 
 
 def describe_device(device: Device, env: Mapping[str, str]) -> str:
-    """What a process with this environment works on, in words: ``GPU-... as cuda:0``, ``cpu slot 3, 1 thread``."""
+    """Describe the device of a process with this environment: ``GPU-... as cuda:0``, ``cpu slot 3, 1 thread``."""
     if device.kind == "cuda":
         return f"{env['CUDA_VISIBLE_DEVICES']} as cuda:0"
     threads = int(env[THREAD_VARIABLES[0]])

@@ -1,4 +1,4 @@
-"""Which devices a run uses: GPUs one per worker, else CPU slots; looked at, or leased."""
+"""Choose the devices of a run: one GPU per worker, else CPU slots. GPUs can be inspected or leased."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from pipeline.foreign import ForeignDataError, read_json, read_plain
 from pipeline.machine.memory import memory_available_bytes, usable_bytes
 
 # -- lease -------------------------------------------------------------------------------------------------------
-# The right to use a GPU, between the runs of one user on one machine.
+# Leases: the right to use a GPU, shared between the runs of one user on one machine.
 #
-#     <folder>/<uuid>.lock     held as long as its holder lives; says who that is
-#     <folder>/queue/          a ticket, held the same way, for each run that waits
-#     <folder>/guard           held for the instant in which one process looks and takes
+# <folder>/<uuid>.lock locked as long as its holder lives; its text names the holder
+# <folder>/queue/ a ticket, locked the same way, for each run that waits
+# <folder>/guard locked for the moment in which one process inspects and takes leases
 #
-# A lease is a claim (`pipeline.files`): it dies with its holder, `kill -9` included, and children have none. The
-# memory that a worker which outlives the engine may still hold is waited for in `inventory.py`. Only one process
-# at a time looks and takes, so a set is taken as a whole or not at all, and none can wait for another in a circle.
+# A lease is a claim (`pipeline.files`): it ends with its holder, even on `kill -9`, and children do not inherit
+# it. A worker that outlives the engine may still hold memory; `inventory.py` waits for that. Only one process at a
+# time inspects and takes leases, so a set is taken whole or not at all, and processes cannot deadlock.
 
 
 FOLDER = "PIPELINE_LEASE_DIR"
-"""Variable that names another folder for leases, such as one that containers on a machine share."""
+"""Environment variable with another folder for leases, for example one that the containers on a machine share."""
 PRIVATE = 0o700
 
 
 def lease_dir() -> Path:
-    """The folder of leases, made if it is missing.
+    """Return the folder of leases, creating it if it is missing.
 
-    One fixed place: a session folder such as XDG_RUNTIME_DIR differs between a login, a cron job and a batch job
-    of one user, and is removed at logout while runs go on, so two of them would miss each other.
+    The folder is always the same. A session folder such as XDG_RUNTIME_DIR would not do: it differs between a
+    login, a cron job and a batch job of one user, and is removed at logout while runs go on, so two runs would not
+    see each other's leases.
 
     Raises:
-        DeviceError: It belongs to someone else, or others may write there.
+        DeviceError: The folder belongs to another user, or others may write there.
     """
     named = os.environ.get(FOLDER)
     folder = Path(named) if named else Path(f"/tmp/pipeline-leases-{os.getuid()}")  # noqa: S108 - checked below
@@ -65,7 +66,7 @@ def lease_dir() -> Path:
 
 
 def claim_lease(path: Path, *, wait: bool = False) -> Claim | None:
-    """Claim what a file in the folder of leases stands for; None if another process has it.
+    """Lock a file in the folder of leases; return None if another process holds it.
 
     Raises:
         DeviceError: The file cannot be opened or locked.
@@ -82,10 +83,10 @@ def _cannot_open(path: Path, error: OSError) -> DeviceError:
 
 
 def _held_text(path: Path) -> str | None:
-    """What a file says that a process holds; None for one that nobody does. Called under the guard.
+    """Return the text of a lease file that a process holds, or None if nobody holds it. Call this under the guard.
 
     Raises:
-        DeviceError: It cannot be read.
+        DeviceError: The file cannot be read.
     """
     try:
         return read_plain(path, 1 << 16).decode(errors="replace") if is_held(path) else None
@@ -96,7 +97,7 @@ def _held_text(path: Path) -> str | None:
 
 
 def guard(folder: Path) -> Claim:
-    """Be the only process that looks at leases and takes them.
+    """Become the only process that inspects and takes leases.
 
     Raises:
         DeviceError: The file system has no locks.
@@ -107,22 +108,23 @@ def guard(folder: Path) -> Claim:
 
 
 def wanted_before(folder: Path, ticket: str, names: set[str]) -> Iterator[set[str]]:
-    """What those wait for whose ticket was drawn before one, or before any that is yet to be drawn.
+    """Yield the set of devices that each earlier ticket waits for; without a ticket all tickets are earlier.
 
-    A ticket is a file in ``queue`` whose name sorts by time, claimed while its owner waits. Who does not want to
-    wait has none and goes after all who have one: otherwise a stream of small runs would keep one that needs many
-    GPUs waiting for ever. Called under the guard.
+    A ticket is a file in ``queue`` whose name sorts by time, locked while its owner waits. A run that does not
+    want to wait has no ticket and comes after all runs that have one; otherwise a stream of small runs would keep
+    a run that needs many GPUs waiting for ever. Call this under the guard.
 
     Args:
         folder: The folder of leases.
         ticket: Name of the ticket, or "".
-        names: What who asks wants: of one that waits for something that cannot be read it may be the same.
+        names: Devices that the caller wants. An unreadable ticket may want the same ones, so they are assumed for
+            it.
     """
     queue = folder / "queue"
     for path in sorted(queue.iterdir()) if queue.is_dir() else ():
         if ticket and path.name >= ticket:
             return
-        with suppress(DeviceError):  # what is no file is nobody's ticket
+        with suppress(DeviceError):  # not a regular file, so nobody's ticket
             if (text := _held_text(path)) is None:  # its owner is gone
                 path.unlink(missing_ok=True)
                 continue
@@ -137,12 +139,12 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who holds a lease.
+    """The process that holds a lease.
 
     Attributes:
-        pid: Process id.
+        pid: Its process id.
         experiment: Its experiment; empty for none.
-        since: When it took the lease, as ``2026-01-31T12:00:00``.
+        since: Time when it took the lease, as ``2026-01-31T12:00:00``.
         host: Its machine, or container.
     """
 
@@ -152,14 +154,14 @@ class Holder:
     host: str
 
     def __str__(self) -> str:
-        """As in ``'name' (pid 4711 since 2026-01-31 12:00:00)``."""
+        """Return text such as ``'name' (pid 4711 since 2026-01-31 12:00:00)``."""
         whose = f"'{self.experiment}'" if self.experiment else "a program"
         elsewhere = "" if self.host == socket.gethostname() else f" in {self.host}"
         return f"{whose} (pid {self.pid}{elsewhere} since {self.since.replace('T', ' ')})"
 
 
 class LeaseSet:
-    """Devices that this process holds until it gives them back or ends. A context manager."""
+    """Context manager for devices that this process holds until it releases them or ends."""
 
     def __init__(self, devices: Sequence[inventory.Device], claims: Collection[Claim] = ()) -> None:
         self.devices = list(devices)
@@ -176,18 +178,18 @@ class LeaseSet:
         on_wait: Callable[[str], None] | None = None,
         how_to_wait: str = "execution.wait_for_devices=true",
     ) -> LeaseSet:
-        """Take devices, all or none. CPU slots are free to all.
+        """Take devices, all or none. CPU slots need no lease.
 
         Args:
-            devices: Those that would do, the best first.
-            wait: Queue while others hold them, first come first served, rather than fail.
-            count: How many of them; None for all.
-            experiment: Whose run this is, for the messages of others.
-            on_wait: Told once who is waited for.
-            how_to_wait: What a user adds to the command to wait, for messages.
+            devices: Devices to choose from, the best first.
+            wait: Whether to queue, first come first served, while others hold them; otherwise fail.
+            count: How many devices to take; None for all.
+            experiment: Name of the experiment, for the messages that other runs show.
+            on_wait: Called once with whom it waits for.
+            how_to_wait: What a user adds to the command in order to wait, for messages.
 
         Raises:
-            DeviceError: Others hold too many of them. Names them.
+            DeviceError: Others hold too many of the devices. The message names the holders.
         """
         count = len(devices) if count is None else count
         if all(device.kind == "cpu" for device in devices):
@@ -222,21 +224,21 @@ class LeaseSet:
                 ticket.release()
 
     def release(self) -> None:
-        """Give all back; a second time does nothing."""
+        """Release all devices; calling it again does nothing."""
         for claimed in self._claims:
             claimed.release()
 
     def __enter__(self) -> Self:
-        """The set itself."""
+        """Return the set itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give all back."""
+        """Release all devices."""
         self.release()
 
 
 def holders(devices: Sequence[inventory.Device]) -> dict[str, Holder]:
-    """UUID -> who holds it, of those devices that someone does."""
+    """Return UUID -> holder for the given devices that someone holds."""
     folder = lease_dir()
     with guard(folder):
         return {device.uuid: holder for device in devices if device.uuid and (holder := _read(folder, device))}
@@ -245,7 +247,7 @@ def holders(devices: Sequence[inventory.Device]) -> dict[str, Holder]:
 def _take(
     folder: Path, devices: Sequence[inventory.Device], count: int, holder: Holder
 ) -> dict[inventory.Device, Claim]:
-    """So many of some devices, or none."""
+    """Take `count` of the given devices, or none."""
     taken: dict[inventory.Device, Claim] = {}
     for device in devices:
         if len(taken) < count and (held := claim_lease(_path(folder, device))) is not None:
@@ -275,13 +277,13 @@ def _place(device: inventory.Device) -> tuple[int, int]:
 
 
 def _labels(devices: Sequence[inventory.Device]) -> str:
-    """``GPU 0, 2, 3``."""
+    """Return text such as ``GPU 0, 2, 3``."""
     numbers = [device.label.removeprefix("GPU ") for device in sorted(devices, key=_place)]
     return f"GPU {', '.join(numbers)}"
 
 
 def _read(folder: Path, device: inventory.Device) -> Holder | None:
-    """Who holds a device; called under the guard."""
+    """Return the holder of a device, or None. Call this under the guard."""
     text = _held_text(_path(folder, device))
     try:
         return None if text is None else read_json(text, Holder)
@@ -298,16 +300,18 @@ def _path(folder: Path, device: inventory.Device) -> Path:
 
 
 # -- ranking -----------------------------------------------------------------------------------------------------
-# The best GPUs for a job among several: filters first, then an order. A pure function over what NVML said.
-# The order is nvitop's: most free memory, lowest utilisation, highest number, which leaves GPU 0 to people.
+# Ranking: order the GPUs that suit a job. Filters come first, then an order; a pure function of what NVML
+# reported. The order is nvitop's: most free memory, lowest utilisation, highest index, which leaves GPU 0 to
+# interactive use.
 
 
 _ALIKE_BYTES = 2**30
-"""GPUs whose free memory differs by less are equally free: a display takes some MB of one of them."""
+"""GPUs whose free memory differs by less than this count as equally free: a display takes some MB of one of them.
+"""
 
 
 def rank(devices: Sequence[inventory.Device], usage: Mapping[str, inventory.GpuUsage]) -> list[inventory.Device]:
-    """All of them, the best first."""
+    """Order devices, the best first."""
     places = {device: place for place, device in enumerate(devices)}
 
     def badness(device: inventory.Device) -> tuple[int, int, int]:
@@ -326,13 +330,13 @@ def pick(
     """Choose the best GPUs.
 
     Args:
-        devices: To choose from, in the order in which they are numbered.
-        usage: UUID -> what it is doing.
-        count: How many; None takes all that pass.
+        devices: Devices to choose from, in the order of their numbers.
+        usage: UUID -> its current use.
+        count: How many GPUs to choose; None takes all that pass.
         min_free_bytes: Memory that must be free.
 
     Returns:
-        The chosen ones in the order of `devices`.
+        The chosen GPUs in the order of `devices`.
 
     Raises:
         DeviceError: Fewer pass than `count`, or none.
@@ -351,19 +355,19 @@ def pick(
 
 
 WORKER_MEMORY_BYTES = int(0.7 * 2**30)
-"""What a CPU worker takes once torch and transformers are imported and a small model is loaded."""
+"""Memory of a CPU worker once torch and transformers are imported and a small model is loaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceRequest:
-    """What is asked for; a field that leaves it open is None.
+    """A request for devices; fields are None where the user left them open.
 
     Attributes:
-        device: Which kind; `auto` is GPUs where there are any.
+        device: Kind of device; `auto` means GPUs if there are any.
         num_gpus: How many GPUs.
-        gpu_ids: Exactly these, as positions in the visible set.
-        names: How the user knows `num_gpus` and `gpu_ids`, for messages.
-        without: What the user says for a run without GPUs, for messages.
+        gpu_ids: Exactly these GPUs, as positions in the visible set.
+        names: Names under which the user knows `num_gpus` and `gpu_ids`, for messages.
+        without: What the user writes for a run without GPUs, for messages.
     """
 
     device: DeviceChoice = DeviceChoice.auto
@@ -375,12 +379,12 @@ class DeviceRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """Devices that would do, the best first, and how many of them are wanted.
+    """Devices that would do, the best first, and the number that is wanted.
 
     Attributes:
         devices: In order of preference.
         count: How many of them.
-        order: The visible set, in whose order those that are chosen go to workers.
+        order: The visible set; the chosen devices go to workers in this order.
     """
 
     devices: tuple[inventory.Device, ...]
@@ -388,17 +392,17 @@ class Candidates:
     order: tuple[inventory.Device, ...]
 
     def best(self) -> list[inventory.Device]:
-        """Those that one would take if all were free, as the environment lists them."""
+        """Return the devices to take if all were free, in the order of the environment."""
         return sorted(self.devices[: self.count], key=self.order.index)
 
     def lease(self, **how: Any) -> LeaseSet:
-        """Hold as many, in the same order, until the lease is given back or this process ends.
+        """Lease `count` of the devices, in the same order, until they are released or this process ends.
 
         Args:
-            how: As `LeaseSet.acquire` takes it.
+            how: Options of `LeaseSet.acquire`.
 
         Raises:
-            DeviceError: Others hold what it needs.
+            DeviceError: Others hold the devices that are needed.
         """
         lease = LeaseSet.acquire(self.devices, count=self.count, **how)
         lease.devices.sort(key=self.order.index)
@@ -411,15 +415,15 @@ def candidates(
     *,
     workers: int | None = None,
 ) -> Candidates:
-    """The devices of a run, one per worker, and what would do as well: another run may hold some of the best.
+    """Return the devices of a run, one per worker, with alternatives in case another run holds some of the best.
 
     Args:
-        request: What is asked for.
-        environment: Where CUDA_VISIBLE_DEVICES is looked up.
+        request: The request.
+        environment: Environment in which CUDA_VISIBLE_DEVICES is looked up.
         workers: How many workers are wanted; None for one on each device.
 
     Raises:
-        DeviceError: The request cannot be met; says what was asked for and what there is.
+        DeviceError: The request cannot be met; the message gives what was asked for and what exists.
     """
     count, ids, (count_name, ids_name) = request.num_gpus, request.gpu_ids, request.names
     asked = f"{count_name}={count}" if ids is None else f"{ids_name}={list(ids)}"
@@ -454,13 +458,13 @@ def candidates(
 def gpus_of_ids(
     ids: Sequence[int], visible: Sequence[inventory.Device], environment: Mapping[str, str], asked: str = ""
 ) -> list[inventory.Device]:
-    """The GPUs at some positions of the visible set.
+    """Return the GPUs at some positions of the visible set.
 
     Args:
         ids: The positions.
         visible: The visible set.
-        environment: Says whether it is a part of the machine's.
-        asked: How messages name what was asked for; ``gpu_ids=[...]`` if left out.
+        environment: Environment that tells whether the visible set is a part of the machine's GPUs.
+        asked: Name of the request in messages; ``gpu_ids=[...]`` if left out.
 
     Raises:
         DeviceError: A position does not exist, or is given twice.
@@ -485,7 +489,7 @@ def _listed(visible: Sequence[inventory.Device], environment: Mapping[str, str])
 
 
 def _slots(count: int | None) -> Candidates:
-    """CPU slots: so many, or one per core while the memory lasts."""
+    """Return CPU slots: `count` of them, or one per core as far as memory allows."""
     devices = inventory.cpu_slots(
         count or max(1, min(inventory.usable_cores(), memory_available_bytes() // WORKER_MEMORY_BYTES))
     )
@@ -495,11 +499,12 @@ def _slots(count: int | None) -> Candidates:
 def devices_of(
     choice: DeviceChoice, workers: int | None, distributed: DistributedConfig | None = None
 ) -> Candidates:
-    """The devices of a run, one per worker. Nothing is taken.
+    """Return the devices of a run, one per worker, without taking a lease.
 
     Args:
-        choice: Which kind.
-        workers: How many, or None for every GPU, or for as many CPU slots as cores and memory allow.
+        choice: Kind of device.
+        workers: Number of workers, or None for one on every GPU, or for as many CPU slots as cores and memory
+            allow.
         distributed: Which GPUs the configuration asks for.
 
     Raises:
@@ -517,7 +522,8 @@ def devices_of(
 
 
 # -- layout ------------------------------------------------------------------------------------------------------
-# The devices of a run as places for jobs: how many jobs each takes at once, and how much memory they may take.
+# The devices of a run as places for jobs: how many jobs each device runs at once, and how much memory they may
+# take.
 #
 #     worker = one slot of one device;  worker i is on device i modulo the number of devices
 #     free   = what of a GPU's memory was free when the run began
@@ -525,20 +531,20 @@ def devices_of(
 
 
 AUTO_SLOTS = 4
-"""Jobs per GPU at most with `jobs_per_device=auto`. Beyond a few their kernels only queue behind each other, while
-each takes a core, a CUDA context of some 0.5 GB and the host memory of one more process."""
+"""Most jobs per GPU with `jobs_per_device=auto`. With more, kernels only queue behind each other, while each job
+still takes a core, a CUDA context of about 0.5 GB and the host memory of another process."""
 _MB = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One device.
+    """A device as a place for jobs.
 
     Attributes:
-        label: For messages.
-        free_mb: Memory that one job could have; None where nobody counts it (a CPU slot).
-        usable_mb: Memory that several jobs could have together, likewise.
-        node: The machine that it is on. The devices of a job are all on one.
+        label: Name for messages.
+        free_mb: MiB that one job could have; None where memory is not tracked (a CPU slot).
+        usable_mb: MiB that several jobs could have together; None likewise.
+        node: Machine of the device. All devices of one job are on one machine.
     """
 
     label: str
@@ -553,9 +559,9 @@ class Layout:
 
     Attributes:
         places: The devices.
-        slots: Workers on each.
-        vouched: Whether the user says that so many jobs fit: then one of unknown need counts as an equal share.
-            Otherwise it has a device to itself.
+        slots: Workers on each device.
+        vouched: Whether the user asserts that this many jobs fit. Then a job of unknown need counts as an equal
+            share of the memory; otherwise it has a device to itself.
     """
 
     places: tuple[Place, ...]
@@ -564,15 +570,15 @@ class Layout:
 
     @property
     def workers(self) -> int:
-        """How many."""
+        """Number of workers."""
         return len(self.places) * self.slots
 
     def device_of(self, worker: int) -> int:
-        """The device of a worker: its place in `places`."""
+        """Return the index in `places` of a worker's device."""
         return worker % len(self.places)
 
     def node_of(self, device: int) -> int:
-        """The machine that a device is on."""
+        """Return the machine that a device is on."""
         return self._nodes[device]
 
     @cached_property
@@ -580,7 +586,7 @@ class Layout:
         return [place.node for place in self.places]
 
     def most_together(self, devices: Collection[int]) -> int:
-        """How many of some devices a job could have: those on one machine, at most."""
+        """Return how many of some devices one job could have: the largest number on one machine."""
         if len(self.devices_by_node) <= 1:
             return len(devices)
         return max(Counter(map(self.node_of, devices)).values(), default=0)
@@ -594,12 +600,12 @@ class Layout:
         return found
 
     def workers_of(self, device: int) -> range:
-        """The workers on a device."""
+        """Return the indices of the workers on a device."""
         return range(device, self.workers, len(self.places))
 
 
 def plain_layout(devices: int) -> Layout:
-    """One worker on each device, and nobody counts memory."""
+    """Return a layout with one worker on each device and no memory tracking."""
     return Layout(places=tuple(Place(label=f"device {index}") for index in range(devices)))
 
 
@@ -608,19 +614,19 @@ def make_layout(
     execution: ExecutionConfig,
     usage: Mapping[str, inventory.GpuUsage] | None = None,
 ) -> Layout:
-    """The places of a run.
+    """Return the layout of a run.
 
     Args:
         devices: Its devices; the inline backend uses the first alone.
-        execution: Says how many jobs each takes.
-        usage: UUID -> what a GPU is doing; asks the driver if None.
+        execution: Settings that say how many jobs each device runs at once.
+        usage: UUID -> the current use of a GPU; the driver is queried if None.
     """
     if execution.backend is Backend.inline:
         return Layout(places=_places(devices[:1], usage))
     asked = execution.jobs_per_device
     if isinstance(asked, int):
         return Layout(places=_places(devices, usage), slots=asked)
-    # On a CPU there is nothing to measure, and `execution.workers` says all there is to say.
+    # On a CPU there is nothing to measure: `execution.workers` alone decides.
     gpus = any(device.kind == "cuda" for device in devices)
     slots = AUTO_SLOTS if gpus else 1
     return Layout(places=_places(devices, usage), slots=slots, vouched=asked != AUTO)
