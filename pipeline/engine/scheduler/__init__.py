@@ -1,1 +1,1 @@
-"""Carries out a plan: pure state, policy and retry rules, and one loop that has the clocks and side effects."""
+"""Scheduler: pure state, policy and retry rules, and one loop that has the clocks and side effects."""

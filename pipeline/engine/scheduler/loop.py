@@ -1,4 +1,4 @@
-"""Carries out a plan: the one with clocks and side effects, in one thread.
+"""Run a plan: the event loop of the scheduler, in one thread. All clocks and side effects are here.
 
                  plan, what is stored
                           |
@@ -45,30 +45,32 @@ from pipeline.files import Claim
 from pipeline.plan.graph import Job, Plan
 
 # -- outside -----------------------------------------------------------------------------------------------------
-# The outside of a run: carries out what was decided, in order, and asks the store what decisions hang on.
+# Side effects of a run: execute what the rules decided, in order, and query the store for what decisions depend
+# on.
 
 
 FORCE_S = 0.2
-"""How long an event may wait to be on disk that follows from the store: a loss of power forgets so much."""
+"""Longest delay, in seconds, until an event that follows from the store is on disk; a loss of power loses that
+much."""
 
 log = logging.getLogger("pipeline")
 
 
 @dataclass(kw_only=True)
 class Outside:
-    """What a run acts on.
+    """Executes the side effects of a run.
 
     Attributes:
-        pool: Who works.
-        store: Where outputs go.
-        journal: Gets every change of state.
-        verified: What was found good among the stored outputs.
-        listener: Told what happens.
-        claims: Job -> the right to compute its key, which no other run that shares the store has meanwhile.
-        broken: Why the journal can no longer be written, or "". The run must end then: nobody could tell from its
-            journal what happened after.
+        pool: The workers.
+        store: Store of the outputs.
+        journal: Receives every change of state.
+        verified: Notes on which stored outputs were found intact.
+        listener: Callbacks of the run.
+        claims: Job -> lock on its key, so that no other run that shares the store computes it meanwhile.
+        broken: Why the journal can no longer be written, or "". The run must end then: its journal would not show
+            what happened afterwards.
         clock: Monotonic seconds.
-        shared: The store that other machines share, if there is one.
+        shared: The store shared with other machines, if there is one.
     """
 
     pool: Pool
@@ -87,7 +89,7 @@ class Outside:
     # -- what was decided --------------------------------------------------------------------------------------
 
     def carry_out(self, effect: effects.Effect) -> None:
-        """Do one thing.
+        """Execute one effect.
 
         Raises:
             StoreError: A damaged output cannot be moved.
@@ -117,16 +119,16 @@ class Outside:
                 self._set_aside(effect.key, effect.problem)
 
     def record(self, event: str, **fields: object) -> None:
-        """Have an event in the journal with the next `settle`."""
+        """Add an event to the journal with the next `settle`."""
         if not self.broken:
             self._untold.append(self.journal.append(event, **fields))
             self._must_force |= event not in FOLLOWS_FROM_STORE
 
     def settle(self) -> None:
-        """Write what was recorded, in one go, and tell it; or remember that it could not be written.
+        """Write the recorded events at once and pass them to the listener; or remember that writing failed.
 
-        Called at the end of a turn, before anything is waited for. What only the journal tells is on disk then,
-        and before the next action of any kind; the rest is within `FORCE_S`.
+        Call this at the end of a turn, before waiting. Events that only the journal records are then on disk
+        before the next action of any kind; the others are within `FORCE_S`.
         """
         if not self.broken:
             try:
@@ -144,19 +146,19 @@ class Outside:
 
     @property
     def force_due_s(self) -> float:
-        """When what was written has to be on disk; infinite where all of it is."""
+        """When the written events must be forced to disk; infinite if all of them are."""
         return self._forced_s + FORCE_S if self.journal.unforced else math.inf
 
     # -- what only the disk knows ------------------------------------------------------------------------------
 
     def before(self, job: Job, state: RunState) -> effects.OnDisk:
-        """Claim the key of a job that is about to start, and look whether another run has made its output.
+        """Claim the key of a job that is about to start, and check whether another run has made its output.
 
-        One that cannot be used is set aside before anything is decided. One whose weights were removed will do
-        where nothing that is left reads it.
+        An unusable output is set aside before anything is decided. An output whose weights were removed is good
+        enough if no remaining job reads it.
 
         Raises:
-            StoreError: It cannot be moved.
+            StoreError: The output cannot be moved.
         """
         if not job.key:
             return effects.OnDisk()
@@ -166,7 +168,7 @@ class Outside:
         try:
             found = self._stored(job, state)
         except BaseException:
-            claim.release()  # who asks again is not to wait for itself
+            claim.release()  # a job that asks again must not wait for itself
             raise
         self.claims[job.id] = claim
         return found
@@ -175,14 +177,14 @@ class Outside:
         problem = self.verified.problem(job.key)
         if problem == REMOVED:
             readers = [state.jobs[reader].status for reader in state.plan.readers(job.id)]
-            # One without readers is asked for itself, or nobody would have it run again.
+            # An output without readers is wanted for itself, or no reopened job would lead here.
             return effects.OnDisk(stored=bool(readers) and all(status in THERE for status in readers))
         if problem not in (None, NOT_STORED):
             self._set_aside(job.key, problem)
         return effects.OnDisk(stored=problem is None)
 
     def after(self, job: Job) -> effects.OnDisk:
-        """Look whether a job that is said to be done has left its output, where it has one."""
+        """Check whether a job that reports success has left its output, if it has one."""
         if not job.key:
             return effects.OnDisk(stored=True)
         stored = self.store.is_committed(job.key) and not self.store.is_removed(job.key)
@@ -191,7 +193,7 @@ class Outside:
         return effects.OnDisk(stored=stored)
 
     def damage(self, key: str, state: RunState) -> effects.OnDisk:
-        """Look at an output that a job could not use, and whether what it takes to make it anew is there."""
+        """Check an output that a job could not use, and whether the inputs to make it again are there."""
         maker = next((job.id for job in state.plan.jobs.values() if job.key == key), "")
         missing: set[str] = set()
         above = [maker] if maker else []
@@ -218,7 +220,7 @@ _NOTHING = effects.OnDisk()
 
 @dataclass(kw_only=True)
 class Loop:
-    """One run: waits, asks the disk and the clock, has rules decide, and does what they decide."""
+    """Event loop of one run: waits, queries disk and clock, lets the rules decide, and executes their effects."""
 
     run: effects.Run
     outside: Outside
@@ -227,7 +229,7 @@ class Loop:
     start_s: float = field(init=False)
     next_tick_s: float = field(init=False)
     told_stop: bool = False
-    """Whether it was said what a signal means for the jobs that run."""
+    """Whether the user was told what a signal means for the running jobs."""
 
     def __post_init__(self) -> None:
         assert len(self.run.state.workers) == self.outside.pool.size
@@ -236,7 +238,7 @@ class Loop:
     # -- the loop ----------------------------------------------------------------------------------------------
 
     def carry_out(self) -> Outcome:
-        """Run to the end; no worker lives after it, however it ends."""
+        """Run to the end. No worker is alive afterwards, even after an exception."""
         state, record = self.run.state, self.outside.record
         host = os.uname().nodename
         record("RunStarted", jobs=len(state.jobs), unsettled=state.unsettled, pid=os.getpid(), host=host)
@@ -295,7 +297,7 @@ class Loop:
     # -- decisions ---------------------------------------------------------------------------------------------
 
     def _decide(self, rule: Callable[..., None], *about: object) -> None:
-        """Have a rule decide what follows from something, and do that."""
+        """Let a rule decide about something, and execute the effects."""
         self.run.now_s = self.outside.clock()
         rule(self.run, *about)
         for effect in self.run.decided():
@@ -306,7 +308,7 @@ class Loop:
         if not self.run.state.can_start:
             return
         self._decide(reactions.give_up_too_wide)
-        # A job may turn out to need no worker, which leaves one idle for the next.
+        # A job may turn out to need no worker, which leaves a worker idle for the next job.
         while actions := next_actions(self.run.state, self.outside.clock()) or reactions.orders_ahead(self.run):
             for action in actions:
                 if isinstance(action, Reserve):
@@ -316,10 +318,10 @@ class Loop:
                     self._decide(reactions.start, action, self.outside.before(job, self.run.state))
 
     def _take(self, index: int, message: messages.FromWorker) -> None:
-        # What workers that heard the same signal say in the same wait follows from it: they end by themselves.
+        # Messages of workers that got the same signal during this wait follow from it: they end by themselves.
         self.run.stopping = self.run.stopping or self.signals.received is not None
         self._decide(reactions.react, index, message, self._look(index, message))
-        # A worker that is this very process lets the loop run only here, and so does a pool while it stops.
+        # An inline worker lets the loop run only here, and so does a pool while it stops.
         if self.run.stopping or self.run.settings.backend is Backend.inline:
             self.outside.settle()
         if isinstance(message, messages.JobStarted | messages.JobProgress):
@@ -327,7 +329,7 @@ class Loop:
             self._tell_stop()
 
     def _look(self, index: int, message: messages.FromWorker) -> effects.OnDisk:
-        """What only the disk knows about the end of an attempt."""
+        """Query the store for what a decision about the end of an attempt needs."""
         if isinstance(message, messages.JobFinished | messages.JobRaised) and reactions.is_believed(
             self.run, index, message
         ):
@@ -360,7 +362,7 @@ class Loop:
             self.outside.listener.on_tick()
 
     def _tell_stop(self) -> None:
-        """Say once what a signal that has come means for the jobs that run."""
+        """Report once what a received signal means for the running jobs."""
         if not self.signals.received or self.told_stop:
             return
         self.told_stop = True
@@ -378,7 +380,7 @@ class Loop:
             root_causes={job_id: job.root_cause for job_id, job in state.jobs.items() if job.root_cause},
             attempts=attempts,
             workers=spans,
-            # A signal that came when nothing was left to do has interrupted nothing.
+            # A signal that came when nothing was left to do has not interrupted anything.
             interrupted=self.signals.received if state.unsettled else None,
             halted=self.run.halted,
             makespan=account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
@@ -387,7 +389,7 @@ class Loop:
 
 
 def stopping(signal_name: str, running: Sequence[str], grace_s: float) -> str:
-    """What happens now, and what a user can do about it."""
+    """Say what happens now after a signal, and what the user can do about it."""
     asked = "Ctrl-C" if signal_name == "SIGINT" else signal_name
     if not running:
         return f"stopping on {asked}: no job is running"
@@ -396,7 +398,7 @@ def stopping(signal_name: str, running: Sequence[str], grace_s: float) -> str:
 
 
 # -- run plan ----------------------------------------------------------------------------------------------------
-# The way in: a plan, a store and a pool become one run, which is carried out.
+# Entry point: make one run from a plan, a store and a pool, and carry it out.
 
 
 def run_plan(
@@ -416,29 +418,30 @@ def run_plan(
     shared: SharedStore | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
-    """Carry out a plan. When this returns or raises, no worker lives and nothing unfinished is left.
+    """Carry out a plan. When this returns or raises, no worker is alive and no unfinished output is left.
 
     Args:
         plan: The plan.
         stored: Ids of the jobs that need not run.
-        store: Where outputs go.
-        pool: Not started yet.
-        journal: Gets every change of state.
-        run_dir: Folder of the run: logs of the jobs, links to their outputs.
-        settings: Barrier, retries, models a worker keeps.
-        verified: What was found good while planning; None where nothing was looked at.
-        layout: On which devices the workers of the pool are; one on each if None.
-        peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
-        listener: Told what happens.
-        signals: Those of the caller, who holds them longer than jobs run; one that came already ends the run.
-        shared: The store that other machines share, if there is one.
+        store: Store of the outputs.
+        pool: The pool, not started yet.
+        journal: Receives every change of state.
+        run_dir: Folder of the run: logs of the jobs, and links to their outputs.
+        settings: Barrier, retries, number of models that a worker keeps.
+        verified: Outputs found intact while planning; None if none was checked.
+        layout: Which device each worker is on; one worker per device if None.
+        peaks: Device memory of jobs in earlier runs, by `Job.memory_kind`.
+        listener: Callbacks of the run.
+        signals: Signal handling of the caller, who keeps it before and after the jobs; a signal received already
+            ends the run.
+        shared: The store shared with other machines, if there is one.
         clock: Monotonic seconds.
 
     Raises:
         PlanError: The plan cannot be carried out by this engine.
         WorkerError: Workers cannot be started.
     """
-    # The process id keeps apart two runs that were started in the same second.
+    # The process id distinguishes two runs that were started in the same second.
     scratch = Scratch(store.scratch(f"{run_dir.parent.name}-{run_dir.name}-{os.getpid()}"))
     verified = verified or Verified(store, scratch.path / "verified")
     outside = Outside(
@@ -461,13 +464,13 @@ def run_plan(
         device_failures=settings.retry.device_failures,
         layout=layout,
         needs=Needs(layout, peaks),
-        # A barrier has the rows of a round before the next one.
+        # With a barrier the rows of a round are done before the next round.
         rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
     )
     run = effects.Run(
         state=state,
         settings=settings,
-        # Workers are told where these are, and may have another working directory.
+        # Workers get absolute paths, as they may have another working directory.
         folder=RunFolder(run_dir.absolute()),
         store=str(store.root.absolute()),
         scratch=str(scratch.path.absolute()),

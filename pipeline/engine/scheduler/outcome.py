@@ -1,4 +1,4 @@
-"""What came of a run: the end of every job, every attempt with its times, and the account of device time."""
+"""Outcome of a run: the end of every job, every attempt with its times, and the account of device time."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,24 +10,25 @@ from pipeline.engine.scheduler.state import JobStatus
 from pipeline.plan.graph import WORKER_LOAD, Durations, Job, Plan, Timed, load_name, typical
 
 # -- makespan ----------------------------------------------------------------------------------------------------
-# Where the device time of a run went, against the least that any schedule could have taken. Pure. devices x
-# makespan = work + load + dependency + retry + tail. Work is what successful attempts took without loading. A
-# device that is neither working, loading, starting a process nor wasting time on an attempt that gives nothing is
-# idle: for want of a ready job (dependency) or, once the last job has been started, of any job at all (tail).
+# Account of device time, compared with the least that any schedule could have taken. Pure functions. devices x
+# makespan = work + load + dependency + retry + tail. Work is the time of successful attempts without loading. A
+# device is idle if it is not working, loading, starting a process or spending time on an attempt that fails. Idle
+# time is "dependency" as long as jobs are still to start but none is ready, and "tail" once the last job was
+# started.
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One try at a job, with times on the engine's monotonic clock.
+    """One attempt at a job, with times on the engine's monotonic clock.
 
     Attributes:
         job_id: The job.
-        attempt: From 1.
-        worker: Index of the worker; of the first of them, where the job needs several devices.
-        devices: How many it had; their workers, where each has several.
-        sent_s: When it was handed to the worker.
-        ended_s: When its end was known.
-        load_s: Seconds of it spent loading.
-        start_s: Seconds that its process took to be ready, of the first of a process; else None.
+        attempt: Number of the attempt, from 1.
+        worker: Index of the worker; the first one, if the job needs several devices.
+        devices: Number of devices, or of worker slots where each device has several.
+        sent_s: When the job was sent to the worker.
+        ended_s: When the engine learnt of its end.
+        load_s: Seconds of the attempt spent loading.
+        start_s: Seconds until its process was ready, for the first attempt in a process; else None.
         outcome: ``done``, ``stopped``, or the kind of failure.
     """
 
@@ -43,17 +44,17 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether it gave a result."""
+        """Whether the attempt gave a result."""
         return self.outcome == "done"
 
     @property
     def total_s(self) -> float:
-        """How long it took."""
+        """Duration of the attempt in seconds."""
         return self.ended_s - self.sent_s
 
     @property
     def work_s(self) -> float:
-        """How long it took without loading."""
+        """Duration without loading, in seconds."""
         return max(0.0, self.total_s - self.load_s)
 
 
@@ -62,10 +63,10 @@ class WorkerSpan:
     """The life of one worker.
 
     Attributes:
-        worker: Its index; a replacement has the same.
+        worker: Its index; its replacement has the same one.
         started_s: When it was started.
         ready_s: When it could take jobs, or None if it never could.
-        ended_s: When its end was known, or None if it lived to the end of the run.
+        ended_s: When the engine learnt of its end, or None if it lived to the end of the run.
         used: Whether an attempt has ended in it.
     """
 
@@ -78,20 +79,21 @@ class WorkerSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Makespan:
-    """The account of a run; all in seconds; from `load_s` on, but for `slots`, in device-seconds.
+    """Account of a run. Times are in seconds, and from `load_s` on in device-seconds.
 
     Attributes:
         actual_s: From the start of the run to the end of the last job.
-        lower_bound_s: No schedule of the same work on the same devices is shorter: the longest path, the work per
-            device, or the jobs of which no two can run at once since each needs more than half of the devices.
-        critical_path_s: Longest chain of jobs that read each other, at measured durations.
-        work_s: Sum of measured durations, each times the devices of the job.
-        devices: How many; places for a job on them, where each takes several.
-        slots: Places on each device.
-        load_s: Starting workers, also anew, and loading models.
-        dependency_s: Idle while other jobs were still to come.
-        retry_s: Attempts that gave nothing.
-        tail_s: Idle after the last job was started.
+        lower_bound_s: No schedule of the same work on the same devices is shorter. The largest of three bounds:
+            the longest path, the work per device, and the jobs that each need more than half of the devices, since
+            no two of them run at once.
+        critical_path_s: Longest path of jobs that read each other, at measured durations.
+        work_s: Sum of measured durations, each multiplied by the number of devices of the job.
+        devices: Number of devices, or of job slots where each device has several.
+        slots: Job slots on each device.
+        load_s: Time spent starting workers, also replacements, and loading models.
+        dependency_s: Time idle while other jobs were still to start.
+        retry_s: Time of attempts that gave no result.
+        tail_s: Time idle after the last job was started.
     """
 
     actual_s: float
@@ -132,13 +134,13 @@ def account(
     start_s: float,
     slots: int = 1,
 ) -> Makespan | None:
-    """Account for a run.
+    """Compute the account of a run.
 
     Args:
-        plan: What was carried out, wholly or in part.
+        plan: The plan, carried out wholly or in part.
         attempts: Every attempt.
         spans: Every worker.
-        devices: Size of the pool.
+        devices: Number of workers in the pool.
         start_s: When the run began.
         slots: Workers on each device.
 
@@ -178,7 +180,7 @@ def account(
 
 
 def _starts(spans: Iterable[WorkerSpan], end_s: float) -> list[tuple[float, float]]:
-    """When workers were being started, up to the end."""
+    """Return the intervals in which workers were being started, cut off at the end of the run."""
     starts = []
     for span in spans:
         over = next((at for at in (span.ready_s, span.ended_s) if at is not None), end_s)
@@ -189,18 +191,18 @@ def _starts(spans: Iterable[WorkerSpan], end_s: float) -> list[tuple[float, floa
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The end of a run.
+    """The result of a run.
 
     Attributes:
-        jobs: Job id -> where it stands; after an interruption some are still pending or ready.
+        jobs: Job id -> its status; after an interruption some are still pending or ready.
         reasons: Why jobs failed or are blocked.
         root_causes: Blocked job -> the failed job behind it.
-        attempts: Every attempt, in the order in which they ended.
+        attempts: Every attempt, by the time of its end.
         workers: Every worker that was started.
         interrupted: ``SIGINT``, ``SIGTERM``, ``SIGHUP`` or ``SIGUSR2`` if that ended the run.
-        halted: Why no further job could have succeeded, for example a full disk; or "".
-        makespan: The account of device time, or None where nothing was finished.
-        peaks_mb: The highest peaks of device memory that were measured, by `Job.memory_kind`.
+        halted: Why no further job could have succeeded, for example a full disk, or "".
+        makespan: The account of device time, or None if no attempt succeeded.
+        peaks_mb: Highest measured peaks of device memory, by `Job.memory_kind`.
     """
 
     jobs: Mapping[str, JobStatus]
@@ -214,17 +216,17 @@ class Outcome:
     peaks_mb: Mapping[str, int] = field(default_factory=dict)
 
     def failures(self) -> list[tuple[str, str]]:
-        """Failed jobs with their reasons; those that they block are in `root_causes`."""
+        """Return the failed jobs with reasons; the jobs that they block are in `root_causes`."""
         return [
             (job_id, self.reasons[job_id]) for job_id, status in self.jobs.items() if status is JobStatus.failed
         ]
 
     def reason(self, job_id: str) -> str:
-        """Why a job has no result, or "" where nothing is wrong with it."""
+        """Say why a job has no result; "" if nothing is wrong with it."""
         return self.reasons.get(job_id, "")
 
     def durations(self, plan: Plan, name_of: Callable[[Job], str]) -> Durations:
-        """What was measured for the estimates of later runs: of jobs, loading left out, and of loading."""
+        """Return measured durations of jobs (without loading) and of loading, for the estimates of later runs."""
         timed: dict[str, list[Timed]] = {}
         for attempt in self.attempts:
             if attempt.succeeded:
@@ -233,7 +235,7 @@ class Outcome:
         return Durations({name: typical(own) for name, own in timed.items()}, self.load_seconds(plan))
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:
-        """Measured seconds of loading, by the names of `pipeline.plan.graph`."""
+        """Return the measured seconds of loading, by the names of `pipeline.plan.graph`."""
         done = [(attempt, plan.jobs[attempt.job_id]) for attempt in self.attempts if attempt.succeeded]
         starts = [attempt.start_s + attempt.load_s for attempt, _ in done if attempt.start_s is not None]
         later: dict[str, list[float]] = {}

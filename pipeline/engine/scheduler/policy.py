@@ -1,25 +1,23 @@
-"""Which job goes to which worker next: a pure function of the state.
+"""Decide which job goes to which worker next: a pure function of the state.
 
-The highest priority goes first (`plan.build`), and of equal ones the longest remaining path: list scheduling,
-which never leaves a device idle while a job is ready and so stays within Graham's bound.
-Among jobs of equal urgency a worker gets one whose model it holds: loading is a cost that a choice can save
-without making anything wait. A job that has failed on a device goes elsewhere as long as there is anywhere else,
-so that job and device can be told apart.
+Jobs are ordered by priority (`plan.build`), and at equal priority by the longest remaining path. This is list
+scheduling: no device is idle while a job is ready, so the makespan stays within Graham's bound. Among jobs of
+equal urgency a worker gets one whose model it holds, which saves loading and delays nothing. A job that has failed
+on a device goes to another device if there is one, to find out whether the job or the device is at fault.
 
-Priorities are given once, before anything starts. No job starves by them: a plan is finite, each job is tried a
-bounded number of times, and so each has its turn when those before it have had theirs.
+Priorities are fixed before anything starts. No job starves: a plan is finite and each job has a bounded number of
+attempts, so every job gets its turn.
 
-Where a device has several workers, or devices differ in size, a job starts only on a device whose memory holds it
-beside the jobs that run there. Empty devices go first; among devices of different sizes the smallest that does, if
-a job is ready that needs a larger one.
+Where a device has several workers, or devices differ in size, a job starts only on a device with enough memory for
+it beside the jobs that run there. Empty devices are preferred. If a ready job needs a large device, other jobs
+prefer the smallest device that is large enough.
 
-A job that must wait when its turn comes, for several devices or for memory, is promised what it needs on the
-machine where it could start first (EASY backfill); each machine is promised to one job at a time. Until it starts,
-others may start there only if by their estimates that does not delay it, because they end before it could start or
-because enough is left for it then.
-The promise is kept even if more urgent jobs turn up, so it starts, estimates being right, as soon as enough of the
-jobs have ended that ran there when it was made, or sooner elsewhere. With one worker on each device of a machine,
-fewer of them are idle at any time at which a job is ready than the widest job needs.
+A job that must wait for several devices or for memory gets a reservation on the machine where it could start first
+(EASY backfill). Each machine is reserved for at most one job at a time. Until that job starts, others may start
+there only if their estimates say that they do not delay it: they end before it could start, or leave enough room
+for it. The reservation is kept even if more urgent jobs become ready. So, if the estimates are right, the job
+starts as soon as enough of the jobs that ran there at the time of the reservation have ended, or sooner elsewhere.
+With one worker per device, a machine never has as many idle devices as the widest job needs while a job is ready.
 """
 
 import heapq
@@ -38,11 +36,11 @@ from pipeline.engine.scheduler.state import RunState, WorkerState
 from pipeline.plan.graph import Job
 
 # -- room --------------------------------------------------------------------------------------------------------
-# Where there is room for a job now, and where there will be: idle workers, and memory beside the jobs that run.
+# Placement: where a job fits now, and where it will fit: idle workers, and memory beside the running jobs.
 #
-#     on each device:  set aside for the jobs that run  +  for the next one  +  held by idle workers  <=  usable
+# on each device: reserved for running jobs + for the next one + held by idle workers <= usable
 #
-# What idle workers hold, the models of their last jobs, can be had by ending their processes.
+# Idle workers hold the models of their last jobs. Ending their processes frees this memory.
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,8 @@ class Seat:
     Attributes:
         device: The device.
         worker: An idle worker on it.
-        charge: MiB that are set aside for the job, or `EXCLUSIVE`.
-        emptied: Other idle workers on it whose processes must end first, for the memory that they hold.
+        charge: MiB reserved for the job, or `EXCLUSIVE`.
+        emptied: Other idle workers on the device whose processes must end first, to free their memory.
     """
 
     device: int
@@ -63,18 +61,19 @@ class Seat:
 
 
 class _Guest(NamedTuple):
-    """A job on a device: what is set aside for it, and when by its estimate it ends."""
+    """A job on a device: its reserved memory, and its estimated end."""
 
     charge: float
     until_s: float
 
 
 class Room:
-    """Idle workers and the jobs on each device, those included that are about to start.
+    """Idle workers and the jobs on each device, including the jobs that are about to start.
 
     Attributes:
         idle: Workers that could take a job.
-        is_plain: One worker on each device, and each will do for every job: memory need not be looked at.
+        is_plain: Whether each device has one worker and is large enough for every job, so that memory need not be
+            checked.
     """
 
     def __init__(self, state: RunState, now_s: float) -> None:
@@ -90,24 +89,24 @@ class Room:
 
     @cached_property
     def _slots(self) -> Counter[int]:
-        """Places that are left on each device."""
+        """Free slots on each device."""
         return Counter(map(self._layout.device_of, self._state.usable_workers()))
 
     def _on(self, device: int) -> list[_Guest]:
-        """The jobs on a device. Nobody asks, where every job has a device to itself, unless one must wait."""
+        """Return the jobs on a device; needed only if devices are shared or a job must wait."""
         if device not in self._guests:
             workers = map(self._state.workers.__getitem__, self._layout.workers_of(device))
             self._guests[device] = [self._guest(worker, device) for worker in workers if worker.job_id]
         return self._guests[device]
 
     def _guest(self, worker: WorkerState, device: int) -> _Guest:
-        # One that is overdue ends from now on.
+        # An overdue job is assumed to end now.
         until_s = max(self._now_s, self._state.jobs[worker.job_id].sent_s + self._job(worker.job_id).seconds)
         alone = self._layout.slots == 1
         return _Guest(EXCLUSIVE if alone else self._state.charge(worker.job_id, device), until_s)
 
     def allowed(self, job_id: str) -> Collection[int]:
-        """Devices on which a job may run next: where it has failed only if the others are too few."""
+        """Return the devices on which a job may run next; those where it failed only if the others are too few."""
         job = self._job(job_id)
         if failed_on := self._state.blame.failed_on(job_id):
             elsewhere = [device for device in self._fitting(job) if device not in failed_on]
@@ -123,16 +122,16 @@ class Room:
     # -- now ---------------------------------------------------------------------------------------------------
 
     def options(self, job_id: str) -> list[list[Seat]]:
-        """Where a job could start now: as many seats as it has devices, on one machine, each choice of worth.
+        """Return the choices of where a job could start now, each with one seat per device, all on one machine.
 
-        For a job of one device each seat, the best first; for another one choice on each machine.
+        For a job of one device these are all seats, the best first; for a multi-GPU job one choice per machine.
         """
         job, allowed = self._job(job_id), self.allowed(job_id)
         idle: dict[int, list[int]] = {}
         for device in dict.fromkeys(map(self._layout.device_of, self.idle)):
             if device in allowed:
                 idle.setdefault(self._layout.node_of(device), []).append(device)
-        # Most jobs of several devices find no machine on which so many idle, and cost no more than this.
+        # For most multi-GPU jobs no machine has enough idle devices; this check is cheap.
         enough = [devices for devices in idle.values() if len(devices) >= job.devices]
         found = [[seat for device in devices if (seat := self._seat_on(job_id, device))] for devices in enough]
         if job.devices == 1:
@@ -150,13 +149,13 @@ class Room:
         if job.devices > 1:
             worker = min(idle, key=lambda one: (len(one.holds), one.index))
         else:
-            # If it holds other models it lets go of them first, so rather the one that holds most.
+            # A worker without the model drops the models that it holds, so choose the worker that holds most.
             worker = min(idle, key=lambda one: (job.affinity not in one.holds, -one.held_mb, one.index))
         others = {one.index: one.held_mb for one in idle if one is not worker and one.held_mb}
         return Seat(device, worker.index, charge, self._emptied(charge, device, others))
 
     def _emptied(self, charge: float, device: int, held: dict[int, int]) -> tuple[int, ...]:
-        """As few idle workers as do, those first that hold most."""
+        """Return the fewest idle workers to end so that a job fits, those that hold most first."""
         usable = self._layout.places[device].usable_mb
         if math.isinf(charge):
             return tuple(held)
@@ -181,17 +180,17 @@ class Room:
 
     def _rank(self, job: Job, seat: Seat) -> tuple[float, ...]:
         worker = self.idle[seat.worker]
-        # A worker that holds little, so that no other model is pushed out of its memory.
+        # Prefer a worker that holds little, so that no other model is pushed out of its memory.
         holds = (job.devices == 1 and job.affinity not in worker.holds, len(worker.holds), seat.worker)
         if self.is_plain:
             return holds
         free, need = self._layout.places[seat.device].free_mb or 0, self._state.needs.of(job)
         guests = len(self._on(seat.device))
         return (
-            # Large devices are left to jobs that need them, if any could start now.
+            # Leave large devices to jobs that need them, if any could start now.
             free if need is not None and self._most_needed > need else 0,
             guests > 0,
-            # What nobody knows the need of has the best chance on the largest.
+            # A job of unknown need has the best chance on the largest device.
             -free if need is None else 0,
             len(seat.emptied),
             guests,
@@ -200,14 +199,14 @@ class Room:
 
     @cached_property
     def _most_needed(self) -> int:
-        """MiB of a device that the most demanding of the jobs needs that could start now, as far as is known."""
+        """MiB of a device that the most demanding ready job needs, as far as is known."""
         state = self._state
         needs = [state.needs.of_kind(*kind[1:]) for kind in state.ready.alike]
         needs += [state.needs.of(state.jobs[job_id].job) for job_id in state.retries]
         return max([need or 0 for need in needs], default=0)
 
     def add(self, job_id: str, seats: Sequence[Seat]) -> None:
-        """Let a job start, for the rest of this decision."""
+        """Count a job as started, for the rest of this decision."""
         until_s = self._now_s + self._job(job_id).seconds
         for seat in seats:
             self._on(seat.device).append(_Guest(seat.charge, until_s))
@@ -217,7 +216,7 @@ class Room:
     # -- later -------------------------------------------------------------------------------------------------
 
     def could_start_by(self, time_s: float, job_id: str, node: int, beside: str, seats: Sequence[Seat]) -> bool:
-        """Whether a job could start on a machine by then if another one started now in some seats there."""
+        """Return whether a job could start on a machine by a given time if another job took some seats there."""
         until_s = self._now_s + self._job(beside).seconds
         if until_s <= time_s:
             return True
@@ -229,9 +228,9 @@ class Room:
         return start_s <= time_s
 
     def start_s(self, job_id: str, node: int) -> float:
-        """When by the estimates a job could start on a machine, with what runs and starts now.
+        """Estimate when a job could start on a machine, given the jobs that run or start there now.
 
-        Infinite where it never could.
+        Return infinity if it never could.
         """
         allowed, width = self.allowed(job_id), self._job(job_id).devices
         devices = [device for device in self._layout.devices_by_node[node] if device in allowed]
@@ -253,7 +252,7 @@ class Room:
 
 
 BACKFILL_DEPTH = 500
-"""Ready jobs that are looked at in search of one that may start, beyond those that do."""
+"""Number of ready jobs to search for one that may start, beyond those that do start."""
 _SAME_S = 1e-6
 
 
@@ -262,10 +261,10 @@ class Start(Struct, frozen=True):
 
     Attributes:
         job_id: The job.
-        worker: Is given the job.
-        members: Further workers, on devices of their own, whose devices the job has as well.
-        emptied: Idle workers on the same devices whose processes must end first, for the memory that they hold.
-        ahead: Whether the worker is to begin it by itself, after those that it has.
+        worker: Worker that is given the job.
+        members: Further workers whose devices the job uses as well, each on its own device.
+        emptied: Idle workers on the same devices whose processes must end first, to free their memory.
+        ahead: Whether the job is prefetched: the worker begins it by itself, after the jobs that it already has.
     """
 
     job_id: str
@@ -276,7 +275,7 @@ class Start(Struct, frozen=True):
 
 
 class Reserve(Struct, frozen=True):
-    """Promise the next place on a machine to a job that has to wait for it.
+    """Reserve the next free place on a machine for a job that has to wait.
 
     Attributes:
         job_id: The job.
@@ -291,13 +290,13 @@ Action = Start | Reserve
 
 
 def next_actions(state: RunState, now_s: float = 0.0) -> list[Action]:
-    """What to start now: as many jobs as there is room for.
+    """Decide what to start now: as many jobs as fit.
 
     Reads only as far into the queue as there are idle workers, and `BACKFILL_DEPTH` jobs beyond.
 
     Args:
-        state: The run.
-        now_s: On the clock on which jobs were started.
+        state: State of the run.
+        now_s: Current time, on the clock of job starts.
     """
     if not state.can_start or not state.idle_workers():  # as in most turns
         return []
@@ -307,11 +306,11 @@ def next_actions(state: RunState, now_s: float = 0.0) -> list[Action]:
 
 
 _Turn = tuple[float, bool, float, int, int, str]
-"""What sorts jobs into the order in which they have their turn, and at the end the job."""
+"""Sort key of a job's turn, followed by the job."""
 
 
 class _Draft:
-    """The decisions of one call."""
+    """Decisions of one call."""
 
     def __init__(self, state: RunState, now_s: float) -> None:
         self.state = state
@@ -324,21 +323,21 @@ class _Draft:
 
     @cached_property
     def _holders(self) -> Counter[str]:
-        """Model -> how many workers hold it."""
+        """Model -> number of workers that hold it."""
         return Counter(affinity for worker in self.state.workers for affinity in worker.holds)
 
     @cached_property
     def _at_hand(self) -> Counter[str]:
-        """Model -> how many idle workers hold it."""
+        """Model -> number of idle workers that hold it."""
         return Counter(affinity for worker in self.room.idle.values() for affinity in worker.holds)
 
     def fill(self) -> None:
-        """Decide about idle workers until none is left, or nothing more may start."""
+        """Assign jobs to idle workers until no worker is idle, or no job may start."""
         for job_id, node in self.state.reserved.items():
             self._promise(job_id, node)
         for node, promise in list(self._promised.items()):
             del self._promised[node]
-            if not self._start(promise[0]):  # there or elsewhere
+            if not self._start(promise[0]):  # on this machine or another
                 self._promised[node] = promise
         in_vain = 0
         for *_, job_id in heapq.merge(self._again(), *starmap(self._of_kind, self.state.ready.alike.items())):
@@ -350,12 +349,15 @@ class _Draft:
                     self._promise(job_id)
 
     def _again(self) -> list[_Turn]:
-        """Jobs that are tried again: before those that have the same priority and are new."""
+        """Return the jobs to retry; they come before new jobs of the same priority."""
         urgency = self.state.ready.urgency
         return sorted((-urgency[one][0], False, -urgency[one][1], 0, 0, one) for one in self.state.retries)
 
     def _of_kind(self, kind: Kind, alike: Buckets) -> Iterator[_Turn]:
-        """New jobs that may run in the same places; equally urgent ones go by the models that are at hand."""
+        """Yield new jobs that may run in the same places.
+
+        Among equally urgent ones, those whose model an idle worker holds.
+        """
         count, like = 0, self.state.needs.like(*kind)
         for (priority, path_s), devices, bucket in alike.buckets():
             waiting = {affinity: iter(names) for affinity, names in bucket.items()}
@@ -372,16 +374,16 @@ class _Draft:
     def _next_model(self, models: Collection[str]) -> str:
         if len(models) == 1:
             return next(iter(models))
-        # Else one that few workers hold: two models for two workers rather than both on each.
+        # Otherwise a job whose model few workers hold: two models on two workers rather than both on each.
         return min(models, key=lambda name: (not self._at_hand[name], self._holders[name]))
 
     def _may_promise(self, kind: Kind) -> bool:
-        """Whether a job of a kind that has to wait may be promised a machine."""
+        """Return whether a waiting job of a kind may get a reservation."""
         machines = len(self.state.layout.devices_by_node)
         return (kind[0] > 1 or not self.room.is_plain) and len(self._promised) < machines
 
     def _promise(self, job_id: str, node: int | None = None) -> None:
-        """Promise a job a machine that no other was promised: that of before, or where it could start first."""
+        """Reserve a free machine for a job: the one reserved before, or the one where it could start first."""
         left = self.state.layout.devices_by_node.keys() - self._promised.keys()
         if not left or self._job(job_id).devices > self.state.most_devices(self._job(job_id)):
             return
@@ -394,9 +396,9 @@ class _Draft:
         self._promised[node] = job_id, due_s + _SAME_S
 
     def _start(self, job_id: str) -> bool:
-        """Start a job in the place that suits it best, if there is one that delays no promised job."""
+        """Start a job in the seat that suits it best, if a seat delays no job with a reservation."""
         job, room = self._job(job_id), self.room
-        # A job that is tried again may run in fewer places than others like it, one with a promise in more.
+        # A retried job may run in fewer places than others of its kind, a job with a reservation in more.
         apart = job_id in self.state.retries or job_id in self.state.reserved
         if room.is_plain and job.devices == 1 and not (apart or self._promised):
             idle = list(room.idle.values())
@@ -418,7 +420,7 @@ class _Draft:
         return False
 
     def _nearness(self, seat: Seat) -> int:
-        """2 for a place that was promised, 1 for one on the same machine beside it, 0 for all others."""
+        """Return 2 for a seat that was reserved, 1 for another seat on the same machine, else 0."""
         promised, _ = self._promised.get(self.state.layout.node_of(seat.device), ("", 0))
         return 0 if not promised else 2 if seat.device in self.room.allowed(promised) else 1
 
@@ -432,7 +434,7 @@ class _Draft:
             for index in (seat.worker, *seat.emptied):
                 self._at_hand.subtract(self.room.idle[index].holds)
         self._holders[self._job(job_id).affinity] += 1
-        leader, *members = sorted(seat.worker for seat in seats)  # which is the order of ranks
+        leader, *members = sorted(seat.worker for seat in seats)  # in rank order
         emptied = tuple(sorted(worker for seat in seats for worker in seat.emptied))
         self.room.add(job_id, seats)
         self.actions.append(Start(job_id, leader, tuple(members), emptied))

@@ -1,4 +1,4 @@
-"""What follows when a worker says something, ends or hangs: who has its device next, what is tried again. Pure."""
+"""Rules for what follows when a worker sends a message, ends or hangs: who gets its device, what is retried."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -19,35 +19,36 @@ from pipeline.errors import PlanError
 from pipeline.plan.graph import Job, Plan
 
 _MAX_REASON = 1_000
-"""Characters of an exception's first line; all of it is in the job's log."""
+"""Maximum length of a reason in characters: the first line of an exception; the job's log has all of it."""
 _MAX_EXCUSED = 10
-"""How often an attempt may end for a signal from elsewhere, or with its machine, and cost its job nothing."""
+"""How often an attempt of a job may end through a foreign signal, or with its machine, without counting as a
+failure."""
 
 
 def is_believed(run: Run, index: int, message: messages.OfJob) -> bool:
-    """Whether what is said of an attempt counts: a worker that has it says so, in an order that can be.
+    """Return whether to believe a message about an attempt: its worker has it, and the order is possible.
 
-    The code of any job can write to its worker's pipe, and speak of other jobs, or of attempts that are over.
+    The code of any job can write to its worker's pipe, and send messages about other jobs or ended attempts.
     """
     if index in run.doomed or message.job_id in run.gathering:
         return False
     if not run.state.is_current(index, message.job_id, message.attempt):
         return False
-    # A job may raise before it has begun: its log could not be written.
+    # A job may raise before it has begun: when its log cannot be written.
     return isinstance(message, messages.JobRaised) or run.state.workers[index].begun != isinstance(
         message, messages.JobStarted
     )
 
 
 def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -> None:
-    """Do what a message calls for.
+    """React to a message.
 
     Args:
-        run: The run.
-        index: The worker.
-        message: What it says, or what the pool says of it.
-        on_disk: Where an end of an attempt is believed: what the store says of the job's output, or of the input
-            that it found damaged.
+        run: State of the run.
+        index: Index of the worker.
+        message: The worker's message, or the pool's message about it.
+        on_disk: For the end of an attempt: what the store says of the job's output, or of the input that the job
+            found damaged.
     """
     run.watchdog.heard(index, run.now_s)
     match message:
@@ -88,13 +89,13 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
             _stopped_unasked(
                 run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
             )
-            recovery.give_back(run, index)  # it takes no further job
+            recovery.give_back(run, index)  # it gets no further job
             recovery.renew_idle(run, [index])
             recovery.renew_places(run, workers[1:] and workers, but=(index,))
 
 
 def kill_hanging(run: Run) -> None:
-    """Kill workers that have given no sign of life, or of progress, for too long."""
+    """Kill workers that have sent no heartbeat, or made no progress, for too long."""
     for index, reason in run.watchdog.overdue(run.now_s).items():
         run.say(f"worker {index}: {run.state.workers[index].job_id}: {reason}; killing it")
         run.doomed[index] = Failure(messages.FailureKind.hang, f"worker {index} was killed: {reason}")
@@ -102,12 +103,12 @@ def kill_hanging(run: Run) -> None:
 
 
 def _distrust(run: Run, index: int, reason: str) -> None:
-    """A worker has sent what no worker sends. That costs its attempt and nothing else."""
+    """Handle an impossible message of a worker: its attempt fails, and nothing else."""
     run.say(f"worker {index}: {reason}; killing it")
     run.doomed.setdefault(index, Failure(messages.FailureKind.lost, f"worker {index} was killed: {reason}"))
     run.watchdog.ended(index)
     if not (worker := run.state.workers[index]).job_id:
-        worker.ends()  # so that nobody is given to a process that is about to be killed
+        worker.ends()  # so that no job gets a device of a process that is about to be killed
     run.do(ProcessOrder("dismiss", index))
 
 
@@ -126,7 +127,7 @@ def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     where = {"node": message.node} if message.node else {}
     run.record("WorkerStarted", worker=index, pid=message.pid, device=device, **where)
     job_id = run.state.workers[index].job_id
-    # While ranks work on its device, what they have is not left over; it is looked at when they are done.
+    # While ranks work on its device, their memory is not left over; it is checked when they are done.
     if message.unfit and (not job_id or job_id in run.gathering):
         recovery.unfit(run, index, message.unfit)
     recovery.send_if_gathered(run, run.state.workers[index].job_id)
@@ -149,7 +150,8 @@ def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None
             run.state.retry(job_id)
         return
     if job_id and not before.begun and not doom and not message.elsewhere:
-        _note_stopped(run, job_id, index, begun=False)  # none of its code has run, so it is not to blame
+        # none of the job's code has run, so the job is not at fault
+        _note_stopped(run, job_id, index, begun=False)
         _stopped_unasked(run, job_id, index, f"ended once more before it had begun: {message.said}")
     elif job_id:
         lost = _worker_failure(index, message, before.rss_bytes)
@@ -167,14 +169,14 @@ def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewh
     if elsewhere and run.excused[job_id] <= _MAX_EXCUSED:
         recovery.try_again(run, job_id, index, failure, "elsewhere")
     else:
-        # Of several devices none can be told to be the cause.
+        # With several devices, none can be singled out as the cause.
         suspect = index if not elsewhere and run.state.plan.jobs[job_id].devices == 1 else None
         recovery.failed(run, job_id, index, failure, suspect=suspect)
 
 
 def _worker_failure(index: int, ended: messages.WorkerExited, rss_bytes: int) -> Failure:
     how = ended.said
-    if ended.exit_code == -9 and rss_bytes:  # what a SIGKILL that nobody here has sent most often means
+    if ended.exit_code == -9 and rss_bytes:  # the most common cause of a SIGKILL that the engine did not send
         how += f"; it held {rss_bytes / 2**30:.1f} GiB, so the system may have been out of memory"
     return Failure(messages.FailureKind.lost, f"worker {index} was lost ({how})", exit_code=ended.exit_code)
 
@@ -204,7 +206,7 @@ def _job_finished(run: Run, index: int, message: messages.JobFinished) -> None:
         **({} if message.peak_mb is None else {"peak_mb": message.peak_mb}),
     )
     workers = state.jobs[job_id].workers
-    # The first of a worker imports what later ones find there.
+    # The first job of a worker imports libraries that later jobs find loaded.
     kind = recovery.kind_of_time(state.plan.jobs[job_id])
     run.took_s[kind] = max(message.run_s, recovery.TIME_DECAY * run.took_s.get(kind, 0.0))
     state.finished(index, message.peak_mb, message.held_mb)
@@ -219,7 +221,7 @@ def _job_raised(run: Run, index: int, message: messages.JobRaised, on_disk: OnDi
     beside = kind is messages.FailureKind.out_of_memory and state.ran_out_of_memory(job_id, index)
     state.raised(index, message.held_mb)
     first, *rest = message.said.splitlines() or ["an exception that says nothing"]
-    # Validators of libraries say what is wrong in the line below the one that announces it.
+    # Validators of libraries announce an error in one line and describe it in the next.
     what = " ".join([first, *(line.strip() for line in rest[:1] if first.endswith(":"))])[:_MAX_REASON]
     failure = Failure(kind, what, traceback=message.traceback, damaged_key=message.damaged_key)
     if beside:
@@ -230,7 +232,7 @@ def _job_raised(run: Run, index: int, message: messages.JobRaised, on_disk: OnDi
         if is_gang:
             suspect = next(iter(workers[message.rank :]), None) if message.rank is not None else None
         recovery.failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
-    # What the ranks of a gang have started may have outlived them; it ends with the worker that led them.
+    # Processes that ranks started may outlive the ranks; they end with the worker that led the ranks.
     _hand_on(run, index, workers, message, is_spoiled=is_gang)
 
 
@@ -242,10 +244,11 @@ def _hand_on(
     *,
     is_spoiled: bool = False,
 ) -> None:
-    """Make the devices of a job that is over fit for the next, in fresh processes where present ones are not."""
+    """Make the devices of a finished job ready for the next one, with fresh processes where needed."""
     if message.left_changed:
         run.say(f"worker {index}: {message.job_id} has left changed: {message.left_changed}")
-    if run.state.workers[index].quarantined:  # that a job has ended there may show that the device works after all
+    # a job that ended on a device may show that the device works after all
+    if run.state.workers[index].quarantined:
         recovery.review_devices(run)
     if is_spoiled or message.spoils:
         recovery.renew_idle(run, [index])
@@ -254,14 +257,17 @@ def _hand_on(
 
 
 def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
-    """Nobody is to blame for the end of an attempt. The journal tells of those alone that it has seen begin."""
+    """Record an attempt that ended through nobody's fault, if the journal has its beginning."""
     attempt = run.end_attempt(job_id, index, "stopped")
     if begun:
         run.record("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
 
 
 def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
-    """Try a job again that is not to blame for the end of its attempt; not for ever, if the engine goes on."""
+    """Retry a job whose attempt ended through no fault of its own.
+
+    A limited number of times, if the engine goes on.
+    """
     run.excused[job_id] += not run.stopping
     if run.excused[job_id] <= _MAX_EXCUSED:
         run.state.retry(job_id)
@@ -272,11 +278,11 @@ def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
 
 
 # -- runnable ----------------------------------------------------------------------------------------------------
-# Whether an engine with these devices can carry out a plan at all, and in words why not. Pure.
+# Check whether an engine with these devices can carry out a plan at all, and if not, say why. Pure functions.
 
 
 def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Needs) -> str:
-    """Say why a job cannot run on some devices: there are too few of them, or they are too small."""
+    """Say why a job cannot run on some devices, too few or too small; "" if it can."""
     if job.devices <= (most := layout.most_together(devices)):
         places = [layout.places[device] for device in devices]
         have = ", ".join(f"{place.label} has {(place.free_mb or 0) / 1024:.1f} GiB free" for place in places)
@@ -294,7 +300,7 @@ def too_few_devices(job: Job, devices: Sequence[int], layout: Layout, needs: Nee
 
 
 def too_wide(state: RunState) -> list[str]:
-    """Jobs that could start now but for needing more devices, or larger ones, than are left."""
+    """Return the ready jobs that need more devices, or larger ones, than are left."""
 
     def is_too_wide(name: str) -> bool:
         job = state.jobs[name].job
@@ -312,13 +318,13 @@ def too_wide(state: RunState) -> list[str]:
 def check_runnable(
     plan: Plan, layout: Layout, stored: Collection[str] = (), peaks: Mapping[str, int] | None = None
 ) -> None:
-    """Refuse what this engine cannot carry out.
+    """Check that this engine can carry out a plan.
 
     Args:
         plan: The plan.
         layout: The devices.
         stored: Ids of the jobs that need not run.
-        peaks: Memory that jobs took in earlier runs, by `Job.memory_kind`.
+        peaks: Device memory of jobs in earlier runs, by `Job.memory_kind`.
 
     Raises:
         PlanError: A job needs more devices than there are, or larger ones, or its id cannot name a folder.
@@ -335,11 +341,11 @@ def check_runnable(
 
 
 _OTHER_RUN_S = 1.0
-"""How often to look whether another run is done with a job; a lock on a file cannot be waited on with the rest."""
+"""Seconds between checks whether another run is done with a job; waits cannot include a file lock."""
 
 
 def release_due(run: Run) -> None:
-    """Let jobs go on that have waited long enough."""
+    """Release jobs whose delay is over."""
     due = [job_id for job_id, due_s in run.delayed.items() if due_s <= run.now_s]
     for job_id in sorted(due, key=run.delayed.__getitem__):
         del run.delayed[job_id]
@@ -347,7 +353,7 @@ def release_due(run: Run) -> None:
 
 
 def give_up_too_wide(run: Run) -> None:
-    """Have jobs fail that could start, but need more devices, or larger ones, than are left."""
+    """Fail the ready jobs that need more devices, or larger ones, than are left."""
     state = run.state
     for job_id in too_wide(state):
         said = too_few_devices(state.plan.jobs[job_id], state.usable_devices(), state.layout, state.needs)
@@ -356,8 +362,8 @@ def give_up_too_wide(run: Run) -> None:
 
 
 def reserve(run: Run, action: Reserve) -> None:
-    """Promise the next free devices to a job."""
-    # Where devices are shared this is said of every job that waits for another to end.
+    """Reserve the next free devices for a job."""
+    # On shared devices every job that waits for another one to end gets here.
     level = logging.INFO if run.state.plan.jobs[action.job_id].devices > 1 else logging.DEBUG
     run.say(f"{action.job_id}: the next free devices are kept for it", level)
     run.state.reserve(action.job_id, action.node)
@@ -367,8 +373,8 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
     """Give a job to its workers, unless another run computes it now or has stored it.
 
     Args:
-        run: The run.
-        action: Which job, and which workers.
+        run: State of the run.
+        action: The job, and its workers.
         on_disk: What the store says of the job's output.
     """
     if not _is_to_run(run, action.job_id, on_disk):
@@ -382,7 +388,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
 
 
 def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
-    """Whether this run is to compute a job that could start; if not, what follows from that."""
+    """Return whether this run is to compute a ready job; if not, apply the consequences."""
     if not on_disk.claimed:
         _wait(run, job_id)
     elif on_disk.stored:
@@ -407,21 +413,25 @@ def _wait(run: Run, job_id: str) -> None:
 
 
 # -- ahead -------------------------------------------------------------------------------------------------------
-# Where jobs are so short that a worker would wait for the next one about as long as it works, it has some ahead
-# and begins them by itself, each if the one before it has left its process fit for it (`spoils`). What is more
-# urgent by then waits for them; that is why they are few.
+# Prefetching: if jobs are so short that a worker would wait for the next one about as long as it works, it gets
+# some in advance. It begins them by itself, as long as each job leaves the process fit for the next (`spoils`).
+# More urgent jobs that become ready meanwhile have to wait, so few jobs are prefetched.
 
 
 DEPTH = 16
-"""Jobs that a worker has ahead at most; more are handed when half of them are left, so several at a time."""
+"""Maximum number of prefetched jobs per worker. It gets more when half of them are left, so several at a time."""
 MOST = 200
-"""Jobs that all workers together have ahead at most: the claim on the key of each takes a descriptor."""
+"""Maximum number of prefetched jobs of all workers: the lock on the key of each takes a file descriptor."""
 SHORT_S = 0.05
-"""A job that takes longer does not notice the millisecond in which its worker waits for the engine."""
+"""Longest job, in seconds, worth prefetching: a longer one does not notice the millisecond of waiting for the
+engine."""
 
 
 def orders_ahead(run: Run) -> list[Start]:
-    """Which jobs to hand ahead now, and to whom: of the most urgent, while some stay for each other worker."""
+    """Decide which of the most urgent jobs to prefetch, and to which workers.
+
+    Some jobs stay for each other worker.
+    """
     state = run.state
     if not state.ready or state.retries or run.delayed or state.reserved or run.gathering:
         return []
@@ -436,7 +446,7 @@ def orders_ahead(run: Run) -> list[Start]:
     def is_short(job_id: str) -> bool:
         return run.took_s.get(recovery.kind_of_time(state.plan.jobs[job_id]), SHORT_S) < SHORT_S
 
-    # What was tried before is watched by itself.
+    # Retried jobs are started by the engine itself.
     names = takewhile(lambda name: not state.jobs[name].attempts and is_short(name), islice(bucket[""], left))
     found: list[Start] = []
     for worker in state.workers:

@@ -1,4 +1,4 @@
-"""What becomes of an attempt that failed, and of the device that it failed on. Pure rules."""
+"""Rules for what becomes of a failed attempt, and of its device. Pure functions."""
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
@@ -11,7 +11,8 @@ from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job
 
 TIME_DECAY = 0.7
-"""A kind's time is the longest of its last jobs, each of which counts for this much of the one before it."""
+"""Estimated time of a kind of job: the largest recent time, where each further job multiplies older times by this.
+"""
 
 # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -24,15 +25,15 @@ def failed(
     Args:
         run: The run.
         job_id: The job, which no worker has any more.
-        index: The worker that was given it.
+        index: Index of the worker that had the job.
         failure: What happened.
-        suspect: The worker whose device may be at fault, if one can be named.
-        on_disk: What the store says of the input that was found damaged, if one was.
+        suspect: The worker whose device may be at fault, if one can be singled out.
+        on_disk: What the store says of the input that was found damaged, if any.
     """
     state, job = run.state, run.state.jobs[job_id]
     if failure.kind is FailureKind.storage:
-        # No other job would fare better, and what they compute would be lost. So none is blamed, and the run
-        # ends as if it had been interrupted.
+        # No other job would fare better, and its computation would be lost. So no job is blamed, and the run ends
+        # as if it had been interrupted.
         _record_failure(run, job_id, index, failure, retry=True)
         run.halted = f"{job_id}: {failure.message}"
         state.retry(job_id)
@@ -58,15 +59,15 @@ def failed(
 
 
 def try_again(run: Run, job_id: str, index: int, failure: Failure, how: str, why: str = "") -> None:
-    """Have another attempt where neither job nor device is to blame, so that this counts as no failure of it.
+    """Retry a job when neither job nor device is at fault, without counting a failure.
 
     Args:
         run: The run.
         job_id: The job.
-        index: The worker that was given it.
+        index: Index of the worker that had the job.
         failure: What happened.
-        how: How it is tried again, in words.
-        why: What is different then, for the journal.
+        how: How it is retried, in words.
+        why: What is different on the retry, for the journal.
     """
     run.say(f"{job_id}: trying again {how}: {failure.message}")
     _record_failure(run, job_id, index, replace(failure, message=failure.message + why), retry=True)
@@ -74,7 +75,7 @@ def try_again(run: Run, job_id: str, index: int, failure: Failure, how: str, why
 
 
 def give_up(run: Run, job_id: str, kind: FailureKind, reason: str) -> None:
-    """Have a job fail for good, and block what depends on it."""
+    """Fail a job for good, and block the jobs that depend on it."""
     attempts = run.state.jobs[job_id].attempts
     where = f" (log: {run.log_path(job_id, attempts)})" if attempts else ""
     run.say(f"{job_id} failed: {reason}{where}", logging.ERROR)
@@ -105,7 +106,7 @@ def _record_failure(
 
 
 def _make_again(run: Run, key: str, on_disk: OnDisk) -> None:
-    """Have an output made anew that could not be used."""
+    """Recompute an output that could not be used."""
     if on_disk.problem not in ("", REMOVED):
         run.do(SetAside(key, on_disk.problem))
     if on_disk.maker:
@@ -113,7 +114,7 @@ def _make_again(run: Run, key: str, on_disk: OnDisk) -> None:
 
 
 def _reopen(run: Run, job_id: str, reason: str, missing: frozenset[str]) -> None:
-    """Have a job run again, and with it all that it reads and that is not there any more."""
+    """Run a job again, together with the jobs whose outputs it reads and that are gone."""
     if not run.state.reopen(job_id):
         return
     run.say(f"{job_id} runs again: its stored output cannot be used ({reason})")
@@ -127,14 +128,14 @@ def _reopen(run: Run, job_id: str, reason: str, missing: frozenset[str]) -> None
 
 
 def unusable(run: Run, index: int, reason: str) -> None:
-    """Give up a worker that cannot be used, whatever becomes of others."""
+    """Give up a worker that cannot be used, even if it is the last one."""
     run.unusable.add(index)
     if not run.state.workers[index].quarantined:
         _quarantine(run, index, reason, [])
 
 
 def unfit(run: Run, index: int, reason: str) -> None:
-    """Give up a worker which says that jobs would fail on its device, unless it has the last one."""
+    """Give up a worker that reports its device as unfit, unless it has the last one."""
     if len(run.state.usable_devices()) > 1:
         unusable(run, index, reason)
     else:
@@ -142,7 +143,7 @@ def unfit(run: Run, index: int, reason: str) -> None:
 
 
 def review_devices(run: Run) -> None:
-    """Give no more jobs to a device that is the likely cause of failures, and take back what proved wrong."""
+    """Quarantine devices that are the likely cause of failures, and release those where this proved wrong."""
     state = run.state
     for device in range(len(state.layout.places)):
         jobs = state.blame.suspect(device)
@@ -178,11 +179,11 @@ def _release(run: Run, index: int) -> None:
 
 
 # -- worker replacement ------------------------------------------------------------------------------------------
-# Which processes end before a job starts, or after one, for the memory that they hold. Pure rules.
+# Free memory for a job: which processes end before it starts, or after it. Pure rules.
 
 
 def gather(run: Run, job_id: str, emptied: Collection[int]) -> None:
-    """Replace processes that hold memory of the devices which a job is about to use, and send it then."""
+    """Replace processes that hold memory of the devices of a job that is about to start, and send the job then."""
     run.gathering[job_id] = None
     workers = run.state.jobs[job_id].workers
     for worker in workers:
@@ -195,9 +196,9 @@ def gather(run: Run, job_id: str, emptied: Collection[int]) -> None:
 
 
 def send_if_gathered(run: Run, job_id: str) -> None:
-    """Give a job to its worker if all of its devices are its own."""
+    """Send a job to its worker once no other process holds memory of its devices."""
     workers = [run.state.workers[index] for index in run.state.jobs[job_id].workers] if job_id else []
-    # No process of its own may hold memory that a job of several devices is about to use.
+    # No worker process may hold memory that a multi-GPU job is about to use.
     if job_id in run.gathering and all(one.up and (one.fresh or len(workers) == 1) for one in workers):
         device_of = run.state.layout.device_of
         devices = {device_of(worker) for worker in run.state.jobs[job_id].workers}
@@ -209,15 +210,15 @@ def send_if_gathered(run: Run, job_id: str) -> None:
 
 
 def send(run: Run, job_id: str) -> None:
-    """Have a job sent to the workers that it was given to."""
+    """Send a job to the workers that it was assigned to."""
     state = run.state.jobs[job_id]
-    if len(state.workers) == 1:  # its process may have been replaced since the job was given to it
+    if len(state.workers) == 1:  # its process may have been replaced since the job was assigned to it
         run.state.workers[state.workers[0]].fresh = False
     run.do(Send(state.workers[0], _order(run, job_id)))
 
 
 def _order(run: Run, job_id: str) -> RunJob:
-    """What a worker is told of a job that it was given."""
+    """Return the message that gives a job to its worker."""
     state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
     return RunJob(
         job_id=job_id,
@@ -239,7 +240,7 @@ def _order(run: Run, job_id: str) -> RunJob:
 
 
 def begin_ahead(run: Run, index: int) -> None:
-    """A worker has no job any more, and begins the next of those that it was given ahead."""
+    """Let a worker that has finished its job begin the next of its prefetched jobs."""
     worker = run.state.workers[index]
     if worker.ahead and worker.phase is WorkerPhase.idle:
         run.state.begin_ahead(index, run.now_s)
@@ -249,14 +250,14 @@ def begin_ahead(run: Run, index: int) -> None:
 
 
 def give_back(run: Run, index: int) -> None:
-    """A worker begins none of the jobs any more that it was given ahead."""
+    """Take all prefetched jobs back from a worker."""
     for job_id in list(run.state.workers[index].ahead):
         run.do(ReleaseClaim(job_id))
         run.state.give_back(job_id, index)
 
 
 def kind_of_time(job: Job) -> tuple[str, str]:
-    """What jobs have in common that take about as long."""
+    """Return the key of jobs that take about equally long."""
     return job.entry, job.stage
 
 
@@ -264,7 +265,8 @@ def process_ended(run: Run, index: int) -> bool:
     """Note the end of a worker process.
 
     Returns:
-        Whether it was no loss: it was replaced on purpose, or its device alone was in use, by a job that goes on.
+        Whether no job was lost: the process was replaced on purpose, or only its device was in use, by a job that
+        goes on.
     """
     run.emptied.discard(index)
     worker = run.state.workers[index]
@@ -279,25 +281,25 @@ def process_ended(run: Run, index: int) -> bool:
 
 
 def renew(run: Run, worker: int) -> None:
-    """Have a fresh process in the place of one; a job that is to come, or has its device, stays."""
+    """Replace a worker's process; a job that is assigned to it, or uses its device, stays."""
     run.renewed.add(worker)
     run.state.workers[worker].ends()
     run.do(ProcessOrder("restart", worker))
 
 
 def renew_idle(run: Run, workers: Iterable[int]) -> None:
-    """Have the next jobs of workers that have none run in fresh processes."""
+    """Replace the processes of workers that have no job."""
     for worker in map(run.state.workers.__getitem__, workers):
         if not (worker.job_id or worker.gone or run.stopping):
             renew(run, worker.index)
 
 
 def renew_places(run: Run, workers: Sequence[int], but: Collection[int] = ()) -> None:
-    """Replace workers whose devices ranks had: a new one is ready once the memory of its GPU has come back.
+    """Replace workers whose devices ranks used: a new process is ready once the memory of its GPU is free.
 
     Args:
         run: The run.
-        workers: All of the job, which is over.
-        but: Those of them whose processes have ended, or are being replaced.
+        workers: All workers of the job, which is over.
+        but: Workers among them whose processes have ended, or are being replaced.
     """
     renew_idle(run, [index for index in workers if run.state.workers[index].visible and index not in but])

@@ -1,4 +1,4 @@
-"""One run, as far as it can be told without looking outside: what the deciding modules read and change.
+"""State of one run that needs no look outside: what the rules read and change.
 
     an event, what the disk says about it, the time --> rules (pure) --> state changed, effects to be carried out
 
@@ -21,11 +21,11 @@ from pipeline.engine.scheduler.state import RunState
 from pipeline.engine.workers.messages import FailureKind, RunJob
 
 # -- retry -------------------------------------------------------------------------------------------------------
-# What follows from a failed attempt: a pure rule.
+# Judge a failed attempt: a pure rule.
 
 
 MAX_DAMAGED_INPUTS = 5
-"""How often a job may find an input damaged before something other than chance must be at work."""
+"""How often a job may find an input damaged before chance is ruled out as the cause."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Failure:
 
     Attributes:
         kind: How it failed.
-        message: One line on what was seen.
-        traceback: Of the job's own code, where there is one.
-        exit_code: Of its worker, where that ended; negative is a signal number.
-        damaged_key: Key of the stored output that it could not use, or "".
+        message: One line on what was observed.
+        traceback: Traceback of the job's own code, if there is one.
+        exit_code: Exit code of its worker, if that ended; negative is a signal number.
+        damaged_key: Key of the stored output that the job could not use, or "".
     """
 
     kind: FailureKind
@@ -52,11 +52,11 @@ def judge(failure: Failure, count: int, settings: RetryConfig) -> tuple[str, flo
 
     Args:
         failure: What happened.
-        count: How many attempts of the job have failed in this way, this one included.
-        settings: Budgets.
+        count: Number of the job's attempts that failed in this way, including this one.
+        settings: Retry budgets.
 
     Returns:
-        Why the job is given up, or "" if it is tried again; and seconds to wait before that.
+        Why the job is given up, or "" for a retry; and the seconds to wait before the retry.
     """
     if failure.kind is FailureKind.bug:
         return failure.message, 0.0
@@ -78,7 +78,7 @@ def judge(failure: Failure, count: int, settings: RetryConfig) -> tuple[str, flo
 
 
 # -- watchdog ----------------------------------------------------------------------------------------------------
-# Notices workers that hang: no sign of life, no progress, or too long at one job. Pure: it has no clock.
+# Detect workers that hang: no heartbeat, no progress, or too long at one job. Pure: it has no clock.
 
 
 @dataclass
@@ -90,7 +90,7 @@ class _Watch:
 
 
 class Watchdog:
-    """Watches the workers that have a job."""
+    """Detects hanging workers among those that have a job."""
 
     def __init__(self, settings: ExecutionConfig) -> None:
         self._settings = settings
@@ -99,27 +99,27 @@ class Watchdog:
         """Nothing is due before: what workers say puts that off, and nothing brings it on but a new job."""
 
     def began(self, worker: int, now_s: float) -> None:
-        """A worker was given a job."""
+        """Note that a worker was given a job."""
         watch = self._watches[worker] = _Watch(now_s, now_s, now_s)
         self._earliest_s = min(self._earliest_s, self._due_s(watch))
 
     def heard(self, worker: int, now_s: float) -> None:
-        """A worker has said something."""
+        """Note a message from a worker."""
         if worker in self._watches:
             self._watches[worker].heard_s = now_s
 
     def moved(self, worker: int, now_s: float, done: int, tokens: int) -> None:
-        """A worker has told how far its job is; only a change counts as progress."""
+        """Note the progress of a worker's job; only a change counts as progress."""
         watch = self._watches.get(worker)
         if watch and (done, tokens) != watch.progress:
             watch.progress, watch.moved_s = (done, tokens), now_s
 
     def ended(self, worker: int) -> None:
-        """A worker's job is over, however it went."""
+        """Note that a worker's job is over."""
         self._watches.pop(worker, None)
 
     def overdue(self, now_s: float) -> dict[int, str]:
-        """Workers that hang, with what was seen of each; each is told once."""
+        """Return the workers that hang, each with the reason; each is returned once."""
         found: dict[int, str] = {}
         if now_s >= self._earliest_s:
             for worker, watch in list(self._watches.items()):
@@ -131,14 +131,14 @@ class Watchdog:
         return found
 
     def next_s(self) -> float | None:
-        """When to look again: one of them may be overdue then, and none is before; None where there is none."""
+        """Return the earliest time at which a worker may be overdue; None if there is no limit."""
         return self._earliest_s if self._watches else None
 
     def _due_s(self, watch: _Watch) -> float:
         return min(at_s for at_s, _, _ in self._limits(watch))
 
     def _limits(self, watch: _Watch) -> Iterator[tuple[float, str, str]]:
-        """When each limit is reached, what that says of the worker, and the limit."""
+        """Yield when a worker reaches each limit, what that means, and the name of the limit."""
         settings = self._settings
         if (limit := settings.job_timeout_s) is not None:
             yield watch.sent_s + limit, "took longer than", f"job_timeout_s={limit:g}"
@@ -149,19 +149,19 @@ class Watchdog:
 
 
 # -- effects -----------------------------------------------------------------------------------------------------
-# What a run does outside of its own state, as plain data: decided by rules, done in order by `loop.Outside`.
-# Several of these are made for every job; of a frozen dataclass each would take ten times as long.
+# Effects of a run outside of its own state, as plain data: the rules decide them, `loop.Outside` executes them in
+# order. Every job makes several of them; frozen dataclasses would take ten times as long.
 
 
 class Record(Struct, frozen=True):
-    """Have an event in the journal, and told then. See `Outside.settle` for when."""
+    """Add an event to the journal, and then pass it to the listener. `Outside.settle` says when."""
 
     event: str
     fields: Mapping[str, Any]
 
 
 class Tell(Struct, frozen=True):
-    """Tell whoever watches an event that has no place in the journal."""
+    """Pass an event that is not written to the journal to the listener."""
 
     event: str
     fields: Mapping[str, Any]
@@ -182,7 +182,7 @@ class Send(Struct, frozen=True):
 
 
 class ProcessOrder(Struct, frozen=True):
-    """Do something about the process of a worker: what the method of `Pool` does that has this name."""
+    """Call the method of `Pool` with this name for the process of a worker."""
 
     action: Literal["restart", "dismiss", "abort"]
     worker: int
@@ -195,7 +195,7 @@ class ReleaseClaim(Struct, frozen=True):
 
 
 class SetAside(Struct, frozen=True):
-    """Take a damaged output out of the way, and keep it for whoever wants to look."""
+    """Move a damaged output out of the way, and keep it for inspection."""
 
     key: str
     problem: str
@@ -205,14 +205,14 @@ Effect = Record | Tell | Say | Send | ProcessOrder | ReleaseClaim | SetAside
 
 
 class OnDisk(Struct, frozen=True, kw_only=True):
-    """What the store says about an output, for a decision that hangs on it.
+    """What the store says about an output, for a decision that depends on it.
 
     Attributes:
         claimed: Whether this run may compute it; False while another one does.
-        stored: Whether it is there.
+        stored: Whether the output is there.
         problem: Why it cannot be used, or "".
         maker: The job of this run that makes it, or "".
-        missing: Finished jobs before that one whose own outputs are not there any more.
+        missing: Finished jobs upstream of that job whose outputs are gone.
     """
 
     claimed: bool = True
@@ -227,31 +227,31 @@ class Run:
     """One run.
 
     Attributes:
-        state: Its jobs and workers.
+        state: State of its jobs and workers.
         settings: Budgets and limits.
-        folder: Where its logs go. This and the other paths are absolute.
-        store: Where outputs go.
-        scratch: Where unfinished ones are.
-        verified: Notes on which stored outputs were found good.
-        watchdog: Knows what hangs.
-        attempts: Every attempt, in the order in which they ended.
+        folder: Folder of its logs. All paths here are absolute.
+        store: Path of the store.
+        scratch: Path of unfinished outputs.
+        verified: Path of the notes on which stored outputs were found intact.
+        watchdog: Detects hanging workers.
+        attempts: Every attempt, by the time of its end.
         spans: Every worker process that was started.
-        present: Worker -> the last of them.
-        delayed: Job that waits -> when it may go on.
-        gathering: Jobs that have their devices, until processes that hold their memory are replaced.
-        renewed: Workers whose processes are being replaced on purpose: their end is no loss.
-        emptied: Those of them whose end others on the same device wait for, since they hold memory of it.
-        doomed: Worker -> why it is being killed. What it still says no longer counts.
+        present: Worker -> its latest span.
+        delayed: Waiting job -> when it may go on.
+        gathering: Jobs that have their devices, but wait until processes that hold device memory are replaced.
+        renewed: Workers whose processes are being replaced on purpose, so that their end is no failure.
+        emptied: Workers among them that hold device memory which others on the same device wait for.
+        doomed: Worker -> why it is being killed. Its further messages are ignored.
         unusable: Workers that cannot even be started.
-        took_s: Entry and stage of jobs -> about the longest that one of the last took.
-        excused: Job -> attempts whose end nothing here is to blame for: a signal to its worker from elsewhere, or
-            the loss of its machine.
-        told_late: Worker and job of which it has spoken late: told once.
-        told_waiting: Jobs that another run was found computing, which was said.
+        took_s: Entry and stage of jobs -> about the longest duration of recent ones.
+        excused: Job -> number of attempts that ended through a foreign signal to the worker, or the loss of its
+            machine.
+        told_late: Workers and jobs of late messages, each reported once.
+        told_waiting: Jobs that were reported as being computed by another run.
         stopping: Whether workers are being ended.
         halted: Why no further job could succeed, or "".
-        now_s: Monotonic seconds at the event that is decided about.
-        effects: What is to be carried out for it, in this order.
+        now_s: Monotonic seconds at the event being handled.
+        effects: Effects to execute for it, in this order.
     """
 
     state: RunState
@@ -285,51 +285,51 @@ class Run:
     # -- effects -----------------------------------------------------------------------------------------------
 
     def do(self, effect: Effect) -> None:
-        """Have something done outside."""
+        """Add an effect to execute."""
         self.effects.append(effect)
 
     def record(self, event: str, **fields: object) -> None:
-        """Have an event in the journal."""
+        """Add an event to the journal."""
         self.do(Record(event, fields))
 
     def tell(self, event: str, **fields: object) -> None:
-        """Have an event told that has no place in the journal."""
+        """Pass an event that is not written to the journal to the listener."""
         self.do(Tell(event, fields))
 
     def say(self, text: str, level: int = logging.WARNING) -> None:
-        """Have a line in the run's log."""
+        """Add a line to the run's log."""
         self.do(Say(text, level))
 
     def decided(self) -> list[Effect]:
-        """Take out what is to be carried out."""
+        """Take out the effects to execute."""
         effects, self.effects = self.effects, []
         return effects
 
     # -- what rules share --------------------------------------------------------------------------------------
 
     def process_starts(self, index: int) -> None:
-        """A process begins in the place of a worker."""
+        """Note that a process starts for a worker."""
         self.state.workers[index].gone = False
         self.present[index] = WorkerSpan(worker=index, started_s=self.now_s)
         self.spans.append(self.present[index])
         self.tell("WorkerStarting", worker=index)
 
     def log_path(self, job_id: str, attempt: int) -> str:
-        """The log of one attempt. A text, as orders have it: making paths takes longer than all the rest."""
+        """Return the path of an attempt's log, as text: making path objects would take too long."""
         return f"{self.folder.path}/{self.log_name(job_id, attempt)}"
 
     def log_name(self, job_id: str, attempt: int) -> str:
-        """The same within the folder of the run."""
+        """Return the path of an attempt's log within the folder of the run."""
         return f"{self.folder.job_name(job_id)}/log.{f'{attempt}.' if attempt > 1 else ''}txt"
 
     def end_attempt(self, job_id: str, index: int, outcome: str, load_s: float = 0.0) -> Attempt:
-        """Close the books on an attempt, and let go of what it had.
+        """Record the end of an attempt, and release its workers.
 
         Args:
             job_id: The job.
-            index: The worker that was given it.
-            outcome: How it went, for the books.
-            load_s: Of its time, how much went into loading.
+            index: Index of the worker that had the job.
+            outcome: Its outcome, for the account.
+            load_s: Seconds of it spent loading.
         """
         job = self.state.jobs[job_id]
         self.watchdog.ended(index)

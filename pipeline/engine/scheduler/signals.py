@@ -1,7 +1,7 @@
-"""Requests to stop, as something that the loop's one wait can wait on.
+"""Turn requests to stop into something that the loop's single wait can wait on.
 
-They are held from the first file of a run to its last word. While jobs run they end it; before and after, what is
-just being written is finished.
+Signals are handled from the first file of a run to its last output. While jobs run, a signal ends the run; before
+and after, the current write is finished first.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from typing import Any
 _SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
-    # The terminal was closed. Whoever started the run is gone, so it ends as if told to.
+    # The terminal was closed. The user has gone, so the run ends as on SIGTERM.
     signal.SIGHUP,
-    # What Slurm is commonly asked to send some minutes before the end of an allocation.
+    # Slurm is commonly asked to send this signal some minutes before the end of an allocation.
     signal.SIGUSR2,
 )
 
 
 _PATIENCE = 3
-"""How many signals outside of `calling` it takes to end the process after all: something may never be written."""
+"""Signals outside of `calling` that end the process after all, in case a write never finishes."""
 
 
 class StopSignals:
     """While entered, SIGINT, SIGTERM, SIGHUP and SIGUSR2 make `fileno()` readable instead of ending the process.
 
-    It may be entered again meanwhile, which changes nothing.
+    Entering it again meanwhile changes nothing.
 
-    Elsewhere than in the main thread Python cannot handle signals; there this does nothing.
+    Outside of the main thread Python cannot handle signals, so there this does nothing.
 
     Attributes:
         received: Name of the first signal that came, or None.
-        times: How many came.
+        times: Number of signals received.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class StopSignals:
         os.set_blocking(self._write, False)
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
-                # `nohup` ignores SIGHUP, and means it.
+                # `nohup` ignores SIGHUP on purpose.
                 if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -70,17 +70,17 @@ class StopSignals:
         if self._entered:
             return
         for number in self._previous:
-            if signal.getsignal(number) == self._handle:  # else somebody has taken it over meanwhile
+            if signal.getsignal(number) == self._handle:  # otherwise other code has replaced the handler meanwhile
                 self._restore(number)
         os.close(self._read)
         os.close(self._write)
 
     @contextmanager
     def calling(self, on_signal: Callable[[], None]) -> Iterator[None]:
-        """While jobs run: have a signal do something at once.
+        """Call a function at once on a signal, while jobs run.
 
         Args:
-            on_signal: Called in the handler itself, between two instructions of whatever runs; may raise.
+            on_signal: Called in the signal handler, between any two instructions of the running code; may raise.
         """
         with self:
             self._on_signal = on_signal
@@ -90,7 +90,7 @@ class StopSignals:
                 self._on_signal = None
 
     def fileno(self) -> int:
-        """Readable once a signal has come, until `drain`."""
+        """Return a file descriptor that is readable once a signal has come, until `drain`."""
         return self._read
 
     def drain(self) -> None:
@@ -101,10 +101,10 @@ class StopSignals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGHUP and self.received:
-            return  # where a terminal is closed its shell sends one and the kernel another: no second request
+            return  # when a terminal closes, its shell sends one and the kernel another: not a second request
         self.times += 1
         self.received = self.received or signal.Signals(number).name
-        with suppress(BlockingIOError):  # full of signals that nobody has read yet
+        with suppress(BlockingIOError):  # the pipe is full of signals that nobody has read yet
             os.write(self._write, b"s")
         if self._on_signal is not None:
             self._on_signal()

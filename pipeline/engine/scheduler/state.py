@@ -1,4 +1,4 @@
-"""The state of a run, and how each event changes it. No clock, no process, no file."""
+"""State of a run, and how each event changes it. No clock, no process, no file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pipeline.engine.workers.messages import FailureKind
 from pipeline.plan.graph import Job, Plan
 
 # -- job state ---------------------------------------------------------------------------------------------------
-# Where each job of a run stands, as plain data.
+# Status of each job of a run, as plain data.
 #
 #     pending -> ready -> running -> done
 #     pending or ready -> stored        there before the run, or made by another run meanwhile
-#     running -> ready, failed          a failed attempt that is tried again, or was the last one
-#     pending -> blocked                something that it reads has failed
+# running -> ready, failed a failed attempt that is retried, or was the last one
+# pending -> blocked a job that it depends on has failed
 #     done, stored -> pending           its output was found damaged
 
 
 class JobStatus(Enum):
-    """Where a job stands."""
+    """Status of a job."""
 
     pending = "pending"
     ready = "ready"
@@ -36,7 +36,7 @@ class JobStatus(Enum):
     blocked = "blocked"
 
 
-# No sets: the hash of a member is a function in Python.
+# Not sets: the hash of an enum member is a Python function.
 THERE = (JobStatus.done, JobStatus.stored)
 SETTLED = (JobStatus.done, JobStatus.stored, JobStatus.failed, JobStatus.blocked)
 
@@ -47,18 +47,19 @@ class JobState:
 
     Attributes:
         job: The job.
-        status: Where it stands.
-        waits_for: Inputs that are not there yet.
-        attempts: How many were begun.
-        sent_s: When the last of them was given to its worker.
-        failures: How many of them failed in each way.
+        status: Its status.
+        waits_for: Number of inputs that are not there yet.
+        attempts: Number of attempts begun.
+        sent_s: When the last attempt was sent to its worker.
+        failures: Number of failed attempts by kind of failure.
         reason: Why it failed, or is blocked.
         root_cause: The failed job that blocks it, or "".
-        workers: While it runs, its workers in the order of ranks; the first is given the job, the others lend
-            their devices.
+        workers: While it runs, its workers in rank order; the first is given the job, the others lend their
+            devices.
         exclusive: While it runs, whether it shares its device with no other job.
-        limit_mb: While it runs beside others, MiB of its device that are set aside for it; else 0.
-        must_be_exclusive: Whether its next attempt must have a device to itself, as memory ran out beside others.
+        limit_mb: While it runs beside others, MiB of its device reserved for it; else 0.
+        must_be_exclusive: Whether its next attempt must have a device to itself, because memory ran out beside
+            others.
         keep_models: Whether the worker that runs it may keep models of earlier jobs.
     """
 
@@ -78,39 +79,39 @@ class JobState:
 
 
 # -- worker state ------------------------------------------------------------------------------------------------
-# Where each worker of a run stands, as plain data, and how that changes.
+# Status of each worker of a run, as plain data, and how it changes.
 
 
 class WorkerPhase(Enum):
-    """What a worker is doing."""
+    """Status of a worker."""
 
     starting = "starting"
     idle = "idle"
     running = "running"
-    lent = "lent"  # its device serves a job of several devices that another worker was given
+    lent = "lent"  # its device serves a multi-GPU job that another worker was given
     gone = "gone"
-    quarantined = "quarantined"  # it is given no more jobs; one that it has may go on
+    quarantined = "quarantined"  # it gets no more jobs; one that it has may go on
 
 
 @dataclass
 class WorkerState:
-    """One place in the pool and what it does.
+    """A slot of the pool and the state of its worker.
 
     Attributes:
         index: Number of the worker.
         device: Its device in words.
-        quarantined: Whether it is given no more jobs.
+        quarantined: Whether it gets no more jobs.
         gone: Whether its process has ended and no other was started.
-        job_id: The job that it runs, or to which its device is lent; or "".
-        lent: Whether it is its device alone that the job has.
-        up: Whether there is a process that could take a job.
-        begun: Whether it has said that the code of its job runs.
-        fresh: Whether that process has run no job, and so holds no memory of its device.
-        visible: What the process was given as CUDA_VISIBLE_DEVICES.
-        holds: Affinity keys whose models it has in memory, the one used last at the end.
+        job_id: The job that it runs, or to which its device is lent; else "".
+        lent: Whether the job uses only its device, and runs in another worker.
+        up: Whether it has a process that could take a job.
+        begun: Whether it has reported that the code of its job runs.
+        fresh: Whether its process has run no job yet, and so holds no device memory.
+        visible: CUDA_VISIBLE_DEVICES of its process.
+        holds: Affinity keys of the models in its memory, the last used at the end.
         rss_bytes: Resident memory at the last heartbeat.
-        held_mb: Memory of its device that it holds between jobs, where others share the device.
-        ahead: Jobs that it was given to begin by itself after that one, in this order.
+        held_mb: MiB of its device that it holds between jobs, where others share the device.
+        ahead: Prefetched jobs, which it begins by itself after the current one, in this order.
     """
 
     index: int
@@ -130,7 +131,7 @@ class WorkerState:
 
     @property
     def phase(self) -> WorkerPhase:
-        """What it is doing: it follows from what is known of its device, its job and its process."""
+        """Its status, from the state of its device, its job and its process."""
         if self.quarantined:
             return WorkerPhase.quarantined
         if self.lent:
@@ -142,30 +143,33 @@ class WorkerState:
         return WorkerPhase.idle if self.up else WorkerPhase.starting
 
     def ready(self, device: str, visible: str) -> WorkerState:
-        """A process is up; what an earlier one held is not in it. A job that is to come stays."""
+        """Return the state with a new process: nothing that an earlier one held is in it.
+
+        An assigned job stays.
+        """
         made = WorkerState(self.index, device, quarantined=self.quarantined, up=True, fresh=True, visible=visible)
         return replace(made, job_id=self.job_id, lent=self.lent)
 
     def ends(self) -> None:
-        """Its process is ended on purpose; a job that is to come, or has its device, stays."""
+        """Note that its process is ended on purpose; a job that is assigned to it, or uses its device, stays."""
         self.up = self.fresh = False
         self.holds = []
 
     def lost(self) -> WorkerState:
-        """Its process has ended, and with it all that was there."""
+        """Return the state after its process has ended, with everything in it gone."""
         return WorkerState(self.index, self.device, quarantined=self.quarantined, gone=True)
 
     def take(self, job_id: str, *, lent: bool) -> None:
-        """It is given a job, or its device is lent to one."""
+        """Give it a job, or lend its device to one."""
         assert self.phase is WorkerPhase.idle
         self.job_id, self.lent, self.begun = job_id, lent, False
 
     def free(self) -> None:
-        """Its job is over."""
+        """Note that its job is over."""
         self.job_id, self.lent = "", False
 
     def remember(self, affinity: str, most: int, *, shared: bool) -> None:
-        """Note which models it has in memory now: those of its last jobs, or on a shared device of this one."""
+        """Note the models now in its memory: those of its last jobs, or on a shared device those of this job."""
         if shared:
             self.holds = [affinity] if affinity else []
         elif affinity:
@@ -174,45 +178,45 @@ class WorkerState:
 
 
 # -- fault attribution -------------------------------------------------------------------------------------------
-# Whose fault it is when workers die: the job's or the device's. Pure.
+# Fault attribution: whether the job or the device is at fault when workers die. Pure.
 
 
 BLAMED_ON_DEVICES = frozenset({FailureKind.lost, FailureKind.hang, FailureKind.device})
-"""Failures that a broken device would cause. A raised exception or a lost connection is not among them."""
+"""Failures that a broken device would cause. Raised exceptions and lost connections are not among them."""
 
 
 class Blame:
-    """Counts what each device has failed since it last finished a job.
+    """Counts the jobs that each device has failed since it last finished one.
 
-    A device that has failed several different jobs in a row, each of them nowhere else, is the suspect, until the
-    same jobs fail on another device too: then they take the blame themselves.
+    A device becomes a suspect when it has failed several different jobs in a row that failed on no other device.
+    If the same jobs then fail on another device too, the jobs are at fault.
     """
 
     def __init__(self, limit: int) -> None:
-        """Start with a clean slate.
+        """Start without failures.
 
         Args:
-            limit: Different jobs in a row that make a device the suspect.
+            limit: Number of different jobs in a row that make a device a suspect.
         """
         self._limit = limit
         self._suspicions: dict[Hashable, list[str]] = {}
         self._failed_on: dict[str, set[Hashable]] = {}
 
     def failed_on(self, job_id: str) -> Collection[Hashable]:
-        """Devices on which a job has failed: another attempt should be made elsewhere."""
+        """Return the devices on which a job has failed, which its next attempt should avoid."""
         return self._failed_on.get(job_id, frozenset())
 
     def finished(self, device: Hashable) -> None:
-        """A job was finished on a device, so it works."""
+        """Note that a device finished a job, so it works."""
         self._suspicions.pop(device, None)
 
     def suspect(self, device: Hashable) -> list[str]:
-        """The jobs that speak against a device if there are enough of them, else nothing."""
+        """Return the jobs that implicate a device if they are enough, else an empty list."""
         jobs = self._suspicions.get(device, [])
         return list(jobs) if len(jobs) >= self._limit else []
 
     def failed(self, job_id: str, device: Hashable, kind: FailureKind) -> None:
-        """An attempt has failed."""
+        """Note a failed attempt."""
         if kind not in BLAMED_ON_DEVICES:
             return
         devices = self._failed_on.setdefault(job_id, set())
@@ -229,17 +233,17 @@ class RunState:
     """Every job and worker of a run.
 
     Attributes:
-        plan: What is carried out.
+        plan: The plan.
         jobs: Job id -> its state.
-        workers: By index. A process that comes up, a job that ends and what is said of a place go through the
-            methods here, so that finding who is idle does not look at all.
+        workers: By index. Processes that come up, jobs that end and changes of a slot go through the methods here,
+            so that idle workers are found without a scan.
         ready: Jobs that could start now, on any worker.
-        retries: Jobs that could start now and have failed on a worker before, which the next attempt avoids.
-        reserved: Job that was promised a place -> the machine on which idle workers are kept for it; in order.
+        retries: Ready jobs that failed on a worker before, which the next attempt avoids.
+        reserved: Job with a reservation -> the machine whose idle workers are kept for it; in order.
         blame: Which device has failed which job.
         layout: The devices, and which worker is on which.
-        needs: What jobs take of their memory.
-        unsettled: Jobs that are neither there nor given up.
+        needs: Memory needs of the jobs.
+        unsettled: Number of jobs that are neither done nor given up.
         running: Jobs that run.
     """
 
@@ -262,12 +266,12 @@ class RunState:
             plan: The plan.
             stored: Ids of the jobs that need not run.
             num_workers: Size of the pool.
-            barrier: Whether a round waits for all earlier ones.
-            models_in_memory: How many models a worker keeps.
-            device_failures: Different jobs in a row that make a device the suspect.
-            layout: Where the workers are; one on each device if None.
-            needs: What jobs take of the devices' memory; nothing is known if None.
-            rows_early: Whether a first row of each method is to be there in the first half of the run.
+            barrier: Whether a round waits for all earlier rounds.
+            models_in_memory: Number of models that a worker keeps.
+            device_failures: Number of different jobs in a row that make a device a suspect.
+            layout: Device of each worker; one worker per device if None.
+            needs: Memory needs of the jobs; unknown if None.
+            rows_early: Whether to have a first row of each method in the first half of the run.
         """
         stored = set(stored)
         self.layout = plain_layout(num_workers) if layout is None else layout
@@ -275,10 +279,11 @@ class RunState:
         self.plan = plan
         self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.workers = [WorkerState(index) for index in range(self.layout.workers)]
-        # All that are idle, and some that are not any more: nothing is idle that was not let in here.
+        # Contains all idle workers, and some that are not idle any more: every worker becomes idle through here.
         self._candidates: set[int] = set()
         self._usable: list[int] | None = None
-        # Of each kind of job where it may run, and on how many devices at once; as of so many changes of needs.
+        # For each kind of job: where it may run, and on how many devices at once; valid for this value of
+        # `needs.changes`.
         self._fitting: dict[Kind, tuple[list[int], int]] = {}
         self._changes = 0
         left_s = {job.id: 0.0 if job.id in stored else job.seconds for job in plan.jobs.values()}
@@ -292,7 +297,7 @@ class RunState:
         self.running = 0
         self._models_in_memory = models_in_memory
         self._is_strict = barrier is Barrier.round
-        # Jobs of each round that are not settled, and those that wait for their round alone.
+        # Unsettled jobs of each round, and jobs that wait only for their round.
         self._left, self._held = Counter(job.round for job in plan.jobs.values()), list[str]()
         self._enter(stored)
 
@@ -306,19 +311,19 @@ class RunState:
     # -- workers -----------------------------------------------------------------------------------------------
 
     def worker_ready(self, index: int, device: str, visible: str = "") -> None:
-        """A worker reported that it is up; whatever it held before is not in this process."""
+        """Note that a worker is up; models that it held before are not in this process."""
         self.workers[index] = self.workers[index].ready(device, visible)
         self._candidates.add(index)
 
     def quarantine(self, index: int, *, quarantined: bool = True) -> None:
-        """Give a worker no more jobs, or jobs again."""
+        """Quarantine a worker, or release it."""
         self.workers[index].quarantined = quarantined
         self._candidates.add(index)
         self._usable = None
         self._fitting.clear()
 
     def worker_lost(self, index: int) -> str:
-        """A worker ended. One that is lent is not missed: the job has only its device.
+        """Note that a worker ended. If its device was lent, its job goes on: it uses only the device.
 
         Returns:
             The job that it ran, or "".
@@ -333,25 +338,25 @@ class RunState:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each device has one worker and will do for every job: then nobody need look at memory."""
+        """Whether each device has one worker and is large enough for every job, so that memory is not checked."""
         return self.layout.slots == 1 and self.needs.fit_everywhere(self._kinds)
 
     def usable_workers(self) -> list[int]:
-        """Places that are not quarantined."""
+        """Return the workers that are not quarantined."""
         return [worker.index for worker in self.workers if not worker.quarantined]
 
     def usable_devices(self) -> list[int]:
-        """Devices of which a place is left."""
+        """Return the devices with a usable worker."""
         if self._usable is None:
             self._usable = sorted({self.layout.device_of(index) for index in self.usable_workers()})
         return self._usable
 
     def fitting_devices(self, job: Job) -> list[int]:
-        """Those of them on which a job may run."""
+        """Return the usable devices on which a job fits."""
         return self._places(job)[0]
 
     def most_devices(self, job: Job) -> int:
-        """How many of those it could have at once."""
+        """Return how many of the fitting devices a job could have at once."""
         return self._places(job)[1]
 
     def _places(self, job: Job) -> tuple[list[int], int]:
@@ -364,18 +369,18 @@ class RunState:
         return self._fitting[kind]
 
     def slots_of(self, job: Job) -> int:
-        """How many workers' places a job takes: those of several devices, or one."""
+        """Return how many worker slots a job takes: all slots of its devices if it needs several, else one."""
         return job.devices * self.layout.slots if job.devices > 1 else 1
 
     def charge(self, job_id: str, device: int) -> float:
-        """MiB that are set aside for a job on a device, or `EXCLUSIVE`."""
+        """Return the MiB reserved for a job on a device, or `EXCLUSIVE`."""
         state = self.jobs[job_id]
         if state.must_be_exclusive or (state.status is JobStatus.running and state.exclusive):
             return EXCLUSIVE
         return self.needs.charge(state.job, device)
 
     def idle_workers(self) -> list[WorkerState]:
-        """Workers that could take a job, in their order."""
+        """Return the workers that could take a job, in order of index."""
         found = [self.workers[index] for index in sorted(self._candidates)]
         idle = [worker for worker in found if worker.phase is WorkerPhase.idle]
         if len(idle) < len(found):
@@ -396,14 +401,15 @@ class RunState:
     def start(
         self, job_id: str, index: int, members: Sequence[int] = (), now_s: float = 0.0, *, ahead: bool = False
     ) -> int:
-        """A ready job goes to an idle worker, and with it the devices of further idle ones, which are lent to it.
+        """Give a ready job to an idle worker, and lend it the devices of further idle workers.
 
         Args:
             job_id: The job.
             index: The worker.
             members: The others.
-            now_s: When.
-            ahead: It goes to one that has others before it instead, and that has its device to itself.
+            now_s: Current time.
+            ahead: Whether to prefetch it: it goes to a worker that has other jobs before it, and has its device to
+                itself.
 
         Returns:
             The number of the attempt.
@@ -427,20 +433,21 @@ class RunState:
         if not members:
             leader.fresh = False
             shared = self.layout.slots > 1
-            # Beside other workers only those that it works with: what one holds for later, the others lack now.
+            # On shared devices a worker may hold only the models of its job: memory kept for later is missing to
+            # the others.
             state.keep_models = not shared or leader.holds == [state.job.affinity]
             leader.remember(state.job.affinity, self._models_in_memory, shared=shared)
         return state.attempts
 
     def begin_ahead(self, index: int, now_s: float) -> None:
-        """A worker whose job is over goes on to the next that it was given."""
+        """Note that a worker goes on to its next prefetched job."""
         worker = self.workers[index]
         job_id = worker.ahead.pop(0)
         worker.take(job_id, lent=False)
         self.jobs[job_id].sent_s = now_s
 
     def give_back(self, job_id: str, index: int) -> None:
-        """A worker will not begin a job that it was given ahead: as if it had not been."""
+        """Take back a prefetched job that its worker will not begin, as if it had not been assigned."""
         state = self.jobs[job_id]
         self.workers[index].ahead.remove(job_id)
         state.attempts -= 1
@@ -448,17 +455,17 @@ class RunState:
         self.retry(job_id)
 
     def is_current(self, index: int, job_id: str, attempt: int) -> bool:
-        """Whether a worker may speak of an attempt: it was given that last, and not just its device."""
+        """Return whether a worker may report on an attempt: its latest, and not one that only uses its device."""
         worker = self.workers[index]
         return worker.job_id == job_id and not worker.lent and self.jobs[job_id].attempts == attempt
 
     def finished(self, index: int, peak_mb: int | None = None, held_mb: int = 0) -> None:
-        """A worker has finished its job.
+        """Note that a worker has finished its job.
 
         Args:
             index: The worker.
-            peak_mb: Most memory of its device that it held meanwhile; None where that is unknown.
-            held_mb: What of that it still holds.
+            peak_mb: Peak memory of the job on its device in MiB; None if unknown.
+            held_mb: MiB that the worker still holds.
         """
         workers = self.jobs[self.workers[index].job_id].workers
         job_id = self._free(index)
@@ -469,25 +476,25 @@ class RunState:
         self._arrive(job_id, JobStatus.done)
 
     def found(self, job_id: str) -> None:
-        """The output of a job that is ready or waits is there after all: another run has made it."""
+        """Note that the output of a ready or pending job is stored after all: another run has made it."""
         if self.jobs[job_id].status is JobStatus.ready:
             self._unqueue(self.jobs[job_id])
         self._arrive(job_id, JobStatus.stored)
 
     def wait(self, job_id: str) -> None:
-        """A job must wait for a moment, or for something outside of this run; `retry` lets it go on."""
+        """Hold a job back for a moment, or until something outside of this run; `retry` releases it."""
         state = self.jobs[job_id]
         if state.status is JobStatus.ready:
             self._unqueue(state)
         self._set(state, JobStatus.pending)
 
     def reopen(self, job_id: str) -> bool:
-        """The output of a job is gone or cannot be used, so the job has to run again.
+        """Note that the output of a finished job is gone or unusable, so that it has to run again.
 
-        Whether what it reads itself is still there is for the caller to see.
+        The caller checks whether its own inputs are still there.
 
         Returns:
-            False where it was not taken for finished, so that nothing changes.
+            False if the job did not count as finished, so that nothing changes.
         """
         state = self.jobs[job_id]
         if state.status not in THERE:
@@ -505,7 +512,7 @@ class RunState:
         return True
 
     def raised(self, index: int, held_mb: int = 0) -> str:
-        """A worker's job raised; the worker is free again.
+        """Note that a worker's job raised; the worker is free again.
 
         Args:
             index: The worker.
@@ -518,10 +525,10 @@ class RunState:
         return self._free(index)
 
     def ran_out_of_memory(self, job_id: str, index: int) -> bool:
-        """Memory of the device ran out for a job that a worker ran; what it needs is more than was thought.
+        """Note that a job ran out of device memory, and raise its estimated need.
 
         Returns:
-            Whether other jobs may be to blame. Its next attempt then has a device to itself.
+            Whether other jobs may be at fault. The next attempt then has a device to itself.
         """
         state, device = self.jobs[job_id], self.layout.device_of(index)
         if state.exclusive:
@@ -532,7 +539,7 @@ class RunState:
         return True
 
     def retry(self, job_id: str) -> None:
-        """A job whose attempt gave nothing may be tried again, once its inputs are there."""
+        """Let a job be tried again after an attempt without result, once its inputs are there."""
         state = self.jobs[job_id]
         self._set(state, JobStatus.pending)
         state.waits_for = self._count_missing(job_id)
@@ -540,10 +547,10 @@ class RunState:
             self._release([job_id])
 
     def fail(self, job_id: str, reason: str) -> list[str]:
-        """Give a job up, and with it all that depends on it.
+        """Give up a job and all jobs that depend on it.
 
         Returns:
-            Ids of the jobs that are blocked by it.
+            Ids of the jobs that it blocks.
         """
         state = self.jobs[job_id]
         state.reason = reason
@@ -563,7 +570,7 @@ class RunState:
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _free(self, index: int) -> str:
-        """Take the job from a worker, and give the devices back that were lent to it."""
+        """Take the job from a worker, and return the devices lent to it."""
         job_id = self.workers[index].job_id
         for place in self.jobs[job_id].workers:
             self.workers[place].free()
@@ -575,11 +582,11 @@ class RunState:
         return sum(self.jobs[upstream].status not in THERE for upstream in self.plan.inputs(job_id))
 
     def _arrive(self, job_id: str, status: JobStatus) -> None:
-        """The output of a job is there."""
+        """Note that the output of a job is there."""
         self._set(self.jobs[job_id], status)
         arrived = []
         for reader in map(self.jobs.__getitem__, self.plan.readers(job_id)):
-            # A reader that runs or is settled has read an earlier output of the same content.
+            # A reader that runs or is settled has read an earlier output with the same content.
             if reader.status is JobStatus.pending and reader.waits_for > 0:
                 reader.waits_for -= 1
                 if reader.waits_for == 0:
@@ -601,7 +608,7 @@ class RunState:
         state.status = status
 
     def _release(self, job_ids: Iterable[str]) -> None:
-        """Make jobs ready whose inputs are there, and hold those back whose round has not begun."""
+        """Make jobs ready whose inputs are there, but hold them back until their round begins."""
         first = (
             min((number for number, left in self._left.items() if left), default=0) if self._is_strict else None
         )

@@ -1,1 +1,1 @@
-"""Finished outputs by key, what is remembered beside them, and what may be removed."""
+"""Store: finished outputs by key, measurements and checkpoints beside them, and their clean-up."""

@@ -1,7 +1,7 @@
-"""Finds and removes what a store no longer needs: outputs that no run refers to, and what was left lying around.
+"""Find and remove what a store no longer needs: outputs that no run refers to, and leftovers.
 
-`find_garbage` only looks. `remove` first moves a thing out of the way by one rename, so that an interruption
-leaves no half output under a key.
+`find_garbage` changes nothing. `remove` first renames each item, so that an interruption leaves no partial output
+under a key.
 """
 
 import os
@@ -24,7 +24,7 @@ from pipeline.outputs import manifest
 from pipeline.plan.recorded import LIMIT
 
 # -- run refs ----------------------------------------------------------------------------------------------------
-# Which stored outputs the runs on disk refer to: the keys in the ``plan.json`` of every run folder.
+# References: which stored outputs the runs on disk refer to, by the keys in the ``plan.json`` of each run folder.
 
 
 _OF_A_RUN = {"jobs", "workers"}
@@ -32,11 +32,11 @@ _OF_A_RUN = {"jobs", "workers"}
 
 @dataclass(frozen=True, kw_only=True)
 class RunReference:
-    """A run folder and what it refers to.
+    """A run folder and the outputs it refers to.
 
     Attributes:
         folder: The folder.
-        started: When it began, as the names of runs have it, and its number among those of that second.
+        started: When the run began, by its name, and its number among the runs of that second.
         keys: Keys of all its jobs.
     """
 
@@ -56,14 +56,14 @@ class _Plan:
 
 
 def find_runs(output_dirs: Iterable[Path], store: Path) -> list[RunReference]:
-    """Read the plan of every run in some folders, however deep inside; the oldest first.
+    """Read the plan of every run below some folders, at any depth; the oldest first.
 
     Args:
-        output_dirs: The folders; one that does not exist has no runs.
-        store: Folder that is not searched.
+        output_dirs: The folders; a missing one has no runs.
+        store: Folder to leave out of the search.
 
     Raises:
-        StoreError: A plan or a folder cannot be read, so that it is not known what its run needs.
+        StoreError: A plan or a folder cannot be read, so it is unknown what its run needs.
     """
     seen = {os.path.realpath(store)}
     found = [run for output_dir in output_dirs for run in _run_folders(output_dir, seen)]
@@ -71,7 +71,7 @@ def find_runs(output_dirs: Iterable[Path], store: Path) -> list[RunReference]:
 
 
 def newest_runs(runs: Iterable[RunReference], number: int) -> list[RunReference]:
-    """The last so many runs of every experiment."""
+    """Return the newest `number` runs of every experiment."""
     by_experiment: dict[Path, list[RunReference]] = {}
     for run in sorted(runs, key=lambda run: (run.started, run.folder.path)):
         by_experiment.setdefault(run.folder.path.parent, []).append(run)
@@ -79,14 +79,14 @@ def newest_runs(runs: Iterable[RunReference], number: int) -> list[RunReference]
 
 
 def _run_folders(output_dir: Path, seen: set[str]) -> Iterator[Path]:
-    # Links are followed, since an experiment may have been moved to another disk; but no folder is read twice.
+    # Links are followed, since an experiment may have been moved to another disk; each folder is read once.
     for folder, inside, files in os.walk(os.path.realpath(output_dir), onerror=_refuse, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             inside.clear()
             continue
         seen.add(real)
-        if "plan.json" in files or "plan.json" in inside:  # a folder of that name is a plan that cannot be read
+        if "plan.json" in files or "plan.json" in inside:  # the plan is a folder, so it cannot be read
             yield Path(real)
             inside[:] = [name for name in inside if name not in _OF_A_RUN]
 
@@ -112,7 +112,7 @@ def _read(folder: RunFolder) -> RunReference:
 
 
 # -- usage -------------------------------------------------------------------------------------------------------
-# What is in a store: its outputs checked one by one, and the space that everything takes.
+# Contents of a store: its outputs checked one by one, and disk usage.
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Finding:
 
     Attributes:
         key: Its key.
-        job: Id of the job that made it, as far as its manifest can still be read.
-        problem: What is wrong.
+        job: Id of the job that made it, as far as its manifest can be read.
+        problem: Description of the damage.
     """
 
     key: str
@@ -132,30 +132,30 @@ class Finding:
 
 @dataclass
 class Space:
-    """How many of something there are, and their bytes: the lengths of all files."""
+    """Number of items, and the bytes of their files."""
 
     number: int = 0
     size: int = 0
 
     def add(self, size: int, number: int = 1) -> None:
-        """Count more of it."""
+        """Add `number` items of `size` bytes."""
         self.number += number
         self.size += size
 
 
 Usage = dict[tuple[str, str, str, str], Space]
-"""Names of the experiments whose runs refer to outputs, dataset and model, algorithm, stage -> the space of these.
+"""Disk usage by (experiments whose runs refer to the outputs, dataset and model, algorithm, stage). For items
+other than outputs the first element is a name in parentheses.
 
-What is no output has a name in parentheses in the place of the first.
-"""
+What is no output has a name in parentheses in the place of the first."""
 _NAMED = 2
 
 
 def open_store(root: Path) -> Store:
-    """The store in a folder.
+    """Open the store in a folder.
 
     Raises:
-        ConfigError: There is none, with what to try.
+        ConfigError: There is none; the message says what to try.
     """
     if not os.path.isdir(root) or not is_store(root):  # noqa: PTH112 - Path.is_dir may raise
         raise ConfigError(f"{root} is no store. Give its folder, as outputs/.store, with --store or --output-dir.")
@@ -163,10 +163,10 @@ def open_store(root: Path) -> Store:
 
 
 def choose_keys(store: Store, prefixes: Sequence[str]) -> list[str]:
-    """The stored keys that begin with one of some prefixes, or all of them where none is given.
+    """Return the stored keys that begin with one of the prefixes, or all keys if there are no prefixes.
 
     Raises:
-        ConfigError: Nothing begins with one of them.
+        ConfigError: No key begins with one of them.
     """
     keys = store.stored_keys()
     for prefix in prefixes:
@@ -177,21 +177,21 @@ def choose_keys(store: Store, prefixes: Sequence[str]) -> list[str]:
 
 
 def check_outputs(store: Store, keys: Iterable[str]) -> Iterator[Finding | None]:
-    """Read every file of some outputs; for each in turn what is wrong with it, or None."""
+    """Read every file of some outputs, and yield for each output in turn what is wrong with it, or None."""
     for key in keys:
         problem = store.problem(key)
-        # What is gone by now was set aside by a run meanwhile.
+        # Missing ones were set aside by a run meanwhile.
         good = problem in (None, NOT_STORED, REMOVED)
         yield None if good else Finding(key, job_of(store, key), str(problem))
 
 
 def job_of(store: Store, key: str) -> str:
-    """Id of the job that made an output, even if its manifest is not what it was."""
+    """Return the id of the job that made an output, even if its manifest is damaged."""
     return manifest.job_of(store.path(key))
 
 
 def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
-    """Add up what is in a store. What comes or goes meanwhile may or may not be counted.
+    """Add up the disk usage of a store. Outputs that come or go meanwhile may or may not be counted.
 
     Args:
         store: The store.
@@ -226,7 +226,7 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
 
 
 def _kind_of(job_id: str) -> tuple[str, str, str]:
-    """Of a job's id, ``addition/tiny/ref1/s0/PITA/r1/generate/003``, dataset and model, algorithm, stage."""
+    """Split a job's id, ``addition/tiny/ref1/s0/PITA/r1/generate/003``, to dataset and model, algorithm, stage."""
     parts = job_id.split("/")
     if len(parts) > 1 and parts[-1].isdigit():
         parts.pop()
@@ -235,7 +235,7 @@ def _kind_of(job_id: str) -> tuple[str, str, str]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of all files in a folder, or of a file; what cannot be read counts nothing."""
+    """Return the bytes of all files in a folder, or of one file; unreadable ones count as 0."""
     total = 0
     with suppress(OSError):
         for _, status in walk(path):
@@ -244,7 +244,7 @@ def size_of(path: Path) -> int:
 
 
 class GarbageKind(Enum):
-    """Why something may go."""
+    """Reason why an item may be removed."""
 
     output = "output that no run refers to"
     aside = "damaged output, set aside"
@@ -255,12 +255,12 @@ class GarbageKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Garbage:
-    """Something that may be removed.
+    """An item that may be removed.
 
     Attributes:
-        kind: Why.
+        kind: The reason.
         path: The folder.
-        what: What it was, for people: ``addition/tiny PITA generate``, or "".
+        what: Description for people: ``addition/tiny PITA generate``, or "".
         size: Bytes of its files.
     """
 
@@ -271,7 +271,7 @@ class Garbage:
 
 
 def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
-    """List what may be removed, in the order of `GarbageKind`; removes nothing.
+    """List the items that may be removed, in the order of `GarbageKind`; removes nothing.
 
     Args:
         store: The store.
@@ -301,10 +301,13 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
 
 
 def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, OSError | None]]:
-    """Remove things one by one, and tell of each how it went. The store must be held alone."""
+    """Remove items one by one, and yield each with its error or None.
+
+    The caller must hold the store exclusively.
+    """
     bin_ = Scratch(store.scratch(f"gc-{os.getpid()}"))
     try:
-        with suppress(OSError):  # a full disk: then things are removed where they are
+        with suppress(OSError):  # a full disk: then items are removed in place
             bin_.open()
         for number, thing in enumerate(garbage):
             yield thing, _remove(thing, bin_.path / str(number))
@@ -314,9 +317,9 @@ def remove(store: Store, garbage: Iterable[Garbage]) -> Iterator[tuple[Garbage, 
 
 
 def remove_dead_claims(store: Store) -> None:
-    """Remove the names that killed engines have left of their claims; others may be at work meanwhile."""
+    """Remove the names that killed engines have left of their claims; others may run at the same time."""
     for path in _entries(store.root / ".claims"):
-        # Claiming and releasing removes one without a race.
+        # Claiming and releasing a key removes its name without a race.
         with suppress(StoreError):
             claim = store.claim(path.name)
             if claim is not None:

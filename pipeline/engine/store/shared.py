@@ -1,11 +1,11 @@
-"""A store that machines share: S3, GCS or a folder, by fsspec; fetched from before a run, sent to beside it.
+"""Share a store between machines: S3, GCS or a folder, by fsspec; fetch before a run, upload beside it.
 
     fetch_all(keys)   before jobs begin: what is there and not here comes into the local store, which jobs read
     finished(key)     uploaded in threads, tried again for as long as it takes
     conclude()        waits for uploads
 
-Where the place cannot be reached the run goes on with what is here; what was made is uploaded when it can be
-reached again, or by the next run of the same.
+If the shared store cannot be reached, the run goes on with the local outputs; new outputs are uploaded when it can
+be reached again, or by the next run with the same jobs.
 """
 
 import errno
@@ -39,7 +39,7 @@ from pipeline.outputs.manifest import MANIFEST, TOMBSTONE, NotAnOutputError, fin
 log = logging.getLogger("pipeline")
 
 # -- objects -----------------------------------------------------------------------------------------------------
-# Objects by name in the place of a shared store: S3, GCS or a folder, by fsspec.
+# Objects by name in a shared store: S3, GCS or a folder, by fsspec.
 
 
 KEY = "execution.shared_store"
@@ -47,10 +47,11 @@ _ALLOWED = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, file:///FOLDER or the whole 
 _LIBRARIES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "file": ("fsspec", "")}
 _CONNECT_S, _READ_S = 5, 15
 _SENT_S, _SLOWEST = 15.0, 100_000
-"""Seconds and bytes a second: of what takes longer the place cannot be reached."""
+"""Timeout in seconds of a request, and bytes per second: a transfer slower than this counts as unreachable."""
 _LAYOUT = "v1"
-"""Folder of all objects. What lays them out otherwise takes another name."""
-# Who asks asks again (`SharedStore`), and knows when to give up, which is said only once an attempt has ended.
+"""Folder of all objects. Another layout would get another name."""
+# The caller retries (`SharedStore`), and decides when to give up; that takes effect only once an attempt has
+# ended.
 _RETRIES = {"total_max_attempts": 1, "mode": "standard"}
 _WAITS = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "retries": _RETRIES}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -61,18 +62,18 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class UnreachableError(Exception):
-    """The place did not do what was asked, and may do it when it is asked again; the text says why."""
+    """Raised when the shared store failed in a way that a retry may cure; the text says why."""
 
 
 class RefusedError(UnreachableError):
-    """The place answers, and does not let this user do what was asked."""
+    """Raised when the shared store answers, but does not let this user do the operation."""
 
 
 def check_address(url: str) -> tuple[str, str]:
-    """Split an address into kind and place; nothing is asked of it.
+    """Split an address into kind and place, without any access.
 
     Raises:
-        ConfigError: It cannot be one, or holds what may be secret, which is not repeated.
+        ConfigError: The address is invalid, or holds what may be a secret, which the message does not repeat.
     """
     kind, is_url, place = url.partition("://")
     if not is_url:
@@ -98,13 +99,13 @@ def check_address(url: str) -> tuple[str, str]:
 
 
 class Objects:
-    """Objects below one address. Safe for several threads; all may raise `UnreachableError`."""
+    """Objects below one address. Thread-safe; every method may raise `UnreachableError`."""
 
     def __init__(self, url: str) -> None:
-        """Use an address; nothing is asked of it yet.
+        """Use an address, without any access yet.
 
         Raises:
-            ConfigError: As `check_address`, or its library is broken.
+            ConfigError: As for `check_address`, or the library is broken.
         """
         kind, place = check_address(url)
         self._root, self._is_folder, self._was_there = f"{place.rstrip('/')}/{_LAYOUT}", kind == "file", False
@@ -113,23 +114,23 @@ class Objects:
 
             options = {"use_listings_cache": False, "skip_instance_cache": True, **_OPTIONS[kind]}
             self._system = fsspec.filesystem(kind, **options)
-        except Exception as error:  # a library may raise what it likes where a part of it is missing or too old
+        except Exception as error:  # a library may raise anything if a part of it is missing or too old
             raise ConfigError(f"{KEY}={url} cannot be used: {said_of(error)}") from error
         if kind == "s3":
             self._system.retries = 1
 
     def read(self, name: str, limit: int) -> bytes | None:
-        """Read the first ``limit + 1`` bytes of an object; None where there is none."""
+        """Read the first ``limit + 1`` bytes of an object; return None if there is none."""
         data: bytes | None = self._ask("cat_file", name, start=0, end=limit + 1)
         return data
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """List the names and sizes, in bytes, of the objects in a folder."""
+        """Return the names and sizes, in bytes, of the objects in a folder."""
         found = self._ask("find", folder, detail=True) or {}
         return {path.rpartition("/")[2]: int(info["size"]) for path, info in found.items()}
 
     def create(self, name: str, data: bytes) -> bool:
-        """Make an object that becomes visible whole; False, and nothing done, where one has that name."""
+        """Create an object that becomes visible whole; return False, without any change, if the name exists."""
         if not self._is_folder:
             return self._ask("pipe_file", name, data, mode="create") is not False
         temporary = f"{name}.{secrets.token_hex(8)}"
@@ -145,23 +146,23 @@ class Objects:
         return True
 
     def send(self, path: Path, name: str) -> None:
-        """Make an object of a file."""
+        """Upload a file as an object."""
         self._ask("put_file", str(path), name, size=path.stat().st_size)
 
     def bring(self, name: str, path: Path, size: int) -> None:
-        """Write an object of that size, in bytes, to a file."""
+        """Download an object of `size` bytes to a file."""
         self._ask("get_file", name, str(path), size=size)
 
     def remove(self, name: str) -> None:
-        """Remove an object or a folder of objects, if it is there."""
+        """Remove an object or a folder of objects, if it exists."""
         self._ask("rm", name, recursive=True)
 
     def _ask(self, method: str, *given: Any, size: int = 0, **options: Any) -> Any:
-        """Call fsspec; None where nothing is there, False where an object was to be made and one was there."""
+        """Call fsspec; return None for a missing object, and False for one that was to be created but exists."""
         source = method == "put_file"
         given = (given[0], f"{self._root}/{given[1]}") if source else (f"{self._root}/{given[0]}", *given[1:])
         if self._is_folder:
-            # Where a disk was mounted nothing may be written meanwhile.
+            # Nothing may be written to the empty folder where a disk should be mounted.
             if self._was_there and not Path(self._root).is_dir():
                 raise UnreachableError(f"{self._root} is not there any more")
             self._was_there = Path(self._root).is_dir()
@@ -169,7 +170,7 @@ class Objects:
             options["timeout"] = _SENT_S + max(size, len(given[-1]) if method == "pipe_file" else 0) / _SLOWEST
         try:
             return getattr(self._system, method)(*given, **options)
-        except Exception as error:  # libraries raise errors of theirs, of HTTP, of the system, of time
+        except Exception as error:  # libraries raise errors of their own, of HTTP, of the system and of time-outs
             if isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412"):
                 return False
             if isinstance(error, FileNotFoundError | NotADirectoryError) and not method.startswith(
@@ -177,11 +178,11 @@ class Objects:
             ):
                 return None
             kind = RefusedError if _is_refusal(error) else UnreachableError
-            raise kind(said_of(error)) from None  # its traceback may hold what is secret
+            raise kind(said_of(error)) from None  # the traceback of the original may hold a secret
 
 
 def said_of(error: Exception) -> str:
-    """A failure in a line, in which no credential of the environment stands."""
+    """Describe an error in one line, without credentials of the environment."""
     text = " ".join(str(error).split()) or type(error).__name__
     for name, value in os.environ.items():
         if re.search("^(AWS|FSSPEC|GOOGLE)_.*(KEY|SECRET|TOKEN)", name) and value:
@@ -201,43 +202,46 @@ def _code(error: Exception) -> str:
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------
-# Outputs there: their files first, then the entry that names them, which is made only where none is.
+# Outputs in the shared store: first their files, then the entry that names them, created only if there is none.
 #
-#     outputs/<key>.json            the entry: the manifest as it is on disk, and which upload its files are of
-#     files/<key>/<upload>/<n>      the n-th file of the manifest, in the order of names
+# outputs/<key>.json the entry: the manifest as on disk, and the name of the upload with its files
+# files/<key>/<upload>/<n> the n-th file of the manifest, in order of names
 #
-# Of two uploads one makes the entry; the other is removed. What is read is foreign until it was checked: names
-# and sizes before anything is fetched, and every file by its sum before it is committed to the local store.
+# Of two uploads one creates the entry; the other is removed. Everything read is untrusted until checked: names and
+# sizes before anything is fetched, and the checksum of every file before it is committed to the local store.
 
 
 _THREADS = 4
 _FETCH_S = 120.0
-"""For how long a fetch is tried again. Once one was tried in vain, no other is: thousands would take days."""
+"""Seconds for which a fetch is retried. After one fetch has failed, others are not retried: thousands would take
+days."""
 _TELL_S = 10.0
-"""After how long without success an upload is said to be held up; at the end of such a run nobody waits longer."""
+"""Seconds without success after which uploads are reported as held up. If they are by the end of a run, it does
+not wait longer."""
 _SILENT_S = 60.0
-"""At the end: after how long without success uploads are given up."""
+"""At the end of a run: seconds without success after which uploads are given up."""
 _BACKOFF_S, _LONGEST_S = 0.25, 15.0
-"""Between the first two attempts, doubled each time; between two at most."""
+"""Seconds between the first two attempts, doubled each time, and the most between two attempts."""
 _ENTRY_LIMIT = 8 << 20
-"""Bytes: some 50,000 files. What JSON holds takes up to twenty times as many, and four are read at once."""
+"""Largest entry in bytes: about 50,000 files. Parsed JSON takes up to twenty times as much memory, and four are
+read at once."""
 _SPARE_BYTES = 64 << 20
 _NO_NAME = (errno.ENAMETOOLONG, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.EILSEQ)
 _T = TypeVar("_T")
 
 
 class BadOutputError(Exception):
-    """What is stored there cannot be used; the text says why."""
+    """Raised when a stored output cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What says that an output is there.
+    """The record that an output is in the shared store.
 
     Attributes:
-        upload: Under which name its files are.
-        manifest: The text of its manifest.
-        cost: What it took to make, as far as that is known.
+        upload: Name of the upload that has its files.
+        manifest: Text of its manifest.
+        cost: What making it cost, as far as known.
     """
 
     upload: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -247,14 +251,14 @@ class Entry:
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What a run has had from the shared store, and brought there.
+    """Traffic between a run and the shared store.
 
     Attributes:
-        fetched: Outputs that came, whole and good.
+        fetched: Number of outputs fetched intact.
         fetched_bytes: Of their files.
-        uploaded: Outputs that were sent, and that no other machine had stored first.
+        uploaded: Number of outputs uploaded that no other machine had stored first.
         uploaded_bytes: Of their files.
-        left: Outputs that are yet to be sent.
+        left: Number of outputs still to be uploaded.
     """
 
     fetched: int = 0
@@ -265,14 +269,14 @@ class Traffic:
 
 
 def connect(url: str, *, writes: bool = True) -> tuple[Objects, set[str], str]:
-    """Begin to use a store: its objects, the keys of what is there, and why it cannot be reached now, or "".
+    """Connect to a shared store; return its objects, its keys, and why it cannot be reached now, or "".
 
     Args:
         url: Its address.
-        writes: Whether it is to be written, which is tried.
+        writes: Whether to write to it, which is tested.
 
     Raises:
-        ConfigError: It may not be read or written, or there is no such place.
+        ConfigError: It may not be read or written, or it does not exist.
     """
     objects = Objects(url)
     try:
@@ -291,7 +295,7 @@ def connect(url: str, *, writes: bool = True) -> tuple[Objects, set[str], str]:
 
 
 class SharedStore:
-    """One run's use of a shared store, until `conclude`. To be used from one thread."""
+    """Use of a shared store by one run, until `conclude`. Not thread-safe."""
 
     def __init__(
         self, objects: Objects, verified: Verified, keys: Collection[str] = (), *, away: str = ""
@@ -299,9 +303,9 @@ class SharedStore:
         """Begin.
 
         Args:
-            objects: What the store is of.
-            verified: The local store, and notes of what was found good there in this run.
-            keys: What is there, as far as is known.
+            objects: The objects of the store.
+            verified: The local store, with notes on which outputs this run found intact.
+            keys: Keys in the shared store, as far as known.
             away: Why the store cannot be reached yet, or "".
         """
         self.keys = set(keys)
@@ -310,13 +314,14 @@ class SharedStore:
         self._uploads: dict[str, str] = {}
         self._traffic, self._away, self._failing_s = Traffic(), away, math.inf
         self._tasks: SimpleQueue[Callable[[], object]] = SimpleQueue()
-        for _ in range(_THREADS):  # one that waits for the network holds up no end
+        # a daemon thread, so that one that waits for the network does not block the exit
+        for _ in range(_THREADS):
             Thread(target=self._work, name="shared-store", daemon=True).start()
 
     # -- what the run asks and tells ---------------------------------------------------------------------------
 
     def fetch_all(self, keys: Collection[str]) -> None:
-        """Bring outputs into the local store; those that do not come are not among `keys` any more.
+        """Fetch outputs into the local store; keys that could not be fetched are removed from `keys`.
 
         Raises:
             StoreError: The local store cannot be written to.
@@ -334,11 +339,11 @@ class SharedStore:
                 raise StoreError(str(error)) from error
 
     def finished(self, key: str, name: str = "") -> None:
-        """An output is in the local store, to be uploaded if it is not there.
+        """Upload an output that is now in the local store, unless it is in the shared store.
 
         Args:
             key: Its key.
-            name: Of its job, for people.
+            name: Name of its job, for people.
         """
         with self._state:
             if key not in self.keys and key not in self._uploads:
@@ -347,18 +352,18 @@ class SharedStore:
 
     @property
     def notice(self) -> str:
-        """That the store is away, in a line for a screen, or ""."""
+        """A line for a screen if the shared store cannot be reached, or ""."""
         said = f"the shared store cannot be reached ({self._away}): going on with what is here"
         return said if self._away else ""
 
     @property
     def traffic(self) -> Traffic:
-        """What came and went so far."""
+        """Traffic so far."""
         with self._state:
             return replace(self._traffic, left=len(self._uploads))
 
     def is_uploading(self, key: str) -> bool:
-        """Whether an output is yet to be uploaded, and so must stay whole here."""
+        """Return whether an output is still to be uploaded, so that it must stay whole in the local store."""
         with self._state:
             return key in self._uploads
 
@@ -371,12 +376,12 @@ class SharedStore:
         """Wait for uploads, and end.
 
         Args:
-            stops: Whether the run was asked to end; then it waits for no more than `grace_s`.
+            stops: Whether the run was asked to stop; then it waits for at most `grace_s`.
             grace_s: Seconds.
-            hurries: Whether it was asked again; then it waits for nothing.
+            hurries: Whether it was asked to stop again; then it does not wait.
 
         Returns:
-            What is not uploaded, and why; "" where all is.
+            What is not uploaded, and why; "" if everything is.
         """
         if self._closing.is_set():
             return ""
@@ -410,10 +415,10 @@ class SharedStore:
                 log.exception("the shared store: this is a fault of the program; please report it")
 
     def _patiently(self, patience_s: float, ask: Callable[[], _T]) -> _T:
-        """Ask, and ask again for as long as the store cannot be reached and the run goes on.
+        """Retry a call as long as the store cannot be reached and the run goes on.
 
         Raises:
-            UnreachableError: It could not be asked in that time.
+            UnreachableError: No call succeeded in that time.
         """
         began_s, wait_s = time.monotonic(), _BACKOFF_S
         while True:
@@ -436,7 +441,7 @@ class SharedStore:
                 return answer
 
     def _brought_here(self, key: str) -> bool:
-        """Have an output here that is there; False where it is not there, out of reach, or bad and so removed."""
+        """Fetch an output; return False if it is missing, out of reach, or damaged and so removed."""
         size = None
         if self._away:
             return False
@@ -451,7 +456,7 @@ class SharedStore:
                     self._patiently(_FETCH_S, partial(self._objects.remove, _entry(key)))
         if size is None:
             return False
-        self._verified.problem(key)  # read here, by several threads
+        self._verified.problem(key)  # read by several threads
         with self._state:
             self._traffic.fetched += 1
             self._traffic.fetched_bytes += size
@@ -474,7 +479,7 @@ class SharedStore:
                 if other is None:
                     self._traffic.uploaded += 1
                     self._traffic.uploaded_bytes += size
-        except UnreachableError:  # the run has ended. What was sent stays, as its entry may have been made
+        except UnreachableError:  # the run has ended. The uploaded files stay, as the entry may have been created
             is_settled = False
         except (StoreError, OSError) as error:
             log.warning("%s was not uploaded to the shared store: %s", key, error)
@@ -487,10 +492,10 @@ class SharedStore:
     # -- one output --------------------------------------------------------------------------------------------
 
     def entry(self, key: str) -> Entry | None:
-        """What says that an output is there, or None.
+        """Return the entry of an output, or None.
 
         Raises:
-            BadOutputError: It cannot be read as such.
+            BadOutputError: The entry cannot be parsed.
         """
         data = self._objects.read(_entry(key), _ENTRY_LIMIT)
         if data is None:
@@ -503,15 +508,15 @@ class SharedStore:
             raise BadOutputError(f"its entry cannot be read ({error})") from error
 
     def fetch(self, key: str) -> int | None:
-        """Bring an output into the local store.
+        """Fetch an output into the local store.
 
         Returns:
-            Bytes of its files; None where it is not there.
+            Bytes of its files, or None if it is not in the shared store.
 
         Raises:
-            BadOutputError: It is not what its entry says, or that says what no output may be.
-            StoreError: It cannot be written here.
-            UnreachableError: It could not be asked.
+            BadOutputError: The output differs from its entry, or the entry is invalid.
+            StoreError: The local store cannot be written.
+            UnreachableError: The shared store could not be read.
         """
         entry, store = self.entry(key), self._store
         if entry is None:
@@ -519,7 +524,8 @@ class SharedStore:
         folder = store.begin(self._verified.folder / "fetched", f"{key}.{secrets.token_hex(4)}", 0)
         try:
             about, size = self._bring(key, entry, folder)
-            store.commit(key, folder, about, 0.0)  # what is lost with the power is fetched again
+            # not forced to disk: if it is lost with the power it is fetched again
+            store.commit(key, folder, about, 0.0)
         except OSError as error:
             raise explained(f"could not fetch {key[:12]} into {store.root}", error) from error
         finally:
@@ -529,7 +535,10 @@ class SharedStore:
         return size
 
     def _bring(self, key: str, entry: Entry, folder: Path) -> tuple[dict[str, Any], int]:
-        """Fetch all files of an output into a folder and compare them; gives what made it, and bytes."""
+        """Download all files of an output to a folder and check them.
+
+        Return the record of its job, and the bytes.
+        """
         try:
             (folder / MANIFEST).write_text(entry.manifest)
             manifest = read_manifest(key, folder)
@@ -565,14 +574,14 @@ class SharedStore:
         return about, size
 
     def upload(self, key: str, patience_s: float = math.inf) -> tuple[int, object]:
-        """Send an output that is whole, then make its entry, unless there is one.
+        """Upload an output that is whole, then create its entry, unless there is one.
 
         Returns:
-            Bytes of its files; and the files of the one that was there before, or None where none was.
+            Bytes of its files; and the files of an earlier upload, or None if there was none.
 
         Raises:
             StoreError: The output cannot be read here, or has too many files.
-            UnreachableError: Something could not be sent in time.
+            UnreachableError: A file could not be uploaded in time.
         """
         ask: Callable[[Callable[[], Any]], Any] = partial(self._patiently, patience_s)
         folder, files = self._store.path(key), self._store.manifest(key)["files"]
@@ -588,7 +597,8 @@ class SharedStore:
                 ask(partial(self._objects.send, folder / name, f"{place}/{number}"))
             if ask(partial(self._objects.create, _entry(key), data)):
                 return size, None
-            # A request that was carried out, and whose answer was lost, looks like a second one: so it is read.
+            # A request that succeeded, but whose answer was lost, looks like a conflict on retry: so the entry is
+            # read.
             entry = ask(partial(self._sound_entry, key))
             if entry is None:
                 raise UnreachableError("its entry was there, and could not be used")
@@ -601,7 +611,7 @@ class SharedStore:
             return size, "unreadable"
 
     def _sound_entry(self, key: str) -> Entry | None:
-        """The entry of an output; one that cannot be read is removed."""
+        """Return the entry of an output; an unreadable entry is removed."""
         try:
             return self.entry(key)
         except BadOutputError:
@@ -627,5 +637,5 @@ def _files(key: str, upload: str) -> str:
 
 
 def _numbered(files: Mapping[str, Any]) -> dict[str, str]:
-    """Names of objects, and of the files that they are."""
+    """Return the names of objects, each with the file that it holds."""
     return {f"{number:07d}": name for number, name in enumerate(sorted(files))}

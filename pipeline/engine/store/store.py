@@ -1,4 +1,4 @@
-"""Finished outputs by key: a folder that is committed by one rename, with a manifest of checksums.
+"""Store finished outputs by key: each is a folder, committed by one rename, with a manifest of checksums.
 
     <root>/ab/abcdef.../manifest.json, files      committed
     <root>/.tmp/<run>/<key>.<attempt>/            being written
@@ -13,9 +13,9 @@
     <root>/.weights.lock                          held while it is decided that weights go (`engine.keeper`)
     <root>/.users/                                output folders whose runs use this store
 
-A folder counts only with its manifest, which is written last, and with files of the recorded sizes and
-checksums. A name under <root> therefore never shows half a result, however the writer ended. Its weights may have
-been removed since, which a tombstone in it says (`outputs.manifest`).
+A folder is valid only with its manifest, which is written last, and with files of the recorded sizes and
+checksums. So no name under <root> ever shows a partial result, however the writer ended. If weights of an output
+were removed later, a tombstone in it says so (`outputs.manifest`).
 """
 
 import errno
@@ -42,40 +42,40 @@ from pipeline.outputs import manifest
 from pipeline.outputs.manifest import MANIFEST, REMOVED, TOMBSTONE, NotAnOutputError
 
 # -- os errors ---------------------------------------------------------------------------------------------------
-# Failures of the file system in words: what could not be done, why, and what to do about it.
+# File system errors in words: what could not be done, why, and what to do about it.
 
 
 AGAIN = "run the same command again."
-"""How all that is said of a disk here ends."""
+"""Last sentence of every error message about a disk."""
 REMEDY = f"Free space there (python -m pipeline store gc) or see that you may write there, then {AGAIN}"
-"""What to do where outputs cannot be written."""
+"""Advice when outputs cannot be written."""
 
 
 def explained(what: str, error: OSError) -> StoreError:
-    """Word a failure; to be raised from the error itself.
+    """Word an error; raise the result from the original error.
 
     Args:
         what: What could not be done, with the folder it was about.
-        error: Why not.
+        error: The original error.
     """
     return StoreError(f"{what}: {error.strerror or error}. {REMEDY}")
 
 
 # -- costs -------------------------------------------------------------------------------------------------------
-# What outputs took to make, a line each:
+# Costs of outputs, one line each:
 #
 #     <root>/.costs/ab.jsonl          {"key": "abcdef...", "cost": {"run_s": 1.2, "tokens": 340, ...}}
 #
-# Beside the outputs rather than in a manifest, which is to be the same bytes whenever it is made. For people
-# only: a failure costs nothing but a blank in a table. Lines, since making files is most of what the commit of a
-# short job takes. Each begins with the line break, so that one that was cut off takes no other with it.
+# They are beside the outputs rather than in manifests, which must have the same bytes whenever they are made. They
+# are for people only: an error leaves a blank in a table. Lines are used because creating files takes most of the
+# time of a short job's commit. Each line begins with the line break, so that a truncated line spoils no other.
 
 
 COSTS = ".costs"
 ANSWERS = "answers"
-"""Completions that an evaluation gives."""
+"""Number of completions of an evaluation."""
 FLOPS = "flops"
-"""Each purpose of theirs has a part of its own, as in ``flops/training``."""
+"""Prefix; each purpose has an entry of its own, as in ``flops/training``."""
 _HOW = os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
 _Amount = Annotated[float, Meta(ge=0, le=1e30)]
 
@@ -86,19 +86,19 @@ class _Line(Struct):
 
 
 class Costs:
-    """Those of one store."""
+    """Costs of the outputs of one store."""
 
     def __init__(self, root: Path) -> None:
         self._folder = f"{root}/{COSTS}"
 
     def note(self, key: str, cost: Mapping[str, float]) -> None:
-        """Remember what an output took."""
+        """Record what an output cost."""
         with suppress(OSError):
             line = b"\n" + files.json_text({"key": key, "cost": dict(cost)}).encode()
             files.in_folder(self._folder, lambda: files.write(f"{self._folder}/{key[:2]}.jsonl", line, _HOW))
 
     def of(self, key: str) -> dict[str, float]:
-        """What was noted last; empty where nothing is known."""
+        """Return the costs recorded last; empty if none are known."""
         try:
             noted = read_plain(Path(f"{self._folder}/{key[:2]}.jsonl"))
         except (ForeignDataError, OSError):
@@ -114,8 +114,8 @@ class Costs:
 
 
 # -- store lock --------------------------------------------------------------------------------------------------
-# Who uses a store now, and which output folders ever did: what a clean-up must know before it removes anything.
-# Runs hold ``<root>/.lock`` shared for as long as they last; what removes outputs holds it alone.
+# Users of a store: who uses it now, and which output folders ever did; a clean-up must know both. Runs hold a
+# shared lock on ``<root>/.lock`` as long as they last; a clean-up holds it exclusively.
 
 
 log = logging.getLogger("pipeline")
@@ -124,30 +124,30 @@ _PATH_BYTES = 1 << 16
 
 
 def _remember_user(root: Path, output_dir: Path) -> None:
-    """Note that runs of an output folder use a store that lies somewhere else."""
+    """Record that runs of an output folder use a store that lies elsewhere."""
     folder = output_dir.absolute()
     if around(root) == folder:
         return
     path = root / ".users" / hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
-    with suppress(OSError, ValueError):  # losing the note costs computing something again at worst
+    with suppress(OSError, ValueError):  # losing the note costs at worst a recomputation
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
             files.write_whole(path, f"{folder}\n")
 
 
 def around(root: Path) -> Path | None:
-    """The output folder that a store lies in by default, ``<output_dir>/.store``, if it lies there."""
+    """Return the output folder if the store is in its default place, ``<output_dir>/.store``; else None."""
     return root.absolute().parent if root.name == ".store" else None
 
 
 def is_store(folder: Path) -> bool:
-    """Whether a folder is a store, by its name or by what it holds."""
+    """Return whether a folder is a store, by its name or by its contents."""
     held = (folder / ".claims", folder / ".lock")
     return folder.name == ".store" or all(os.path.exists(path) for path in held)  # noqa: PTH110 - Path.exists may raise
 
 
 def users(root: Path) -> list[Path]:
-    """The output folders whose runs use a store, as far as it knows."""
+    """Return the output folders whose runs use a store, as far as it knows."""
     found = [folder for folder in [around(root)] if folder]
     for path in sorted((root / ".users").glob("[!.]*")):
         with suppress(OSError, ValueError):
@@ -158,7 +158,7 @@ def users(root: Path) -> list[Path]:
 
 
 def _open_lock(root: Path) -> int | None:
-    """The lock file, open; None where the store may only be read and never had one."""
+    """Open the lock file; return None if the store is read-only and never had one."""
     path = root / ".lock"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -175,25 +175,24 @@ def _open_lock(root: Path) -> int | None:
 __all__ = ["MANIFEST", "NOT_STORED", "REMOVED", "Store"]
 
 NOT_STORED = "not stored"
-"""What `Store.problem` says where there is nothing at all, so nothing to set aside."""
+"""Result of `Store.problem` where nothing is stored, so nothing has to be set aside."""
 KEY = re.compile(r"[0-9a-f]{40,64}")
 WORTH_FORCING_S = 1.0
 """Seconds of work from which on an output is forced to disk at its commit.
 
-That takes four or more waits for the disk, tens of milliseconds each where others use it too. What took less work
-than this is sooner made again after a loss of power, which is rare, than waited for in every run.
-"""
+Forcing waits for the disk at least four times, tens of milliseconds each on a busy disk. Recomputing shorter work
+after a loss of power, which is rare, is cheaper than waiting in every run."""
 _TRIES = 10
 _OCCUPIED = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 DECIDING = ".weights.lock"
 
 
 class Store:
-    """The content-addressed store under one root. Safe for several processes and several runs at once.
+    """The content-addressed store under one root. Safe for concurrent processes and runs.
 
     Attributes:
-        root: Its folder.
-        costs: What outputs took to make.
+        root: Folder of the store.
+        costs: Costs of the outputs.
     """
 
     def __init__(self, root: Path) -> None:
@@ -204,20 +203,20 @@ class Store:
         )
 
     def path(self, key: str) -> Path:
-        """Where the output of `key` is once it is committed."""
+        """Return the path of the output of `key` once it is committed."""
         return self.root.joinpath(key[:2], key)
 
     def scratch(self, run: str) -> Path:
-        """The folder for unfinished outputs of one run; on the same file system as the store."""
+        """Return the folder for unfinished outputs of one run, on the same file system as the store."""
         return self.root / ".tmp" / run
 
     def checkpoints(self, key: str) -> Path:
-        """Where an unfinished job of that key keeps what lets it go on; on the store's file system."""
+        """Return the folder for checkpoints of an unfinished job of that key, on the store's file system."""
         return self._checkpoints / key
 
     @property
     def hints(self) -> Path:
-        """What makes later jobs faster but changes no result, such as batch sizes that fitted."""
+        """Folder of data that make later jobs faster but change no result, such as batch sizes that fit."""
         return self._hints
 
     # -- reading -----------------------------------------------------------------------------------------------
@@ -225,14 +224,15 @@ class Store:
     def problem(self, key: str, *, checksums: bool = True) -> str | None:
         """Say what is wrong with the output of `key`, or None if it can be used. Nothing is raised.
 
-        `NOT_STORED` and `REMOVED` are no damage: nothing is there, or all but weights, which can be made again.
+        `NOT_STORED` and `REMOVED` are not damage: the output is missing, or only its weights are, and they can be
+        made again.
 
         Args:
-            key: The key.
-            checksums: Read every file; otherwise the manifest, presence and sizes only.
+            key: Key of the output.
+            checksums: Whether to read every file; otherwise only the manifest, presence and sizes are checked.
         """
         try:
-            status = os.lstat(f"{self.root}/{key[:2]}/{key}")  # asked of every job of a plan
+            status = os.lstat(f"{self.root}/{key[:2]}/{key}")  # called for every job of a plan
         except (FileNotFoundError, NotADirectoryError):
             return NOT_STORED
         except OSError as error:
@@ -242,24 +242,24 @@ class Store:
         return manifest.find_problem(key, self.path(key), checksums=checksums)
 
     def has(self, key: str, *, checksums: bool = True) -> bool:
-        """Whether the output of `key` is stored whole."""
+        """Return whether the output of `key` is stored whole."""
         return self.problem(key, checksums=checksums) is None
 
     def is_committed(self, key: str) -> bool:
-        """Whether an output of `key` was committed, whole or not: as cheap as it can be told."""
+        """Return whether an output of `key` was committed, whole or not: the cheapest check."""
         try:
             return stat.S_ISREG(os.lstat(f"{self.root}/{key[:2]}/{key}/{MANIFEST}").st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # what is wrong with the store shows where it is read
+            return True  # an error of the store shows where it is read
 
     def is_removed(self, key: str) -> bool:
-        """Whether the weights of an output were removed, or are just being: as cheap as it can be told."""
+        """Return whether the weights of an output were removed, or are being removed: the cheapest check."""
         return os.path.lexists(f"{self.root}/{key[:2]}/{key}/{TOMBSTONE}") and self.is_committed(key)
 
     def leftover_weights(self, key: str) -> list[Path]:
-        """Files of an output that its tombstone says are removed, and that are there: somebody was interrupted."""
+        """Return the files of an output that its tombstone lists as removed but that are still there."""
         if not self.is_removed(key) or self.problem(key, checksums=False) != REMOVED:
             return []  # in a damaged one a name may lead out of the store by a link
         folder = self.path(key)
@@ -269,7 +269,7 @@ class Store:
         return []
 
     def manifest(self, key: str) -> dict[str, Any]:
-        """The manifest of a stored output.
+        """Return the manifest of a stored output.
 
         Raises:
             StoreError: It cannot be read, or was altered.
@@ -280,7 +280,7 @@ class Store:
             raise StoreError(f"stored output {key[:12]}: {error}") from error
 
     def stored_keys(self) -> list[str]:
-        """The keys under which something is stored, sorted; whether it is whole is another question.
+        """Return the keys under which something is stored, sorted; the outputs may be damaged.
 
         Raises:
             StoreError: The store cannot be read.
@@ -304,7 +304,7 @@ class Store:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def begin(self, scratch: Path, key: str, attempt: int) -> Path:
-        """Make an empty folder to write the output of `key` to.
+        """Create an empty folder in which to write the output of `key`.
 
         Raises:
             StoreError: It cannot be made.
@@ -329,21 +329,22 @@ class Store:
         took_s: float = math.inf,
         entries: Mapping[str, os.stat_result] | None = None,
     ) -> Path:
-        """Turn a finished folder into the output of `key`.
+        """Commit a finished folder as the output of `key`.
 
-        The first commit of a key wins: a later one of the same key has the same content and is dropped. Where the
-        weights of the first were removed, the later one takes its place.
+        The first commit of a key wins: a later one has the same content and is dropped. If the weights of the
+        first were removed, the later one replaces it.
 
         Args:
             key: The key.
-            folder: What `begin` gave, now filled.
-            about: Recorded in the manifest (job, versions); no part of the result.
-            took_s: Seconds of work that making it again would take. Below `WORTH_FORCING_S` it is not forced to
-                disk: should the machine lose power soon after, it may be absent, or torn and so damaged.
-            entries: What `walk` has just told of the folder; looked up if None.
+            folder: The folder from `begin`, now filled.
+            about: Recorded in the manifest (job, versions); not part of the result.
+            took_s: Seconds of work to make the output again. Below `WORTH_FORCING_S` the output is not forced to
+                disk; if the machine loses power soon after, it may be missing or damaged.
+            entries: Result of `walk` for the folder; walked here if None.
 
         Raises:
-            StoreError: It could not be written, or holds what no output may. What is stored is whole or absent.
+            StoreError: The output could not be written, or has an entry that no output may have. The store then
+                has the whole output or none.
         """
         target, forced = self.path(key), took_s >= WORTH_FORCING_S
         try:
@@ -369,7 +370,7 @@ class Store:
         return target
 
     def _publish(self, key: str, folder: Path, target: Path) -> None:
-        # Another run may commit the same key, or set aside the same damaged output, between any two steps.
+        # Between any two steps another run may commit the same key, or set aside the same damaged output.
         for tries_left in reversed(range(_TRIES)):
             try:
                 os.rename(folder, target)  # noqa: PTH104 - that of a path makes another one
@@ -387,23 +388,23 @@ class Store:
                 self.set_aside(key)
 
     def _make_way(self, key: str, moved: Path) -> None:
-        """Take away what is left of an output, to be replaced by all of it."""
+        """Remove an output whose weights are gone, so that the whole output can replace it."""
         with files.one_at_a_time(self.path(key).parent):
             if self.problem(key) == REMOVED:
                 self.path(key).rename(moved)
         files.remove_tree(moved)
 
     def set_aside(self, key: str) -> Path | None:
-        """Move a damaged output out of the way, so that it is made anew but can still be looked at.
+        """Move a damaged output out of the way, so that it is made again but can still be inspected.
 
-        It is checked again first. Of several processes that found the same damage one moves it, and the others
-        cannot move what was made anew in between.
+        The output is checked again first. If several processes found the same damage, one moves it, and the others
+        cannot move the new output made in between.
 
         Returns:
-            Where it is now, or None if it was gone already or is not damaged.
+            Its new path, or None if it was already gone or is not damaged.
 
         Raises:
-            StoreError: It cannot be moved.
+            StoreError: The output cannot be moved.
         """
         aside = self.root / ".aside"
         try:
@@ -420,7 +421,7 @@ class Store:
             raise explained(f"could not set {self.path(key)} aside", error) from error
 
     def last_set_aside(self, key: str) -> Path | None:
-        """Where the last output of a key is kept that was found damaged; None where none was."""
+        """Return the path of the last damaged output of a key that was set aside; None if there is none."""
         found = [path for path in (self.root / ".aside").glob(f"{key}.*") if path.suffix[1:].isdigit()]
         return max(found, key=lambda path: int(path.suffix[1:]), default=None)
 
@@ -428,13 +429,13 @@ class Store:
 
     @contextmanager
     def in_use(self, output_dir: Path | None = None) -> Iterator[None]:
-        """Keep what is stored from being removed (by `store gc`) while a run rests on it.
+        """Keep stored outputs from being removed (by `store gc`) while a run uses them.
 
-        To be entered before the run looks at what is stored. Makes the store's folder. Waits, and says so, while
-        something is just being removed.
+        Enter it before the run reads the store. It creates the store's folder. It waits, and says so, while a
+        clean-up is removing outputs.
 
         Args:
-            output_dir: Where the run leaves its folder; remembered, so that its outputs count as needed later.
+            output_dir: Output folder of the run; recorded, so that its outputs count as needed later.
 
         Raises:
             StoreError: The folder cannot be used.
@@ -454,7 +455,7 @@ class Store:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only one who uses the store, whose folder exists; runs that start meanwhile wait.
+        """Hold the store exclusively; its folder must exist. Runs that start meanwhile wait.
 
         Raises:
             StoreError: A run uses it, or it cannot be locked.
@@ -472,10 +473,10 @@ class Store:
             os.close(descriptor)
 
     def claim(self, key: str) -> files.Claim | None:
-        """Claim the computing of a key, so that no other run does the same work; None if another has it now.
+        """Lock a key so that no other run computes it; return None if another run holds it.
 
-        It does not say whether the output is stored: look after claiming, since the last holder may just have
-        committed it. The claim ends with `release` or with this process.
+        Check whether the output is stored after claiming it, since the last holder may just have committed it. The
+        claim ends with `release` or with this process.
 
         Raises:
             StoreError: The store cannot be written to.
@@ -487,35 +488,35 @@ class Store:
 
 
 # -- scratch -----------------------------------------------------------------------------------------------------
-# Folders for what runs have not finished, and the one rule that says which of them nobody needs any more.
+# Scratch folders for unfinished outputs of runs, and the rule that tells which of them are leftovers.
 #
-#     <root>/.tmp/<run>-<pid>/        the folder
-#     <root>/.tmp/<run>-<pid>.lock    locked by the run while it lives; made before the folder, removed after it
+# <root>/.tmp/<run>-<pid>/ the folder
+# <root>/.tmp/<run>-<pid>.lock locked by the run while it lives; created before the folder, removed after it
 #
-# A folder whose lock is free belongs to a run that is gone: the kernel frees the lock of a process that dies,
-# and the server of a shared file system that of a machine that does. Process ids are not asked, since they mean
-# nothing on another machine. Where locks are not supported, no folder is taken for a leftover.
+# A folder whose lock is free belongs to a run that has ended: the kernel frees the locks of a process that dies,
+# and the server of a shared file system those of a machine that dies. Process ids are not used, since they mean
+# nothing on another machine. Where locks are not supported, no folder counts as a leftover.
 
 
 _NAME = re.compile(r".+-\d+")
-"""As runs name their folders. What people have put beside them is left alone."""
+"""Pattern of the folder names of runs. Files that people have put beside them are left alone."""
 _LOCK = ".lock"
 
 
 class Scratch:
-    """The folder of one run, from `open` to `close`."""
+    """Scratch folder of one run, from `open` to `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Describe it; nothing is made yet.
+        """Describe the folder; nothing is created yet.
 
         Args:
-            path: What `Store.scratch` gives for a name that no other run has, and that ends with the process id.
+            path: Path from `Store.scratch` for a name that no other run has, and that ends with the process id.
         """
         self.path = path
         self._claim: files.Claim | None = None
 
     def open(self) -> None:
-        """Make the lock, then the folder.
+        """Create the lock, then the folder.
 
         Raises:
             OSError: They cannot be made.
@@ -524,29 +525,29 @@ class Scratch:
         self.path.mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Remove the folder, then the lock. Doing it twice does nothing."""
+        """Remove the folder, then the lock; calling it again does nothing."""
         files.remove_tree(self.path)
         if self._claim is not None:
             self._claim.release()
 
 
 def lock_of(path: Path) -> Path:
-    """The lock of a scratch folder, beside it."""
+    """Return the lock file of a scratch folder, beside it."""
     return path.with_name(path.name + _LOCK)
 
 
 def is_lock(path: Path) -> bool:
-    """Whether a path beside scratch folders is the lock of one."""
+    """Return whether a path beside scratch folders is the lock of one."""
     return path.name.endswith(_LOCK)
 
 
 def living(root: Path) -> list[Path]:
-    """The scratch folders of a store whose runs live, on whatever machine."""
+    """Return the scratch folders of a store's live runs, on all machines."""
     return [path for path in _folders(root) if _is_held(path)]
 
 
 def leftovers(root: Path) -> list[Path]:
-    """The scratch folders of a store whose runs are gone; of some the lock alone is left.
+    """Return the scratch folders of a store's ended runs; some have only the lock left.
 
     Raises:
         OSError: The store cannot be read.
@@ -555,12 +556,12 @@ def leftovers(root: Path) -> list[Path]:
 
 
 def remove_leftovers(root: Path, mine: Path) -> None:
-    """Remove the leftovers in a store. One that cannot be removed stays, since it costs nothing but room.
+    """Remove the leftovers in a store. One that cannot be removed stays: it costs only disk space.
 
     Args:
-        root: Of the store.
-        mine: Scratch folder of the run that removes them. Each leftover is first moved into it, by which it is
-            out of reach at once for a worker that outlives its engine by a moment.
+        root: Folder of the store.
+        mine: Scratch folder of the calling run. Each leftover is first moved into it, so that a worker that
+            outlives its engine by a moment cannot write to it any more.
     """
     with suppress(OSError):
         for number, path in enumerate(leftovers(root)):
@@ -569,7 +570,7 @@ def remove_leftovers(root: Path, mine: Path) -> None:
 
 
 def remove(path: Path, moved: Path) -> None:
-    """Remove a leftover by way of another name, unless somebody else is doing so.
+    """Rename a leftover and remove it, unless another process is doing so.
 
     Raises:
         OSError: It cannot be removed.
@@ -600,39 +601,40 @@ def _folders(root: Path) -> list[Path]:
 def _is_held(path: Path) -> bool:
     try:
         return files.is_held(lock_of(path))
-    except OSError:  # without locks, or of another user: then whether it is held is not known
+    except OSError:  # without lock support, or owned by another user: whether it is held is unknown
         return True
 
 
 # -- verified ----------------------------------------------------------------------------------------------------
-# Which stored outputs were read and found good in this run, so that each is read once, whoever uses it.
+# Verification: which stored outputs this run has read and found intact, so that each is read once for all jobs.
 #
-#     problem(key) --> note of the run? --> every entry as it was then --> good, after one `lstat` an entry
+# problem(key) --> note of this run? --> every entry unchanged --> intact, after one `lstat` an entry
 #                           | none, or something differs
 #                           v
 #                      read everything --> good: leave a note
 #
-# The notes lie in the run's scratch folder, one small file a key, and are shared by the engine and its workers. A
-# note that is lost or garbled costs reading the output again and nothing else.
+# The notes are in the run's scratch folder, one small file per key, shared by the engine and its workers. If a
+# note is lost or garbled, the output is read again.
 
 
 Fingerprints = Mapping[str, list[int]]
-"""Name of a file or folder -> size, inode, time of change, time of change of status (both in ns).
+"""Name of a file or folder -> size, inode, modification time, status change time (both in ns). The device number
+is left out: it differs between machines that mount a network disk, which would make them distrust each other's
+notes and read everything again.
 
 Not its device: to each machine that mounts a disk of the network it has another number, in the order of mounts, so
-that machines would not take each other's notes and read everything again.
-"""
+that machines would not take each other's notes and read everything again."""
 
 _TICK_NS = 20_000_000
-"""More than the step of the clock that stamps files: within one step a change leaves no new time."""
+"""Longer than the resolution of file timestamps: a change within one step leaves no new time."""
 _SECOND_NS = 1_000_000_000
 _LIMIT = 1 << 30
 
 
 class Verified:
-    """Checks stored outputs, and remembers for the length of one run which were good.
+    """Checks stored outputs, and remembers the intact ones for the length of one run.
 
-    Safe for any number of processes: one of them reads an output while the others wait for its note.
+    Safe for concurrent processes: one of them reads an output while the others wait for its note.
     """
 
     def __init__(self, store: Store, folder: Path) -> None:
@@ -640,26 +642,27 @@ class Verified:
 
         Args:
             store: The store.
-            folder: The run's own, for example ``store.scratch(run) / "verified"``; made when needed.
+            folder: Folder of the run's notes, for example ``store.scratch(run) / "verified"``; created when
+                needed.
         """
         self.store = store
         self.folder = folder
 
     def problem(self, key: str) -> str | None:
         """Say what is wrong with the output of `key`, as `Store.problem` does, or None if it can be used."""
-        if not os.path.lexists(f"{self.store.root}/{key[:2]}/{key}"):  # asked of every job
+        if not os.path.lexists(f"{self.store.root}/{key[:2]}/{key}"):  # called for every job
             return NOT_STORED
         if self._unchanged(key):
             return None
         with suppress(OSError), files.one_at_a_time(self.store.path(key)):
             return None if self._unchanged(key) else self._read(key)
-        return self._read(key)  # not stored, or not ours to open: it says which
+        return self._read(key)  # not stored, or no permission to open it: it says which
 
     def require(self, key: str) -> None:
         """Check that the output of `key` can be used.
 
         Raises:
-            DamagedOutput: It cannot.
+            DamagedOutput: The output cannot be used.
         """
         problem = self.problem(key)
         if problem is not None:
@@ -691,7 +694,7 @@ class Verified:
     def _note(self, key: str, entries: Fingerprints) -> None:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            files.write_whole(self._path(key), json.dumps(entries), durable=False)  # of no use after the run
+            files.write_whole(self._path(key), json.dumps(entries), durable=False)  # useless after the run
 
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.note"
@@ -702,9 +705,9 @@ def _fingerprint(status: os.stat_result) -> list[int]:
 
 
 def _wait_until_settled(entries: Fingerprints) -> bool:
-    """Wait until a change from now on is sure to leave a new time; False if that would take too long."""
+    """Wait until any later change is sure to leave a new timestamp; return False if that would take too long."""
     newest = max(entry[-1] for entry in entries.values())
-    step = _TICK_NS if newest % _SECOND_NS else 2 * _SECOND_NS  # a file system that counts whole seconds
+    step = _TICK_NS if newest % _SECOND_NS else 2 * _SECOND_NS  # a file system with timestamps in whole seconds
     missing = newest + step - time.time_ns()
     if 0 < missing <= _TICK_NS:
         time.sleep(missing / _SECOND_NS)

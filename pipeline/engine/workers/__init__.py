@@ -1,1 +1,1 @@
-"""Worker processes: the messages they exchange with the engine, their main function, the pool that owns them."""
+"""Worker processes: their main function, their messages with the engine, and the pool that owns them."""

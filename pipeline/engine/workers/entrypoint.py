@@ -1,4 +1,4 @@
-"""Main function of a worker process, and of each rank of a job of several devices. Free of torch until needed.
+"""Main function of a worker process, and of each rank of a multi-GPU job. Imports torch only when needed.
 
     main thread       runs jobs, one at a time; of a rank its one
     reader thread     reads the pipe; the other side hanging up means the end of this process and its descendants
@@ -33,23 +33,23 @@ _HANG_UP_PATIENCE_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a worker is told on its command line."""
+    """Settings of a worker, from its command line."""
 
     device: inventory.Device
     heartbeat_s: float
     level_bytes: int | None
-    """Memory of the device that was in use before the run; None where nothing was there to leave any behind."""
+    """Device memory in use before the run; None if no process ran there that could leave memory behind."""
     free_timeout_s: float
-    """Seconds to wait for the rest to be free, before this process says that it is ready."""
+    """Seconds to wait until the memory above that is free, before this process reports that it is ready."""
 
 
 def main() -> None:
-    """Run jobs until the engine says stop or hangs up; as a rank one."""
+    """Run jobs until the engine says stop or hangs up; as a rank run one job."""
     process = _Main()
-    # Slurm sends its notices to every process of a job. They mean the same as the engine's own request.
+    # Slurm sends its signals to every process of a job. They mean the same as the engine's own request.
     for number in descendants.NOTICES:
         signal.signal(number, process.on_signal)
-    settings = descendants.begin()  # from here on signals are not held back any more
+    settings = descendants.begin()  # from here on signals are no longer blocked
     log_stacks()
     process.channel = Channel.inherited(settings["fd"])
     with suppress(KeyboardInterrupt, OSError):
@@ -58,15 +58,15 @@ def main() -> None:
         else:
             process.serve(converted(settings, Settings))
     descendants.end_own()
-    # Outputs are committed, so nothing else is left to tidy up; Python would take a second to unload torch, and
-    # libraries would wait for processes that a broken group has lost.
+    # Outputs are committed, so nothing is left to clean up. A normal exit would take a second to unload torch, and
+    # libraries would wait for processes of a broken process group.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 class _Main:
-    """The threads of a worker or a rank, and what they share."""
+    """The threads of a worker or a rank, and their shared state."""
 
     channel: Channel
     settings: Settings
@@ -78,7 +78,7 @@ class _Main:
         """Whether SIGTERM breaks off the present job."""
 
     def send(self, message: messages.FromWorker) -> None:
-        """Tell the engine, or whoever leads the gang."""
+        """Send a message to the engine, or as a rank to the leader."""
         self.channel.send(messages.encode(message))
 
     def serve(self, settings: Settings) -> None:
@@ -94,7 +94,7 @@ class _Main:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         fit = True
         while not isinstance(order := self.orders.get(), messages.Shutdown) and not self.runner.stop_requested:
-            # Where no other may follow, the engine ends this process and begins the rest elsewhere.
+            # If the process is unfit for another job, the engine ends it and runs the rest elsewhere.
             fit = fit and self._run(order)
 
     def run_rank(self, part: Part) -> None:
@@ -102,7 +102,7 @@ class _Main:
         self.runner.device, self.runner.part = part.device, part
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         while isinstance(order := self.orders.get(), messages.Shutdown):
-            pass  # a signal that came before the job, which looks for itself whether it is to stop
+            pass  # a signal that came before the job; the job itself checks whether to stop
         try:
             said: messages.Said = self.runner.run(order)
         except KeyboardInterrupt:
@@ -110,13 +110,13 @@ class _Main:
         self.send(said)
 
     def _run(self, order: messages.RunJob) -> bool:
-        """Run a job; False where no other may follow it in this process."""
+        """Run a job; return False if no other job may run in this process."""
         said = self.runner.run(order)
         self.send(said)
         return isinstance(said, messages.AttemptStopped) or not said.spoils
 
     def _unfit(self) -> str:
-        """Say why the device should be given no jobs: what a process before left on it does not come back."""
+        """Say why the device should get no jobs: memory of an earlier process is not freed; "" if it is fit."""
         settings = self.settings
         if settings.level_bytes is None:
             return ""
@@ -127,17 +127,18 @@ class _Main:
         return "".join(found)
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """A request to stop; SIGTERM once more breaks off the job.
+        """Handle a request to stop; a second SIGTERM interrupts the job.
 
         Raises:
-            KeyboardInterrupt: In the middle of it.
+            KeyboardInterrupt: In the middle of the job.
         """
         self._stop()
         if number != signal.SIGTERM:
             return
         if self._at_next_signal and not self.runner.cut_off:
             self.runner.interrupt()
-        # Slurm may send the first one after the engine, of which Slurm asks the same, has asked by the pipe.
+        # Slurm signals the engine too. Its signal to this worker may come after the engine's own request by the
+        # pipe.
         self._at_next_signal = True
 
     def _stop(self) -> None:
@@ -169,19 +170,19 @@ class _Main:
                 resident = own_memory_bytes()[1]
                 self.send(messages.Heartbeat(rss_bytes=resident, gpu=gpu_load(self.settings.device)))
         except OSError:
-            # The pipe is broken. Where a job has closed it under the reader, which waits on it, the system tells
-            # neither the reader nor the engine; so this is the only one to notice.
+            # The pipe is broken. If a job has closed it under the blocked reader thread, neither the reader nor
+            # the engine gets notice; only this thread sees it.
             _kill_own_group()
 
 
 def gpu_load(device: inventory.Device) -> messages.GpuLoad | None:
-    """What a GPU is doing; None for a CPU."""
+    """Return the current use of a GPU; None for a CPU."""
     if device.kind != "cuda":
         return None
     try:
         usage = inventory.read_usage(device)
     except DeviceError:
-        return None  # whether that is a fault of the GPU shows where it is used
+        return None  # using the GPU will show whether it is at fault
     return messages.GpuLoad(
         label=device.label,
         used_bytes=usage.used_bytes,

@@ -1,11 +1,11 @@
-"""Runs a job that needs several devices: one process for each of them, all of which run the job's entry.
+"""Run a multi-GPU job: one process (rank) for each device, all of which run the job's entry.
 
     engine -- pipe --> worker that leads the gang -- one pipe each --> rank 0 .. k-1
                        the other k-1 workers: lent, as fresh processes that hold no memory of their devices
 
 The ranks are children of the leading worker and in its process group, so whatever ends that worker ends them. It
-adopts what they leave behind, and ends that with the job. They find each other by the environment that
-`torch.distributed` reads. If one dies or raises, all are ended at once.
+adopts processes that they leave behind, and ends these with the job. The ranks find each other by the environment
+that `torch.distributed` reads. If one dies or raises, all are ended at once.
 """
 
 import faulthandler
@@ -28,24 +28,24 @@ from pipeline.machine.children import Child, tail
 from pipeline.machine.descendants import NOTICES, held_back
 
 _TERMINATE_S = 1.0
-"""What ranks are given to end when another one has failed, before they are killed."""
+"""Seconds that ranks have to end after another one failed, before they are killed."""
 _OTHERS_S = 1.0
-"""How long to wait, after a rank has lost the connection to another, for that one to be seen to have died."""
+"""Seconds to wait, after a rank lost the connection to another, until that other one is seen to be dead."""
 _POLL_S = 0.1
 
 
 @dataclass(kw_only=True)
 class _Rank:
-    """A process of the job.
+    """A rank of the job.
 
     Attributes:
         number: Its rank.
         child: The process.
-        log: Where its output goes.
-        out: What it writes as its output; that of ranks other than the first is dropped.
-        said: Its last word.
-        is_over: Whether nothing more comes of it.
-        lost: How it ended if it said nothing, or what it says is no message, in words.
+        log: File of its output.
+        out: Folder in which it writes its output; dropped for ranks other than the first.
+        said: Its last message.
+        is_over: Whether no further message can come.
+        lost: How it ended if it sent no last message, or sent something unreadable, in words.
     """
 
     number: int
@@ -61,10 +61,10 @@ class _Rank:
         return self.child.process.poll()
 
     def hear(self) -> Iterator[messages.JobProgress]:
-        """Take what it has sent, and see whether it is over; gives what it tells of its progress."""
+        """Receive its messages and check whether it is over; yield its progress."""
         if self.is_over:
             return
-        # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
+        # Checked before reading: everything that a dead process sent is in the pipe by then, so nothing is missed.
         ended = self.exit_code is not None
         try:
             for line in self.child.channel.receive():
@@ -104,7 +104,7 @@ class _Gang:
             "device": f"cuda:{number}" if device.startswith("cuda") else device,
             "out": str(out),
         }
-        # Rank 0 has the log of this process. A notice that comes while it starts waits until it can be taken.
+        # Rank 0 shares the log of this process. A signal during the start is held until the rank can handle it.
         with log.open("ab") if number else nullcontext() as output, held_back(NOTICES):
             child = Child(
                 "pipeline.engine.workers.entrypoint",
@@ -115,20 +115,20 @@ class _Gang:
                 output=output,
             )
         self.ranks.append(_Rank(number=number, child=child, log=log, out=out))
-        with suppress(OSError):  # it is over already, as is about to be seen
+        with suppress(OSError):  # it has already ended, which is noticed next
             child.channel.send(messages.encode(order))
 
     def wait_for_all(self) -> None:
         """Forward progress until every rank is over.
 
         Raises:
-            GangError: One of them has failed.
+            GangError: A rank has failed.
         """
         since: float | None = None
         while not all(rank.is_over for rank in self.ranks):
             self._hear()
             if failed := self._failed():
-                # A rank that only lost the connection to another is rarely the one to tell of.
+                # A rank that lost the connection to another is rarely the cause.
                 since = since or time.monotonic()
                 if not _is_consequence(failed) or time.monotonic() >= since + _OTHERS_S:
                     break
@@ -141,7 +141,7 @@ class _Gang:
             for rank in self.ranks:
                 with suppress(OSError):
                     rank.child.channel.send(messages.encode(messages.Shutdown()))
-        # The end of a process shows at its pipe, unless a child of its own has a copy of that: hence the limit.
+        # The end of a process shows at its pipe, unless a child of it has a copy of the pipe: hence the limit.
         channels = [rank.child.channel for rank in self.ranks]
         if open_ones := [channel.fileno() for channel in channels if not channel.closed]:
             wait(open_ones, _POLL_S)
@@ -152,7 +152,7 @@ class _Gang:
                 if rank.number == 0:
                     self._report(progress)
         if any(isinstance(rank.said, messages.AttemptStopped) for rank in self.ranks) and not self.work.stopping():
-            os.kill(os.getpid(), signal.SIGUSR2)  # as if this worker had been asked: all are to stop
+            os.kill(os.getpid(), signal.SIGUSR2)  # as if this worker had been told to stop: all ranks stop
 
     def _report(self, message: messages.JobProgress) -> None:
         if message.loading != self.loads:
@@ -163,7 +163,7 @@ class _Gang:
             self.work.progress(message.done, message.total, message.tokens)
 
     def _failed(self) -> _Rank | None:
-        """The rank that is most likely the cause: one that died, else one that raised, the first of each."""
+        """Return the rank that is most likely the cause: the first one that died, else the first that raised."""
         died = [rank for rank in self.ranks if rank.lost]
         raised = [rank for rank in self.ranks if isinstance(rank.said, messages.JobRaised)]
         return next(iter([*died, *sorted(raised, key=_is_consequence)]), None)
@@ -182,10 +182,10 @@ class _Gang:
         )
 
     def conclude(self) -> None:
-        """Take over what rank 0 has counted.
+        """Copy the counts of rank 0.
 
         Raises:
-            JobStopped: The ranks were told to stop and have saved what they need.
+            JobStopped: The ranks were told to stop and have saved a checkpoint.
         """
         stopped = [rank.number for rank in self.ranks if isinstance(rank.said, messages.AttemptStopped)]
         if stopped:
@@ -193,14 +193,14 @@ class _Gang:
         first = self.ranks[0].said
         assert isinstance(first, messages.JobFinished)
         self.work.load_s += first.load_s
-        # Each rank counts what all of them do together.
+        # Each rank counts the work of all of them.
         self.work.samples, self.work.tokens, self.work.flops = first.samples, first.tokens, first.flops
         self.work.answers = first.answers
         peaks = [rank.said.peak_mb for rank in self.ranks if isinstance(rank.said, messages.JobFinished)]
         self.work.peak_mb = max((peak for peak in peaks if peak is not None), default=None)
 
     def end(self) -> None:
-        """End whatever rank still runs, and drop what ranks other than the first have written."""
+        """End the ranks that still run, and drop the output folders of ranks other than the first."""
         children.end([rank.child for rank in self.ranks], _TERMINATE_S)
         for rank in self.ranks:
             rank.child.wait()
@@ -209,7 +209,7 @@ class _Gang:
 
     @contextmanager
     def showing_stacks(self) -> Iterator[None]:
-        """Pass the request for stacks on to the ranks: what this process does is no riddle."""
+        """Pass requests for stacks on to the ranks; this process itself only waits."""
 
         def show(*_: object) -> None:
             for rank in self.ranks:
@@ -225,15 +225,15 @@ class _Gang:
 
 
 def run_gang(order: messages.RunJob, work: Work) -> None:
-    """Run a job in as many processes as it has devices. Called in the worker that leads them.
+    """Run a job in one process per device. Called in the worker that leads them.
 
     Args:
         order: The job; its `gang` has one entry per rank.
-        work: Its `out` is what rank 0 writes to.
+        work: Rank 0 writes to its `out`.
 
     Raises:
-        GangError: A rank has died or raised; none is left.
-        JobStopped: They were told to stop and have saved what they need to go on.
+        GangError: A rank has died or raised; none is left running.
+        JobStopped: The ranks were told to stop and have saved a checkpoint.
         JobError: No processes can be started on these devices.
     """
     if slices := [name for name in order.gang if name.startswith("MIG-")]:
@@ -254,5 +254,5 @@ def run_gang(order: messages.RunJob, work: Work) -> None:
 
 
 def _is_consequence(rank: _Rank) -> bool:
-    """Whether a rank failed in a way in which it would if another one had."""
+    """Return whether a rank failed as it would if another rank had failed first."""
     return isinstance(rank.said, messages.JobRaised) and rank.said.kind is messages.FailureKind.transient

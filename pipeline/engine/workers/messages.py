@@ -1,10 +1,10 @@
-"""What crosses the pipe between the engine and a worker: small frozen records, encoded as JSON.
+"""Messages on the pipe between the engine and a worker: small frozen records, encoded as JSON.
 
-JSON rather than pickle: a damaged or hostile byte stream can at worst fail to parse, and nothing that is not
-plain data can be sent by accident. Tensors travel through files.
+The encoding is JSON rather than pickle: a damaged or hostile byte stream can at worst fail to parse, and only
+plain data can be sent. Tensors are passed in files.
 
-What a worker says is foreign to the engine, as the code of any job can write to the pipe: every field is checked
-when it is read, and what is written is what a reader will take.
+The engine does not trust messages of a worker, as the code of any job can write to the pipe. Every field is
+checked when it is read, and writers send only what readers accept.
 """
 
 import errno
@@ -22,36 +22,36 @@ from pipeline import errors
 from pipeline.foreign import ForeignDataError, converted, parse_json
 
 # -- failure -----------------------------------------------------------------------------------------------------
-# What kind of failure an exception is: decided where it happened, while it is still an object. Free of torch.
+# Classify exceptions as kinds of failure, where they happen and are still objects. Does not import torch.
 
 
 class FailureKind(Enum):
-    """How an attempt at a job failed; each kind has a budget of its own (`execution.retry`)."""
+    """Kind of a job's failure; each kind has a retry budget of its own (`execution.retry`)."""
 
-    bug = "bug"  # the job's own code raised: it would again
-    lost = "lost"  # its worker ended under it: another may live
+    bug = "bug"  # the job's own code raised, and would again
+    lost = "lost"  # its worker died; another one may survive
     hang = "hang"  # its worker had to be killed
-    out_of_memory = "out_of_memory"  # of the device or the machine, with the smallest batches
-    device = "device"  # an error of the device, which this process cannot recover from
-    transient = "transient"  # a connection or a file system, which may be back soon
+    out_of_memory = "out_of_memory"  # device or host memory ran out, with the smallest batches
+    device = "device"  # a device error that this process cannot recover from
+    transient = "transient"  # a connection or a file system, which may recover soon
     storage = "storage"  # outputs cannot be written: no other job would fare better
     damaged_input = "damaged_input"  # a stored output that it reads was found damaged
 
 
 NEEDS_FRESH_WORKER = frozenset({FailureKind.out_of_memory, FailureKind.device, FailureKind.damaged_input})
-"""Failures after which memory may be fragmented, a CUDA context broken, or a kept model be of damaged files."""
+"""Failures after which memory may be fragmented, a CUDA context broken, or a cached model damaged."""
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG}
 _TEXT_READ = 10_000
-"""Characters of an exception's text, which may have millions."""
-# Libraries in Rust and C++ raise errors of their own types, which say in words what the system had said.
+"""Characters of an exception's text to read, which may have millions."""
+# Libraries in Rust and C++ raise their own types, with the system's error only as text.
 _STORAGE_TEXTS = re.compile(
     "|".join(
         [
             *(rf"\(os error {code}\)" for code in sorted(_STORAGE)),
             "No space left on device",
             "Disk quota exceeded",
-            # The disk, or the largest size that a file may have.
+            # The disk is full, or a file reached its size limit.
             "database or disk is full",
             r"^\d+ requested and \d+ written",
             "PytorchStreamWriter failed writing",
@@ -80,7 +80,7 @@ _TRANSIENT_CLASSES = {
     "requests.exceptions.Timeout",
     "urllib3.exceptions.HTTPError",
 }
-# What is left of a collective when one of its processes is gone.
+# Errors of a collective operation after one of its processes has died.
 _LOST_PEER_CLASSES = {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}
 _LOST_PEER_TEXTS = (
     "gloo/transport",
@@ -95,23 +95,23 @@ _DEVICE_TEXTS = ("CUDA error", "CUDA driver error", "NCCL error", "cuDNN error",
 
 
 def classify(error: BaseException) -> FailureKind:
-    """Say what kind of failure an exception is, by itself or by what it was raised from.
+    """Return the kind of failure of an exception, from its own type or from its causes.
 
-    A full disk counts even if the exception was raised without naming it as its cause: what fails while files are
-    cleaned up, or closed, has no other.
+    A full disk counts even if it is only the context of the exception, not its cause: an exception while files are
+    cleaned up or closed has only a context.
     """
     try:
         kinds = [_kind(one) for one in causes(error)]
         kind = next((kind for kind in kinds if kind is not FailureKind.bug), FailureKind.bug)
         if kind is FailureKind.bug and any(map(_is_storage, causes(error, context=True))):
             return FailureKind.storage
-    except BaseException:  # an exception is code of the job's own, down to its attributes
+    except BaseException:  # an exception is the job's own code, down to its attributes
         return FailureKind.bug
     return kind
 
 
 def causes(error: BaseException | None, *, context: bool = False) -> Iterator[BaseException]:
-    """An exception and what it was raised from; with `context`, also what was being handled when it was raised."""
+    """Yield an exception and its causes; with `context`, also the exceptions that were being handled."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -121,14 +121,15 @@ def causes(error: BaseException | None, *, context: bool = False) -> Iterator[Ba
 
 
 def class_name(kind: type[BaseException]) -> str:
-    """The name of an exception's class as people write it."""
+    """Return the name of an exception's class as people write it."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_storage(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _STORAGE
-    if isinstance(error, errors.GangError):  # the end of a log is in its text
+    # keep the end of the text, as the end of a log is the informative part
+    if isinstance(error, errors.GangError):
         return False
     return _STORAGE_TEXTS.search(str(error)[:_TEXT_READ]) is not None
 
@@ -140,7 +141,7 @@ def _kind(error: BaseException) -> FailureKind:
         return FailureKind(error.kind)
     if isinstance(error, errors.RanksDisagree):
         return FailureKind.device
-    # By name, so that nobody has to import these libraries to tell their errors.
+    # By name, so that these libraries need not be imported.
     names = {class_name(base) for base in type(error).__mro__}
     text = str(error)
     if isinstance(error, MemoryError) or names & _OUT_OF_MEMORY_CLASSES or "OutOfMemory" in type(error).__name__:
@@ -166,9 +167,9 @@ def _kind(error: BaseException) -> FailureKind:
 
 MAX_MESSAGE_BYTES = 64 << 20
 SEND_TIMEOUT_S = 5.0
-"""A worker's reader takes messages at once, so one that takes none for so long is stuck."""
+"""Seconds after which a worker that takes no message counts as stuck; its reader thread takes them at once."""
 MAX_COUNT = 2**53
-"""No count is larger: up to here a float is exact, so nothing that is computed from counts can overflow."""
+"""Largest count: up to here a float is exact, so no arithmetic on counts can overflow."""
 MAX_SECONDS = 1e12
 MAX_FLOPS = 1e30
 MAX_FIGURE = 1e100
@@ -176,7 +177,7 @@ MAX_NUMBERS = 8
 MAX_TEXT = 100_000
 MAX_LINE = 2_000
 _SHOWN_BYTES = 200
-# All that a terminal may take for a command, and halves of characters, which no file can hold.
+# Characters that a terminal may take for a command, and lone surrogates, which no file can hold.
 _CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff"
 _NO_TEXT = re.compile(f"[{_CONTROLS}]")
 _NO_LINE = re.compile(rf"[{_CONTROLS}\t\n\u2028\u2029]")
@@ -196,13 +197,13 @@ NumberName = Annotated[str, Meta(pattern=_NUMBER_NAME.pattern)]
 
 
 def _plain_text(text: str, *, keep_end: bool = False) -> str:
-    """A text as a message may have it: not too long, and what is no text written as in Python's literals."""
+    """Return a text for a message: truncated, with unprintable characters escaped as in Python's literals."""
     part = slice(-MAX_TEXT, None) if keep_end else slice(MAX_TEXT)
     return _NO_TEXT.sub(_escaped, text[part])[part]
 
 
 def _plain_line(text: str) -> str:
-    """The same for a single line."""
+    """Return a text for a message as a single line."""
     return _NO_LINE.sub(_escaped, text[:MAX_LINE])[:MAX_LINE]
 
 
@@ -211,10 +212,13 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 class _Message(Struct, frozen=True, forbid_unknown_fields=True):
-    """Made for every job, and defined in every worker: of a dataclass either takes ten times as long."""
+    """Base class. Every job makes some and every worker defines them.
+
+    Dataclasses would take ten times as long for both.
+    """
 
     _lines: ClassVar[tuple[str, ...]] = ()
-    """Fields of one line, which are made such."""
+    """Fields that are reduced to one line."""
 
     def __post_init__(self) -> None:
         for name in self._lines:
@@ -223,7 +227,7 @@ class _Message(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _OfJob(_Message, frozen=True, kw_only=True):
-    """About an attempt at a job."""
+    """Message about an attempt at a job."""
 
     job_id: str
     attempt: Number
@@ -237,30 +241,32 @@ class RunJob(_OfJob, frozen=True, kw_only=True):
     payload: Mapping[str, Any]
     inputs: Mapping[str, list[str]]
     store: str
-    """Root of the store: the worker resolves input keys and commits the output there."""
+    """Root of the store, where the worker finds inputs by key and commits the output."""
     scratch: str
-    """Folder in which the unfinished output is written; on the store's file system."""
+    """Folder in which to write the unfinished output, on the store's file system."""
     verified: str
     """Folder of notes on which stored outputs were found good in this run."""
     log_path: str
     """File that receives everything the job writes to its standard output and error, native code included."""
     gang: list[str] = field(default_factory=list)
-    """For a job of several devices, what each of its ranks sees in CUDA_VISIBLE_DEVICES; empty for one device."""
+    """CUDA_VISIBLE_DEVICES of each rank of a multi-GPU job; empty for one device."""
     keep_models: bool = True
-    """Whether models of earlier jobs may stay in memory; otherwise the worker lets go of them first."""
+    """Whether models of earlier jobs may stay in memory; otherwise the worker drops them first."""
     slots: int = 1
-    """Workers on its device, this one included; what one of several holds between jobs the others lack."""
+    """Workers on its device, including this one; memory that one of several keeps between jobs is missing to the
+    others."""
     shared: bool = False
-    """Whether other jobs may run on its device meanwhile, and memory run out for no fault of this one."""
+    """Whether other jobs may run on its device meanwhile, so that memory may run out through no fault of this job.
+    """
     limit_mb: int = 0
-    """MiB of its device that are set aside for it then, its CUDA context included; 0 sets no limit."""
+    """MiB of its device reserved for it in that case, including its CUDA context; 0 sets no limit."""
 
 
 class Shutdown(_Message, frozen=True, kw_only=True):
     """Engine -> worker: take no further job; let the present one finish or save a checkpoint, then exit."""
 
     at_once: bool = False
-    """The patience with the present job is over."""
+    """Whether to interrupt the present job without waiting."""
 
 
 class WorkerReady(_Message, frozen=True, kw_only=True):
@@ -268,11 +274,11 @@ class WorkerReady(_Message, frozen=True, kw_only=True):
 
     pid: Number
     device: Line
-    """The device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
+    """Device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
     visible: Line = ""
-    """Its CUDA_VISIBLE_DEVICES, by which other processes can be given the same device."""
+    """Its CUDA_VISIBLE_DEVICES, which gives other processes the same device."""
     node: Line = ""
-    """The machine that it is on, in words, where a run has several."""
+    """The machine that it is on, in words, if a run has several."""
     unfit: Line = ""
     """Why its device should be given no jobs, in words; "" if it is fit for them."""
 
@@ -294,18 +300,18 @@ class JobProgress(_OfJob, frozen=True, kw_only=True):
     numbers: Annotated[Mapping[NumberName, Figure | None], Meta(max_length=MAX_NUMBERS)] = field(
         default_factory=dict
     )
-    """Of the present step, as its loss; None for one that is no finite number."""
+    """Metrics of the present step, such as its loss; None for a number that is not finite."""
     loading: bool = False
-    """Whether it imports libraries or loads a model just now."""
+    """Whether it is importing libraries or loading a model."""
 
 
 class GpuLoad(_Message, frozen=True, kw_only=True):
-    """What a GPU did a moment ago, whoever uses it.
+    """Use of a GPU a moment ago, by all processes.
 
     Attributes:
-        label: As in ``GPU 0``.
+        label: Name of the GPU, such as ``GPU 0``.
         used_bytes: Memory in use.
-        total_bytes: All of it.
+        total_bytes: Total memory.
         utilization: Share of time with a kernel running, in percent; None where the driver does not tell.
     """
 
@@ -321,24 +327,24 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     rss_bytes: Count
     """Resident memory of the worker, in bytes."""
     gpu: GpuLoad | None = None
-    """What its GPU is doing; None without one, or without a driver that tells."""
+    """Current use of its GPU; None without a GPU, or if the driver does not report it."""
 
 
 class _End(_OfJob, frozen=True, kw_only=True):
-    """About one that is over."""
+    """Message about an attempt that is over."""
 
     run_s: Seconds
     """Seconds from start to end, loading included."""
     held_mb: Count = 0
-    """What of the device's memory the process still holds, in MiB, for the models that it keeps."""
+    """MiB of device memory that the process still holds, for the models that it keeps."""
     left_changed: Line = ""
-    """What the job has left changed in the process, in words, so that no other may run in it; "" for nothing."""
+    """What the job has changed in the process, in words, so that no other job may run in it; "" for nothing."""
 
     _lines: ClassVar[tuple[str, ...]] = ("left_changed",)
 
     @property
     def spoils(self) -> bool:
-        """Whether no other job may run in the process."""
+        """Whether the process is unfit for other jobs."""
         return bool(self.left_changed)
 
 
@@ -350,35 +356,36 @@ class JobFinished(_End, frozen=True, kw_only=True):
     samples: Count
     tokens: Count
     answers: Count = 0
-    """Completions that an evaluation gives."""
+    """Number of completions of an evaluation."""
     flops: Annotated[Mapping[Line, Flops], Meta(max_length=100)] = field(default_factory=dict)
-    """What was computed, by purpose."""
+    """FLOPs by purpose."""
     peak_mb: Count | None = None
     """Most memory of its device that the process held during the job, in MiB; None on a CPU."""
 
 
 class JobRaised(_End, frozen=True, kw_only=True):
-    """Worker -> engine: the job's code raised; the worker itself is fine and can take another job."""
+    """Worker -> engine: the job's code raised; the worker itself works and can take another job."""
 
     error_type: Line
-    """Qualified class name of the exception; "" for one of ours, whose message was written for users."""
+    """Qualified class name of the exception; "" for an exception of this package, whose message is written for
+    users."""
     message: Text
     traceback: Text
     kind: FailureKind
-    """Decided in the worker, where the exception is still an object."""
+    """Kind of failure, decided in the worker, where the exception is still an object."""
     damaged_key: Line = ""
     """Key of the stored output that the job could not use, for the kind ``damaged_input``."""
     rank: Count | None = None
-    """The process that failed first, where a job has several."""
+    """Number of the rank that failed first, if a job has several."""
 
     @property
     def spoils(self) -> bool:
-        """Whether no other job may run in the process."""
+        """Whether the process is unfit for other jobs."""
         return bool(self.left_changed) or self.kind in NEEDS_FRESH_WORKER
 
     @property
     def said(self) -> str:
-        """The exception as users read it: its class, where that says something, and its message."""
+        """The exception as shown to users: its class, if that is informative, and its message."""
         return ": ".join(part for part in (self.error_type, self.message.strip()) if part)
 
     _lines = ("error_type", "damaged_key", "left_changed")
@@ -394,26 +401,29 @@ class AttemptStopped(_OfJob, frozen=True, kw_only=True):
 
 
 class WorkerUnusable(_Message, frozen=True, kw_only=True):
-    """Made by the pool, never sent: workers cannot be started in this place, and it is given up."""
+    """Made by the pool, never sent: workers cannot be started in this slot, so it is given up."""
 
     reason: str
 
 
 class WorkerUnreadable(_Message, frozen=True, kw_only=True):
-    """Made by the pool, never sent: what the process sent is no message, so it is killed. Its end follows."""
+    """Made by the pool, never sent: the process sent something unreadable, so it is killed.
+
+    `WorkerExited` follows.
+    """
 
     reason: str
 
 
 class WorkerExited(_Message, frozen=True, kw_only=True):
-    """Made by the pool, never sent: the process ended. Everything it sent before was delivered first."""
+    """Made by the pool, never sent: the process ended. Everything that it sent before was delivered first."""
 
     exit_code: int | None
-    """As in `subprocess`: negative is a signal number. None where there is none to know."""
+    """Exit code as in `subprocess`: negative is a signal number. None if it is unknown."""
     how: str = ""
-    """What else is known of the end, in words that take the place of the exit code."""
+    """Other facts on the end, in words that replace the exit code."""
     elsewhere: bool = False
-    """Whether its machine was lost, so that neither its job nor its device is to blame."""
+    """Whether its machine was lost, so that neither its job nor its device is at fault."""
 
     @property
     def said(self) -> str:
@@ -423,10 +433,10 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
 
 ToWorker = RunJob | Shutdown
 Said = JobFinished | JobRaised | AttemptStopped
-"""What a worker, or a rank, answers of a job that is over."""
+"""Last message of a worker, or of a rank, about a job."""
 OfJob = JobStarted | JobProgress | Said
 Report = WorkerReady | Heartbeat | OfJob
-"""What a worker may send."""
+"""Messages that a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
 
 _ORDERS: dict[str, type[ToWorker]] = {kind.__name__: kind for kind in get_args(ToWorker)}
@@ -436,34 +446,35 @@ _REPORTS: dict[str, type[Report]] = {kind.__name__: kind for kind in get_args(Re
 def encode(message: ToWorker | FromWorker) -> bytes:
     """Turn a message into bytes for `Channel.send`."""
     fields: Any = message
-    if isinstance(message, RunJob):  # a payload may have numbers that are not finite, which msgspec makes null
+    # a payload may have numbers that are not finite, which msgspec would encode as null
+    if isinstance(message, RunJob):
         fields = {**asdict(message), "payload": Raw(_ENCODER.encode(message.payload).encode())}
     try:
         return _FAST.encode([type(message).__name__, fields])
-    except UnicodeEncodeError:  # half of a surrogate pair, as in a path that is no text
+    except UnicodeEncodeError:  # a lone surrogate, as in a path that is not valid text
         return _ENCODER.encode([type(message).__name__, message]).encode()
 
 
 def decode_order(data: bytes) -> ToWorker:
-    """Read what the engine sent to a worker, in whose payload a temperature may be infinite.
+    """Decode a message of the engine; its payload may contain infinite numbers, such as a temperature.
 
     Raises:
-        WorkerError: The bytes are no message that an engine sends.
+        WorkerError: The bytes are not a valid message of an engine.
     """
     return _decoded(data, _ORDERS, infinite=True)
 
 
 def decode_report(data: bytes) -> Report:
-    """Read what a worker sent to the engine.
+    """Decode a message of a worker.
 
     Raises:
-        WorkerError: The bytes are no message that a worker sends.
+        WorkerError: The bytes are not a valid message of a worker.
     """
     return _decoded(data, _REPORTS)
 
 
 def is_number_name(name: object) -> bool:
-    """Whether a number of a step may have this name."""
+    """Return whether a metric of a step may have this name."""
     return isinstance(name, str) and bool(_NUMBER_NAME.match(name))
 
 
@@ -483,5 +494,5 @@ def _plain_data(value: Any) -> Any:
 
 
 _FAST = Encoder()
-# `json.dumps` would make one for every call.
+# `json.dumps` would make an encoder for every call.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=_plain_data)

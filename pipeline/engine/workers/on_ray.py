@@ -1,15 +1,16 @@
-"""Workers on a Ray cluster: Ray places them, carries messages and tells what is lost; our scheduler decides.
+"""Run workers on a Ray cluster: Ray places them, carries messages and reports losses; our scheduler decides.
 
     pool's thread                   sends orders, and takes messages when a descriptor tells of some
     a thread of each worker's own   asks the worker's actor, `Host`, for what it says, again and again
     actor                           leads a worker process (`entrypoint`), as the engine leads those on its machine
 
-Ray decides on which node an actor lives; it starts none of them anew, as what is tried again is decided here.
-Actors belong to the job that the engine is to Ray, so they end with it, whatever becomes of it. Where the head is
-gone Ray itself says so, and ends the engine.
+Ray decides on which node an actor lives. It never restarts actors, as the scheduler decides what is retried. To
+Ray the engine is a job that owns the actors, so they end with it. If the head node is lost, Ray itself reports it
+and ends the engine.
 
-Jobs run in a process of their own rather than in the actor: its environment is whole before it starts, what a job
-does to its process is no concern of Ray's, and a new one takes a moment where a new actor takes seconds.
+Jobs run in a worker process rather than in the actor. So the environment is complete before the process starts, a
+job cannot harm Ray by what it does to its process, and a new process takes a moment where a new actor takes
+seconds.
 """
 
 import atexit
@@ -55,13 +56,13 @@ _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 _CONNECT_S = 5.0
 _PROBE_S = 120.0
 _SHUTDOWN_S = 15.0
-"""What Ray is given to take leave of a head, for whose answer it would wait for ever."""
+"""Seconds for Ray to disconnect from a head node that may never answer."""
 _KILL_S = 5.0
-"""What the actor is given to end its worker; then it ends itself, by Ray."""
+"""Seconds for the actor to end its worker; after that Ray ends the actor."""
 _POLL_S = 2.0
-"""How long a host keeps the engine waiting where its worker says nothing."""
+"""Seconds for which `Host.poll` waits for a message of its worker."""
 POLLS = "poll"
-"""The group of calls that wait."""
+"""Ray concurrency group of the calls that wait."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _lives = count()
 
@@ -70,14 +71,14 @@ _lives = count()
 
 @dataclass(frozen=True, kw_only=True)
 class HostSettings(ProcessSettings):
-    """What a host is told; `log_dir` is below the folder of the run, which all nodes must see.
+    """Settings of a host; `log_dir` is below the folder of the run, which all nodes must see.
 
     Attributes:
-        device: What the engine takes its device for; the number of a GPU is Ray's to choose.
+        device: The device as the engine sees it; Ray chooses the number of the GPU.
         start_timeout_s: Seconds until a worker process must be ready.
-        sys_path: Where the engine finds modules.
-        folder: Where the engine works; "" to stay where Ray has put the actor.
-        version: Of this package, at the engine.
+        sys_path: The engine's module search path.
+        folder: The engine's working directory; "" to keep that of the actor.
+        version: Version of this package at the engine.
     """
 
     device: Device
@@ -88,27 +89,31 @@ class HostSettings(ProcessSettings):
 
 
 def _polls(method: _Method) -> _Method:
-    """Have Ray give a method the thread of those that wait, as `ray.method` would, without Ray being imported.
+    """Put a method in the concurrency group of calls that wait, as `ray.method` would, without importing Ray.
 
-    Said with each call it would not get through Ray Client.
+    An option at each call would not work through Ray Client.
     """
     method.__ray_concurrency_group__ = POLLS  # type: ignore[attr-defined]
     return method
 
 
 class Host:
-    """Keeps worker processes on one device. `poll` has a thread of its own, and all else shares another."""
+    """Actor that keeps worker processes on one device. `poll` has a thread of its own.
+
+    All other calls share one.
+    """
 
     def __init__(self, told: dict[str, Any]) -> None:
         """Take the device that Ray has given this process.
 
         Raises:
-            WorkerError: The node cannot serve this run, and in words why not.
+            WorkerError: The node cannot serve this run; the message says why.
         """
-        os.environ.pop(RAY_TOKEN, None)  # Ray has read it; jobs need not know it
+        os.environ.pop(RAY_TOKEN, None)  # Ray has read it; jobs need not see it
         self._settings = settings = converted(told, HostSettings)
         _check(settings)
-        # Jobs find modules where the engine does, as far as that is here; and none of those that Ray brings.
+        # Jobs search modules where the engine does, as far as the folders exist here, without the folders added by
+        # Ray.
         there = [entry for entry in settings.sys_path if Path(entry).exists()]
         sys.path[:] = list(dict.fromkeys([*there, *search_path()]))
         if settings.folder and Path(settings.folder).is_dir():
@@ -124,10 +129,12 @@ class Host:
 
     @_polls
     def begin(self, life: int) -> None:
-        """Start a worker process. The thread that polls calls it: the process ends with whoever starts it.
+        """Start a worker process.
+
+        Called by the thread that polls: the process ends with the thread that starts it.
 
         Args:
-            life: Number of the worker, which later calls name.
+            life: Number of the worker, for later calls.
         """
         settings = self._settings
         index = settings.device.index
@@ -140,7 +147,7 @@ class Host:
 
     @_polls
     def poll(self, life: int) -> tuple[list[messages.FromWorker], str]:
-        """What the worker says, waited for a moment, and where that is its end, the end of its own log."""
+        """Wait a moment for messages of the worker, and return them; at its end also the end of its log."""
         worker = self._worker
         if worker is None or life != self._life:
             return [messages.WorkerExited(exit_code=None)], ""
@@ -160,7 +167,7 @@ class Host:
         return said, worker.last_words() if _is_over(said) else ""
 
     def act(self, life: int, action: str, *words: Any) -> None:
-        """Have that worker, if it is still there, do what the method of `Worker` of this name does."""
+        """Call the method of `Worker` with this name on that worker, if it is still there."""
         with self._lock:
             if self._worker is not None and life == self._life:
                 getattr(self._worker, action)(*words)
@@ -172,7 +179,7 @@ def _is_over(said: Sequence[messages.FromWorker]) -> bool:
 
 
 def _check(settings: HostSettings) -> None:
-    """See that this node can serve the run."""
+    """Check that this node can serve the run."""
     if pipeline.__version__ != settings.version:
         raise WorkerError(
             f"this node has version {pipeline.__version__} of the package, and the engine {settings.version}: "
@@ -186,7 +193,7 @@ def _check(settings: HostSettings) -> None:
 
 
 def search_path() -> list[str]:
-    """Where this process finds modules, without what Ray has added for itself: copies of packages among them."""
+    """Return the module search path of this process, without the folders that Ray has added."""
     spec = importlib.util.find_spec("ray")
     ray = Path(spec.origin).parent if spec and spec.origin else Path(os.devnull)
     return [entry or str(Path.cwd()) for entry in sys.path if ray not in (Path(entry), *Path(entry).parents)]
@@ -203,8 +210,8 @@ def _device(asked: Device) -> Device:
 
 
 def _node() -> str:
-    """The node that this process is on, in words."""
-    if (ray := sys.modules.get("ray")) is None:  # a test's
+    """Describe the node that this process is on."""
+    if (ray := sys.modules.get("ray")) is None:  # a test's setting
         return ""
     return f"node {ray.get_runtime_context().get_node_id()[:8]} ({ray.util.get_node_ip_address()})"
 
@@ -217,11 +224,11 @@ class RaySite:
     """Where the workers of a pool live.
 
     Attributes:
-        settings: Which cluster.
-        resources: What each place takes of it.
-        nodes: Of each place, the node on which the devices of a job are to lie together.
-        together: Whether there are such jobs: then the places of a node are a placement group.
-        ray: The library, once the site is open.
+        settings: Address and settings of the cluster.
+        resources: Ray resources of each slot.
+        nodes: Node of each slot, so that the devices of a multi-GPU job are on one node.
+        together: Whether there are multi-GPU jobs; then the slots of a node form a placement group.
+        ray: The Ray library, once the site is open.
     """
 
     settings: RayConfig
@@ -237,12 +244,12 @@ class RaySite:
         """Join the cluster.
 
         Raises:
-            WorkerError: That fails, in words.
+            WorkerError: Joining failed; the message says why.
         """
         self.ray = join(self.settings)
 
     def actor(self, place: int, told: dict[str, Any]) -> Any:
-        """The actor of a place, which may have to wait until the cluster has what it takes."""
+        """Create the actor of a slot; it may have to wait until the cluster has the resources."""
         with self._lock:
             if place not in self._actors:
                 options = {_OPTIONS[name]: value for name, value in self.resources.items() if name in _OPTIONS}
@@ -270,20 +277,20 @@ class RaySite:
         return {"scheduling_strategy": strategy(self._groups[node], placement_group_bundle_index=bundle)}
 
     def drop(self, place: int, actor: Any) -> None:
-        """End an actor, or what is left of it; another takes its place when one is asked for."""
+        """End an actor, or what is left of it; a new one is created on request."""
         with self._lock:
             if self._actors.get(place) is actor:
                 del self._actors[place]
-        with suppress(Exception):  # Ray has errors of many kinds for what is gone already
+        with suppress(Exception):  # Ray has many kinds of errors for actors that are already gone
             self.ray.kill(actor)
 
     def __exit__(self, *_: object) -> None:
-        """End what this engine has on the cluster."""
+        """End everything that this engine has on the cluster."""
         leaving = threading.Thread(target=self._leave, name="ray shutdown", daemon=True)
         leaving.start()
         leaving.join(_SHUTDOWN_S)
         if leaving.is_alive():
-            atexit.unregister(self.ray.shutdown)  # which would wait as long once more
+            atexit.unregister(self.ray.shutdown)  # which would wait equally long again
 
     def _leave(self) -> None:
         for place, actor in list(self._actors.items()):
@@ -297,7 +304,7 @@ class RaySite:
 
 
 def library() -> Any:
-    """Ray, which reads its environment once, when it is imported.
+    """Import Ray, which reads its environment once, at import.
 
     Raises:
         WorkerError: It is not installed.
@@ -311,19 +318,19 @@ def library() -> Any:
 
 
 def endpoint_of(address: str) -> tuple[str, int] | None:
-    """The host and port that `execution.ray.address` names, as far as it names both."""
+    """Return host and port from `execution.ray.address`, as far as it gives both."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
         return (parts.hostname, parts.port) if parts.hostname and parts.port else None
-    except ValueError:  # no port at all
+    except ValueError:  # not a valid port
         return None
 
 
 def join(settings: RayConfig) -> Any:
-    """Become a driver of a cluster that is there, unless this process is one already; Ray's library.
+    """Connect to an existing cluster as a driver, unless this process is one already; return the Ray library.
 
     Raises:
-        WorkerError: Nothing is there, or it takes another token.
+        WorkerError: There is no cluster, or it needs another token.
     """
     ray, address = library(), settings.address
     if ray.is_initialized():
@@ -332,7 +339,7 @@ def join(settings: RayConfig) -> Any:
     paths = [str(Path(pipeline.__file__).parents[1]), *filter(None, [asked.get("env_vars", {}).get("PYTHONPATH")])]
     asked["env_vars"] = {**asked.get("env_vars", {}), "PYTHONPATH": os.pathsep.join(paths)}
     try:
-        if endpoint := endpoint_of(address):  # Ray would wait there for minutes, deaf to Ctrl-C
+        if endpoint := endpoint_of(address):  # Ray would wait there for minutes, ignoring Ctrl-C
             socket.create_connection(endpoint, _CONNECT_S).close()
         with _own_signals():
             ray.init(
@@ -352,13 +359,13 @@ def join(settings: RayConfig) -> Any:
 
 
 def places_of(there: Mapping[str, float], taken: Mapping[str, float]) -> int:
-    """How many workers find room on a node."""
+    """Return how many workers fit on a node."""
     return min((int(there.get(name, 0) / amount) for name, amount in taken.items() if amount), default=0)
 
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray puts a handler of its own for SIGTERM, which would end the engine where it stands."""
+    """Restore our signal handlers: Ray installs one for SIGTERM that would end the engine at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -374,28 +381,29 @@ def _own_signals() -> Iterator[None]:
 
 
 def loss_of(error: BaseException) -> tuple[str, bool]:
-    """Say how a worker was lost, and whether its machine was, so that neither a job nor a device is to blame.
+    """Say how a worker was lost, and whether its machine was, so that neither job nor device is at fault.
 
-    Jobs run in a process below the actor, which tells of its end. The end of the actor itself is no job's doing.
+    Jobs run in a child process of the actor, and the actor reports its end. A job does not cause the end of the
+    actor.
 
     Args:
-        error: What a call to its actor has raised.
+        error: The exception of a call to its actor.
     """
     text = str(error).strip()
     if getattr(error, "actor_init_failed", False):
-        last = text.splitlines()[-1].strip()  # the exception of the constructor
+        last = text.splitlines()[-1].strip()  # an exception of the constructor
         return f"its node cannot serve: {last.partition('WorkerError: ')[2] or last}", False
     return f"Ray has lost its actor or node: {' '.join(text.split())[:300] or type(error).__name__}", True
 
 
 class RayWorker(Worker):
-    """A worker process that an actor of a Ray cluster keeps."""
+    """A worker process owned by an actor of a Ray cluster."""
 
     def __init__(self, index: int, site: RaySite, told: Mapping[str, Any]) -> None:
         """Describe a worker.
 
         Args:
-            index: Number of its place in the pool.
+            index: Index of its slot in the pool.
             site: The cluster.
             told: Settings of its host.
         """
@@ -412,7 +420,7 @@ class RayWorker(Worker):
         self._kill: threading.Timer | None = None
 
     def start(self) -> None:
-        """Ask for an actor and have it start a process; neither is waited for."""
+        """Create an actor and have it start a process, without waiting for either."""
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         os.set_blocking(self._reading, False)
@@ -431,7 +439,7 @@ class RayWorker(Worker):
             while not _is_over(said):
                 said, self._words = self._answer("poll")
                 self._tell(*said)
-        except Exception as error:  # Ray's own errors have no common class with those of the network below it
+        except Exception as error:  # Ray's own errors share no base class with those of the network below it
             self._site.drop(self.index, self._actor)
             how, elsewhere = loss_of(error)
             self._words = "".join(f"\n    {line}" for line in str(error).strip().splitlines()[-15:])
@@ -441,21 +449,21 @@ class RayWorker(Worker):
         with self._pipe:
             self._said.extend(said)
             if said and not self._over:
-                with suppress(BlockingIOError):  # full: then it is readable already
+                with suppress(BlockingIOError):  # the pipe is full, so it is already readable
                     os.write(self._writing, b".")
 
     # -- the pool's thread -------------------------------------------------------------------------------------
 
     def send(self, job: messages.RunJob) -> None:
-        """Send a job; that it is lost shows where answers are waited for."""
+        """Send a job; a failure shows in the calls that wait for answers."""
         self._act("send", job)
 
     def sources(self) -> Sequence[int]:
-        """What tells that something has arrived."""
+        """Return the descriptor that becomes readable when messages have arrived."""
         return [] if self._reading < 0 else [self._reading]
 
     def receive(self, deliver: Deliver) -> None:
-        """Deliver what has arrived."""
+        """Deliver the messages that have arrived."""
         with suppress(BlockingIOError):
             os.read(self._reading, 1 << 12)
         while self._said and not self._over:
@@ -474,22 +482,22 @@ class RayWorker(Worker):
             self._reading = self._writing = -1
 
     def show_stacks(self) -> None:
-        """As a process here would be asked."""
+        """Have the process write its stacks to the job's log."""
         self._act("show_stacks")
 
     def ask_to_stop(self) -> None:
-        """Send `Shutdown`; where no node has room for it yet there is nothing to wait for."""
+        """Send `Shutdown`; if no node has started the worker yet, end it at once."""
         if self._up:
             self._act("ask_to_stop")
         else:
             self.kill()
 
     def terminate(self) -> None:
-        """SIGTERM to the process and its group."""
+        """Send SIGTERM to the process and its group."""
         self._act("terminate")
 
     def kill(self) -> None:
-        """SIGKILL to the process and its group; if that is not answered, the actor with all that it has."""
+        """Send SIGKILL to the process and its group; without an answer, end the actor with all its processes."""
         self._unwanted = True
         if not self._up:
             self._give_up()
@@ -502,17 +510,17 @@ class RayWorker(Worker):
 
     def _give_up(self) -> None:
         self._site.drop(self.index, self._actor)
-        # Where no node has started it yet, or none answers, whoever waits for it may wait in vain.
+        # If no node has started it yet, or none answers, nobody would ever see its end.
         self._tell(messages.WorkerExited(exit_code=None, how="its actor was given up", elsewhere=True))
 
     def last_words(self) -> str:
-        """The end of the worker's own log, or what Ray says of its actor."""
+        """Return the end of the worker's own log, or what Ray says of its actor."""
         return self._words
 
     # -- calls -------------------------------------------------------------------------------------------------
 
     def _act(self, action: str, *words: Any) -> None:
-        with suppress(Exception):  # as above: whoever waits for answers tells
+        with suppress(Exception):  # as above: the thread that waits for answers reports it
             self._actor.act.remote(self._life, action, *words)
 
     def _answer(self, method: str) -> Any:
@@ -520,25 +528,25 @@ class RayWorker(Worker):
 
 
 # -- backend -----------------------------------------------------------------------------------------------------
-# What a run may ask of a Ray cluster, what that has for its workers, and the pool of them.
+# What a run may ask of a Ray cluster, the devices of the cluster, and the pool on them.
 
 
 def check_address(settings: RayConfig) -> None:
-    """Refuse an address that no Ray can have.
+    """Refuse an address that cannot be a Ray address.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The address is invalid.
     """
     if settings.address != AUTO and endpoint_of(settings.address) is None:
         raise ConfigError(f"execution.ray.address={settings.address}: must be auto, host:port or ray://host:port")
 
 
 def check_environment(settings: RayConfig) -> None:
-    """Have the Ray that is installed look at the environment of workers, without any cluster.
+    """Have the installed Ray check the environment of workers, without a cluster.
 
     Raises:
-        ConfigError: It refuses that, or does not know a key of it.
-        WorkerError: It cannot be imported.
+        ConfigError: Ray refuses it, or does not know one of its keys.
+        WorkerError: Ray cannot be imported.
     """
     if not (asked := settings.runtime_env):
         return
@@ -546,11 +554,11 @@ def check_environment(settings: RayConfig) -> None:
     made: Any = importlib.import_module("ray.runtime_env").RuntimeEnv
     try:
         made(**asked)
-    except Exception as error:  # whatever its checks raise
+    except Exception as error:  # any exception of Ray's checks
         said = " ".join(str(error).split())[:300]
         raise ConfigError(f"execution.ray.runtime_env={asked}: Ray says: {said}") from error
     known = {name.lstrip("_") for name in made.known_fields} | set(made.known_fields)
-    # Ray takes any name. A plugin has a key of its own, and only the nodes know which.
+    # Ray accepts any name. A plugin has a key of its own, which only the nodes know.
     if (unknown := sorted(set(asked) - known)) and not os.environ.get("RAY_RUNTIME_ENV_PLUGINS"):
         raise ConfigError(
             f"execution.ray.runtime_env.{unknown[0]}: Ray has no such setting. Known: {sorted(known)}"
@@ -560,17 +568,17 @@ def check_environment(settings: RayConfig) -> None:
 def cluster_devices(
     choice: DeviceChoice, execution: ExecutionConfig, threads: int, num_gpus: int | None
 ) -> list[Device]:
-    """One device for each worker. This process is a driver of the cluster afterwards.
+    """Return one device for each worker. Afterwards this process is a driver of the cluster.
 
     Args:
-        choice: Which kind.
-        execution: Which cluster, how many workers, and what each takes.
-        threads: Of a worker on a CPU slot.
-        num_gpus: How many GPUs are asked for; all if None.
+        choice: Kind of device.
+        execution: The cluster, the number of workers, and the resources of each.
+        threads: Threads of a worker on a CPU slot.
+        num_gpus: Number of GPUs; all if None.
 
     Raises:
-        WorkerError: The cluster is not there.
-        DeviceError: It has nothing of what workers take.
+        WorkerError: The cluster cannot be reached.
+        DeviceError: The cluster lacks the resources of a worker.
     """
     ray = join(execution.ray)
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -586,14 +594,14 @@ def cluster_devices(
             "execution.ray.resources"
         )
     number = execution.workers or num_gpus or sum(counts)
-    # Every GPU is taken for the smallest, as Ray decides which of them a worker gets.
+    # All GPUs count as the smallest one, as Ray decides which of them a worker gets.
     least = min(gpus, key=lambda gpu: gpu.memory_total_bytes, default=cpu_slots(1)[0])
     like = replace(least, uuid=None, slice_index=None)
     return [replace(like, index=index, node=node) for index, node in enumerate(nodes_of(counts, number))]
 
 
 def nodes_of(counts: Sequence[int], number: int) -> list[int]:
-    """The node of each worker: large ones first; those that may join are taken for as large as the largest."""
+    """Return the node of each worker, large nodes first; nodes that may join count as large as the largest."""
     sizes = sorted(counts, reverse=True)
     found: list[int] = []
     while len(found) < number:
@@ -604,7 +612,7 @@ def nodes_of(counts: Sequence[int], number: int) -> list[int]:
 
 
 def _find_gpus(ray: Any, nodes: Sequence[Mapping[str, Any]]) -> list[Device]:
-    """What the drivers of the nodes say: Ray alone does not know how much memory a GPU has."""
+    """Query the drivers of the nodes for their GPUs; Ray does not know how much memory a GPU has."""
     strategy = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     ask = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(_gpus_here)
     asked = [
@@ -629,13 +637,13 @@ def ray_pool(
     settings: ProcessSettings,
     width: int = 1,
 ) -> Pool:
-    """Describe the pool of a run; nothing starts yet.
+    """Return the pool of a run; nothing starts yet.
 
     Args:
-        execution: Which cluster, and deadlines.
-        devices: One for each worker.
-        settings: What its processes have in common.
-        width: Devices that the widest job takes.
+        execution: The cluster, and deadlines.
+        devices: One device for each worker.
+        settings: Common settings of the worker processes.
+        width: Number of devices of the widest job.
     """
     ray = execution.ray
     taken = {"GPU": 1.0} if devices[0].kind == "cuda" else {"CPU": float(settings.threads)}

@@ -1,9 +1,9 @@
-"""Owns the workers: starts them, waits on all of them at once, replaces the dead, and leaves none behind.
+"""Own the workers: start them, wait on all of them at once, replace the dead, and leave none behind.
 
     engine thread --- Pool.send ---> worker 0 .. n-1        one pipe each, one job at a time each
                   <-- Pool.wait ---  pipes and sentinels    one wait on all of them
 
-Nothing is shared between workers, so no death can block another.
+Workers share nothing, so the death of one cannot block another.
 """
 
 import logging
@@ -27,19 +27,19 @@ from pipeline.machine.children import Channel, Child, tail
 from pipeline.machine.descendants import Reaper
 
 # -- protocol ----------------------------------------------------------------------------------------------------
-# What the pool expects of a worker, whatever carries it: a process here, this process itself, an actor
-# elsewhere. A worker lives once: started, given jobs that it runs one at a time, and over when it has
-# delivered `WorkerExited`. The pool makes another one in its place.
+# Interface of a worker, whatever runs it: a process on this machine, this process itself, or a Ray actor. A worker
+# lives once: it is started, runs jobs one at a time, and is over when it has delivered `WorkerExited`. The pool
+# then replaces it.
 
 
 Deliver = Callable[[messages.FromWorker], None]
 
 
 class Worker(ABC):
-    """One device and whatever runs jobs on it. No method but `receive` may take long, and none may raise.
+    """One device and whatever runs jobs on it. Only `receive` may take long, and no method may raise.
 
     Attributes:
-        index: Number of the worker in the pool.
+        index: Index of the worker in the pool.
     """
 
     def __init__(self, index: int) -> None:
@@ -47,78 +47,81 @@ class Worker(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin; `WorkerReady` follows."""
+        """Start; `WorkerReady` follows."""
 
     @abstractmethod
     def send(self, job: messages.RunJob) -> None:
-        """Hand over a job. Where that fails `WorkerExited` follows."""
+        """Hand over a job. On failure `WorkerExited` follows."""
 
     def flush(self) -> None:  # noqa: B027 - most have no use for it
-        """Have what was sent on its way: several jobs in one write wake the other side once."""
+        """Send what was handed over; several jobs in one write wake the other side once."""
 
     def sources(self) -> Sequence[int]:
-        """File descriptors that become readable when `receive` has something to do."""
+        """Return file descriptors that become readable when `receive` has something to do."""
         return []
 
     def pending(self) -> bool:
-        """Whether `receive` has something to do that no descriptor tells of."""
+        """Return whether `receive` has something to do that no descriptor signals."""
         return False
 
     @abstractmethod
     def receive(self, deliver: Deliver) -> None:
-        """Deliver what has arrived, without waiting for more. `WorkerExited` comes last, and once."""
+        """Deliver the messages that have arrived, without waiting for more.
+
+        `WorkerExited` comes last, and once.
+        """
 
     def show_stacks(self) -> None:  # noqa: B027 - most have no use for it
-        """Have what it does now written to the job's log, before it is killed for hanging."""
+        """Have its current stacks written to the job's log, before it is killed for hanging."""
 
     @abstractmethod
     def ask_to_stop(self) -> None:
         """First step of stopping: let the current job finish or save a checkpoint, then exit."""
 
     def terminate(self) -> None:
-        """Second step: break off the job, in a way that it could catch."""
+        """Second step of stopping: interrupt the job, in a way that it could catch."""
         self.ask_to_stop()
 
     def kill(self) -> None:
-        """Last step: end it and all its children in a way that nothing can catch."""
+        """Last step: end it and all its children in a way that nobody can catch."""
         self.ask_to_stop()
 
     def interrupt(self) -> None:  # noqa: B027 - most have no use for it
-        """Called in a signal handler, for a job that occupies the calling thread itself: ask it to stop.
+        """Ask a job that runs in the calling thread itself to stop. Called in a signal handler.
 
-        The second time, break it off.
+        The second call interrupts it.
         """
 
     def last_words(self) -> str:
-        """The end of what it wrote outside of jobs, as `tail` has it: why it could not start, for example."""
+        """Return the end of what it wrote outside of jobs, by `tail`: for example why it could not start."""
         return ""
 
 
 # -- slot --------------------------------------------------------------------------------------------------------
-# A place for a worker, as the pool keeps books on it: which worker is there, and how far it has come.
+# Slots: the pool's record of which worker is in a slot, and how far it has come.
 
 
 @dataclass(eq=False)
 class Slot:
-    """A place for a worker, and the worker in it."""
+    """A slot of the pool, and the worker in it."""
 
     worker: Worker
     deadline: float | None = None
-    """When the worker is to be killed: it must be ready by then, or hangs."""
+    """When to kill the worker, unless it is ready by then."""
     is_ready: bool = False
     failed_starts: int = 0
-    """How many workers in a row ended in this place before their first job."""
+    """Number of workers in a row that ended in this slot before their first job."""
     used: bool = False
     """Whether the worker has begun a job."""
     alive: bool = False
     closed: bool = False
     """Whether the worker is not to be replaced when it ends."""
     dismissed: bool = False
-    """Whether the worker is being ended on purpose, so that nothing it still says matters."""
+    """Whether the worker is being ended on purpose, so that its further messages are ignored."""
 
 
 MAX_FAILED_STARTS = 3
-"""Workers that may end in a place before they begin a job, until the place is given up."""
+"""Number of workers that may end in a slot before they begin a job, until the slot is given up."""
 
 MakeWorker = Callable[[int, Reaper], Worker]
 
@@ -126,7 +129,7 @@ log = logging.getLogger("pipeline")
 
 
 STACKS_S = 1.0
-"""What a worker that hangs is given to write down its stacks before it is killed."""
+"""Seconds for a hanging worker to write its stacks before it is killed."""
 _TERMINATE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 
@@ -137,7 +140,7 @@ class Pool:
     """A fixed number of workers.
 
     Attributes:
-        size: How many.
+        size: Number of workers.
     """
 
     def __init__(
@@ -154,11 +157,12 @@ class Pool:
 
         Args:
             make: Makes the worker of an index.
-            size: How many workers.
-            start_timeout_s: Seconds until a new worker must have reported that it is ready; None where workers
-                wait for a place of their own, and see to that themselves.
-            stop_grace_s: Seconds that a worker is given to end by itself when asked to.
-            site: Where workers live, entered before the first starts and left after the last; here if None.
+            size: Number of workers.
+            start_timeout_s: Seconds until a new worker must have reported that it is ready; None if workers wait
+                for resources, and have timeouts of their own.
+            stop_grace_s: Seconds that a worker has to end by itself when asked to.
+            site: Context manager around the workers, entered before the first starts and left after the last; None
+                for this machine.
             clock: Monotonic seconds.
         """
         self.size = size
@@ -185,51 +189,51 @@ class Pool:
             self._begin(self._slots[index])
 
     def watch_path(self, path: Path) -> None:
-        """Have a folder or file removed even if this process is killed."""
+        """Have a folder or file removed at the end, even if this process is killed."""
         if self._reaper:
             self._reaper.watch("path", str(path.absolute()))
 
     def send(self, index: int, job: messages.RunJob) -> None:
         """Give a job to a worker that is ready; it begins the job after those that it was given before.
 
-        It goes with the next `wait`.
+        The job is sent by the next `wait`.
         """
         self._slots[index].worker.send(job)
 
     def abort(self, index: int) -> None:
-        """Kill a worker that hangs, after a moment in which its stacks are written to the job's log."""
+        """Kill a hanging worker, after a moment in which its stacks are written to the job's log."""
         slot = self._slots[index]
         slot.worker.show_stacks()
         slot.deadline = self._clock() + STACKS_S
 
     def restart(self, index: int) -> None:
-        """Replace a worker that has no job, because what is in its process can no longer be relied on."""
-        self._slots[index].used = True  # its end is no failed start
+        """Replace a worker that has no job, because its process is not reliable any more."""
+        self._slots[index].used = True  # its end does not count as a failed start
         self.dismiss(index)
 
     def dismiss(self, index: int) -> None:
-        """End a worker that says what cannot be true; another takes its place, as if it had died."""
+        """End a worker that sent an impossible message; it is replaced as if it had died."""
         self._slots[index].dismissed = True
         self._slots[index].worker.kill()
 
     def interrupt(self) -> None:
-        """For signal handlers: ask a job that runs in this thread to stop; the second time, break it off."""
+        """Ask a job that runs in this thread to stop; the second call interrupts it. For signal handlers."""
         for slot in self._slots:
             slot.worker.interrupt()
 
     def wait(self, timeout_s: float | None, deliver: Hear, also: Sequence[int] = ()) -> None:
-        """Wait until some worker has something to say, and deliver it.
+        """Wait until some worker has a message, and deliver it.
 
-        A worker that ended is replaced after its end was delivered. A place in which workers end again and again
-        before they begin a job is given up, which `WorkerUnusable` tells.
+        A worker that ended is replaced after its end was delivered. A slot in which workers repeatedly end before
+        they begin a job is given up, and `WorkerUnusable` is delivered.
 
         Args:
-            timeout_s: Longest wait; None for as long as it takes.
+            timeout_s: Longest wait; None for no limit.
             deliver: Called with the worker's index and its message, in the order in which the worker sent them.
             also: Other file descriptors that end the wait when they become readable.
 
         Raises:
-            WorkerError: No place is left.
+            WorkerError: No slot is left.
         """
         self._wait(timeout_s, deliver, also)
         self._check_deadlines()
@@ -238,8 +242,8 @@ class Pool:
         """End all workers: ask, terminate, kill, each with a deadline. Returns when none is left.
 
         Args:
-            deliver: As in `wait`; what was finished meanwhile still counts.
-            hurry: File descriptors; one that becomes readable ends the patience.
+            deliver: As in `wait`; jobs that finish meanwhile still count.
+            hurry: File descriptors; one that becomes readable ends the waiting.
         """
         self._stopping = True
         try:
@@ -339,7 +343,7 @@ class Pool:
 
 
 # -- process -----------------------------------------------------------------------------------------------------
-# A worker that is a process of its own on this machine, with its device pinned by its environment.
+# A worker as a process on this machine, with its device pinned by its environment.
 
 
 _EXIT_AFTER_HANGUP_S = 0.2
@@ -347,14 +351,14 @@ _EXIT_AFTER_HANGUP_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSettings:
-    """What the processes of a pool have in common.
+    """Common settings of the processes of a pool.
 
     Attributes:
         threads: Threads for numerical libraries.
-        portable: Whether processes compute as on every processor, see `pipeline.arithmetic`.
-        heartbeat_s: Seconds between signs of life.
-        log_dir: Folder for what workers write outside of jobs, one file each.
-        free_timeout_s: Seconds that a new process waits for the memory which the one before it had.
+        portable: Whether processes compute the same results on every processor, see `pipeline.arithmetic`.
+        heartbeat_s: Seconds between heartbeats.
+        log_dir: Folder for output of workers outside of jobs, one file each.
+        free_timeout_s: Seconds that a new process waits for the memory of its predecessor.
     """
 
     threads: int
@@ -367,7 +371,7 @@ class ProcessSettings:
 class LocalWorker(Worker):
     """A worker process, which can be ended with all its descendants.
 
-    Its process group is its own; those that have left it are found by the tag in their environment.
+    It has its own process group; descendants that have left the group are found by a tag in their environment.
     """
 
     def __init__(
@@ -381,10 +385,10 @@ class LocalWorker(Worker):
         """Describe a worker.
 
         Args:
-            index: Number of its place in the pool.
-            device: What it runs on.
-            settings: What it has in common with others.
-            reaper: Is told what to end with this process.
+            index: Index of its slot in the pool.
+            device: Its device.
+            settings: Common settings.
+            reaper: Ends registered processes if this process dies.
             level_bytes: See `Settings`.
         """
         super().__init__(index)
@@ -404,7 +408,7 @@ class LocalWorker(Worker):
         self._reaper.watch("tag", self._tag)
         self._child = self._spawn()
         self._reaper.watch("group", self._child.process.pid)
-        with suppress(AttributeError, OSError):  # Linux before 5.3 has none
+        with suppress(AttributeError, OSError):  # Linux before 5.3 has no pidfd
             self._pidfd = os.pidfd_open(self._child.process.pid)
 
     def _spawn(self) -> Child:
@@ -430,11 +434,11 @@ class LocalWorker(Worker):
             )
 
     def send(self, job: messages.RunJob) -> None:
-        """Send a job; a worker that does not take it is killed."""
+        """Queue a job; a worker that does not take it is killed."""
         self._unsent.append(messages.encode(job))
 
     def flush(self) -> None:
-        """Write it."""
+        """Write the queued jobs to the pipe."""
         if self._unsent:
             lines, self._unsent = self._unsent, []
             self._write(b"\n".join(lines))
@@ -451,10 +455,10 @@ class LocalWorker(Worker):
             log.warning("worker %d: %s; killing it", self.index, error)
             self.kill()
         except OSError:
-            pass  # it is ending already, as the sentinel is about to tell
+            pass  # it is already ending, which the sentinel will signal
 
     def sources(self) -> Sequence[int]:
-        """The pipe while it is open, and the process's own sentinel where the system has one."""
+        """Return the pipe while it is open, and the process's sentinel if the system has one."""
         if self._child is None:
             return []
         channel = self._child.channel
@@ -462,16 +466,16 @@ class LocalWorker(Worker):
         return [*pipe, self._pidfd] if self._pidfd >= 0 else pipe
 
     def receive(self, deliver: Deliver) -> None:
-        """Deliver what the process sent and, if it is over, how it ended."""
+        """Deliver the messages of the process and, if it is over, how it ended."""
         child = self._child
         if child is None:
             return
-        # Asked before reading: what a dead process sent is in the pipe by then, so nothing can be missed.
+        # Checked before reading: everything that a dead process sent is in the pipe by then, so nothing is missed.
         ended = child.has_ended()
         for message in self._messages(child.channel):
             deliver(message)
         if child.channel.closed and not ended:
-            # It has hung up, so it is ending or broken: it is given a moment for an exit code of its own.
+            # It has hung up, so it is ending or broken: wait a moment for an exit code of its own.
             ended = True
             if self._pidfd < 0 or not wait([self._pidfd], _EXIT_AFTER_HANGUP_S):
                 self.kill()
@@ -484,11 +488,11 @@ class LocalWorker(Worker):
                 yield messages.decode_report(line)
         except WorkerError as error:
             self.kill()
-            channel.closed = True  # nothing that follows can be relied on
+            channel.closed = True  # later bytes are unreliable
             yield messages.WorkerUnreadable(reason=str(error))
 
     def _reap(self, child: Child) -> int:
-        if left := children.end([child]):  # what it left behind
+        if left := children.end([child]):  # processes that it left behind
             log.warning("worker %d: processes %s do not end", self.index, sorted(one.pid for one in left))
         self._reaper.forget("group", child.process.pid)
         self._reaper.forget("tag", self._tag)
@@ -503,7 +507,7 @@ class LocalWorker(Worker):
         return code
 
     def show_stacks(self) -> None:
-        """SIGUSR1, which the worker answers by writing the stacks of all threads to its job's log."""
+        """Send SIGUSR1, on which the worker writes the stacks of all threads to its job's log."""
         if self._child:
             with suppress(ProcessLookupError):
                 os.kill(self._child.process.pid, signal.SIGUSR1)
@@ -513,16 +517,16 @@ class LocalWorker(Worker):
         self._send(messages.Shutdown())
 
     def terminate(self) -> None:
-        """Send `Shutdown` for now, and SIGTERM to the process and its group."""
+        """Send `Shutdown` at once, and SIGTERM to the process and its group."""
         self._send(messages.Shutdown(at_once=True))
         if self._child:
             self._child.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the process and its group; descendants elsewhere follow when its end is noticed."""
+        """Send SIGKILL to the process and its group; descendants elsewhere follow when its end is noticed."""
         if self._child:
             self._child.kill()
 
     def last_words(self) -> str:
-        """The end of the worker's own log."""
+        """Return the end of the worker's own log."""
         return tail(self._log_path)

@@ -1,4 +1,4 @@
-"""Runs one job after the other, in a worker process or in the engine's own: log, entry, commit, answer."""
+"""Run one job after the other, in a worker process or in the engine's own: log, entry, commit, answer."""
 
 import builtins
 import math
@@ -31,18 +31,19 @@ from pipeline.files import remove_tree
 from pipeline.outputs.check import check_output
 
 # -- changed -----------------------------------------------------------------------------------------------------
-# What a job leaves changed in its process, so that later jobs can be given another: only what is quick to look at,
-# and where a difference is no library's doing. Importing one may add variables to the environment, folders to the
-# search path, and threads that end with the process.
+# What a job changes in its process, so that later jobs can get another process. Only state is compared that is
+# quick to read and that libraries do not change: importing one may add variables to the environment, folders to
+# the search path, and threads that end with the process.
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))  # that is what a prompt has shown last
+# the values that `ps` or a prompt has shown last
+_BUILTINS = itemgetter(*(name for name in vars(builtins) if name != "_"))
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 
 
 def _umask() -> int:
-    mask = os.umask(0o077)  # the only way to read it is to set it
+    mask = os.umask(0o077)  # the only way to read the umask is to set it
     os.umask(mask)
     return mask
 
@@ -66,7 +67,7 @@ _LOOKS: dict[str, Callable[[], object]] = {
     "the search path of modules": lambda: dict.fromkeys(sys.path, True),
     "built-in functions": lambda: _BUILTINS(vars(builtins)),
     "the standard streams": lambda: [(one, one.closed) for one in (sys.stdin, sys.stdout, sys.stderr) if one],
-    # Two are given back after each job, which had its log there, unless it closed what they were kept in.
+    # Descriptors 1 and 2 are restored after each job, whose log they were, unless the job closed the saved ones.
     "descriptors 0 to 2": lambda: [(one.st_dev, one.st_ino) for one in map(os.fstat, (0, 1, 2))],
     "signal handlers": lambda: (list(map(signal.getsignal, _SIGNALS)), signal.getitimer(signal.ITIMER_REAL)),
     "limits of the process": lambda: list(map(resource.getrlimit, _LIMITS)),
@@ -76,40 +77,40 @@ _LOOKS: dict[str, Callable[[], object]] = {
 
 
 def process_state() -> dict[str, object]:
-    """What code of later jobs relies on in this process, as it is now."""
+    """Return the state of this process that later jobs rely on."""
     return {name: _look(look) for name, look in _LOOKS.items()}
 
 
 def _look(look: Callable[[], object]) -> object:
     try:
         return look()
-    except BaseException as error:  # a folder that is gone, a descriptor that is closed, an attribute of the job's
+    except BaseException as error:  # a folder that is gone, a closed descriptor, or an attribute of a job's object
         return type(error)
 
 
 def changed_since(before: Mapping[str, object]) -> str:
-    """What is different by now, in words; "" for nothing."""
+    """Say what has changed since `before`; "" for nothing."""
     now = process_state()
     return ", ".join(name for name, value in before.items() if _differs(value, now[name]))
 
 
 def _differs(before: object, now: object) -> bool:
     try:
-        if isinstance(before, dict) and isinstance(now, dict):  # what has come does not matter
+        if isinstance(before, dict) and isinstance(now, dict):  # additions do not matter
             return any(value != now.get(name) for name, value in before.items())
         return before != now
-    except BaseException:  # something of the job's own is in the place, and cannot be compared
+    except BaseException:  # an object of the job has replaced it, and cannot be compared
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a rank is told on its command line: its part of a job of several devices, which its leader stores.
+    """Part of a rank in a multi-GPU job, from its command line; its leader stores the output.
 
     Attributes:
-        rank: Which it is.
-        device: What it computes on, as `torch.device` takes it.
-        out: Folder for what it writes.
+        rank: Number of the rank.
+        device: Its device, as `torch.device` takes it.
+        out: Folder for its output.
     """
 
     rank: int
@@ -118,15 +119,15 @@ class Part:
 
 
 class JobRunner:
-    """Runs jobs one at a time and keeps between them what they load.
+    """Runs jobs one at a time and keeps loaded models between them.
 
     Attributes:
-        device: ``cpu`` or ``cuda``, or that of a rank.
+        device: ``cpu`` or ``cuda``, or the device of a rank.
         name: Product name of the device.
-        part: Which part of a job of several devices it runs, and stores nothing of; None for whole jobs.
-        memory: Handed to every job as `Work.memory`.
-        stop_requested: No further job will come, and the present one should save a checkpoint or finish.
-        cut_off: The patience with the present job is over, so a `KeyboardInterrupt` is not the job's own.
+        part: Its part of a multi-GPU job, which stores no output; None for whole jobs.
+        memory: Passed to every job as `Work.memory`.
+        stop_requested: Whether no further job will come, and the present one should save a checkpoint or finish.
+        cut_off: Whether the grace period is over, so that a `KeyboardInterrupt` is not the job's own.
     """
 
     def __init__(
@@ -140,10 +141,10 @@ class JobRunner:
         """Prepare to run jobs.
 
         Args:
-            send: Takes what happens during a job.
+            send: Receives the messages of a job.
             device: See above.
             name: Likewise.
-            own_process: Whether the standard streams are this worker's alone. Otherwise they are given back
+            own_process: Whether the standard streams belong to this worker alone. Otherwise they are restored
                 while `send` runs.
         """
         self.device, self.name = device, name
@@ -158,32 +159,34 @@ class JobRunner:
         self._arithmetic = ""
 
     def interrupt(self) -> None:
-        """Called in a signal handler: leave the job that runs in this thread, now or at its next step.
+        """Interrupt the job that runs in this thread, now or at its next step. Called in a signal handler.
 
         Raises:
             KeyboardInterrupt: In the middle of the job's own code, but never between the steps around it, which
-                would be left half done.
+                would be left unfinished.
         """
         self.stop_requested = self.cut_off = True
         if self._in_body:
             raise KeyboardInterrupt
 
     def run(self, order: RunJob) -> Said:
-        """Run a job to its end.
+        """Run a job to its end; return its last message.
 
         Raises:
             KeyboardInterrupt: The worker was told to stop.
         """
         start = time.monotonic()
-        if self._as_begun is None and self._own_process:  # there is no replacing of the engine's own process
+        if self._as_begun is None and self._own_process:  # the engine's own process cannot be replaced
             self._as_begun = process_state()
         said: Said | None = None
         try:
             with nullcontext() if self.part else OutputTo(order.log_path) as output:
                 said = self._run_logged(order, output, start)
-        except Exception as error:  # the log cannot be written; or its descriptors were closed, when all is said
+        # the log cannot be written, or its descriptors were closed after everything was sent
+        except Exception as error:
             said = said or jobs.raised(order, error, start)
-        if self._as_begun is None or isinstance(said, AttemptStopped) or order.gang:  # whose ranks were others
+        # the ranks ran in other processes
+        if self._as_begun is None or isinstance(said, AttemptStopped) or order.gang:
             return said
         return replace(said, left_changed=changed_since(self._as_begun))
 
@@ -199,19 +202,19 @@ class JobRunner:
         try:
             send(JobStarted(job_id=order.job_id, attempt=order.attempt))
             work = self._execute(order, report, start)
-        except BaseException as error:  # SystemExit too: a job may end itself, not its worker
-            if self.cut_off:  # whatever the job makes of that
+        except BaseException as error:  # SystemExit too: a job may end itself, but not its worker
+            if self.cut_off:  # whatever the job makes of a stop request
                 raise KeyboardInterrupt from error
             failed = jobs.ended_by(order, error, start, stop_requested=self.stop_requested)
         else:
             return jobs.finished(
                 order, work, start, self._held_mb(order) if work.held_mb is None else work.held_mb
             )
-        # Not inside `except`: the traceback there holds the frames of the job and all their tensors.
+        # Not inside `except`: the traceback there keeps the frames of the job and all their tensors alive.
         return failed if isinstance(failed, AttemptStopped) else replace(failed, held_mb=self._held_mb(order))
 
     def _held_mb(self, order: RunJob) -> int:
-        """What stays on a device with other workers; where there are none it is nobody's concern."""
+        """Return the MiB still held on a device that has several workers; 0 if it has only this one."""
         if order.slots == 1:
             return 0
         jobs.give_back(self.device)
@@ -219,7 +222,7 @@ class JobRunner:
 
     @contextmanager
     def _body(self) -> Iterator[None]:
-        """The job's own code, where `interrupt` may strike."""
+        """Mark the job's own code, in which `interrupt` may raise."""
         self._in_body = True
         try:
             if self.cut_off:
@@ -255,14 +258,14 @@ class JobRunner:
             jobs.give_back(self.device)
         jobs.begin_measuring(self.device)
         try:
-            if not part:  # no input is trusted that was not read whole in this run and is as it was then
+            if not part:  # an input is trusted only if this run has read it whole and it has not changed since
                 verified = Verified(store, _folder(order.verified))
                 for key_read in dict.fromkeys(chain.from_iterable(order.inputs.values())):
                     verified.require(key_read)
             work.hold_to_limit()
             with self._body():
                 if order.gang and not part:
-                    from pipeline.engine.workers.gang import run_gang  # most workers never lead one
+                    from pipeline.engine.workers.gang import run_gang  # most workers never lead ranks
 
                     run_gang(order, work)
                 else:
@@ -270,7 +273,7 @@ class JobRunner:
             work.check_counts()
             if key:
                 entries = check_output(out)
-                # What went on from a checkpoint took longer than this attempt.
+                # A job that continued from a checkpoint took longer than this attempt.
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start
                 store.commit(key, out, self._about(order), took_s, entries)
@@ -280,14 +283,14 @@ class JobRunner:
                     remove_tree(work.checkpoints)
         except BaseException as error:
             if isinstance(error, DamagedOutput):
-                self.memory.clear()  # it may have been loaded before that was found
+                self.memory.clear()  # it may have been loaded before the damage was found
             if key:
                 remove_tree(out)
             raise
         return work
 
     def _about(self, order: RunJob) -> dict[str, str]:
-        # What a CPU computes by, libraries have read from the environment once.
+        # How a CPU computes depends on the environment, which libraries read once.
         self._arithmetic = self._arithmetic or arithmetic.describe(os.environ, self.device, self.name)
         return {"job": order.job_id, "arithmetic": self._arithmetic, **_versions()}
 
@@ -296,8 +299,9 @@ _folder = lru_cache(maxsize=16)(Path)
 
 
 def _link(order: RunJob) -> None:
-    """Let the folder of a job's log point to its output; for people only, so a failure costs nothing."""
-    # Both were just made, so neither is a link; what is above them is the same for many. No paths: they are slow.
+    """Link the folder of a job's log to its output; for people only, so errors are ignored."""
+    # Both folders are new, so neither is a link; the folders above are shared by many jobs. No Path objects: they
+    # are slow.
     folder, key = order.log_path.rpartition("/")[0], order.key
     store = _relative(order.store, folder.rpartition("/")[0])
     with suppress(OSError):
@@ -318,7 +322,7 @@ def _cost(work: Work, start: float) -> dict[str, float]:
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of what results may depend on; not whether it was imported, which differs between workers."""
+    """Return the versions that results may depend on, whether or not this process has imported the libraries."""
     from importlib.metadata import PackageNotFoundError, version  # 10 ms that the start of a worker does not need
 
     versions = {"pipeline": pipeline.__version__, "python": platform.python_version()}

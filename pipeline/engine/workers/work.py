@@ -1,4 +1,4 @@
-"""What the code of a job is given inside a worker: the engine's side of the contract, free of torch."""
+"""Interface between the engine and the code of a job inside a worker. Does not import torch."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from pipeline.files import in_folder
 from pipeline.machine.memory import imported_for_good, no_garbage_collection
 
 # -- device memory -----------------------------------------------------------------------------------------------
-# What a process holds of its device, through torch where a job has imported it; this module does not. peak =
-# what tensors took at most since the job began, and a little more + the CUDA context Torch's allocator
-# reserves more where nobody else wants it, garbage of earlier batches above all. It can do without, as a job
-# beside others is held to what is set aside for it. So the lower of the two counts.
+# Device memory of a process, through torch if a job has imported it; this module does not import it. peak = what
+# tensors took at most since the job began, and a little more + the CUDA context. If nobody else needs the memory,
+# torch's allocator reserves more than that, mostly garbage of earlier batches. A job can do without it when it
+# must stay within its reservation, so the lower of both figures counts.
 
 
 CONTEXT_MB = 800
-"""CUDA context and loaded kernels of a process, 0.3 to 0.8 GB by GPU and libraries, which torch does not count."""
+"""MiB of a process's CUDA context and loaded kernels, which torch does not count: 0.3 to 0.8 GB by GPU and
+libraries."""
 FRAGMENTS = 1.25
-"""What the allocator needs at least, as a multiple of what tensors take."""
+"""Memory that the allocator needs at least, as a multiple of what tensors take."""
 _MB = 2**20
 
 
 def begin_measuring(device: str) -> None:
-    """Forget the peak of the job before, and give back what is left of it, which would count for the next."""
+    """Reset the peak of the job before, and free its cached memory, which would count for the next job."""
     cuda = _cuda(device)
     if cuda is not None:
         cuda.empty_cache()
@@ -52,7 +53,7 @@ def begin_measuring(device: str) -> None:
 
 
 def peak_mb(device: str) -> int | None:
-    """MiB held at most since `begin_measuring`; 0 where the GPU was not touched, None on a CPU."""
+    """Return the peak MiB since `begin_measuring`; 0 if the GPU was not used, None on a CPU."""
     if not device.startswith("cuda"):
         return None
     cuda = _cuda(device)
@@ -63,13 +64,13 @@ def peak_mb(device: str) -> int | None:
 
 
 def held_mb(device: str) -> int:
-    """MiB held now."""
+    """Return the MiB held now."""
     cuda = _cuda(device)
     return 0 if cuda is None else int(cuda.memory_reserved(device)) // _MB + CONTEXT_MB
 
 
 def limit(device: str, mb: int) -> None:
-    """Hold this process to a part of its device, its CUDA context included, so that neighbours have theirs.
+    """Limit this process to a part of its device, including its CUDA context, so that neighbours have theirs.
 
     Args:
         device: ``cpu`` or ``cuda``.
@@ -83,7 +84,7 @@ def limit(device: str, mb: int) -> None:
 
 
 def give_back(device: str) -> None:
-    """Let other processes have what nothing here refers to any more."""
+    """Free cached device memory for other processes."""
     cuda = _cuda(device)
     if cuda is not None:
         gc.collect()
@@ -91,7 +92,7 @@ def give_back(device: str) -> None:
 
 
 def _cuda(device: str) -> Any:
-    """`torch.cuda` where this process has a context, else None: asking for more would make one."""
+    """Return `torch.cuda` if this process has a context, else None: further calls would create one."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not device.startswith("cuda") or not torch.cuda.is_initialized():
         return None
@@ -104,35 +105,35 @@ class Work:
 
     Attributes:
         job_id: The job.
-        attempt: 1 for the first try.
+        attempt: Number of the attempt, from 1.
         payload: The job's own plain data.
         inputs: Input name -> folders of the stored outputs.
         out: Folder to write the output to; committed whole when the entry returns, dropped when it raises.
-        device: ``cpu`` or ``cuda``: what `torch.device` takes. A worker sees one GPU, always as ``cuda:0``;
-            of a job that needs several each process has ``cuda:<rank>``.
-        checkpoints: Folder that outlives a failed attempt and the run itself, for whatever lets the next attempt
-            go on from where this one was; may not exist yet. Removed when the output is committed.
-        hints: Folder shared by all jobs of the store, for what makes later jobs faster but changes no result.
-        memory: Lives as long as the worker: loaded models and the like, by name.
+        device: ``cpu`` or ``cuda``, as `torch.device` takes it. A worker sees one GPU, always as ``cuda:0``; each
+            process of a multi-GPU job has ``cuda:<rank>``.
+        checkpoints: Folder that survives a failed attempt and the run itself, for checkpoints from which the next
+            attempt continues; may not exist yet. Removed when the output is committed.
+        hints: Folder shared by all jobs of the store, for data that make later jobs faster but change no result.
+        memory: Objects that live as long as the worker, such as loaded models, by name.
         report: Sends progress: samples done, samples in all, tokens so far, `numbers`. Rate-limited by the worker.
         report_loading: Sends that loading begins, or that it is over.
-        stopping: Whether the run is about to end. A job that would take long saves a checkpoint then and raises
-            `JobStopped`; one that does neither is cut off when the grace period is over.
-        rank: Which of the job's processes this is. All run the same entry; what rank 0 writes to `out` is the
-            job's output, the others have a folder of their own that is dropped.
-        world_size: How many processes the job has: one for each device it needs.
+        stopping: Returns whether the run is about to end. A long job then saves a checkpoint and raises
+            `JobStopped`; a job that neither does this nor finishes is interrupted after the grace period.
+        rank: Number of this process among those of the job. All run the same entry; what rank 0 writes to `out` is
+            the job's output, the other ranks write to folders that are dropped.
+        world_size: Number of processes of the job: one for each device it needs.
         load_s: Seconds spent in `loading`, for the accounting of device time.
         samples: Samples reported last.
         tokens: Tokens reported last.
-        numbers: Of the present step, by name; None for one that is no finite number.
-        answers: Completions that an evaluation gives; 0 where the job does not count them.
-        flops: FLOPs of the whole job, by what they went into; empty where the job does not count them.
-        shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job is to fail
-            rather than to do with less: it is tried again with the device to itself, and comes out the same.
-        limit_mb: MiB of its device that are set aside for it then; 0 sets no limit.
+        numbers: Metrics of the present step, by name; None for a number that is not finite.
+        answers: Number of completions of an evaluation; 0 if the job does not count them.
+        flops: FLOPs of the whole job, by purpose; empty if the job does not count them.
+        shared: Whether other jobs may run on the device meanwhile. If memory runs out then, the job should fail
+            rather than use smaller batches: it is retried with the device to itself, with the same result.
+        limit_mb: MiB of its device reserved for it in that case; 0 sets no limit.
         peak_mb: Most memory of its device that the process held during the job, in MiB. Measured through torch
             where the job does not say; None on a CPU.
-        held_mb: What of that it still holds afterwards, likewise.
+        held_mb: MiB that it still holds afterwards, measured likewise.
     """
 
     job_id: str
@@ -164,36 +165,36 @@ class Work:
         """Report how far the job is; cheap enough for every step.
 
         Raises:
-            TypeError: A number is none, or no whole one.
+            TypeError: A value is not a number, or not a whole one.
             ValueError: A number is negative, or larger than any count.
         """
         self.samples, self.tokens = _count("done", done), _count("tokens", tokens)
         self.report(self.samples, _count("total", total), self.tokens, self.numbers)
 
     def show(self, numbers: Mapping[str, float | None]) -> None:
-        """Have a few numbers of the present step, as its loss, go along with the next progress.
+        """Show some metrics of the present step, such as its loss, with the next progress.
 
         Args:
-            numbers: By name, a plain word; instead of those before.
+            numbers: Metrics by name, each a plain word; they replace the previous ones.
 
         Raises:
-            TypeError: One of them is no number.
-            ValueError: There are too many, or a name is no plain word.
+            TypeError: A value is not a number.
+            ValueError: There are too many, or a name is not a plain word.
         """
         if len(numbers) > messages.MAX_NUMBERS or not all(map(messages.is_number_name, numbers)):
             raise ValueError(f"{list(numbers)!r}: must be at most {messages.MAX_NUMBERS} names, each a plain word")
         self.numbers = {name: _figure(name, value) for name, value in numbers.items()}
 
     def hold_to_limit(self) -> None:
-        """Let the allocator of torch take no more than `limit_mb`; the GPU must be in use by this process."""
+        """Limit torch's allocator to `limit_mb`; this process must have begun to use the GPU."""
         limit(self.device, self.limit_mb)
 
     def check_counts(self) -> None:
-        """See that the job has left in its counts what they are for.
+        """Check the types and ranges of the counts that the job has left.
 
         Raises:
-            TypeError: One of them is no number.
-            ValueError: One of them is negative, or larger than any count.
+            TypeError: A count is not a number.
+            ValueError: A count is negative, or larger than the limit.
         """
         self.samples, self.tokens = _count("samples", self.samples), _count("tokens", self.tokens)
         self.answers = _count("answers", self.answers)
@@ -208,10 +209,10 @@ class Work:
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Count the time inside as loading (imports, models) rather than as work, and tell of it.
+        """Count the time inside as loading (imports, models) rather than as work, and report it.
 
-        Imports of torch and transformers make hundreds of thousands of objects and hardly any garbage, and to look
-        for garbage in cycles meanwhile takes a fifth of their time, so it waits until they are done.
+        The cyclic garbage collector is paused inside: importing torch and transformers makes hundreds of thousands
+        of objects and hardly any garbage, and collections would take a fifth of the time.
         """
         self.report_loading(True)
         start = time.monotonic()
@@ -224,7 +225,7 @@ class Work:
 
 
 def _figure(name: str, value: object) -> float | None:
-    """A number as messages have it; None for what is no finite one."""
+    """Convert a number for a message; None if it is not finite."""
     if value is None:
         return None
     try:
@@ -235,7 +236,7 @@ def _figure(name: str, value: object) -> float | None:
 
 
 def _count(name: str, value: object) -> int:
-    """A number as messages have it, from whatever counts as a whole one: NumPy and torch have their own."""
+    """Convert a whole number for a message, also one of NumPy or torch."""
     try:
         count = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -246,7 +247,7 @@ def _count(name: str, value: object) -> int:
 
 
 # -- body --------------------------------------------------------------------------------------------------------
-# The code of a job: what it is given, how it is called, and where copies of the process that it makes end.
+# Calling the code of a job: its `Work`, its entry, and where forked copies of the process end.
 
 
 PROGRESS_INTERVAL_S = 0.25
@@ -264,16 +265,16 @@ def work_of(
     stopping: Callable[[], bool],
     rank: int = 0,
 ) -> Work:
-    """What the code of a job is given.
+    """Return the `Work` of a job.
 
     Args:
         order: The job.
         out: Folder for the output.
-        device: As `torch.device` takes it.
-        memory: What stays for the job after it.
-        send: Takes its progress.
+        device: Device, as `torch.device` takes it.
+        memory: Objects that stay for later jobs.
+        send: Receives its progress.
         stopping: Whether the run is about to end.
-        rank: Which of the processes of the job this is.
+        rank: Number of this process among those of the job.
     """
     store, progress = store_at(order.store), _RegularProgress(order, send)
     return Work(
@@ -298,12 +299,12 @@ def work_of(
 
 @cache
 def store_at(root: str) -> Store:
-    """The store whose root an order names: the same for every job of a run."""
+    """Open the store whose root a message names: the same for every job of a run."""
     return Store(Path(root))
 
 
 def call_entry(order: messages.RunJob, work: Work) -> None:
-    """Import the entry of a job and call it; a module may take long to import.
+    """Import the entry of a job and call it; importing a module may take long.
 
     Raises:
         JobError: The path does not name a function.
@@ -316,11 +317,11 @@ def call_entry(order: messages.RunJob, work: Work) -> None:
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Run a job's code; a copy of this process that the code has made by forking ends where it leaves that code.
+    """Run a job's code; a forked copy of this process ends when it leaves that code.
 
-    It is a process of the job's own, and no second worker: it would report the job a second time, commit or remove
-    the output, and take further jobs. It ends at once, so that nothing which both processes hold is closed or
-    flushed a second time.
+    Such a copy belongs to the job and must not act as a second worker: it would report the job again, commit or
+    remove the output, and take further jobs. It ends at once, so that no resource held by both processes is closed
+    or flushed twice.
     """
     pid = os.getpid()
     try:
@@ -344,7 +345,7 @@ def _end(error: BaseException) -> None:
 
 
 class _RegularProgress:
-    """Sends progress, but no more often than anyone can read it; not from a process that the job has forked."""
+    """Sends progress at a limited rate, and not from a process that the job has forked."""
 
     def __init__(self, order: messages.RunJob, send: Callable[[messages.JobProgress], None]) -> None:
         self._send = send
@@ -353,7 +354,7 @@ class _RegularProgress:
         self._last = messages.JobProgress(job_id=order.job_id, attempt=order.attempt, done=0, total=0, tokens=0)
 
     def __call__(self, done: int, total: int, tokens: int, numbers: Mapping[str, float | None]) -> None:
-        """Tell how far the job is, unless that was just done."""
+        """Send progress, unless that was just done."""
         now = time.monotonic()
         self._last = replace(self._last, done=done, total=total, tokens=tokens, numbers=numbers, loading=False)
         if now >= self._next and os.getpid() == self._pid:
@@ -361,7 +362,7 @@ class _RegularProgress:
             self._send(self._last)
 
     def loading(self, begins: bool) -> None:
-        """Tell that the job loads something, or works again. That is told at once: it may take long."""
+        """Send that the job loads something, or works again; not rate-limited, as loading may take long."""
         if os.getpid() == self._pid:
             self._send(replace(self._last, loading=begins))
 
@@ -377,17 +378,17 @@ def _load_entry(path: str) -> Entry:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
-# What a worker answers of a job that is over: it is done, it raised, or it has stopped to go on later.
+# Last message about a job: it is done, it raised, or it has stopped with a checkpoint.
 
 
 def finished(order: messages.RunJob, work: Work, start: float, held_mb: int = 0) -> messages.JobFinished:
-    """What to say of a job that is done.
+    """Return the message for a finished job.
 
     Args:
         order: The job.
-        work: What it has counted.
+        work: Its `Work`, with counts.
         start: When it began, on the monotonic clock.
-        held_mb: What stays on a device with other workers.
+        held_mb: MiB still held on a device with other workers.
     """
     return messages.JobFinished(
         job_id=order.job_id,
@@ -404,37 +405,37 @@ def finished(order: messages.RunJob, work: Work, start: float, held_mb: int = 0)
 
 
 def ended_by(order: messages.RunJob, error: BaseException, start: float, *, stop_requested: bool) -> messages.Said:
-    """What to say, in the job's log too, of a job whose code has raised. Called while that is handled.
+    """Return the message for a job whose code raised, and log it. Called while the exception is handled.
 
     Args:
         order: The job.
-        error: What was raised.
+        error: The exception.
         start: As in `finished`.
         stop_requested: Whether the job was asked to stop.
     """
     if is_kind(error, JobStopped) and stop_requested:
         return _stopped(order, error)
-    with suppress(BaseException):  # the stream may be closed, and what the exception says of itself may raise
+    with suppress(BaseException):  # the stream may be closed, and the exception's own text may raise
         traceback.print_exc()
     return raised(order, error, start)
 
 
 def raised(order: messages.RunJob, error: BaseException, start: float) -> messages.JobRaised:
-    """Tell of an exception that ended a job."""
+    """Return the message for an exception that ended a job."""
     name, rank, key = messages.class_name(type(error)), None, ""
     try:
         kind = messages.classify(error)
         if kind is messages.FailureKind.damaged_input:
             key = _damaged_key(error)
             if not any(key in keys for keys in order.inputs.values()):
-                kind, key = messages.FailureKind.bug, ""  # only what the job was given can be made again
+                kind, key = messages.FailureKind.bug, ""  # only inputs of the job can be made again
         if isinstance(error, GangError) and error.rank in range(len(order.gang)):
             rank = error.rank
         said, trace = str.__str__(_message(order, error, kind)), "".join(traceback.format_exception(error))
         if is_kind(error, PipelineError) and said.strip():
             name = ""
-    # What an exception says of itself is code of the job's own. KeyboardInterrupt too: the engine's own strikes in
-    # a job's body alone.
+    # The text of an exception is computed by code of the job. KeyboardInterrupt is caught too: the engine's own is
+    # raised only inside a job's body.
     except BaseException:
         kind, rank, key = messages.FailureKind.bug, None, ""
         said, trace = "its message cannot be read, as its own code raises", "its traceback cannot be read"
@@ -458,12 +459,15 @@ def _stopped(order: messages.RunJob, error: BaseException) -> messages.AttemptSt
 
 
 def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
-    """As `isinstance`, which asks the exception itself: that may be code of the job's own, and raise."""
+    """Do `isinstance` safely: it asks the exception itself, which may be code of the job and raise."""
     return issubclass(type(error), kind)
 
 
 def _message(order: messages.RunJob, error: BaseException, kind: messages.FailureKind) -> str:
-    """What an exception says; in its first line, which is shown alone, also where it comes from and what to do."""
+    """Return the message of an exception.
+
+    Its first line, which is shown alone, has the place in the code and advice.
+    """
     first, line, rest = str(error).strip().partition("\n")
     place = own_place(error)
     more = f" ({place})" if place else ""
@@ -484,20 +488,20 @@ def _damaged_key(error: BaseException) -> str:
 
 
 # -- output ------------------------------------------------------------------------------------------------------
-# Sends everything a job writes to its log: Python's streams, and by file descriptor what native code writes.
+# Redirect everything that a job writes to its log: Python's streams, and by descriptor the output of native code.
 
 
 def log_stacks() -> None:
-    """Have the stack of a crash written to the log of the job that runs, and on SIGUSR1 the stacks of all threads.
+    """Have the stack of a crash written to the log of the current job, and on SIGUSR1 the stacks of all threads.
 
-    The handler is in C, so it needs no cooperation of a job that hangs.
+    The handler is in C, so it works even if the job hangs.
     """
     faulthandler.enable(file=2)
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
 
 
 class OutputTo:
-    """While entered, file descriptors 1 and 2 and Python's standard streams write to a file."""
+    """Context manager in which descriptors 1 and 2 and Python's standard streams write to a file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -506,7 +510,7 @@ class OutputTo:
         self._streams: tuple[TextIO, TextIO] | None = None
 
     def __enter__(self) -> OutputTo:
-        # Appending, so that processes which the job starts write after each other rather than over each other.
+        # In append mode, so that processes that the job starts do not overwrite each other's output.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
         self._log = in_folder(self._path.rpartition("/")[0], lambda: os.open(self._path, flags, 0o644))
         self._saved = [os.dup(1), os.dup(2)]
@@ -523,7 +527,7 @@ class OutputTo:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Write to the old places inside, for what the engine itself shows while a job runs in its process."""
+        """Restore the old streams inside, for output of the engine while a job runs in its process."""
         self._restore()
         try:
             yield
@@ -534,7 +538,7 @@ class OutputTo:
         _flush()
         os.dup2(self._log, 1)
         os.dup2(self._log, 2)
-        # Where the streams are not those of the process (a notebook, a test runner) their text would be missed.
+        # Text of streams that are not those of the process (a notebook, a test runner) would be missed.
         if not _writes_to(sys.stdout, 1):
             sys.stdout = _stream(1)
         if not _writes_to(sys.stderr, 2):
@@ -553,7 +557,7 @@ def _stream(descriptor: int) -> TextIO:
 
 
 def _writes_to(stream: Any, descriptor: int) -> bool:
-    """Whether it is a plain stream; what the engine shows its own text with would change that of the job."""
+    """Return whether it is a plain stream; a changed one would also change the text of the job."""
     try:
         return type(stream) is io.TextIOWrapper and stream.fileno() == descriptor
     except (OSError, ValueError):
@@ -564,7 +568,7 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
-    # The C library buffers on its own what native code printed.
+    # The C library buffers the output of native code separately.
     _c_library().fflush(None)
 
 
