@@ -1,1 +1,1 @@
-"""From a configuration to a DAG of jobs: pure functions over plain data, without torch."""
+"""Planning: turn a configuration into a DAG of jobs with pure functions over plain data, without torch."""

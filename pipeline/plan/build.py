@@ -1,4 +1,4 @@
-"""From a configuration to a plan: every chain's stages, round by round, shared work planned once.
+"""Build the plan of a configuration: every chain's stages, round by round, with shared work planned once.
 
     dataset:   prepare -> check, tokenize                    (round 0, for datasets that are read rather than made)
         |
@@ -6,9 +6,9 @@
         |
     chain:     generate shards -> score shards -> train -> evaluate shards -> metrics      (rounds 1, 2, ...)
 
-A pure function: it reads class attributes of the algorithms, asks functions that it is given for priorities and
-for numbers of rows, touches no file and imports no torch. Keys are the same whatever these numbers are: of a shard
-that is known to have no row there is no job, and what would read it has its key in its own all the same.
+Building is a pure function: it reads class attributes of the algorithms, calls the given functions for priorities
+and numbers of rows, reads no file and imports no torch. Keys do not depend on numbers of rows: a shard known to be
+empty has no job, but the keys of its readers include its key all the same.
 """
 
 import math
@@ -32,20 +32,21 @@ from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, sc
 from pipeline.plan.graph import Durations, Job, Plan, ResultKeys, duration_kind, place_name
 
 # -- size --------------------------------------------------------------------------------------------------------
-# How large a plan would be, by arithmetic alone: one that nobody could wait for is refused before it is built.
+# Estimate the size of a plan by arithmetic, so that a plan too large to be useful is refused before it is built.
 
 
 MOST_JOBS = 1_000_000
 MOST_LINKS = 5_000_000
-"""Outputs that jobs read of each other: training on all rounds so far takes about the square of the rounds."""
+"""Largest number of outputs that jobs read of each other: training on all rounds so far reads about the square of
+the rounds."""
 
 
 def check_size(config: Config) -> None:
-    """Refuse a request whose plan would be too large, as far as its methods make it so.
+    """Refuse a request whose plan would be too large.
 
     Raises:
         ConfigError: An algorithm cannot be loaded.
-        PlanError: It is too large; says what makes it so.
+        PlanError: The plan is too large; the message says why.
     """
     size, rounds, seeds = config.execution.shard_size, config.rounds_of_training, len(config.experiment.seeds)
     drawn = math.ceil(config.data_collection.prompts_per_round / size)
@@ -68,21 +69,20 @@ def check_size(config: Config) -> None:
 
 
 # -- priorities --------------------------------------------------------------------------------------------------
-# Priorities of jobs: what `execution.priority`, a function of the user's own, gives for each, asked once.
-# Where there is none and weights are removed once nothing reads them, what stands in the way of that goes
-# first.
+# Priorities of jobs: the user's function `execution.priority` is called once for each job. Without it, if weights
+# are removed once nothing reads them, jobs that delay their removal go first.
 
 
 def with_priorities(jobs: Iterable[Job], edges: Iterable[tuple[str, str]], config: Config) -> list[Job]:
-    """Jobs with the priorities that ``execution.priority`` gives them.
+    """Return jobs with the priorities that ``execution.priority`` gives them.
 
     Args:
-        jobs: Those of a plan.
-        edges: Pairs of ids of them, one whose output the other reads.
+        jobs: Jobs of a plan.
+        edges: Pairs of job ids: a job, and one that reads its output.
         config: The request.
 
     Raises:
-        ConfigError: There is no such function, or it fails, or gives what is no finite number.
+        ConfigError: There is no such function, it fails, or its result is not a finite number.
     """
     path = config.execution.priority
     if path is None:
@@ -91,14 +91,15 @@ def with_priorities(jobs: Iterable[Job], edges: Iterable[tuple[str, str]], confi
     function = import_object(path)
     if not callable(function):
         raise ConfigError(f"{owner}: this is {brief(function)}, and must be a function of a job and the settings")
-    given = deepcopy(config)  # what the function may change is its own
+    given = deepcopy(config)  # a copy, which the function may change
     return [replace(job, priority=_priority(owner, function, job, given)) for job in jobs]
 
 
 def _freeing_first(jobs: list[Job], edges: Iterable[tuple[str, str]]) -> list[Job]:
-    """The same, those first that lead to no further weights: they hold on to what could go, or say which is best.
+    """Return jobs with priority for those that lead to no further weights: they delay the removal of weights.
 
-    By the longest path such jobs come last, as evaluations do, so that the weights of all rounds would be there.
+    By the longest path alone such jobs, mostly evaluations, would come last, and the weights of all rounds would
+    be on disk.
     """
     inputs: dict[str, list[str]] = {}
     for upstream, downstream in edges:
@@ -113,7 +114,7 @@ def _freeing_first(jobs: list[Job], edges: Iterable[tuple[str, str]]) -> list[Jo
 
 
 def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config) -> float:
-    shown = replace(job, payload={}, inputs={}, determined_by={})  # as it could change the job by these
+    shown = replace(job, payload={}, inputs={}, determined_by={})  # otherwise changes here would change the job
     who = f"{owner}, called with the job {job.id} and the settings{defined_at(function)},"
     number = ask(f"{who} to give a finite number,", lambda: float(function(shown, config)))
     if not math.isfinite(number):
@@ -137,25 +138,25 @@ def build_plan(
     plain_attention: Collection[str] = (),
     rows: Callable[[str, str], Mapping[str, int]] | None = None,
 ) -> Plan:
-    """Plan a request.
+    """Build the plan of a request.
 
     Args:
         config: The checked request.
-        durations: What earlier runs measured, by `duration_name`; used for ordering and estimates only.
-        sources: Dataset -> what its rows follow from besides its settings; see `plan.models`.
-        models: Model -> what identifies its content, by role; see `plan.models`.
-        weights: Model -> how many weights it has, where that is known; for estimates only.
-        gpu: Name of the GPUs that it is to run on, None for CPU cores; for estimates only.
-        plain_attention: Models for which there is no other; see `plan.attention`.
-        rows: Dataset and key of its preparation, "" of one that makes its rows -> rows of each split, as far as
-            known; for estimates, and shards without any are left out.
+        durations: Measurements of earlier runs, by `duration_name`; used only for order and estimates.
+        sources: Dataset -> what determines its rows besides its settings; see `plan.models`.
+        models: Model -> identity of its content, by role; see `plan.models`.
+        weights: Model -> number of its weights, where known; used only for estimates.
+        gpu: Name of the GPUs to run on, None for CPU cores; used only for estimates.
+        plain_attention: Models without an alternative to plain attention; see `plan.compatibility`.
+        rows: Given a dataset and the key of its preparation ("" if it makes its rows), returns the rows of each
+            split as far as known; used for estimates, and to leave out empty shards.
 
     Raises:
         ConfigError: An algorithm cannot be loaded, or `execution.priority` cannot be used.
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
-    source_hash.cache_clear()  # a notebook plans again after files were edited
+    source_hash.cache_clear()  # in a notebook files may have been edited since the last plan
     contents = JobContents(config, sources or {}, models or {}, plain_attention)
     builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows)
     for chain in chains(config):
@@ -173,7 +174,7 @@ def build_plan(
 
 
 class _Builder:
-    """Collects jobs; a result that several chains need is planned once, under the name it met first."""
+    """Collects jobs; a result that several chains need is planned once, under the name of the first."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class _Builder:
         self._outputs: dict[tuple[str, str, str, int | None, int, int, str], list[str]] = {}
 
     def add_reference(self, chain: Chain) -> None:
-        """Plan the reference, and around it the preparation of a dataset that is read."""
+        """Plan the reference of a chain, and the preparation of a dataset that is read."""
         preparation = replace(chain, algo=PREPARING, kind=registry.Preparation, config=AlgoConfig())
         if self._prepared[chain.dataset]:
             self.add_stage(preparation, 0, registry.PREPARE)
@@ -217,7 +218,7 @@ class _Builder:
                 self.add_stage(preparation, 0, registry.TOKENIZE)
 
     def with_rows(self) -> tuple[list[Job], list[tuple[str, str]]]:
-        """All jobs and edges but those of shards without rows, of which nothing is read."""
+        """Return all jobs and edges except those of shards without rows."""
         if not self._empty:
             return list(self.jobs.values()), self.edges
         keys = {self.jobs[job_id].key for job_id in self._empty}
@@ -231,7 +232,7 @@ class _Builder:
         return jobs, [edge for edge in self.edges if self._empty.isdisjoint(edge)]
 
     def _count(self, chain: Chain) -> None:
-        """Reckon with the rows that a dataset has from here on, where these are known."""
+        """Use the known numbers of rows of a chain's dataset from here on."""
         name = chain.dataset
         if name in self._rows:
             return
@@ -243,7 +244,7 @@ class _Builder:
                 self._scales[at] = replace(self._scales[at], prompts=min(train, self._scales[at].prompts))
 
     def _drawn(self, chain: Chain, stage: Stage, samples: int, rows: tuple[int, int]) -> int:
-        """Samples of a shard, of the rows that there are as far as is known."""
+        """Return the number of samples of a shard, given the rows as far as known."""
         split = "train" if stage.shards == "train" else self.config.evaluation.split
         there = self._rows.get(chain.dataset, {}).get(split)
         if there is None or not samples:
@@ -270,7 +271,7 @@ class _Builder:
         ]
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
-        """What a stage gets of the preparation: rows where it sees the dataset, prompts where it decodes."""
+        """Return what a stage reads of the preparation: rows if it sees the dataset, prompts if it decodes."""
         if not self._prepared[chain.dataset] or "dataset" not in stage.config or stage in _OF_ROWS:
             return {}
         names = {DATASET: registry.PREPARE} | (
@@ -362,7 +363,7 @@ class _Builder:
         self.jobs[job.id] = job
         self._by_key[key] = job.id
         if shard and made_of.samples and not samples:
-            self._empty.add(job.id)  # but for the first one, as what reads a stage needs something to read
+            self._empty.add(job.id)  # except the first one, as the readers of a stage need an input
         self.edges += [(upstream, job.id) for ids in read.values() for upstream in ids]
         return job.id
 
@@ -395,12 +396,12 @@ def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
 
 
 def _rests_on_reference(stage: Stage) -> bool:
-    """Whether the work of a stage follows from the reference: all but the reading of rows does."""
+    """Return whether the work of a stage depends on the reference: all stages do but those that read rows."""
     return stage not in _OF_ROWS
 
 
 def _affinity(stage: Stage, inputs: Mapping[str, tuple[str, ...]]) -> str:
-    """The model that a job would rather find loaded: the most specific of those it reads."""
+    """Return the key of the model that a worker should have loaded: the most specific model that the job reads."""
     if not stage.loads_models:
         return ""
     for name in ("train", "train@previous", START_TRAIN.name, "reference.train"):

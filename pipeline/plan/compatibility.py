@@ -1,4 +1,4 @@
-"""What a request asks of devices, packages and models that do not go together: refused, changed or warned of."""
+"""Check that requested devices, packages and models work together: refuse, change or warn."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -22,14 +22,14 @@ _FLASH = "flash_attn"
 
 
 def usable_attention(config: Config, gpu: bool) -> tuple[Config, str | None]:
-    """The request with an attention implementation that there is, so that keys name what is computed with.
+    """Return the request with an available attention implementation, so that keys name the one that is used.
 
     Args:
         config: The request.
         gpu: Whether it runs on GPUs.
 
     Returns:
-        The request, and a warning where it was changed.
+        The request, and a warning if it was changed.
     """
     if config.system.attn_impl is not Attention.flash_attention_2:
         return config, None
@@ -44,7 +44,7 @@ def usable_attention(config: Config, gpu: bool) -> tuple[Config, str | None]:
 
 
 def plain_attention(config: Config) -> frozenset[str]:
-    """Models that compute attention as plain products, since transformers has no other for their kind.
+    """Return the models that compute attention as plain products, as transformers has nothing else for them.
 
     Args:
         config: The request, with an attention implementation that there is.
@@ -55,7 +55,7 @@ def plain_attention(config: Config) -> frozenset[str]:
 
 
 def said_of_attention(models: frozenset[str]) -> str | None:
-    """A warning that names the models of `plain_attention`."""
+    """Return a warning that names the models of `plain_attention`."""
     if not models:
         return None
     return (
@@ -65,24 +65,24 @@ def said_of_attention(models: frozenset[str]) -> str | None:
 
 
 def with_attention(system: schema.SystemConfig, *, plain: bool) -> schema.SystemConfig:
-    """The settings by which a model is computed with."""
+    """Return system settings with the attention implementation that a model uses."""
     return replace(system, attn_impl=Attention.eager) if plain else system
 
 
 # -- text backends -----------------------------------------------------------------------------------------------
-# Who decodes: stages that another than our own decoder serves, and requests that it cannot serve. Reads what
-# packages say of themselves; imports neither torch nor what it asks about.
+# Backends: stages that a decoder other than our own serves, and requests that it cannot serve. Reads metadata of
+# packages; imports neither torch nor these packages.
 
 
 OLDEST_TRANSFORMERS = "5.23"
-"""The first by whose tensor-parallel plans models were split."""
+"""First version whose tensor-parallel plans were tested for splitting models."""
 _BITS = "bitsandbytes"
 OLDEST_ON_CPU = "0.50"
-"""Of that package the first whose kernels for CPUs were tried."""
+"""First version of that package whose CPU kernels were tested."""
 
 
 def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
-    """Whether a stage leaves `generation.backend` aside: it belongs to an algorithm that guides, or draws nothing.
+    """Return whether a stage ignores `generation.backend`: its algorithm guides decoding, or it draws nothing.
 
     Args:
         algo: Settings of the algorithm.
@@ -92,21 +92,21 @@ def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
 
 
 def check_compatible(config: Config, gpu: bool) -> None:
-    """Refuse backends, quantised references, optimizers and widths that do not go with what there is.
+    """Refuse backends, quantised references, optimizers and tensor-parallel sizes that do not work here.
 
     Args:
-        config: The request, whose models are there.
+        config: The request; its models exist.
         gpu: Whether it runs on GPUs.
 
     Raises:
-        ConfigError: Says all that does not go together, and what to install or to choose.
+        ConfigError: The message lists all conflicts, and what to install or to choose.
     """
     refuse_all([*_of_backend(config, gpu), *_of_bits(config, gpu), *_of_optimizer(config, gpu), *_of_wide(config)])
 
 
 def _lacking(package: str, extra: str, oldest: str = "") -> str:
-    """What to say where a package is not there, or older than what was tried; "" where it is."""
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, as what follows is
+    """Say that a package is missing, or older than the tested version; "" if it is fine."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
 
     from packaging.version import Version
 
@@ -166,7 +166,7 @@ def _of_optimizer(config: Config, gpu: bool) -> Iterator[str]:
 
 
 def named_by_bits(config: Config) -> Config:
-    """The request with models in few bits called by them too, ``hf-4bit``: in jobs, tables and results."""
+    """Return the request with quantised models renamed by their bits, ``hf-4bit``: in jobs, tables and results."""
     names = dict(called_by_bits(config))
     if all(name == called for name, called in names.items()):
         return config
@@ -174,21 +174,21 @@ def named_by_bits(config: Config) -> Config:
 
 
 def called_by_bits(config: Config) -> Iterator[tuple[str, str]]:
-    """Names of models and what they are called in results."""
+    """Yield the names of models with their names in results."""
     for name, model in config.models.items():
         ending = f"-{model.in_bits}bit"
         yield name, name if model.in_bits is None or name.endswith(ending) else name + ending
 
 
 # -- models on several devices -----------------------------------------------------------------------------------
-# Reads files of models, so it comes before planning; imports neither torch nor transformers.
+# Reads files of models, so it runs before planning; imports neither torch nor transformers.
 
 
 KEY = "generation.gpus_per_job"
 
 
 def _of_wide(config: Config) -> Iterator[str]:
-    """What cannot be split over the devices that write together, as far as files tell."""
+    """Yield what cannot be split over the devices of a tensor-parallel group, as far as files tell."""
     width = config.generation.gpus_per_job
     given = f"{KEY}={width}"
     if width == 1:
@@ -211,7 +211,7 @@ def _of_wide(config: Config) -> Iterator[str]:
 
 
 def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:
-    """The `config.json` of a reference; None where it is not here, as of a GGUF file."""
+    """Return the `config.json` of a reference; None if it is not on this machine, or is a GGUF file."""
     place = with_weights(str(model.path), model.revisions["reference"])
     path = Path(place.path)
     file = (
@@ -227,11 +227,11 @@ def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:
 
 
 # -- precision ---------------------------------------------------------------------------------------------------
-# What a run draws or computes otherwise than may be meant: a warning each before it starts.
+# Warnings before a run starts: it would draw or compute something other than the user may expect.
 
 
 def slow_precision(config: Config, gpu: bool) -> str | None:
-    """What to say of single precision on a GPU.
+    """Return a warning about single precision on a GPU, or None.
 
     Args:
         config: The request.
@@ -247,9 +247,9 @@ def slow_precision(config: Config, gpu: bool) -> str | None:
 
 
 def nucleus_beside_logprobs(config: Config) -> str | None:
-    """What to say of algorithms that weigh tokens by a whole distribution, where only its nucleus is drawn from.
+    """Warn of algorithms that weight tokens by the whole distribution when only its nucleus is sampled.
 
-    The ratio of such probabilities is that of no policy that drew a text (trl#6789).
+    A ratio of such probabilities is not that of the policy that drew the text (trl#6789).
     """
     if config.generation.top_p >= 1:
         return None

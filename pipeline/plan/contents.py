@@ -1,10 +1,10 @@
-"""The chains of a request, what the key of each of their jobs covers, and what its worker gets.
+"""Chains of a request, and for each job: what its key covers and what its worker gets.
 
     sections of the configuration that a stage declares --+-- what of them determines the output --> key
     versions, identity of the model, the user's own code --+
     how it runs: checkpoints, models in memory, port ------> payload alone
 
-A worker is given all of it.
+A worker gets all of it.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -27,7 +27,7 @@ from pipeline.plan.graph import determining, result_key
 from pipeline.plan.models import FILES, REWARD_FILES
 
 # -- chains ------------------------------------------------------------------------------------------------------
-# One algorithm on one dataset, model, reference and seed: what a request stands for.
+# A chain: one algorithm on one dataset, model, reference and seed.
 
 
 REFERENCE = Reference.name
@@ -36,11 +36,12 @@ PREPARING = Preparation.name
 
 @dataclass(frozen=True)
 class Chain:
-    """One algorithm on one dataset, model, reference and seed; the reference is a chain of round 0 alone.
+    """One algorithm on one dataset, model, reference and seed; the reference itself is a chain with round 0 only.
 
     Attributes:
-        reference: Seed of the reference, or None where the model is not made from one.
-        named_reference: The same where the model has several, so that names must tell them apart; else None.
+        reference: Seed of the reference, or None if the model is not trained from one.
+        named_reference: The same if the model has several references, so that names must tell them apart; else
+            None.
     """
 
     algo: str
@@ -54,17 +55,17 @@ class Chain:
 
     @property
     def rounds_from(self) -> int:
-        """The round it starts with."""
+        """Number of its first round."""
         return 0 if self.algo in (REFERENCE, PREPARING) else 1
 
 
 def chains(config: schema.Config) -> Iterator[Chain]:
-    """Every chain of a request, each reference of a dataset, model and seed before the chains that read it.
+    """Yield every chain of a request, each after the chains that it reads.
 
-    So is every chain before those that begin with its policy.
+    The reference of a dataset, model and seed comes first; a chain comes before those that start from its policy.
 
     Raises:
-        ConfigError: An algorithm cannot be loaded, or does not read what it is to begin with.
+        ConfigError: An algorithm cannot be loaded, or does not read the policy that it should start from.
     """
     enabled = [
         (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
@@ -85,40 +86,39 @@ def chains(config: schema.Config) -> Iterator[Chain]:
 
 
 # -- versions ----------------------------------------------------------------------------------------------------
-# Versions of the code that ships, as part of keys. A stored output answers for a job as long as their keys
-# agree, so a key must change whenever the code that makes the output would make other bytes. An algorithm and
-# a dataset have a `version` of their own, as have the classes that they are made from; a reward has that of
-# its traits and those of its packages, since a score is an exact claim. Code that many stages share has its
-# number here. A stage is covered by the numbers of the parts that it uses, which follow from the sections of
-# the configuration that it declares. Versions of torch, transformers and TRL are in no key: an upgrade of a
-# library keeps what is stored. Manifests say what made an output, and a table that rests on several says so
-# (`runs.makers`). `tests/integration/test_golden.py` holds digests of a small run stage by stage, and fails
-# until a number is raised.
+# Versions of the code that ships, as part of keys. A stored output is reused for a job with the same key, so a key
+# must change whenever the code would make other bytes. Algorithms, datasets and their base classes have a
+# `version` of their own; a reward has the version in its traits and those of its packages, since scores must be
+# exact. Code that many stages share has its number here. The key of a stage covers the numbers of the parts that
+# it uses, according to the sections of the configuration that it declares. Versions of torch, transformers and TRL
+# are in no key: an upgrade of a library keeps what is stored. Manifests record which versions made an output, and
+# a table over several versions says so (`runs.makers`). `tests/integration/test_golden.py` holds digests of a
+# small run stage by stage, and fails until a number is raised.
 
 
 MODELS = 2
-"""`pipeline.learning.models`: how models are made, read, written, and what their heads compute."""
+"""`pipeline.learning.models`: how models are created, read and written, and what their heads compute."""
 TINY = 3
-"""`pipeline.learning.models.tiny`: how a tiny reference begins, is trained and judged."""
+"""`pipeline.learning.models.tiny`: how a tiny reference is initialised, trained and evaluated."""
 DECODING = 3
 """`pipeline.learning.generation`: draws, caches, guidance, divergences."""
 DRAWS = 1
-"""`pipeline.learning.algos.groups`: what a round draws by a policy, and what it leaves."""
+"""`pipeline.learning.algos.groups`: what a round draws with a policy, and what it stores."""
 BACKENDS = {schema.TextBackend.vllm: 1}
-"""`pipeline.learning.generation.vllm_engine`: how others than our own decoder are asked."""
+"""`pipeline.learning.generation.vllm_engine`: how backends other than our own decoder are called."""
 TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
 ROUNDING = 3
-"""What of a training is kept, and in what a guide's candidates attend to themselves, where models are read in half
-precision; without that nothing depends on it."""
+"""What of a training is stored, and what a guide's candidates attend to, if models are in half precision; keys
+without half precision do not cover it."""
 ATTENTION = 2
-"""How models attend that are trained anew; with the attention of torch nothing depends on it."""
+"""Attention of models that are trained from scratch; keys with torch's attention do not cover it."""
 PREPARATION = 9
-"""`pipeline.learning.datasets`: how rows are read, adapted, dealt into splits and tokenised, and what is told."""
+"""`pipeline.learning.datasets`: how rows are read, converted, split and tokenised, and what is reported."""
 DIVERGENCES = 1
-"""What the divergence of completions is measured against; without a nucleus nothing depends on it."""
+"""What the KL divergence of completions is measured against; keys without a nucleus do not cover it."""
 EVALUATION = 3
-"""`pipeline.learning.algos.opening`: what an evaluation draws and leaves for the metrics."""
+"""`pipeline.learning.algos.opening`: what an evaluation draws and stores for the metrics."""
 STATISTICS = 3
 """`pipeline.learning.evaluation`: metrics, intervals, tests."""
 
@@ -134,7 +134,7 @@ def shipped_versions(
     generation: schema.GenerationConfig,
     system: schema.SystemConfig,
 ) -> dict[str, int | str | None]:
-    """The versions that cover a stage, besides that of its algorithm's own class, by what they are of.
+    """Return the versions that a stage's key covers, by part, besides that of its algorithm's own class.
 
     Args:
         kind: The algorithm.
@@ -142,7 +142,7 @@ def shipped_versions(
         dataset: The dataset of its chain.
         model: The model of its chain.
         generation: How the run draws texts.
-        system: What models are read in, and how they attend.
+        system: Precision and attention of models.
     """
     sections = set(stage.config)
     found = _of_bases(kind)
@@ -174,7 +174,7 @@ def shipped_versions(
 
 
 def _of_bases(kind: type) -> dict[str, int | str | None]:
-    """Versions of the classes that a class is made from: its own hides them where it sets one."""
+    """Return the versions of the base classes of a class; its own version overrides theirs."""
     return {
         f"class {_class_name(base)}": base.__dict__["version"]
         for base in kind.__mro__[1:]
@@ -183,7 +183,7 @@ def _of_bases(kind: type) -> dict[str, int | str | None]:
 
 
 def _class_name(kind: type) -> str:
-    # What ships may move to another module and be the same.
+    # Shipped code may move to another module without a new version.
     return kind.__qualname__ if kind.__module__.startswith(_SHIPPED) else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -199,19 +199,20 @@ def _of_dataset(dataset: schema.DatasetConfig) -> dict[str, int | str | None]:
 
 
 def reward_names(dataset: schema.DatasetConfig) -> list[str]:
-    """The rewards that a dataset is graded by: names of those that ship, or dotted paths."""
+    """Return the rewards of a dataset: names of shipped ones, or dotted paths."""
     options, names = dataset.grading.options, dataset.rewards or [dataset.reward]
     return [str((options.get(name) or {}).get("use", name)) for name in names if name]
 
 
 # -- source code -------------------------------------------------------------------------------------------------
-# The source of the user's own code as part of keys: an edited algorithm, dataset or reward runs again.
-# Covered is what the class or function that the configuration names reaches in files of the user's own, by
-# its code: comments and layout change nothing (`config.user_code`). What cannot be seen there has `version`.
+# The source of the user's own code as part of keys: an edited algorithm, dataset or reward runs again. The key
+# covers all code in the user's files that is reachable from the class or function that the configuration names;
+# comments and layout do not count (`config.user_code`). For changes that cannot be seen there, users set
+# `version`.
 
 
 def class_source(class_path: str | None) -> dict[str, str | None]:
-    """What keys cover of the source of a class by its dotted path: nothing of one that ships.
+    """Return the source hashes of a class by its dotted path; empty for a shipped class.
 
     Raises:
         ConfigError: There is no such class.
@@ -219,15 +220,15 @@ def class_source(class_path: str | None) -> dict[str, str | None]:
     if class_path is None:
         return {}
     kind = import_object(class_path)
-    # A package may hand on what one of its modules defines.
+    # A package may re-export a definition of one of its modules.
     path = f"{kind.__module__}:{kind.__qualname__}"
     return {} if path.startswith(_SHIPPED) else {path: source_hash(path)}
 
 
 def dataset_source(dataset: schema.DatasetConfig) -> dict[str, str | None]:
-    """What keys cover of the source of a dataset and of its rewards, likewise.
+    """Return the source hashes of a dataset and of its rewards; empty for shipped ones.
 
-    Rewards are looked at, not imported: they may need what the engine does without.
+    Rewards are parsed, not imported: they may need packages that the engine does not have.
 
     Raises:
         ConfigError: A reward does not exist.
@@ -239,7 +240,7 @@ def dataset_source(dataset: schema.DatasetConfig) -> dict[str, str | None]:
 
 
 def _without_places(settings: Mapping[str, Any], files: Collection[str], at: str = "") -> dict[str, Any]:
-    """Settings without the places of what is named by them, where its content is known."""
+    """Return settings without the paths of files whose content is known."""
     found = {}
     for name, value in settings.items():
         if f"{at}{name}" not in files:
@@ -251,17 +252,17 @@ def _without_places(settings: Mapping[str, Any], files: Collection[str], at: str
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What jobs of a stage have in common, of an algorithm on a dataset, a model and a reference.
+    """What all jobs of a stage share, for an algorithm on a dataset, model and reference.
 
     Attributes:
-        known: Sections of the configuration as far as keys cover them.
-        given: The same as workers get them.
-        code: Hashes of the user's own code that it runs, under ``code``; empty where it runs none.
-        over: What determines the output in place of, or besides, what does so for all stages.
-        devices: That a job needs at once.
-        together: How these share it, for the worker.
-        memory_mb: What the user says of its memory.
-        digest: A short name for the settings on which its memory may depend, whichever its reference is.
+        known: Sections of the configuration that keys cover.
+        given: The same sections as workers get them.
+        code: Hashes of the user's own code that it runs, under ``code``; empty if it runs none.
+        over: Entries that determine the output, which replace or extend those of all stages.
+        devices: Number of devices that a job needs at once.
+        together: How these devices share the work, for the worker.
+        memory_mb: Memory per device that the user has set.
+        digest: Short name for the settings that may change its memory, regardless of its reference.
     """
 
     known: dict[str, Any]
@@ -276,13 +277,13 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What a job is made of.
+    """The contents of a job.
 
     Attributes:
-        determined_by: What determines its output, besides its inputs.
-        payload: What its worker is given.
-        samples: Completions that it makes or judges; 0 where it is no shard.
-        shared: What it has in common with others.
+        determined_by: Data that determine its output, besides its inputs.
+        payload: Data for its worker.
+        samples: Completions that it makes or judges; 0 if it is not a shard.
+        shared: Data that it shares with other jobs.
     """
 
     determined_by: dict[str, Any]
@@ -292,7 +293,7 @@ class Contents:
 
 
 class JobContents:
-    """Makes the contents of the jobs of a configuration; what many share is made once."""
+    """Makes the contents of jobs; parts that many jobs share are made once."""
 
     def __init__(
         self,
@@ -301,11 +302,11 @@ class JobContents:
         models: Mapping[str, Mapping[str, Any]],
         plain_attention: Collection[str] = (),
     ) -> None:
-        """Nothing is made yet.
+        """Prepare; nothing is made yet.
 
         Args:
             config: The configuration.
-            sources: As `plan.build.build_plan` takes them.
+            sources: As for `plan.build.build_plan`.
             models: Likewise.
             plain_attention: Likewise.
         """
@@ -319,7 +320,7 @@ class JobContents:
         self._own_generation = replace(config.generation, backend=schema.TextBackend.own)
         unscored = schema.DataCollectionConfig().reward_batch_size
         self._unscored = replace(config.data_collection, reward_batch_size=unscored)
-        self._how_it_runs = {  # what of a payload changes nothing of what comes out
+        self._how_it_runs = {  # parts of a payload that do not change the output
             "models_in_memory": config.execution.models_in_memory,
             "checkpoint_every_steps": config.training.checkpoint_every_steps,
             "checkpoint_every_minutes": config.training.checkpoint_every_minutes,
@@ -329,9 +330,9 @@ class JobContents:
         self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
 
     def of(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> Contents:
-        """Of the job that runs a stage of a round on some rows."""
+        """Return the contents of the job that runs a stage of a round on some rows."""
         address = (chain.algo, chain.dataset, chain.model, chain.reference, stage.name)
-        if address not in self._shared:  # thousands of shards have the same
+        if address not in self._shared:  # the same for thousands of shards
             self._shared[address] = self._made(chain, stage)
         shared = self._shared[address]
         what: dict[str, Any] = {
@@ -353,7 +354,7 @@ class JobContents:
 
     def _made(self, chain: Chain, stage: Stage) -> Shared:
         dataset = (self.config.datasets if stage.judges else self._rows)[chain.dataset]
-        # What settles a stage that draws for several methods alike; None for all others.
+        # Content of a stage whose draws several methods share; None for all others.
         drawn_with = chain.kind.drawn_with(chain.config) if stage.name == GENERATE.name else None
         sections = self._sections(chain, stage, dataset)
         known = self._known(chain, stage, sections)
@@ -388,7 +389,7 @@ class JobContents:
         )
 
     def _known(self, chain: Chain, stage: Stage, sections: Mapping[str, object]) -> dict[str, Any]:
-        """What of the sections that a stage declares its key covers."""
+        """Return the part of a stage's declared sections that its key covers."""
         known = {name: determining(section) for name, section in sections.items()}
         if "dataset" in known:
             source = self.sources.get(chain.dataset, {})
@@ -401,7 +402,7 @@ class JobContents:
         if "algo" in known and (files := self.sources.get(f"algos.{chain.algo}", {}).get(FILES)):
             known["algo"] = {**_without_places(known["algo"], files), FILES: files}
         if "model" in known:
-            # To the work that all chains share value models do not matter.
+            # Value models do not matter to work that all chains share.
             content = {
                 role: of
                 for role, of in self.models.get(chain.model, {}).items()
@@ -427,17 +428,17 @@ class JobContents:
         return {name: own[name] if name in own else getattr(self.config, name) for name in stage.config}
 
     def _generation(self, chain: Chain, stage: Stage) -> schema.GenerationConfig:
-        """How a stage draws texts; the same object for all that draw alike."""
+        """Return how a stage draws texts; the same object for all stages that draw alike."""
         return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
 
     def _plain(self, section: object) -> dict[str, Any]:
-        """A section as workers get it; the section is kept, so that its `id` is not used again."""
+        """Return a section as workers get it; the section is kept alive, so that its `id` is not reused."""
         if id(section) not in self._plains:
             self._plains[id(section)] = section, {"_schema_": schema_path(section), **to_plain(section)}
         return self._plains[id(section)][1]
 
     def _devices(self, chain: Chain, stage: Stage) -> int:
-        # The reference of a model that is not trained here only notes where that model is.
+        # The reference of a model that is not trained here only records the model's path.
         trains = chain.algo != REFERENCE or self.config.models[chain.model].is_trained
         most = 1
         if stage.draws and not stage.scales:
@@ -447,7 +448,7 @@ class JobContents:
         return max(stage.devices, most)
 
     def _memory_mb(self, chain: Chain, stage: Stage) -> int | None:
-        """What the user says of a job's memory."""
+        """Return the memory in MiB that the user has set for a job."""
         if "algo" in stage.config and chain.config.memory_mb is not None:
             return chain.config.memory_mb
         if "training" in stage.config:

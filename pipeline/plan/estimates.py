@@ -1,9 +1,9 @@
-"""How long a job takes, roughly, before anything like it was timed: by tokens, the size of the model, the device.
+"""Estimate roughly how long a job takes before one like it was timed: from tokens, model size and device.
 
-A stage states what it takes with the embedded model, default settings and one CPU core. Others are compared with
-that: how many completions they draw or sequences they train on, of how many tokens, and what a token costs, which
-is a fixed part for calling layers, and the arithmetic of the weights at what the device reaches. Over a whole run
-that is right within a factor of two, see docs/benchmarks.md.
+A stage declares its seconds with the embedded model, default settings and one CPU core. Other settings scale this
+by the number of completions or training sequences, by their tokens, and by the cost of a token: a fixed part for
+calling layers, plus the weights' FLOPs at the speed of the device. Over a whole run the estimate is right within a
+factor of two, see docs/benchmarks.md.
 """
 
 import re
@@ -24,26 +24,27 @@ from pipeline.plan.models import count_weights, is_gguf, weights_at, weights_in_
 
 EMBEDDED_WEIGHTS = 76_000
 EMBEDDED_TOKENS = 4
-"""Of a completion of the default task."""
+"""Tokens of a completion of the default task."""
 EMBEDDED_PROMPT = 9
-"""Tokens of its prompts."""
+"""Tokens of a prompt of the default task."""
 EMBEDDED_PROMPTS = 10_000
-"""Training prompts of a round by default, on which the figures of stages that train rest."""
+"""Default number of training prompts per round, for which the seconds of training stages are declared."""
 TEXT_PROMPT = 32
-"""Tokens that a prompt of text is taken to have, few since completions mostly end before their limit."""
+"""Assumed tokens of a text prompt; low, since completions mostly end before their limit."""
 DECIDED = 0.5
-"""Pairs of completions that differ, where a reward knows no more than right and wrong."""
+"""Fraction of pairs with different rewards, for a reward that is only right or wrong."""
 
 _CALLING_S = {"decode": 1.5e-5, "train": 1.7e-5}
-"""Of a token, whatever the size of the model: calling layers, in batches as configured."""
+"""Seconds per token for calling layers, whatever the size of the model, in batches as configured."""
 _CPU_FLOPS = {"decode": 3.1e10, "train": 9e10}
-"""Of a core, with matrices of a model of 135 million weights."""
+"""FLOP/s of a core, with matrices of a model of 135 million weights."""
 _PASSES = {"decode": 2, "train": 6}
-"""FLOPs for each weight and token."""
+"""FLOPs per weight and token."""
 _REACHED = {"decode": 0.1, "train": 0.3}
-"""Part of a GPU's peak that a model of `_FILLING` weights reaches; decoding waits for its memory."""
+"""Fraction of a GPU's peak that a model of `_FILLING` weights reaches; decoding is bound by memory."""
 _FILLING = 8e9
-"""Smaller models reach less, by the root of their size, as measured with 0.6 and 8 billion weights on an H200."""
+"""Size from which models reach that fraction. Smaller ones reach less, by the square root of their size, as
+measured with 0.6 and 8 billion weights on an H200."""
 _PEAKS = (
     ("B200", 2250),
     ("H[12]00", 989),
@@ -59,25 +60,25 @@ _PEAKS = (
     ("RTX 3090", 71),
     ("T4", 65),
 )
-"""Beginning of a GPU's name -> TFLOP/s of dense 16-bit products, the longer names first."""
+"""Prefix of a GPU's name -> TFLOP/s of dense 16-bit products, longer names first."""
 _UNKNOWN_PEAK = 100
 NOTING_S = 0.2
-"""A job that finds nothing to do but to say so."""
+"""Seconds of a job that only records that there is nothing to do."""
 _PREFILL = 8
-"""Tokens of a prompt that are read in the time in which one is written."""
+"""Number of prompt tokens read in the time of writing one token."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """What makes jobs of a request longer than those of the default one.
+    """Size of a request's jobs, compared with the default request.
 
     Attributes:
-        weights: Of the model; 0 where that is not known.
-        tokens: Of a completion at most.
+        weights: Weights of the model; 0 if unknown.
+        tokens: Largest number of tokens of a completion.
         prompt: Tokens of a prompt.
-        prompts: Training prompts of a round.
-        samples: Completions of each, as `data_collection` says.
-        decided: Part of pairs of completions that tell which is better.
+        prompts: Training prompts per round.
+        samples: Completions per prompt, from `data_collection`.
+        decided: Fraction of pairs of completions with different rewards.
         gpu: Name of the GPU that jobs run on; None for a CPU core.
     """
 
@@ -90,7 +91,7 @@ class Scale:
     gpu: str | None = None
 
     def seconds_per_token(self, work: str) -> float:
-        """Of one token that is decoded or trained on, ``decode`` or ``train``."""
+        """Return the seconds per token that is decoded or trained on (``decode`` or ``train``)."""
         weights = self.weights or EMBEDDED_WEIGHTS
         reached = _REACHED[work] * min(1.0, weights / _FILLING) ** 0.5
         flops = _CPU_FLOPS[work] if self.gpu is None else reached * peak_flops(self.gpu)
@@ -101,12 +102,12 @@ _DEFAULT = Scale()
 
 
 def scale_of(config: Config, dataset: Dataset, weights: int, gpu: str | None) -> Scale:
-    """The scale of a request's jobs on one dataset and model.
+    """Return the scale of a request's jobs on one dataset and model.
 
     Args:
         config: The request.
         dataset: The dataset.
-        weights: Of the model; 0 where that is not known.
+        weights: Weights of the model; 0 if unknown.
         gpu: Name of the GPU that jobs run on; None for a CPU core.
     """
     longest = config.generation.max_new_tokens
@@ -124,15 +125,15 @@ def scale_of(config: Config, dataset: Dataset, weights: int, gpu: str | None) ->
 def guess_seconds(
     stage: Stage, samples: int, scale: Scale, algo: AlgoConfig | None = None, *, rounds: int = 1, devices: int = 1
 ) -> float:
-    """Seconds that a job of a stage takes.
+    """Estimate the seconds of a job of a stage.
 
     Args:
         stage: The stage.
-        samples: Of the job; 0 where it is not split over prompts.
-        scale: Of the request.
+        samples: Samples of the job; 0 if it is not split over prompts.
+        scale: Scale of the request.
         algo: Settings of its algorithm.
-        rounds: How many rounds' data a training reads.
-        devices: How many share it.
+        rounds: Number of rounds whose data a training reads.
+        devices: Number of devices of the job.
     """
     units = samples / 1000 if samples else 1.0
     if not stage.loads_models:
@@ -152,13 +153,13 @@ def guess_seconds(
 
 
 def guess_reference(stage: Stage, scale: Scale, model: ModelConfig, devices: int = 1) -> float:
-    """Seconds that making a reference takes; one that is read is only noted.
+    """Estimate the seconds of making a reference; a model that is only read takes almost none.
 
     Args:
         stage: The stage.
-        scale: Of the request.
+        scale: Scale of the request.
         model: Settings of the model.
-        devices: How many share it.
+        devices: Number of devices of the job.
     """
     if not model.is_trained:
         return NOTING_S
@@ -167,7 +168,7 @@ def guess_reference(stage: Stage, scale: Scale, model: ModelConfig, devices: int
 
 
 def prompt_tokens(dataset: Dataset) -> int:
-    """Tokens of a prompt: counted where rows are made by code of ours, else what prompts of text mostly have."""
+    """Return the tokens of a prompt: counted if our code makes the rows, else typical of text prompts."""
     if dataset.prepared or dataset.config.class_path or not dataset.vocabulary:
         return TEXT_PROMPT
     first = dataset.row(int(dataset.ids("train")[0]))
@@ -175,15 +176,18 @@ def prompt_tokens(dataset: Dataset) -> int:
 
 
 def decided_pairs(dataset: DatasetConfig) -> float:
-    """Part of pairs of completions that tell which is better; all where a reward is finer than right or wrong."""
+    """Return the fraction of pairs of completions with different rewards.
+
+    1 if rewards are finer than right or wrong.
+    """
     names = set(dataset.rewards or [dataset.reward])
-    if not names <= set(REWARDS):  # of which nothing is imported
+    if not names <= set(REWARDS):  # without any import
         return 1.0
     return DECIDED if all(traits.verifies for traits in shipped_traits(dataset).values()) else 1.0
 
 
 def peak_flops(gpu: str) -> float:
-    """FLOP/s of dense 16-bit products of a GPU, by its name."""
+    """Return the FLOP/s of dense 16-bit products of a GPU, by its name."""
     found = next((peak for name, peak in _PEAKS if re.search(rf"\b(?:{name})(?!\d)", gpu)), _UNKNOWN_PEAK)
     return found * 1e12
 
@@ -197,20 +201,21 @@ def _costlier(scale: Scale, work: str) -> float:
 
 
 # -- disk --------------------------------------------------------------------------------------------------------
-# How much room the models that a plan trains take on the disk of the store, before anything runs. Policies, value
-# models and reward models are stored in float32. Texts, evaluations and adapters are not counted: they are a
-# hundredth of that, and how long texts get is not known. Nor are checkpoints, which last as long as trainings.
+# Disk space: what the models that a plan trains take in the store, estimated before anything runs. Policies, value
+# models and reward models are stored in float32. Texts, evaluations and adapters are not counted: they take about
+# a hundredth of that, and the lengths of texts are unknown. Checkpoints are not counted either, as they are
+# removed when a training ends.
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskNeed:
-    """What the jobs that are to run take of the disk.
+    """Disk space for the outputs of the jobs to run.
 
     Attributes:
         made: Bytes of all models that are trained.
-        stays: Bytes that are left of them at the end, when `execution.keep` has removed what it is to.
-        least: Bytes that are there at some time in any case, of models whose files are here.
-        unknown: Models of which nothing tells how large they are, as ``models.hf``.
+        stays: Bytes of models left at the end, after `execution.keep` has removed the others.
+        least: Bytes needed at some time in any case, for models whose files are on this machine.
+        unknown: Models of unknown size, as ``models.hf``.
     """
 
     made: int = 0
@@ -220,7 +225,7 @@ class DiskNeed:
 
 
 def disk_need(plan: Plan, config: Config, missing: Collection[str]) -> DiskNeed:
-    """Reckon what the jobs of a plan take that are to run.
+    """Estimate the disk space of a plan's jobs that must run.
 
     Args:
         plan: The plan.
@@ -255,11 +260,11 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str]) -> DiskNeed:
 
 
 _STAYS = ("", 0)
-"""In the place of chain and round: of models that are never removed."""
+"""Replaces chain and round for models that are never removed."""
 
 
 def _left(keep: Keep, sizes: Mapping[tuple[str, int], int]) -> int:
-    """Bytes that stay of the models of each chain's rounds; all rounds of a chain are as large."""
+    """Return the bytes left of the models of all rounds of each chain; all rounds of a chain are equally large."""
     by_chain: dict[str, list[int]] = {}
     for (chain, _), size in sizes.items():
         by_chain.setdefault(chain, []).append(size)
@@ -268,7 +273,7 @@ def _left(keep: Keep, sizes: Mapping[tuple[str, int], int]) -> int:
 
 
 def _stored(config: Config, job: Job, stage: Stage, algo: AlgoConfig) -> tuple[int, int]:
-    """Bytes that a job stores of each weight of a model, and how many weights there are; 0 where none is known."""
+    """Return the bytes that a job stores per weight, and the number of weights; 0 if unknown."""
     model = config.models[job.model]
     if job.algo == REFERENCE:
         return 4 * model.is_trained, model.weights
@@ -279,7 +284,8 @@ def _stored(config: Config, job: Job, stage: Stage, algo: AlgoConfig) -> tuple[i
         weights = weights_at(model.value_path, model.revisions["value"])
     else:
         weights = count_weights(model)
-    if stage.saves == "policy" and algo.draws_to_train:  # whose next round goes on with its optimizer
+    # and also its optimizer, with which the next round continues
+    if stage.saves == "policy" and algo.draws_to_train:
         return WEIGHT_BYTES + STATE_BYTES[config.training.optimizer], weights
     folds = getattr(getattr(algo, "reward_model", None), "folds", 1)
     return 4 * (folds if stage.saves == "rewards" else 1), weights

@@ -1,4 +1,4 @@
-"""The plan: jobs, their keys and what each waits for, a DAG that can be printed, drawn and saved."""
+"""The plan: a DAG of jobs with their keys and inputs, which can be printed, drawn and saved."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import networkx as nx
 
 # -- keys --------------------------------------------------------------------------------------------------------
-# What determines a result, and the hash that names it.
+# Keys: what determines a result, and its hash.
 
 
 FORMAT = 1
-"""Raised when the meaning of stored files changes, which makes every older result unknown."""
+"""Increased when the meaning of stored files changes, which invalidates every older result."""
 
 
 _CONFIG = "config"
@@ -37,13 +37,16 @@ def result_key(determined_by: Mapping[str, Any]) -> str:
 
 
 class ResultKeys:
-    """Makes the keys of many jobs, see `result_key`; what thousands of them share is made text once."""
+    """Makes the keys of many jobs, see `result_key`; data shared by thousands of jobs are encoded once."""
 
     def __init__(self) -> None:
         self._texts: dict[int, tuple[object, str]] = {}
 
     def key(self, determined_by: Mapping[str, Any], config: object) -> str:
-        """The key of plain data and a configuration, which is the same object for all jobs that share it."""
+        """Return the key of plain data and a configuration.
+
+        Jobs that share the configuration pass the same object.
+        """
         parts = {"format": FORMAT, **determined_by}
         before = _canonical({name: value for name, value in parts.items() if name < _CONFIG})
         after = _canonical({name: value for name, value in parts.items() if name > _CONFIG})  # the format at least
@@ -51,7 +54,7 @@ class ResultKeys:
         return _hashed(f'{opened}"{_CONFIG}":{self._text(config)},{after[1:]}')
 
     def _text(self, config: object) -> str:
-        # With the object itself, so that no other has its number meanwhile.
+        # Keep the object itself, so that its `id` is not reused meanwhile.
         if id(config) not in self._texts:
             self._texts[id(config)] = config, _canonical(config)
         return self._texts[id(config)][1]
@@ -69,7 +72,7 @@ class SharedConfigs:
         self._digests: dict[int, tuple[object, str]] = {}
 
     def shorten(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Put a digest in the place of the sections under ``config``."""
+        """Replace the sections under ``config`` by a digest."""
         if _CONFIG not in data:
             return dict(data)
         config = data[_CONFIG]  # the planner gives jobs of one stage the same object
@@ -80,10 +83,10 @@ class SharedConfigs:
 
 
 def determining(config: object) -> Any:
-    """The part of a configuration that can change a result, as plain data.
+    """Return the part of a configuration that can change a result, as plain data.
 
-    Fields whose metadata say ``affects_result: False`` (worker counts, loader processes, ...) are left out, so
-    that changing them finds the same results again. So are options (`config.schema.option`) at their defaults.
+    Fields with the metadata ``affects_result: False`` (worker counts, loader processes, ...) are left out, so that
+    changing them reuses stored results. Options (`config.schema.option`) at their defaults are left out too.
     """
     if is_dataclass(config):
         return {
@@ -105,13 +108,13 @@ def _counts(item: Field[Any], config: object) -> bool:
 
 
 # -- job ---------------------------------------------------------------------------------------------------------
-# A job: the unit that is scheduled, retried and stored. Plain data, so a plan can be printed and saved.
+# A job: the unit of scheduling, retry and storage. It is plain data, so a plan can be printed and saved.
 
 
 ANY = "any"
-"""Stands in names of chains for the seed of work that has none."""
+"""Replaces the seed in names of chains of work that has no seed."""
 WORKER_LOAD_S = 8.0
-"""What a worker takes to its first job, until that was measured."""
+"""Seconds until a worker can begin its first job, if not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,31 +123,31 @@ class Job:
 
     Attributes:
         id: Readable and unique in the plan, for example ``addition/tiny/s0/PITA/r1/generate/003``.
-        key: Hash of everything that determines the result; names the stored output.
-        entry: What a worker runs, ``module:function``.
+        key: Hash of everything that determines the result; name of the stored output.
+        entry: Function that a worker runs, ``module:function``.
         payload: The argument of `entry`, plain JSON data.
         inputs: Input name -> keys of the stored outputs it reads, in a fixed order.
-        determined_by: What `key` is the hash of, together with `inputs`; so that runs can be compared.
+        determined_by: Data that `key` is the hash of, together with `inputs`; recorded so that runs can be
+            compared.
         algo: Algorithm, or ``reference`` for work that every chain of a dataset and model shares.
         dataset: Name of the dataset.
         model: Name of the model.
-        reference: Seed of the reference that its chain rests on, or None where there is no such seed: the model is
-            not made from one, or the work is the same for all references.
+        reference: Seed of the reference of its chain; None if the model is not trained from one, or the work is
+            the same for all references.
         seed: Seed of the chain, or None where the result does not depend on it.
         round: 0 for the reference, then 1 and up.
         stage: Name of the stage.
         shard: Index of the shard, or None for a stage that is not split.
         samples: How many samples the job handles; the unit of progress.
-        seconds: Estimated run time, used for ordering and for the plan's estimate only.
-        size_s: What it was estimated to take before anything was timed, in seconds: how much work it is.
-        priority: Of jobs that could start, those with the largest do first; see `priorities`.
-        affinity: Key of the model it works with; workers that hold that model are preferred.
-        devices: How many devices it needs at once.
-        memory_mb: Memory that it takes of each device, in MiB, where that is said by hand; None leaves it to what
-            is measured.
-        weights: Patterns of the names of files in its output that hold weights of models that it has trained; none
-            where it trains none, or a reference.
-        memory_kind: Names the jobs that take as much memory as this one; "" for one that is like no other.
+        seconds: Estimated run time; used only for order and for the plan's estimate.
+        size_s: Run time in seconds estimated before anything was timed: a measure of the amount of work.
+        priority: Among jobs that could start, the largest goes first; see `priorities`.
+        affinity: Key of its model; workers that hold that model are preferred.
+        devices: Number of devices that it needs at once.
+        memory_mb: Memory in MiB that it takes of each device, if set by the user; None uses measurements.
+        weights: Name patterns of files in its output with weights that it has trained; empty if it trains none, or
+            a reference.
+        memory_kind: Same for all jobs that take as much memory as this one; "" for a job like no other.
     """
 
     id: str
@@ -173,23 +176,23 @@ class Job:
 
     @property
     def chain(self) -> str:
-        """The chain it belongs to, see `chain_name`, which names the reference where its id does."""
+        """Chain of the job by `chain_name`; names the reference if the job's id does."""
         named = self.id.startswith(f"{place_name(self.dataset, self.model, self.reference)}/")
         return chain_name(self.dataset, self.model, self.reference if named else None, self.seed, self.algo)
 
 
 def place_name(dataset: str, model: str, reference: int | None) -> str:
-    """What chains have in common, as ``dataset/model``, or ``dataset/model/ref1`` of one of several references."""
+    """Return the common part of chain names: ``dataset/model``, or ``dataset/model/ref1`` of several."""
     return f"{dataset}/{model}" if reference is None else f"{dataset}/{model}/ref{reference}"
 
 
 def chain_name(dataset: str, model: str, reference: int | None, seed: int | None, algo: str) -> str:
-    """A chain as ``dataset/model/s0/ALGO``; shared work has no seed of its own.
+    """Return the name of a chain, ``dataset/model/s0/ALGO``; shared work has no seed of its own.
 
     Args:
         dataset: Name of the dataset.
         model: Name of the model.
-        reference: Seed of the reference, where the model has several; else None.
+        reference: Seed of the reference if the model has several; else None.
         seed: Seed of the chain, or None.
         algo: Algorithm.
     """
@@ -197,12 +200,12 @@ def chain_name(dataset: str, model: str, reference: int | None, seed: int | None
 
 
 def duration_name(job: Job) -> str:
-    """Under which name the run time of a job is remembered."""
+    """Return the name under which the run time of a job is recorded."""
     return duration_kind(job.dataset, job.model, job.algo, job.stage, job.devices)
 
 
 def duration_kind(dataset: str, model: str, algo: str, stage: str, devices: int) -> str:
-    """The same of a job that is still to be made."""
+    """Return the same name for a job that is still to be made."""
     name = f"{dataset}/{model}/{algo}/{stage}"
     return name if devices == 1 else f"{name} on {devices} devices"
 
@@ -211,7 +214,7 @@ class Plan:
     """Jobs and their edges. Immutable once built.
 
     Attributes:
-        jobs: Job id -> job, in the order in which they were planned.
+        jobs: Job id -> job, in planning order.
     """
 
     def __init__(self, jobs: Iterable[Job], edges: Iterable[tuple[str, str]]) -> None:
@@ -220,7 +223,7 @@ class Plan:
             if job.id in self.jobs:
                 raise PlanError(f"two jobs have the id '{job.id}'")
             self.jobs[job.id] = job
-        # Lists, as plans have a hundred thousand edges; those of jobs that have none are not made.
+        # Lists, as plans have a hundred thousand edges; jobs without edges have none.
         self._readers: dict[str, list[str]] = {}
         self._inputs: dict[str, list[str]] = {}
         for upstream, downstream in edges:
@@ -235,14 +238,14 @@ class Plan:
         self._order = self._sorted()
 
     def _sorted(self) -> list[Job]:
-        """The jobs, each after all that it reads.
+        """Return the jobs, each after all jobs that it reads.
 
         Raises:
-            CycleError: There is no such order.
+            CycleError: The jobs read each other in a cycle.
         """
         waits_for = {job_id: len(inputs) for job_id, inputs in self._inputs.items()}
         order = [job for job in self.jobs.values() if job.id not in waits_for]
-        for job in order:  # which grows
+        for job in order:  # which grows meanwhile
             for reader in self._readers.get(job.id, ()):
                 waits_for[reader] -= 1
                 if not waits_for[reader]:
@@ -256,8 +259,8 @@ class Plan:
 
     @cached_property
     def graph(self) -> nx.DiGraph[str]:
-        """Job ids as nodes, an edge from each job to those that read its output; as networkx has it."""
-        import networkx as nx  # which takes long to import, and a run never does
+        """The plan for networkx: job ids as nodes, and an edge from each job to those that read its output."""
+        import networkx as nx  # slow to import, and never needed in a run
 
         graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(self.jobs)
@@ -265,7 +268,7 @@ class Plan:
         return graph
 
     def edges(self) -> Iterator[tuple[str, str]]:
-        """Pairs of job ids, one whose output the other reads, in the order of the former."""
+        """Yield pairs of job ids, a job and one that reads its output, in the order of the former."""
         for job_id in self.jobs:
             for reader in self._readers.get(job_id, ()):
                 yield job_id, reader
@@ -273,11 +276,11 @@ class Plan:
     def longest_paths(
         self, seconds: Mapping[str, float], after_s: Mapping[str, float] = MappingProxyType({})
     ) -> dict[str, float]:
-        """Length of the longest path from each job to the end of the plan, itself included.
+        """Return the length of the longest path from each job to the end of the plan, including the job.
 
         Args:
-            seconds: Job id -> what it takes.
-            after_s: Job id -> what comes after it at least, whoever reads its output.
+            seconds: Job id -> its seconds.
+            after_s: Job id -> the least seconds that follow it, whatever reads its output.
         """
         paths: dict[str, float] = {}
         for job in reversed(self._order):
@@ -286,10 +289,10 @@ class Plan:
         return paths
 
     def longest_paths_until(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Length of the longest path that ends with each job, itself included.
+        """Return the length of the longest path that ends with each job, including the job.
 
         Args:
-            seconds: Job id -> what it takes.
+            seconds: Job id -> its seconds.
         """
         paths: dict[str, float] = {}
         for job in self._order:
@@ -298,7 +301,7 @@ class Plan:
         return paths
 
     def needs(self, job_ids: Iterable[str]) -> set[str]:
-        """Ids of the jobs that some jobs need, themselves included."""
+        """Return the ids of the jobs that some jobs need, including themselves."""
         found: set[str] = set()
         pending = list(job_ids)
         while pending:
@@ -309,28 +312,28 @@ class Plan:
         return found
 
     def up_to(self, job_ids: Iterable[str]) -> Plan:
-        """The part of the plan that some jobs need, themselves included."""
+        """Return the part of the plan that some jobs need, including themselves."""
         kept = self.needs(job_ids)
         edges = [edge for edge in self.edges() if edge[1] in kept]
         return Plan([job for job in self.jobs.values() if job.id in kept], edges)
 
     def inputs(self, job_id: str) -> list[str]:
-        """Ids of the jobs whose outputs a job reads."""
+        """Return the ids of the jobs whose outputs a job reads."""
         return list(self._inputs.get(job_id, ()))
 
     def readers(self, job_id: str) -> list[str]:
-        """Ids of the jobs that read a job's output."""
+        """Return the ids of the jobs that read a job's output."""
         return list(self._readers.get(job_id, ()))
 
     def rounds(self) -> dict[int, list[Job]]:
-        """Jobs by round, both in ascending order."""
+        """Return the jobs by round, both in ascending order."""
         grouped: dict[int, list[Job]] = {}
         for job in self.jobs.values():
             grouped.setdefault(job.round, []).append(job)
         return dict(sorted(grouped.items()))
 
     def to_json(self, stored: Collection[str] = ()) -> dict[str, Any]:
-        """The plan as plain data, for ``plan.json``; `pipeline.plan.recorded` writes and reads it.
+        """Return the plan as plain data, for ``plan.json``; `pipeline.plan.recorded` writes and reads it.
 
         Args:
             stored: Ids of the jobs that need not run.
@@ -351,7 +354,7 @@ def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:
     return {
         **vars(job),
         "inputs": {name: list(keys) for name, keys in job.inputs.items()},
-        # Most of a payload is what determines the result; it is written once, under that name.
+        # Most of a payload is also in `determined_by`, and is written only there.
         "payload": {
             name: value
             for name, value in payload.items()
@@ -362,7 +365,7 @@ def _plain(job: Job, configs: SharedConfigs) -> dict[str, Any]:
 
 
 # -- pending -----------------------------------------------------------------------------------------------------
-# What a plan still has to run, given what is stored.
+# Jobs that a plan still has to run, given the stored outputs.
 
 
 def missing_jobs(
@@ -372,17 +375,17 @@ def missing_jobs(
     *,
     whole: Iterable[str] = (),
 ) -> list[str]:
-    """Ids of the jobs that must run, in plan order.
+    """Return the ids of the jobs that must run, in plan order.
 
-    The goals are the jobs that no other reads. A missing job needs its inputs; an input that is stored needs
-    nothing, so outputs that only led to what is already there are not asked for. An output whose weights were
-    removed is enough for a goal. A job that must run reads what it reads whole, so its maker must run too then.
+    The goals are the jobs that no other job reads. A missing job needs its inputs. A stored input needs nothing,
+    so outputs that are only used by stored ones are not looked up. For a goal, an output whose weights were
+    removed is good enough. As an input of a job that must run it is not, so the job that makes it must run too.
 
     Args:
         plan: The plan.
-        is_whole: Whether the output of a key is stored whole; asked once for each job that is needed.
-        is_made: Whether it is stored, though its weights may have been removed; as `is_whole` if None.
-        whole: Ids of goals that must be whole too.
+        is_whole: Returns whether the output of a key is stored whole; called once for each needed job.
+        is_made: Returns whether it is stored, possibly without its weights; `is_whole` if None.
+        whole: Ids of goals that must be whole as well.
     """
     demanded = set(whole)
     needed: set[str] = set()
@@ -403,29 +406,29 @@ def missing_jobs(
 
 
 # -- durations ---------------------------------------------------------------------------------------------------
-# How long jobs took, what that says of jobs of another size, and a plan in few rows. Pure. The size of a job
-# is what it was estimated to take before anything was timed (`estimates`): its tokens or samples times what
-# one of them costs. So a measurement tells how wrong that estimate is for a kind of job, and one of a small
-# job tells little else than what beginning with it takes.
+# Durations of jobs, what they say about jobs of another size, and a plan in few rows. Pure functions. The size of
+# a job is its run time estimated before anything was timed (`estimates`): its tokens or samples times the cost of
+# one. So a measurement corrects the estimate for a kind of job. The measurement of a small job tells little except
+# the overhead of starting.
 
 
 LONGEST_S = 1e7
 _OVERHEAD_S = 0.5
-"""What a job that took longer than its size spent on beginning and ending, at most, and else whatever its size."""
+"""Most seconds of overhead (starting and ending) of a job that took longer than its size; independent of size."""
 _TELLING_S = 5.0
-"""Size of a job that tells as much of what work costs as is thought of it before."""
+"""Size of a job whose measurement counts as much as the prior estimate."""
 _FASTEST = 0.01
-"""Least pace that is believed: a job may have found nothing to do."""
+"""Smallest believable ratio of time to size: a job may have found nothing to do."""
 _SMALLEST_S = 1e-6
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_S)]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What a job took.
+    """A measured job.
 
     Attributes:
-        size_s: Its size, see above.
+        size_s: Its size, as defined above.
         took_s: Seconds, without loading.
     """
 
@@ -433,10 +436,10 @@ class Timed:
     took_s: Seconds
 
     def expected_s(self, size_s: float) -> float:
-        """What a job of the same kind and another size takes.
+        """Predict the seconds of a job of the same kind and another size.
 
-        Work beyond what was measured costs what that cost, or the less was measured, what it was estimated to cost
-        before. Work that is missing saves its part, of all but the overhead.
+        Additional work costs as much as the measured work; if little was measured, the prior estimate counts more.
+        Less work takes proportionally less time, except for the overhead.
         """
         overhead_s = min(max(0.0, self.took_s - self.size_s), _OVERHEAD_S)
         if size_s < self.size_s:
@@ -448,38 +451,38 @@ class Timed:
 
 @dataclass(frozen=True)
 class Durations:
-    """What earlier runs measured.
+    """Measurements of earlier runs.
 
     Attributes:
-        jobs: Kind of job -> what a typical one took.
-        seconds: Seconds by name, of loading.
+        jobs: Kind of job -> a typical measurement.
+        seconds: Seconds of loading by name.
     """
 
     jobs: Mapping[str, Timed] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def knows(self, name: str) -> bool:
-        """Whether a kind of job, or a loading, was timed."""
+        """Return whether a kind of job, or a loading, was timed."""
         return name in self.jobs or name in self.seconds
 
     def expected_s(self, kind: str, size_s: float) -> float:
-        """What a job of a kind and size takes; its size where nothing was measured."""
+        """Predict the seconds of a job of a kind and size; its size if nothing was measured."""
         return self.jobs[kind].expected_s(size_s) if kind in self.jobs else size_s
 
     def updated(self, newer: Durations) -> Durations:
-        """These, with newer ones in the place of those of the same name."""
+        """Return these durations, updated with newer ones of the same name."""
         return Durations({**self.jobs, **newer.jobs}, {**self.seconds, **newer.seconds})
 
 
 def typical(timed: Sequence[Timed]) -> Timed:
-    """The one of median pace, since the first job of a kind takes longer, among the large ones."""
+    """Return the measurement of median pace among the large jobs; the first job of a kind takes longer."""
     least_s = max(each.size_s for each in timed) / 2
     large = [each for each in timed if each.size_s >= least_s]
     return sorted(large, key=lambda each: each.took_s / max(each.size_s, _SMALLEST_S))[(len(large) - 1) // 2]
 
 
 # -- summary -----------------------------------------------------------------------------------------------------
-# A plan in few rows, for people: jobs by round, chain and stage, and how many are stored already.
+# A plan summarised for people: jobs by round, chain and stage, and how many are stored already.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -490,11 +493,11 @@ class PlanRow:
         round: 0 for the reference.
         chain: ``dataset/model/seed/algorithm``.
         stage: Name of the stage.
-        jobs: How many jobs it has.
-        missing: How many of them must run.
+        jobs: Number of jobs.
+        missing: Number of jobs that must run.
         samples: Samples over all of its jobs.
-        seconds: Estimated seconds of those that must run, one after the other.
-        devices: Devices that each of them takes at once.
+        seconds: Estimated seconds of the jobs that must run, one after the other.
+        devices: Devices that each job takes at once.
     """
 
     round: int
@@ -508,7 +511,7 @@ class PlanRow:
 
 
 def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
-    """Group a plan's jobs, in plan order within each round.
+    """Summarise a plan's jobs, in plan order within each round.
 
     Args:
         plan: The plan.
@@ -535,22 +538,22 @@ def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
 
 
 WORKER_LOAD = "load: worker"
-"""Under which name it is remembered what a worker takes until its first job can begin: start, imports, a model."""
+"""Name under which the seconds until a worker's first job are recorded: start, imports and a model."""
 
 
 def load_name(job: Job) -> str:
-    """Under which name it is remembered what each later job of a model takes to load."""
+    """Return the name under which the seconds to load the model of a later job are recorded."""
     return f"load: {job.model}"
 
 
 def estimated_load(plan: Plan, missing: Collection[str], workers: int, seconds: Mapping[str, float]) -> float:
-    """Seconds that each worker spends on loading.
+    """Estimate the seconds that each worker spends on loading.
 
     Args:
         plan: The plan.
         missing: Ids of the jobs that must run.
-        workers: How many there are.
-        seconds: Measured, by the names above; a model of which nothing was measured counts nothing.
+        workers: Number of workers.
+        seconds: Measured seconds by the names above; unmeasured models count as 0.
     """
     if not missing:
         return 0.0
@@ -560,10 +563,10 @@ def estimated_load(plan: Plan, missing: Collection[str], workers: int, seconds: 
 
 
 def estimated_makespan(plan: Plan, missing: Collection[str], devices: int) -> float:
-    """Seconds that the missing jobs take at best, without loading.
+    """Estimate the seconds that the missing jobs take at best, without loading.
 
-    The longest path, the work per device, or the jobs that cannot run at once since each needs more than half of
-    the devices, whichever is more.
+    It is the largest of three bounds: the longest path, the work per device, and the jobs that each need more than
+    half of the devices, since no two of them run at once.
     """
     if not missing:
         return 0.0

@@ -1,4 +1,7 @@
-"""Which trained weights of a plan stay, by `execution.keep`, and which may go now. Pure."""
+"""Retention: which trained weights of a plan are kept by `execution.keep`, and which may go now.
+
+Pure functions.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -7,41 +10,41 @@ from pipeline.learning.algos.base import METRICS
 from pipeline.plan.graph import Job
 
 Scores = Mapping[tuple[str, int], float | None]
-"""Chain and round -> how well it evaluates, the more the better; None where it has no figure. It has no entry for
-what is not evaluated yet."""
+"""Chain and round -> score of its evaluation, higher is better; None if it has no figure. Rounds that are not
+evaluated yet have no entry."""
 Place = tuple[str, int]
 
 
 def place_of(job: Job) -> Place:
-    """Chain and round of a job."""
+    """Return chain and round of a job."""
     return job.chain, job.round
 
 
 def measures(job: Job) -> bool:
-    """Whether a job says how well its chain evaluates after its round."""
+    """Return whether a job measures how well its chain evaluates after its round."""
     return job.stage == METRICS.name
 
 
 def scores_of(jobs: Iterable[Job], score_of: Callable[[Job], float | None]) -> Scores:
-    """How well chains evaluate after each round.
+    """Return the scores of chains after each round.
 
     Args:
-        jobs: Jobs whose outputs are there.
-        score_of: Asked of those that measure.
+        jobs: Finished jobs.
+        score_of: Returns the score from a job that measures it.
     """
     return {place_of(job): score_of(job) for job in jobs if measures(job)}
 
 
 def kept(jobs: Iterable[Job], keep: Keep, scores: Scores, gone: Collection[str] = ()) -> set[str]:
-    """Ids of the jobs whose weights stay when everything is done, as far as that can be told yet.
+    """Return the ids of the jobs whose weights are kept when everything is done, as far as known yet.
 
     Args:
         jobs: All jobs of a plan.
-        keep: What is asked for.
-        scores: Of rounds that are evaluated. Where `keep` is `best`, the others stay until they are, and of equal
-            ones the last.
-        gone: Ids of jobs whose weights were removed and are not made again. The last or the best is then that of
-            those that are left, so that a run with another value than the one before does not remove them all.
+        keep: The setting `execution.keep`.
+        scores: Scores of evaluated rounds. If `keep` is `best`, the others are kept until they are evaluated, and
+            of equal ones the last is kept.
+        gone: Ids of jobs whose weights were removed and are not made again. The last or best is chosen among the
+            others, so that a run with another value than the one before does not remove all of them.
     """
     trained = [job for job in jobs if job.weights and job.id not in gone]
     if keep is Keep.results:
@@ -67,14 +70,14 @@ def free(
     stay: Collection[str],
     among: Iterable[str] | None = None,
 ) -> list[str]:
-    """Ids of the jobs whose weights nothing needs any more: made, read by all that reads them, and not to stay.
+    """Return the ids of the jobs whose weights can go: made, read by all readers, and not to be kept.
 
     Args:
         jobs: All jobs of a plan.
-        readers: Of a job, the jobs that read its output.
-        there: Ids of the jobs whose outputs are there, or that need not run.
-        stay: What `kept` gives.
-        among: Ids of the jobs that are asked about; None for all.
+        readers: Job id -> jobs that read its output.
+        there: Ids of the jobs that are done, or need not run.
+        stay: Result of `kept`.
+        among: Ids of the jobs to consider; None for all.
     """
     return [
         job_id

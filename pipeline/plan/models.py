@@ -1,6 +1,6 @@
-"""What models and datasets are, told from their files: whether a model can be used, and what identifies content.
+"""Check from their files whether models can be used, and identify the content of models and datasets.
 
-Reads files, so it comes before planning, which does not. Imports neither torch nor transformers.
+This module reads files, so it runs before planning, which reads none. It imports neither torch nor transformers.
 """
 
 import hashlib
@@ -32,15 +32,14 @@ from pipeline.learning.models.kinds import Base, is_adapters, with_weights
 from pipeline.outputs.formats import DATASET, OPTIMIZER, read_prepared_rows
 
 # -- weight files ------------------------------------------------------------------------------------------------
-# The files that hold a model's weights: which of a folder are loaded, what is in them, whether they are
-# whole. The library that loads them reads their headers alone here, which say where each tensor ends, and no
-# weights.
+# Weight files of a model: which files of a folder are loaded, what they contain, whether they are complete. Only
+# the headers are read here, with the library that loads them; they say where each tensor ends.
 
 
 REWARD_FILES = "content of rewards"
-"""In a source: models, files and folders that options of rewards name, by ``reward.option``."""
+"""Section of a source: models, files and folders that options of rewards name, by ``reward.option``."""
 FILES = "content of settings"
-"""Those that other settings name which the user's own code reads, by setting."""
+"""Section of a source: files that other settings name and that the user's own code reads, by setting."""
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTERS = "adapter_config.json"
@@ -49,12 +48,12 @@ _LFS = b"version https://git-lfs"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that transformers loads a model from: one of all weights, else the parts that an index names.
+    """Return the files that transformers loads a model from: one with all weights, else the parts of an index.
 
-    Parts need not be there; there are none without an index.
+    The parts may be missing. Without an index and a single file the list is empty.
 
     Raises:
-        ForeignDataError: The index is none.
+        ForeignDataError: The index is invalid.
         OSError: It cannot be read.
     """
     first = _first_file(folder)
@@ -66,24 +65,25 @@ def weight_files(folder: Path) -> list[Path]:
     if not isinstance(index.get("metadata"), dict):
         raise ForeignDataError("it has no object `metadata`, which transformers asks for")
     names = sorted(set(converted(index.get("weight_map"), dict[str, str]).values()))
-    if odd := [name for name in names if Path(name).name != name]:  # what identifies a model is in its folder
+    # the files that identify a model are in its folder
+    if odd := [name for name in names if Path(name).name != name]:
         raise ForeignDataError(f"it names {odd[0]!r}, and parts must be beside it")
     return [folder / name for name in names]
 
 
 def _first_file(folder: Path) -> Path | None:
-    """The file of all weights, or the index, that transformers opens; None where it finds neither."""
+    """Return the file of all weights, or the index, that transformers opens; None if there is neither."""
     named = None
-    with suppress(OSError, ForeignDataError):  # what is wrong with it is told where models are checked
+    with suppress(OSError, ForeignDataError):  # errors in it are reported where models are checked
         config = read_model_json(folder / "config.json", dict[str, Any])
         named = config.get("transformers_weights")
-    # Another name is that of a file in the folder.
+    # Another name means a file in the folder.
     names = [Path(named).name] if isinstance(named, str) else [WHOLE, INDEX]
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def tensors_in(file: Path) -> dict[str, int]:
-    """Numbers in each tensor of a safetensors file; nothing where it cannot be read."""
+    """Return the number of elements of each tensor of a safetensors file; empty if it cannot be read."""
     try:
         with safe_open(file, "np") as opened:
             return {name: math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
@@ -92,14 +92,14 @@ def tensors_in(file: Path) -> dict[str, int]:
 
 
 def check_whole(given: str, folder: Path) -> None:
-    """Refuse a model of which a part is missing or was cut off.
+    """Refuse a model with missing or truncated weight files.
 
     Args:
         given: The setting, for the message.
-        folder: Of the model.
+        folder: Folder of the model.
 
     Raises:
-        ConfigError: Says which file, and what is wrong with it.
+        ConfigError: The message says which file, and what is wrong with it.
         OSError: One may not be read.
     """
     if (folder / ADAPTERS).is_file():
@@ -126,7 +126,7 @@ def check_whole(given: str, folder: Path) -> None:
 
 
 def wrong_with(file: Path) -> str:
-    """What is wrong with a file of weights, to follow its name; "" where it is whole."""
+    """Say what is wrong with a weight file, as a text that follows its name; "" if it is complete."""
     with open_plain(file, follow=True) as opened:
         if opened.read(len(_LFS)) == _LFS:
             return "only names a file of Git LFS. Fetch that with `git lfs pull`, or get the model again."
@@ -141,39 +141,39 @@ def wrong_with(file: Path) -> str:
 GGUF = ".gguf"
 MAGIC = b"GGUF"
 OLDEST_FOR_GGUF = "5.23"
-"""The first transformers that was seen to read the special tokens of GGUF files; 5.17 does not."""
+"""First transformers known to read the special tokens of GGUF files; 5.17 does not."""
 CONFIG = "config.json"
 TEMPLATES = "additional_chat_templates"
-"""A folder beside it: templates by name, of which rows with tools may get another than the usual one."""
+"""Folder beside it with templates by name; rows with tools may use another than the default one."""
 _SETTINGS = (kinds.ENDS, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-"""Files of settings besides, each of which a folder may lack."""
+"""Other settings files, each of which may be missing."""
 LARGEST_CONFIG = 10_000_000
-"""Bytes; the largest known ones have some ten thousand."""
+"""Largest size in bytes; the largest known ones have some ten thousand."""
 _WRITTEN = re.compile(r"(^|_)(cache|debug|dumps?|logs?|out|outputs?|results|save|temp|tmp)(_|$)", re.IGNORECASE)
-"""In names of options for what is written rather than read."""
+"""Parts of option names that mean a file that is written rather than read."""
 _SIZE_IN_NAME = re.compile(r"(\d+(?:\.\d+)?)\s*([BM])(?![a-z])", re.IGNORECASE)
 _MODEL_FILES = re.compile(
     r".*\.(safetensors|safetensors\.index\.json|py|jinja|model|tiktoken)|tokenizer.*|vocab.*|merges\.txt"
     r"|(config|generation_config|adapter_config|special_tokens_map|added_tokens|tekken|emoji)\.json"
 )
-"""What a loaded model or its tokenizer may follow from; README files and other formats of the weights do not."""
+"""Files that a loaded model or its tokenizer may depend on; README files and other weight formats do not count."""
 
 
 def is_gguf(path: str | Path) -> bool:
-    """Whether a path names a GGUF file."""
+    """Return whether a path names a GGUF file."""
     return Path(path).suffix.lower() == GGUF
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is a file or folder rather than a hub id; what exists is, and what looks like a path."""
+    """Return whether a path means a file or folder rather than a hub id: it exists, or looks like a path."""
     return Path(path).exists() or is_gguf(path) or not is_hub_id(path)
 
 
 def check_models(config: Config) -> None:
-    """Refuse models that cannot be loaded, as far as their files tell; of a hub id, those in the cache.
+    """Refuse models that cannot be loaded, as far as their files tell; for a hub id, the files in the cache.
 
     Raises:
-        ConfigError: Says which file is missing or cannot be used, and what to do.
+        ConfigError: The message says which file is missing or cannot be used, and what to do.
     """
     for name, model in config.models.items():
         for key, path, role in _places(model):
@@ -194,7 +194,7 @@ def check_models(config: Config) -> None:
 
 
 def _check_place(model: str, key: str, given: str, place: Base, trusted: bool) -> None:
-    """Refuse what is no model, at the place that a setting names or that its adapters do."""
+    """Refuse a path that is not a model; it comes from a setting, or from the settings of adapters."""
     if is_local(place.path):
         _check_local(model, key, given, Path(place.path), trusted)
         config = {} if is_gguf(place.path) else _read_config(given, Path(place.path) / CONFIG)
@@ -208,19 +208,19 @@ def _check_place(model: str, key: str, given: str, place: Base, trusted: bool) -
 
 
 def _of_adapters(base: str) -> str:
-    """What follows the folder of adapters in messages about the model that they belong to."""
+    """Return the text that follows the folder of adapters in messages about their base model."""
     return f", adapters of {base} (base_model_name_or_path of their {kinds.SETTINGS})"
 
 
 def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
-    """What to warn of where models are to be fetched from the hub, though a folder may have been meant.
+    """Return warnings about models that will be fetched from the hub, though a folder may have been meant.
 
     Args:
         config: The request.
-        needed: Names of the models with which something is still to be done.
+        needed: Names of the models that the run still uses.
 
     Raises:
-        ConfigError: The hub may not be asked for one that the cache of this machine does not have.
+        ConfigError: A model is not in this machine's cache, and the hub may not be contacted.
     """
     warnings = []
     for name in needed:
@@ -246,16 +246,16 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
 
 
 def _places(model: ModelConfig) -> tuple[tuple[str, str | None, str], ...]:
-    """Settings that say where a model is, their values, and the role of what is there."""
+    """Return the settings that say where a model is, their values, and the role of each path."""
     return (("path", model.path, "reference"), ("value_path", model.value_path, "value"))
 
 
 def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
-    """What identifies the content of a model and of the backbone of its value models, wherever they are kept.
+    """Return data that identify the content of a model and of the backbone of its value models, wherever they are.
 
     Args:
         model: Its configuration, checked.
-        file_hash: SHA-256 of a file's content; a caller that remembers hashes gives one of its own.
+        file_hash: Returns the SHA-256 of a file's content; a caller that caches hashes passes its own.
 
     Returns:
         Plain data by role, ``reference`` and ``value``; a role that has no files of its own is left out.
@@ -275,9 +275,9 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
 
 
 def lacks_sdpa(model: ModelConfig) -> bool:
-    """Whether a reference policy is of a kind that has no fused attention, as its folder tells.
+    """Return whether a reference policy has no fused attention, judged by its folder.
 
-    Of a hub id nothing is said, so that keys do not depend on what is in the cache of a machine.
+    The answer is False for a hub id, so that keys do not depend on a machine's cache.
     """
     if model.is_trained or not model.path or not Path(model.path).is_dir():
         return False
@@ -287,35 +287,41 @@ def lacks_sdpa(model: ModelConfig) -> bool:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a folder that a loaded model or its tokenizer may follow from, by name."""
+    """Return the files of a folder that a loaded model or its tokenizer may depend on, by name."""
     named = [path for path in folder.iterdir() if _MODEL_FILES.fullmatch(path.name) and path.name != OPTIMIZER]
     return sorted(path for path in [*named, *(folder / TEMPLATES).glob("*.jinja")] if path.is_file())
 
 
 def count_weights(model: ModelConfig) -> int:
-    """Weights of a reference policy, by its settings, the headers of its files or its name; 0 where none tells."""
+    """Return the number of weights of a reference policy, from its settings, file headers or name.
+
+    0 if unknown.
+    """
     return weights_at(model.path, model.revisions["reference"]) if model.path else model.weights
 
 
 def weights_at(path: str, revision: str | None) -> int:
-    """Weights of the model at a path or of an id of the hub, likewise."""
+    """Return the number of weights of the model at a path or hub id; 0 if unknown."""
     path, revision = with_weights(path, revision)
     folder = Path(path)
     if folder.is_file():
-        return folder.stat().st_size  # quantized, about a byte each
+        return folder.stat().st_size  # quantised, about a byte each
     if not folder.exists():
         config = in_cache(path, CONFIG, revision)
         if (guessed := weights_in_name(path)) or config is None:
             return guessed
         folder = config.parent
-    with suppress(OSError, ForeignDataError):  # what is wrong with it is told where models are checked
+    with suppress(OSError, ForeignDataError):  # errors in it are reported where models are checked
         if counted := sum(sum(tensors_in(file).values()) for file in weight_files(folder)):
             return counted
     return weights_in_name(path)
 
 
 def weights_in_name(path: str) -> int:
-    """Weights of a model by its name, as ``Qwen2.5-1.5B-Instruct``; 0 where that does not say."""
+    """Return the number of weights in a model's name, such as ``Qwen2.5-1.5B-Instruct``.
+
+    0 if the name does not say.
+    """
     found = _SIZE_IN_NAME.findall(path.rpartition("/")[2])
     return int(float(found[-1][0]) * {"b": 1e9, "m": 1e6}[found[-1][1].lower()]) if found else 0
 
@@ -326,13 +332,13 @@ def _unreadable(given: str, error: OSError) -> ConfigError:
 
 
 def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:
-    """What identifies the content of a model in a folder, a GGUF file or on the hub; with adapters their base."""
+    """Return data that identify a model in a folder, a GGUF file or on the hub; adapters include their base."""
     if not is_local(path):
         return {"hub": path, "revision": revision}
     files = [Path(path)] if is_gguf(path) else model_files(Path(path))
     whole = hashlib.sha256()
     for file in files:
-        # A GGUF file may be called anything; the files of a folder have fixed names.
+        # A GGUF file can have any name; the files of a folder have fixed names.
         name = GGUF if is_gguf(file) else file.relative_to(path).as_posix()
         whole.update(f"{name} {file_hash(file)}\n".encode())
     size = sum(file.stat().st_size for file in files)
@@ -357,7 +363,7 @@ def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) ->
 
 
 def _check_settings(given: str, folder: Path) -> None:
-    """Refuse a folder with settings that transformers could not read, or would pass over with the ends in them."""
+    """Refuse a folder with settings that transformers could not read, or whose end tokens it would ignore."""
     for file in (folder / name for name in _SETTINGS):
         if not file.exists():
             continue
@@ -396,14 +402,14 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read the configuration of a model, or of its tokenizer.
 
     Raises:
-        ForeignDataError: It is too large, or holds something else than an object.
-        OSError: It is no plain file, or cannot be read.
+        ForeignDataError: It is too large, or is not a JSON object.
+        OSError: It is not a regular file, or cannot be read.
     """
     return read_model_json(path, dict[str, Any], LARGEST_CONFIG)
 
 
 def reason(error: OSError | ForeignDataError) -> str:
-    """Why a file could not be read, in a few words."""
+    """Say why a file could not be read, in a few words."""
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
 
 
@@ -422,8 +428,8 @@ def _check_gguf(given: str, path: Path) -> None:
 
 
 # -- sources -----------------------------------------------------------------------------------------------------
-# What datasets and models are besides their settings: the content of files, an id on the hub. Reads files, so
-# it comes before planning, which does not. Hashes of unchanged files are remembered.
+# Sources: the content of files, or a hub id, that datasets and models depend on besides their settings. Reads
+# files, so it runs before planning, which reads none. Hashes of unchanged files are cached.
 
 
 FILE = "file_hashes.json"
@@ -431,16 +437,16 @@ _Sum = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Fingerprints of all datasets of a request, by name; empty for those that make their rows.
+    """Return fingerprints of all datasets of a request, by name; empty for datasets that make their rows.
 
-    With them, by ``algos.NAME``, those of what settings of algorithms name.
+    Fingerprints of files that settings of algorithms name are included under ``algos.NAME``.
 
     Args:
         config: The request.
-        hints: Folder of the store in which hashes are remembered; None, or one that is not there, remembers none.
+        hints: Folder of the store that caches hashes; without it, or if it does not exist, none are cached.
 
     Raises:
-        PipelineError: A dataset's settings are wrong, or a file is not there.
+        PipelineError: A dataset's settings are wrong, or a file is missing.
     """
     known = _Hashes(hints)
     found: dict[str, dict[str, Any]] = {}
@@ -457,21 +463,21 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
 
 
 def known_rows(config: Config, output: Callable[[str], Path]) -> Callable[[str, str], Mapping[str, int]]:
-    """What tells how many rows each split of a dataset has: what it was prepared as, else a look at small files.
+    """Return a function that gives the rows of each split of a dataset: from its preparation or small files.
 
     Args:
         config: The request.
-        output: From a key to the folder of its output, where there is one.
+        output: Returns the folder of a key's output, if there is one.
     """
 
     def rows(name: str, key: str) -> Mapping[str, int]:
         dataset = load_dataset(config.datasets[name])
         if not key:
-            with suppress(Exception):  # of a class of the user's own; told by who looks for faults
+            with suppress(Exception):  # of a class of the user's own; errors in it are reported elsewhere
                 return {split: len(dataset.ids(split)) for split in SPLITS}
         with suppress(OSError, ForeignDataError):
             return read_prepared_rows(output(key) / DATASET).rows
-        from pipeline.learning.datasets.rows import rows_of_small  # what a plan that is stored has no use for
+        from pipeline.learning.datasets.rows import rows_of_small  # a saved plan does not need these
 
         return rows_of_small(dataset) if isinstance(dataset, FilesDataset) else {}
 
@@ -479,7 +485,7 @@ def known_rows(config: Config, output: Callable[[str], Path]) -> Callable[[str, 
 
 
 def _of_rewards(given: str, section: DatasetConfig, file_hash: Callable[[Path], str]) -> dict[str, Any]:
-    """The content of models, files and folders that options of rewards name, by reward and option."""
+    """Identify the content of models, files and folders that options of rewards name, by reward and option."""
     options = {name: dict(own or {}) for name, own in section.grading.options.items()}
     models = {}
     for name, own in options.items():
@@ -490,7 +496,7 @@ def _of_rewards(given: str, section: DatasetConfig, file_hash: Callable[[Path], 
 
 
 def _own_settings(section: AlgoConfig | DatasetConfig) -> dict[str, Any]:
-    """Settings that what ships does not read, and that may name files."""
+    """Return the settings that shipped code does not read, and that may name files."""
     own = [
         each.name
         for each in fields(section)
@@ -500,9 +506,9 @@ def _own_settings(section: AlgoConfig | DatasetConfig) -> dict[str, Any]:
 
 
 def _named(given: str, settings: Mapping[str, Any], file_hash: Callable[[Path], str]) -> dict[str, Any]:
-    """The content of files and folders that texts in settings name, by their places in these, with dots.
+    """Identify the content of files and folders that texts in settings name, by dotted place of the text.
 
-    What a name says is written is left out.
+    Files whose setting's name says that they are written are left out.
     """
     found: dict[str, Any] = {}
     for name, value in settings.items():
@@ -521,7 +527,7 @@ def _named(given: str, settings: Mapping[str, Any], file_hash: Callable[[Path], 
 
 
 def _content(path: Path, file_hash: Callable[[Path], str]) -> dict[str, str]:
-    """What identifies a file, or a folder by all in it that is not hidden; nothing of the current one."""
+    """Identify a file, or a folder by its visible files; empty for the current folder."""
     if path.is_file():
         return {"sha256": file_hash(path)}
     if Path.cwd().is_relative_to(path.resolve()):
@@ -533,21 +539,21 @@ def _content(path: Path, file_hash: Callable[[Path], str]) -> dict[str, str]:
 
 
 def check_sources(config: Config) -> None:
-    """See that the source of every dataset is there, without reading it.
+    """Check that the source of every dataset exists, without reading it.
 
     Raises:
-        PipelineError: As `read_sources` does.
+        PipelineError: As for `read_sources`.
     """
     for section in config.datasets.values():
         source_fingerprint(load_dataset(section), lambda _: "")
 
 
 def read_models(config: Config, hints: Path | None = None) -> dict[str, dict[str, Any]]:
-    """What identifies the content of all models of a request, by name; see `plan.models`.
+    """Identify the content of all models of a request, by name; see `plan.models`.
 
     Args:
-        config: The request; its models are checked.
-        hints: As in `read_sources`.
+        config: The request; its models have been checked.
+        hints: As for `read_sources`.
     """
     known = _Hashes(hints)
     found = {name: model_identities(section, known.sha256) for name, section in config.models.items()}
@@ -556,10 +562,10 @@ def read_models(config: Config, hints: Path | None = None) -> dict[str, dict[str
 
 
 class _Hashes:
-    """SHA-256 of files by path, size, inode and time of change."""
+    """SHA-256 of files, cached by path, size, inode and change time."""
 
     def __init__(self, hints: Path | None) -> None:
-        # Not Path.is_dir(), which raises for what may not be looked at.
+        # Not Path.is_dir(), which raises without permission.
         self._path = hints / FILE if hints is not None and os.path.isdir(hints) else None  # noqa: PTH112
         self._known: dict[str, str] = {}
         self._new = False

@@ -1,4 +1,4 @@
-"""A plan as a run has recorded it in ``plan.json``: enough to say where every job stands and what made its key."""
+"""Read and write ``plan.json``, a run's record of its plan: enough to follow every job and to explain its key."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -12,21 +12,21 @@ from pipeline.foreign import ForeignDataError, converted, parse_json
 from pipeline.plan.graph import Job, Plan
 
 LIMIT = 4 << 30
-"""Bytes that a ``plan.json`` has at most: about three million jobs."""
+"""Largest size of a ``plan.json`` in bytes: about three million jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedPlan:
-    """Jobs, edges and what was stored when the run began.
+    """Jobs, edges and the jobs already stored when the run began.
 
     Attributes:
-        jobs: Job id -> job, in the order in which they were planned. Their `determined_by` and `payload` have a
-            digest under ``config``, see `config`; a payload lacks what `determined_by` says as well.
-        edges: Pairs of job ids: one whose output the other reads.
+        jobs: Job id -> job, in planning order. Their `determined_by` and `payload` have a digest under ``config``,
+            see `config`; a payload lacks the data that `determined_by` has as well.
+        edges: Pairs of job ids: a job, and one that reads its output.
         stored: Ids of the jobs that need not run.
         sections: Digest -> sections of the configuration.
-        key_format: The format of keys that the code had, or None where that was not recorded.
-        keep: Which trained weights the run keeps, or None where that was not recorded: all of them.
+        key_format: The format of keys in that version of the code, or None if it was not recorded.
+        keep: Which trained weights the run keeps, or None if not recorded, which means all.
     """
 
     jobs: dict[str, Job]
@@ -50,13 +50,13 @@ class RecordedPlan:
         return found
 
     def config(self, job_id: str) -> Mapping[str, Any]:
-        """The sections of the configuration that a job's key covers; empty where they were not recorded."""
+        """Return the sections of the configuration that a job's key covers; empty if they were not recorded."""
         digest = self.jobs[job_id].determined_by.get("config", "")
         return self.sections.get(digest, {}) if isinstance(digest, str) else {}
 
 
 def plan_text(plan: Plan, stored: Collection[str] = (), keep: Keep = Keep.all) -> str:
-    """The text of ``plan.json``: one job or edge a line, so that it is small and can still be searched by line.
+    """Return the text of ``plan.json``: one job or edge per line, so that it is small and can be searched by line.
 
     Args:
         plan: The plan.
@@ -73,10 +73,10 @@ def plan_text(plan: Plan, stored: Collection[str] = (), keep: Keep = Keep.all) -
 
 
 def parse_plan(text: str | bytes) -> RecordedPlan:
-    """Read a ``plan.json``; what an older or newer version of it has more or less is left out or empty.
+    """Parse a ``plan.json``; data of older or newer versions are ignored or empty.
 
     Raises:
-        PlanError: It is no plan.
+        PlanError: The text is not a plan.
     """
     try:
         return recorded(parse_json(text, infinite=True))  # a configuration may have eta=inf
@@ -85,10 +85,10 @@ def parse_plan(text: str | bytes) -> RecordedPlan:
 
 
 def recorded(data: Any) -> RecordedPlan:
-    """The same from plain data, such as `Plan.to_json` gives.
+    """Convert plain data, such as the result of `Plan.to_json`, to a recorded plan.
 
     Raises:
-        PlanError: It is no plan.
+        PlanError: The data are not a plan.
     """
     try:
         found = converted({**data, "jobs": {job["id"]: job for job in data["jobs"]}}, RecordedPlan)
@@ -104,7 +104,7 @@ def _compact(value: object) -> str:
 
 
 # -- key diff ----------------------------------------------------------------------------------------------------
-# Why a job has another key than before: compares two plans, and follows inputs that differ to the root.
+# Explain why a job's key changed: compare two plans, and follow inputs that differ to the root.
 
 
 _MISSING = object()
@@ -113,13 +113,14 @@ _SECTIONS = {"algo": "algos", "dataset": "datasets", "model": "models"}
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that determines a key and is not what it was.
+    """One change among the data that determine a key.
 
     Attributes:
-        what: A key of the configuration, dotted as on the command line, or another thing in words.
-        old: What it was, in words.
-        new: What it is.
-        follows: It only follows from how many prompts and shards there are, and is much the same in every shard.
+        what: A key of the configuration, dotted as on the command line, or a description of something else.
+        old: Old value, in words.
+        new: New value, in words.
+        follows: Whether it only follows from the number of prompts and shards, and so is much the same in every
+            shard.
     """
 
     what: str
@@ -132,18 +133,18 @@ class Change:
 
 
 def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> dict[str, list[Change]]:
-    """Everything that gave a job another key: its own changes first, then those of jobs that it rests on.
+    """Return everything that changed a job's key: its own changes first, then those of jobs that it depends on.
 
-    A change that touches several of these jobs is told once: for the job itself if it is one of them, else for
+    A change that affects several of these jobs is reported once: for the job itself if it is one of them, else for
     the first in the plan.
 
     Args:
-        old: The plan that is compared with; has the job.
-        new: The plan whose job is asked about.
-        job_id: The job.
+        old: The earlier plan, which has the job.
+        new: The plan with the job in question.
+        job_id: Id of the job.
 
     Returns:
-        Job id -> its changes; empty if both keys are the same, or if the plans do not say what they are made of.
+        Job id -> its changes; empty if both keys are equal, or if the plans do not record what determines them.
     """
     if old.jobs[job_id].key == new.jobs[job_id].key:
         return {}
@@ -168,11 +169,11 @@ def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> dict[str, list[
 
 
 def own_changes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Change]:
-    """What differs in a job itself, not in what it reads."""
+    """Return the changes in a job itself, not in its inputs."""
     before, after = _facts(old, job_id), _facts(new, job_id)
     whats = [what for what in dict.fromkeys([*before, *after]) if before.get(what) != after.get(what)]
     if not (old.jobs[job_id].determined_by and new.jobs[job_id].determined_by):
-        whats = []  # one of the plans does not say it
+        whats = []  # one of the plans does not record it
     sections = tuple(f"{what.removeprefix(_SECTION)}." for what in whats if what.startswith(_SECTION))
     found = []
     for what in whats:
@@ -188,7 +189,7 @@ _SECTION, _READS, _ROWS = "the section ", "what it reads as ", "its rows"
 
 
 def _facts(plan: RecordedPlan, job_id: str) -> dict[str, Any]:
-    """All that determines the key of a job, by what to call it."""
+    """Return all data that determine the key of a job, by their names for users."""
     job, config = plan.jobs[job_id], plan.config(job_id)
     named = {"version": f"the version of {job.algo}'s code", "class_path": f"algos.{job.algo}.class_path"}
     named |= {"seed": "the seed", "rows": _ROWS}
@@ -228,7 +229,7 @@ def _rows(value: Any) -> str:
 
 
 def shown(value: object) -> str:
-    """A value of the configuration as one writes it on the command line."""
+    """Format a value of the configuration as on the command line."""
     if value is _MISSING:
         return "(not there)"
     if isinstance(value, list):

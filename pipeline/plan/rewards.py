@@ -1,7 +1,7 @@
-"""Rewards and rows of files tried before a run starts; `prepare` does it for what comes from a hub.
+"""Try rewards and rows of local files before a run starts; the stage `prepare` does so for datasets of a hub.
 
-Of datasets that make their rows and rewards that ship it is known that they fit. A module of the user's own is not
-imported here, as it may import anything: a process of its own does it (`learning.rewards.probe`).
+Shipped rewards and datasets that make their rows are known to fit. The user's own modules may import anything, so
+they are not imported here but in a separate process (`learning.rewards.probe`).
 """
 
 import json
@@ -34,14 +34,14 @@ from pipeline.machine import children
 from pipeline.plan.models import CONFIG, TEMPLATES, is_gguf, read_config, reason
 
 # -- rows ------------------------------------------------------------------------------------------------------
-# Whether datasets hold the pairs, completions and turns that algorithms ask of them.
+# Check that datasets have the pairs, completions and turns that algorithms need.
 
 
 def check_pairs(config: Config) -> None:
-    """Refuse algorithms that ask for more than the rows hold that a dataset makes by itself.
+    """Refuse algorithms that need more than the rows of a dataset that makes its rows.
 
     Raises:
-        ConfigError: Names the algorithm and the dataset.
+        ConfigError: The message names the algorithm and the dataset.
     """
     asking = any(isinstance(algo, FeedbackConfig | SFTConfig) for algo in config.algos.values() if algo.enabled)
     for name, section in config.datasets.items() if asking else ():
@@ -57,12 +57,12 @@ def check_pairs(config: Config) -> None:
 
 
 def row_problems(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
-    """What algorithms ask of datasets that have none of it.
+    """Yield what algorithms need of datasets that do not have it.
 
     Args:
         config: The request.
-        found: Of datasets, as `learning.rewards.probe` says: ``unpaired``, name -> columns that its rows have;
-            ``unanswered``, name -> how many rows have no completion, of how many; names of those of ``texts``.
+        found: Facts on datasets from `learning.rewards.probe`: ``unpaired``, name -> columns of its rows;
+            ``unanswered``, name -> (rows without completion, all rows); names of datasets with ``texts``.
     """
     for algo, settings in [(name, each) for name, each in config.algos.items() if each.enabled]:
         asks = isinstance(settings, FeedbackConfig) and settings.pairs is PairSource.existing
@@ -91,10 +91,10 @@ def row_problems(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
 
 
 # -- tokenizers --------------------------------------------------------------------------------------------------
-# What must fit between tokenizers, models and datasets: checked before anything starts. Guidance adds a value
-# to the logit of each candidate token, so token 17 has to mean the same to the reference and to the value
-# model that guides it; and a conversation needs a chat template. Only files beside the weights are read, or
-# the head of a GGUF file, which takes no torch and no transformers.
+# Check that tokenizers, models and datasets fit, before anything starts. Guidance adds a value to the logit of
+# each candidate token, so token 17 has to mean the same to the reference and to the value model; and a
+# conversation needs a chat template. Only files beside the weights, or the header of a GGUF file, are read,
+# without torch and transformers.
 
 
 FILE = "tokenizer.json"
@@ -102,16 +102,16 @@ TOKENS = "tokenizer.ggml.tokens"
 SETTINGS = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
 LARGEST_TOKENIZER = 500_000_000
-"""Bytes; the largest known ones have some tens of millions."""
+"""Largest size in bytes; the largest known ones have some tens of millions."""
 _OF_TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json", "*token*.py")
-"""What the files that hold a tokenizer's vocabulary are called, whichever library made it."""
+"""Names of the files with a tokenizer's vocabulary, by any library."""
 
 
 def check_tokenizers(config: Config) -> None:
-    """Refuse model pairs that do not share a tokenizer, and datasets that no model can be made for.
+    """Refuse model pairs that do not share a tokenizer, and datasets that no model can be created for.
 
     Raises:
-        ConfigError: Says which pair differs, and in what.
+        ConfigError: The message says which pair differs, and how.
     """
     for name, model in config.models.items():
         for dataset, section in config.datasets.items() if isinstance(model, TinyModelConfig) else ():
@@ -122,7 +122,7 @@ def check_tokenizers(config: Config) -> None:
                     f"models.{name}.n_positions={model.n_positions}: a prompt of datasets.{dataset} and its "
                     f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
                 )
-        # A model that is trained in the run has the vocabulary of its dataset.
+        # A model trained in the run has the vocabulary of its dataset.
         references = {} if model.path else {f"made for {each}": each for each in config.datasets}
         known = {
             said: {token: at for at, token in enumerate(load_dataset(config.datasets[each]).vocabulary)}
@@ -161,15 +161,15 @@ def _check_there(given: str, folder: Path) -> None:
 
 
 def _check_rows(given: str, path: str, vocabulary: Mapping[str, int]) -> None:
-    """Refuse a model that has no weights for some tokens of its tokenizer, as one to which tokens were added."""
-    if is_adapters(path):  # with which may come more tokens than their base has
+    """Refuse a model without weights for some tokens of its tokenizer, such as added tokens."""
+    if is_adapters(path):  # adapters may bring more tokens than their base has
         return
     file = Path(path) / CONFIG
     file = file if file.is_file() else in_cache(path, CONFIG) or file
     try:
         config = read_config(file)
     except (OSError, ForeignDataError):
-        return  # of a GGUF file; what is wrong with others is told where models are checked
+        return  # of a GGUF file; errors in others are reported where models are checked
     inner = config.get("text_config")
     rows = (inner if isinstance(inner, dict) else config).get("vocab_size")
     tokens = max(vocabulary.values(), default=-1) + 1
@@ -185,11 +185,11 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
 
     Args:
         config: The request.
-        conversations: Names of datasets whose rows are known to be conversations. Of others it is known where
-            their text is made one.
+        conversations: Names of datasets whose rows are known to be conversations. For others, only settings that
+            turn their text into one are known.
 
     Raises:
-        ConfigError: Names the model and the dataset.
+        ConfigError: The message names the model and the dataset.
     """
     lacking = {name: each.path for name, each in config.models.items() if each.path}
     lacking = {name: path for name, path in lacking.items() if has_chat_template(path) is False}
@@ -204,7 +204,7 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
 
 
 def has_chat_template(path: str) -> bool | None:
-    """Whether a model brings a chat template; None where that is only known once it is fetched from the hub."""
+    """Return whether a model has a chat template; None if that is only known once it is fetched from the hub."""
     if is_gguf(path):
         return "tokenizer.chat_template" in _gguf(path).fields
     folder = Path(tokenizer_place(path, None).path)
@@ -218,10 +218,10 @@ def has_chat_template(path: str) -> bool | None:
 
 
 def read_vocabulary(key: str, path: str) -> dict[str, int]:
-    """Token -> id of a model folder, of a GGUF file, or of a hub id whose tokenizer is in the local cache.
+    """Return token -> id of a model folder, a GGUF file, or a hub id whose tokenizer is in the local cache.
 
     Raises:
-        ConfigError: There is no tokenizer to read.
+        ConfigError: No tokenizer can be read.
     """
     if is_gguf(path):
         return {token: index for index, token in enumerate(_gguf(path).fields[TOKENS].contents())}
@@ -229,11 +229,11 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
     file = Path(place) / FILE
     if not file.is_file():
         file = in_cache(place, FILE) or file
-    from tokenizers import Tokenizer  # a tenth of a second, for those who compare some
+    from tokenizers import Tokenizer  # a tenth of a second, needed only to compare
 
     try:
         found = Tokenizer.from_str(read_plain(file, LARGEST_TOKENIZER, follow=True).decode()).get_vocab()
-    except Exception as error:  # that library has no class for its own
+    except Exception as error:  # that library has no error class of its own
         said = (
             reason(error) if isinstance(error, OSError | ForeignDataError) else " ".join(str(error).split())[:200]
         )
@@ -246,12 +246,12 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
 
 @cache
 def _gguf(path: str) -> Any:
-    """What the head of a GGUF file says; it takes some seconds to read."""
+    """Read the header of a GGUF file, which takes some seconds."""
     from gguf import GGUFReader
 
     try:
         return GGUFReader(path)
-    except Exception as error:  # whatever a wrong byte leads it to
+    except Exception as error:  # any exception that a wrong byte may cause
         raise ConfigError(
             f"{path}: cannot be read as a GGUF file ({type(error).__name__}). Get it again."
         ) from error
@@ -272,31 +272,31 @@ def _difference(one: Mapping[str, int], other: Mapping[str, int]) -> str:
 
 _MARGIN_S = 60.0
 _SOON_S = 20.0
-"""Seconds after which a user is told what takes so long."""
+"""Seconds after which the user is told what is taking so long."""
 _END_S = 10.0
 _LARGEST_ANSWER = 64 << 20
-"""Bytes."""
+"""Largest size in bytes."""
 
 
 def try_rewards(
     config: Config, used: Collection[str] = (), tell: Callable[[str], None] = lambda _: None
 ) -> tuple[str, ...]:
-    """Call every reward once, if it, or a dataset that makes its rows, is not what ships.
+    """Call every reward once, if a reward, or a dataset that makes its rows, is not shipped.
 
     Args:
         config: The request.
-        used: Names of datasets that the run is still to use: of local files the first rows are made now. Of
-            others that are read, it is only seen whether one of several rewards judges.
-        tell: Told where it takes long.
+        used: Names of datasets that the run still uses. The first rows of local files are made now. For other
+            datasets that are read, only the judging reward is checked if there are several.
+        tell: Called with a message if it takes long.
 
     Returns:
         Warnings.
 
     Raises:
-        ConfigError: A row lacks what it needs, a reward cannot work with its dataset, or an algorithm with what it
-            gives; or rows are conversations, and a model has no chat template.
+        ConfigError: A row lacks a field, a reward does not work with its dataset, or an algorithm not with the
+            rewards' values; or rows are conversations, and a model has no chat template.
     """
-    # Their tilt is E[exp(R / eta)] by a single probability: right for two values.
+    # They use E[exp(R / eta)] from a single probability, which is right for two values.
     single = [
         name
         for name, algo in config.algos.items()
@@ -328,7 +328,7 @@ def try_rewards(
 
 
 def _graded(section: DatasetConfig) -> str:
-    """What is known to have more than two values without a look at own code, in words; "" for nothing."""
+    """Say which reward is known to have more than two values, without looking at the user's code; "" for none."""
     counted = [name for name, weight in (section.rewards or {section.reward: 1.0}).items() if weight]
     if len(counted) > 1:
         return f"the sum of its rewards {', '.join(counted)}"
@@ -342,7 +342,7 @@ def _is_own(section: DatasetConfig) -> bool:
 
 
 def _leaves_open(section: DatasetConfig) -> bool:
-    """Whether it takes a look at the rewards to know which of them says what is correct."""
+    """Return whether only looking at the rewards tells which of them judges correctness."""
     return len(_names(section)) > 1 and section.grading.correct_by is None
 
 
@@ -351,7 +351,7 @@ def _names(section: DatasetConfig) -> list[str]:
 
 
 def in_local_files(section: DatasetConfig) -> bool:
-    """Whether the rows of a dataset are in files of this machine."""
+    """Return whether the rows of a dataset are in files of this machine."""
     dataset = load_dataset(section)
     return isinstance(dataset, FilesDataset) and not any(
         isinstance(location, HubDataset) for location in dataset.locations().values()
@@ -359,12 +359,12 @@ def in_local_files(section: DatasetConfig) -> bool:
 
 
 def as_plain(datasets: Mapping[str, DatasetConfig]) -> dict[str, Any]:
-    """Settings of datasets as that process is told them."""
+    """Return settings of datasets as plain data for that process."""
     return {name: {"_schema_": schema_path(section), **to_plain(section)} for name, section in datasets.items()}
 
 
 def _templates(config: Config) -> dict[str, str]:
-    """The folders of this machine that have the models' chat templates."""
+    """Return the local folders with the models' chat templates."""
     paths = {name: tokenizer_place(model.path, None).path for name, model in config.models.items() if model.path}
     return {name: path for name, path in paths.items() if Path(path).is_dir()}
 
@@ -375,7 +375,10 @@ def _ask(
     templates: Mapping[str, str],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """What a process says that tries rewards and rows; it ends then, with whatever their modules have started."""
+    """Run a process that tries rewards and rows, and return its answer.
+
+    End it with everything its modules started.
+    """
     limit_s = _MARGIN_S + sum(
         section.grading.start_timeout_s + section.grading.timeout_s * len(_names(section))
         for section in datasets.values()

@@ -1,4 +1,4 @@
-"""Methods: stages and settings, which planning imports without torch, and what works on models in workers."""
+"""Methods: stages and settings, which planning imports without torch, and the work on models in workers."""
 
 import sys
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.machine.memory import imported_for_good
 
 LOADING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("loading", default=nullcontext)
-"""`JobContext.loading` of the job under way."""
+"""`JobContext.loading` of the current job."""
 _PARTS = "pipeline.learning.algos.parts"
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
 
     class _Toolbox:
-        """`parts`, which is imported, and torch with it, when something of it is first used."""
+        """Proxy of the module `parts`, which is imported, and torch with it, at the first use of an attribute."""
 
         def __getattr__(self, name: str) -> Any:
             if _PARTS not in sys.modules:

@@ -1,4 +1,4 @@
-"""What an algorithm is: a class that lists its stages and has one method for each.
+"""Base of algorithms: a class that lists its stages and has one method for each.
 
 This module and the modules of the algorithms are imported while planning, so they import torch only inside
 methods.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _Settings = TypeVar("_Settings", bound=AlgoConfig)
 
 REFERENCE = "reference"
-"""What stands in the place of an algorithm for the policy that all of them start from."""
+"""Name in place of an algorithm's for the reference policy, from which all algorithms start."""
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors", "value_head.safetensors")
 """Files of a saved model that hold its weights, as patterns of their names."""
 Rounds = Literal["this", "previous", "so_far", "shard"]
@@ -52,11 +52,11 @@ class Read:
 
     Attributes:
         stage: Name of the stage that is read.
-        rounds: ``this`` round, the ``previous`` one (left out in round 1), or every round ``so_far``,
-            this one included; of this round the ``shard`` of the same rows alone.
+        rounds: ``this`` round, the ``previous`` one (omitted in round 1), or every round ``so_far``, including
+            this one; of this round only the ``shard`` with the same rows.
         algo: ``self``, ``reference`` for the reference policy, or ``dataset`` for the preparation of the data; all
-            chains share those two. ``start`` is the last round of the method that the settings name as `start`,
-            and left out where they name none.
+            chains share the last two. ``start`` means the last round of the method that the setting `start` names,
+            and is omitted if it names none.
     """
 
     stage: str
@@ -64,16 +64,16 @@ class Read:
     algo: Owner = "self"
 
     def __post_init__(self) -> None:
-        """Refuse rounds and owners that there are none of.
+        """Check that rounds and owner are valid.
 
         Raises:
-            ValueError: Names what there is.
+            ValueError: One is not; the message lists the valid ones.
         """
         _check_choices(self, rounds=Rounds, algo=Owner)
 
     @property
     def name(self) -> str:
-        """Name under which the stage's method finds it: ``train``, ``train@previous``, ``reference.train``."""
+        """Name of the input for the stage's method: ``train``, ``train@previous``, ``reference.train``."""
         prefix = "" if self.algo == "self" else f"{self.algo}."
         suffix = "" if self.rounds == "this" else f"@{self.rounds}"
         return f"{prefix}{self.stage}{suffix}"
@@ -85,24 +85,26 @@ class Stage:
 
     Attributes:
         name: Name of the stage and of the method that runs it.
-        shards: Split over the round's training prompts, over the evaluation prompts, or not at all.
+        shards: Whether it is split over the round's training prompts, over the evaluation prompts, or not at all.
         reads: Its inputs.
-        config: Sections of the configuration that it may read. They are what its key covers.
-        judges: Whether it asks rewards. Without, its dataset has none, `data_collection.reward_batch_size` is the
-            default, and its key covers neither: what it leaves stays where a reward or that size changes.
+        config: Sections of the configuration that it may read. Its key covers them.
+        judges: Whether it calls rewards. If not, its dataset has no rewards and
+            `data_collection.reward_batch_size` is at its default, and its key covers neither: its output stays
+            valid when a reward or that size changes.
         seeded: Whether the result depends on the seed of the chain.
-        devices: Devices it needs at once.
-        only_with: A list among the settings, as ``evaluation.etas``: without an entry in it the stage is left out,
-            and what reads it has no such input. "" for a stage that is always there.
-        scales: Whether it trains one model with `train`, so that `training.gpus_per_job` devices can share that.
+        devices: Number of devices that it needs at once.
+        only_with: A list among the settings, as ``evaluation.etas``: if the list is empty the stage is left out,
+            and its readers do not have this input. "" for a stage that is always there.
+        scales: Whether it trains one model with `train`, so that `training.gpus_per_job` devices can share the
+            work.
         loads_models: False for work on files alone, which has no preference for a worker.
-        saves: The models that its output holds, for an estimate of the disk that it takes: the whole ``policy``, a
-            ``value`` model, or ``rewards``, one reward model or those that the settings ask for. "" for none.
-        weights: Patterns of the names of files, in whatever folder of its output, that hold the weights of what it
-            saves: what `execution.keep` may remove.
-        seconds: Rough time per job (per 1,000 samples where it is split; of a training, in the first round) on one
-            CPU core with the default model and settings. What a request has otherwise is reckoned from that
-            (`plan.estimates`), until such a job was timed.
+        saves: Which models its output has, to estimate its disk space: the whole ``policy``, a ``value`` model, or
+            ``rewards`` (one reward model, or as many as the settings say). "" for none.
+        weights: Name patterns of files, in any folder of its output, with the weights of the models that it saves:
+            what `execution.keep` may remove.
+        seconds: Rough seconds per job (per 1,000 samples if it is split; for a training, in the first round) on
+            one CPU core with the default model and settings. `plan.estimates` scales this to the request until
+            such a job was timed.
     """
 
     name: str
@@ -120,10 +122,10 @@ class Stage:
     seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what no plan can be made of.
+        """Check that a plan can be made of the stage.
 
         Raises:
-            ValueError: Says what.
+            ValueError: It cannot; the message says why.
         """
         _check_choices(self, shards=Shards, saves=Saves)
         if not self.name.isidentifier() or iskeyword(self.name) or self.name.startswith("__"):
@@ -135,20 +137,20 @@ class Stage:
 
     @property
     def draws(self) -> bool:
-        """Whether it writes texts by a policy, which `generation.gpus_per_job` devices can share."""
+        """Whether it draws text with a policy, which `generation.gpus_per_job` devices can share."""
         return self.shards is not None and "generation" in self.config
 
 
 class Progress(Protocol):
-    """Reports how far a job is; cheap to call at every step, sends a few times a second."""
+    """Reports progress; cheap enough to call at every step, as it sends only a few times a second."""
 
     def __call__(self, done: int, *, total: int | None = None, tokens: int = 0) -> None:
-        """Report how far the job is.
+        """Report progress.
 
         Args:
             done: Samples or steps finished so far.
-            total: How many there are; None for the samples that the plan counted.
-            tokens: Generated or trained on since the job began.
+            total: How many there are; None for the number of samples in the plan.
+            tokens: Tokens generated or trained on since the job began.
         """
 
 
@@ -157,7 +159,7 @@ class JobContext:
     """Everything a stage method may use.
 
     Attributes:
-        job_id: The job, for messages.
+        job_id: Id of the job, for messages.
         algo: Name of the algorithm.
         seed: Seed of the chain; 0 in stages that are not seeded.
         round: 0 for the reference, then 1 and up.
@@ -166,17 +168,18 @@ class JobContext:
         inputs: Input name -> folders of the stored outputs, in the order of rounds and shards.
         out: Folder to write to; committed whole when the method returns.
         device: ``cpu`` or ``cuda``, for `torch.device`.
-        checkpoints: Folder that outlives a failed attempt and the run, for what lets the next attempt go on.
-        checkpoint_every_steps: As `training` has it, for stages that do not declare that section too.
-        checkpoint_every_minutes: As `training` has it.
-        hints: Folder shared by all jobs of a store, for what makes later jobs faster but changes no result.
-        joined: What `ranks` is where the job has several processes.
-        stopping: Whether the run is about to end: save a checkpoint and raise `JobStopped`.
+        checkpoints: Folder that survives a failed attempt and the run, for checkpoints from which the next attempt
+            continues.
+        checkpoint_every_steps: The setting in `training`, for stages that do not declare that section too.
+        checkpoint_every_minutes: The setting in `training`.
+        hints: Folder shared by all jobs of a store, for data that make later jobs faster but change no result.
+        joined: Value of `ranks` if the job has several processes.
+        stopping: Returns whether the run is about to end; then save a checkpoint and raise `JobStopped`.
         models: Models that stay loaded between jobs of this worker.
-        loading: Context in which time counts as loading rather than as work.
-        progress: Reports how far the job is.
-        show: Takes a few numbers of the present step, by name, which go along with the next progress.
-        failures: Completions of the job at which rewards failed.
+        loading: Context manager in which time counts as loading rather than as work.
+        progress: Reports progress.
+        show: Shows some metrics of the present step, by name, with the next progress.
+        failures: Completions of the job on which rewards failed.
     """
 
     job_id: str
@@ -202,7 +205,7 @@ class JobContext:
 
     @property
     def ranks(self) -> Ranks:
-        """The processes that do this job, of which this is one: all of them call the stage's method.
+        """The processes of this job, of which this is one: each of them calls the stage's method.
 
         Only what rank 0 writes to `out` is kept.
         """
@@ -211,13 +214,13 @@ class JobContext:
         return self.joined or ALONE
 
     def settings(self, kind: type[_Settings]) -> _Settings:
-        """The settings of the algorithm, with the fields of a class.
+        """Return the settings of the algorithm, as an instance of a class.
 
         Args:
-            kind: That class, as `GRPOConfig`.
+            kind: The class, such as `GRPOConfig`.
 
         Raises:
-            JobError: The algorithm has settings of another kind.
+            JobError: The algorithm's settings have another class.
         """
         algo = self.config.algo
         if not isinstance(algo, kind):
@@ -228,7 +231,7 @@ class JobContext:
         return algo
 
     def input(self, name: str) -> Path:
-        """The folder of an input that is a single output.
+        """Return the folder of an input that is a single output.
 
         Raises:
             JobError: There is no such input, or it has several folders.
@@ -239,13 +242,13 @@ class JobContext:
         return folders[0]
 
     def checkpoint(self, training: str, *, also_finished: bool = False) -> Checkpoints:
-        """The checkpoints of a training that this job does; see `learning.training.checkpoint`.
+        """Return the checkpoints of a training of this job; see `learning.training.checkpoint`.
 
         Args:
-            training: Names it among the trainings of the stage; a plain word.
-            also_finished: Save its end too, for a stage that goes on with other work.
+            training: Name of the training within the stage; a plain word.
+            also_finished: Whether to save its end too, for a stage that goes on with other work.
         """
-        # The folder is named by the job's key, which covers every setting that decides what is computed.
+        # The folder is named by the job's key, which covers every setting that affects what is computed.
         about = {"key": self.checkpoints.name, "algo": self.algo, "round": self.round, "seed": self.seed}
         from pipeline.learning.training.checkpoint import Checkpoints
 
@@ -260,10 +263,10 @@ class JobContext:
         )
 
     def curve(self, training: str) -> Curve:
-        """Where the curve of a training goes that this job does; see `Drawing` of `learning.training.loop`.
+        """Return the writer of a training's curve; see `Drawing` of `learning.training.loop`.
 
         Args:
-            training: Names it among the trainings of the stage; a plain word.
+            training: Name of the training within the stage; a plain word.
         """
         from pipeline.learning.training.loop import Curve
 
@@ -271,11 +274,14 @@ class JobContext:
 
     @property
     def first_device(self) -> str:
-        """Where a model that is to be trained is loaded to: what is spread gets to its devices part by part."""
+        """Device on which to load a model for training.
+
+        A model that will be sharded stays on the CPU until its parts are distributed.
+        """
         return "cpu" if self.ranks.is_sharded else self.device
 
     def optional_input(self, name: str) -> Path | None:
-        """The folder of an input that the first round does not have, or None."""
+        """Return the folder of an input that the first round does not have, or None."""
         return self.input(name) if self.inputs.get(name) else None
 
 
@@ -288,38 +294,39 @@ class Algorithm:
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """Part of every key; raise it when results would change."""
+    """Version of its results, part of every key; raise it when results would change."""
     stages: ClassVar[tuple[Stage, ...]]
     config_class: ClassVar[type[AlgoConfig]] = AlgoConfig
     """Settings under ``algos.<name>``."""
     kl_is_bound: ClassVar[bool] = False
-    """Whether the divergence that its evaluation tells is an upper bound, not exact; said below tables."""
+    """Whether the KL divergence in its evaluation is an upper bound instead of exact; stated below tables."""
 
     @classmethod
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
-        """Its stages under some settings of its section; all of `stages` unless the settings decide."""
+        """Return its stages under given settings; all of `stages` unless the settings decide."""
         return cls.stages
 
     @classmethod
     def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:
-        """All of its settings that its stage `generate` reads, where that stage is the same for other methods.
+        """Return the settings that its stage `generate` reads, if other methods have the same stage.
 
-        Their keys then cover that in the place of the method and its settings, so that what several draw by the
-        same policy is drawn once. None for a stage of its own.
+        The key then covers these in place of the method and all its settings, so that methods that draw the same
+        completions with the same policy share them. Return None for a stage of its own.
         """
         return None
 
     def spent_before(self, ctx: JobContext) -> int:
-        """Tokens that earlier stages of this round have trained on."""
+        """Return the tokens that earlier stages of this round have trained on."""
         return 0
 
     def told_before(self, ctx: JobContext) -> dict[str, Any]:
-        """What to add to ``training.json`` of earlier stages of this round."""
+        """Return entries of earlier stages of this round to add to ``training.json``."""
         return {}
 
 
 DATASET, PROMPTS = "dataset", "prompts"
-"""Inputs that every stage gets which sees the section ``dataset``, or decodes text too, where data is prepared."""
+"""Inputs of every stage that sees the section ``dataset`` (the rows) or decodes text (the prompts), if data are
+prepared."""
 
 REFERENCE_TRAIN = Read("train", algo="reference")
 START_TRAIN = Read("train", algo="start")
@@ -331,11 +338,12 @@ METRICS = Stage(
     loads_models=False,
     seconds=0.1,
 )
-"""The last stage of every chain: numbers with intervals, and differences to the reference and the last round."""
+"""The last stage of every chain: metrics with intervals, and differences to the reference and the previous round.
+"""
 
 
 def timed(stages: Iterable[Stage], **seconds: float) -> tuple[Stage, ...]:
-    """The same stages, some of which take another time.
+    """/**seconds Name of a stage -> its `Stage.seconds`.
 
     Args:
         stages: The stages.
@@ -345,7 +353,7 @@ def timed(stages: Iterable[Stage], **seconds: float) -> tuple[Stage, ...]:
 
 
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
-"""What any stage that decodes text depends on."""
+"""Sections that any stage that decodes text depends on."""
 
 GENERATE = Stage(
     "generate",
@@ -355,7 +363,8 @@ GENERATE = Stage(
     judges=False,
     seconds=0.35,
 )
-"""Texts of the round's policy, which in the first round is the reference, or the policy of `start`."""
+"""Stage that draws completions with the round's policy; in the first round that is the reference, or the policy of
+`start`."""
 
 SCORE = Stage(
     "score",
@@ -364,22 +373,22 @@ SCORE = Stage(
     config=("system", "dataset", "data_collection", "algo"),
     seconds=0.05,
 )
-"""What rewards say of these texts, and what training needs of both."""
+"""Stage that computes rewards of these completions, and stores what training needs of both."""
 
 
 # -- rounds ------------------------------------------------------------------------------------------------------
-# What a stage knows of its chain's rounds: which data is new, and what it took to generate.
+# Rounds of a chain: which data are new, and what generating them took.
 
 
 # -- shortage ----------------------------------------------------------------------------------------------------
-# What is said of a training that had next to nothing to learn from, or that has learnt next to nothing.
+# Learning signal: warnings about a training that had almost nothing to learn from, or has learnt almost nothing.
 
 
 LEAST_PROMPTS = 20
-"""Held-out prompts that it takes to say that a value model has learnt nothing. With fewer, chance says it."""
+"""Fewest held-out prompts for the verdict that a value model has learnt nothing; with fewer it may be chance."""
 
 PAIRS = "pairs"
-"""What a tally counts of a dataset's own pairs."""
+"""Tally keys for a dataset's own pairs."""
 PARTED = (
     "without the end of their prompt: the chat template writes it otherwise where an answer follows, or tokens "
     "merge there"
@@ -389,19 +398,19 @@ ENDLESS = (
     "template or tokenizer writes none"
 )
 COMPLETIONS = "completions"
-"""What it counts where each of them is judged by itself."""
+"""Tally keys for completions that are judged one by one."""
 
 log = logging.getLogger("pipeline")
 
 
 def shortage(kept: int, batch_size: int, tally: Tally | None, what: str = "trained on") -> str | None:
-    """Say that there was little to train on, or None where there was enough.
+    """Say that there was little to train on, or return None if there was enough.
 
     Args:
-        kept: Sequences that can teach something.
-        batch_size: Sequences of an optimizer step.
-        tally: What they were taken from.
-        what: What was done with them.
+        kept: Number of sequences with a learning signal.
+        batch_size: Sequences per optimizer step.
+        tally: Counts of what they were chosen from.
+        what: What was done with them, in words.
     """
     if kept >= batch_size:
         return None
@@ -412,13 +421,13 @@ def shortage(kept: int, batch_size: int, tally: Tally | None, what: str = "train
 
 
 def uninformed(calibration: Calibration | None) -> str | None:
-    """Say that a value model is no better than the base rate on held-out prompts, or None where it is better.
+    """Say that a value model is no better than the base rate on held-out prompts, or return None if it is better.
 
-    That is so where its Brier skill is 0 or less, or where its area under the ROC curve is not above 0.5 by more
-    than its standard error, which is known where enough prompts have each of the labels.
+    It is no better if its Brier skill is 0 or less, or if its area under the ROC curve exceeds 0.5 by no more than
+    its standard error. The latter needs enough prompts of each label.
 
     Args:
-        calibration: Of the value model; None where nothing was held out.
+        calibration: Calibration of the value model; None if nothing was held out.
     """
     if calibration is None or calibration.prompts < LEAST_PROMPTS:
         return None
@@ -435,11 +444,11 @@ def uninformed(calibration: Calibration | None) -> str | None:
 
 
 def teaching(about: Mapping[str, Any], group_size: int) -> int | None:
-    """Sequences that could teach something, by what a method reports of its training; None where it does not say.
+    """Return how many sequences had a learning signal according to a method's report; None if it does not say.
 
     Args:
-        about: Its ``training.json``.
-        group_size: Completions of a group, where it goes by groups.
+        about: The content of ``training.json``.
+        group_size: Completions of a group, for methods that use groups.
     """
     sequences, pairs, groups = (about.get(name) for name in ("sequences", "pairs", "groups"))
     silent = about.get("groups_without_signal", 0)
@@ -451,7 +460,7 @@ def teaching(about: Mapping[str, Any], group_size: int) -> int | None:
 
 
 def left_out(tally: Tally | None) -> str | None:
-    """Say what of the pairs or completions that a dataset has is not trained on, or None where all is."""
+    """Say which of a dataset's pairs or completions are not trained on, or return None if all are."""
     if tally is None or tally.what not in (PAIRS, COMPLETIONS):
         return None
     counts = (
@@ -471,7 +480,7 @@ def noted(
     calibration: Calibration | None = None,
     told: str | None = None,
 ) -> dict[str, str]:
-    """What to add to ``training.json``: a note, said in the job's log as well, or nothing."""
+    """Return entries for ``training.json``: a note, which is also logged, or nothing."""
     scarce = None if kept is None else shortage(kept, batch_size, tally, what)
     said = [note for note in (scarce, left_out(tally), uninformed(calibration), told) if note]
     for note in said:
@@ -483,18 +492,19 @@ SCORED = "score@so_far"
 
 
 def rounds_to_train_on(ctx: JobContext, *, aggregate: bool) -> tuple[Path, ...]:
-    """Folders of generated data: those of all rounds so far, or of this round alone."""
+    """Return the folders of generated data: of all rounds so far, or of this round only."""
     folders = ctx.inputs.get(SCORED, ())
-    # Every round has equally many shards.
+    # Every round has the same number of shards.
     return folders if aggregate else folders[len(folders) // ctx.round * (ctx.round - 1) :]
 
 
 def started_from(ctx: JobContext, *, previous: bool = True) -> Path | None:
-    """The folder of the policy that a round starts from; None for the reference.
+    """Return the folder of the policy that a round starts from; None for the reference.
 
     Args:
-        ctx: Of the stage.
-        previous: Take that of the round before, where there is one; else that of `start` in every round.
+        ctx: Context of the stage.
+        previous: Whether to start from the round before, if there is one; otherwise every round starts from
+            `start`.
     """
     return (ctx.optional_input("train@previous") if previous else None) or ctx.optional_input(START_TRAIN.name)
 
@@ -502,7 +512,7 @@ def started_from(ctx: JobContext, *, previous: bool = True) -> Path | None:
 def write_generation(
     folder: Path, prompts: int, completions: int, tokens: int, tally: Tally | None = None
 ) -> None:
-    """Note what generation took: prompts, completions and their tokens; and what became of them, if given."""
+    """Write the counts of a generation (prompts, completions, tokens), and the tally of their use if given."""
     about: dict[str, Any] = {"prompts": prompts, "completions": completions, "tokens": tokens}
     if tally is not None:
         about["tally"] = asdict(tally)
@@ -510,13 +520,13 @@ def write_generation(
 
 
 def tokens_generated(ctx: JobContext) -> int:
-    """Tokens that this round has generated to learn from."""
+    """Return the number of tokens that this round has generated as training data."""
     folders = rounds_to_train_on(ctx, aggregate=False)
     return sum(read_input(folder, GENERATION, read_generation).tokens for folder in folders)
 
 
 def tally_of(folders: Iterable[Path]) -> Tally | None:
-    """What became of what generate stages have drawn, by their outputs; None where one does not say."""
+    """Return the tally over outputs of generate stages; None if one of them has none."""
     found = [read_input(folder, GENERATION, read_generation).tally for folder in folders]
     known = [tally for tally in found if tally is not None]
     if not known or len(known) < len(found):

@@ -18,42 +18,42 @@ from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import Tally
 
 _COIN = 0.5
-"""Probability of a wrong label from which on labels say nothing, or the opposite."""
+"""Probability of a wrong label from which on labels carry no information, or mislead."""
 
 
 class PairSource(Enum):
-    """Where pairs come from."""
+    """Source of the preference pairs."""
 
-    sampled = "sampled"  # from the current policy, decided by scores
+    sampled = "sampled"  # from the current policy, ordered by scores
     existing = "existing"  # the columns `chosen` and `rejected`, of KTO also `completion` and `label`
 
 
 @dataclass(kw_only=True)
 class FeedbackConfig(OnlineConfig):
-    """What methods share that train on better and worse completions, drawn or of the dataset."""
+    """Settings shared by methods that train on better and worse completions, drawn or from the dataset."""
 
     keeps_logprobs: ClassVar[bool] = False
 
     aggregate: bool = True
-    """As for every algorithm. Fresh pairs alone let a round undo what the one before it has learnt: pairs of the
-    current policy's new mistakes have by far the largest gradients."""
+    """As for every algorithm. If a round trains only on new pairs, it may undo what the previous round has learnt:
+    pairs of the current policy's new mistakes have by far the largest gradients."""
     epochs: int = number(2, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
     pairs: PairSource = PairSource.sampled
 
     @property
     def compares(self) -> bool:
-        """Not where the pairs are there."""
+        """True, unless the dataset has the pairs."""
         return self.pairs is PairSource.sampled
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also drawing online where nothing is drawn."""
+        """Also report drawing online if nothing is drawn."""
         yield from super().problems(key, config)
         if self.draws_to_train and self.pairs is PairSource.existing:
             yield f"{key}.pairs=existing: nothing is drawn, so {key}.sampling must be round"
 
     def idle(self, setting: str) -> str:
-        """Also how many are drawn, where none are."""
+        """Also report the number of completions as unused if none are drawn."""
         if setting == "num_generations" and self.pairs is PairSource.existing:
             return "with pairs=existing the pairs come from the dataset, and nothing is sampled for them"
         return super().idle(setting)
@@ -61,36 +61,36 @@ class FeedbackConfig(OnlineConfig):
 
 @dataclass(kw_only=True)
 class PairConfig(FeedbackConfig):
-    """What those of them share that compare two completions of a prompt."""
+    """Settings shared by the methods among those that compare two completions of a prompt."""
 
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """Both completions of each pair."""
+        """Return both completions of each pair."""
         return self.epochs * (self.preferences.compared(self.num_generations, decided) if self.compares else 2)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also batches that part pairs."""
+        """Also report batch sizes that split pairs."""
         yield from super().problems(key, config)
         yield from halved_pairs(key, self.batch_size, config)
 
 
 @dataclass(kw_only=True)
 class DPOConfig(PairConfig):
-    """Direct preference optimisation (arXiv 2305.18290), the losses of TRL."""
+    """Direct preference optimisation (arXiv 2305.18290) with TRL's losses."""
 
     learning_rate: float = number(6.6e-4, above=0, at_most=LARGEST_RATE)
     beta: float = number(0.52, above=0, at_most=LARGEST_WEIGHT)
-    """Strength of the pull towards the anchor."""
+    """Strength of the KL penalty towards the anchor."""
     loss_type: DPOLoss = DPOLoss.sigmoid
     label_smoothing: float = number(0.0, at_least=0, below=1)
-    """For `robust` the probability that a label is wrong; for `exo_pair` its epsilon."""
+    """With `robust` the probability that a label is wrong; with `exo_pair` the paper's epsilon."""
     sft_weight: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT)
-    """Weight of the chosen completions' negative log-likelihood per token: RPO (arXiv 2404.19733)."""
+    """Weight of the negative log-likelihood per token of the chosen completions: RPO (arXiv 2404.19733)."""
     reference: Anchor = Anchor.initial
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also smoothing that a loss does not take."""
+        """Also report smoothing that the loss does not accept."""
         yield from super().problems(key, config)
         if self.loss_type is DPOLoss.exo_pair and self.label_smoothing == 0:
             yield f"{key}.label_smoothing=0: must be above 0 with loss_type=exo_pair, for example 0.001"
@@ -103,7 +103,7 @@ def _drawing_nothing(stage: base.Stage) -> base.Stage:
 
 
 class DPO(PostTrainingAlgorithms):
-    """DPO with an explicit anchor, and the losses of TRL."""
+    """DPO with an explicit anchor, and TRL's losses."""
 
     name: ClassVar[str] = "DPO"
     version: ClassVar[int] = 3
@@ -112,7 +112,7 @@ class DPO(PostTrainingAlgorithms):
 
     @classmethod
     def stages_with(cls, settings: AlgoConfig) -> tuple[base.Stage, ...]:
-        """Without one that draws, where the dataset has the pairs."""
+        """Leave out the generate stage if the dataset has the pairs."""
         stages = super().stages_with(settings)
         if not isinstance(settings, FeedbackConfig) or settings.pairs is PairSource.sampled:
             return stages
@@ -121,7 +121,7 @@ class DPO(PostTrainingAlgorithms):
         return tuple(stage if stage.shards == "eval" else _drawing_nothing(stage) for stage in (taken, *others))
 
     def score(self, ctx: base.JobContext) -> None:
-        """Score and pair; or take the pairs that the dataset has."""
+        """Score and pair completions, or take the dataset's pairs."""
         if ctx.settings(FeedbackConfig).pairs is PairSource.sampled:
             super().score(ctx)
             return
@@ -134,7 +134,7 @@ class DPO(PostTrainingAlgorithms):
         base.write_generation(ctx.out, len(rows), 0, 0, tally)
 
     def _existing(self, out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
-        """Write what the dataset has, and count it."""
+        """Write the dataset's pairs or completions, and count them."""
         pairs, parted, endless = existing_sequences(rows, *how)
         pairs.save(out, toolbox.PAIRS)
         same = len(rows) - len(pairs) // 2
@@ -147,14 +147,14 @@ class DPO(PostTrainingAlgorithms):
     def training_set(
         self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
-        """Compare the policy with its anchor on every pair."""
+        """Return the pairs, and the loss that compares the policy with its anchor on each."""
         algo, pairs = ctx.settings(DPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
         held = self.of_anchor(ctx, algo.reference, pairs, _whole_logprobs)
         return toolbox.preferences.dpo_set(model, pairs, held, algo, ctx.device)
 
 
 def _whole_logprobs(model: toolbox.PreTrainedModel, batch: toolbox.Batch) -> toolbox.Tensor:
-    """Log-probability of every completion under a model, shape [B]."""
+    """Return the log-probability of every completion under a model, shape [B]."""
     return toolbox.scoring.completion_logprobs(model, batch).double().sum(-1)
 
 
@@ -164,21 +164,21 @@ def existing_sequences(
     context: int | None = None,
     ends: Collection[int] = (),
 ) -> tuple[toolbox.Sequences, int, int]:
-    """The pairs of a preference dataset as token ids; see `encode_answers`.
+    """Return the pairs of a preference dataset as token ids; see `encode_answers`.
 
     Args:
-        rows: Of the dataset.
-        tokenizer: Of the policy.
-        context: Tokens of the longest text that may stand beside others; None for no limit.
-        ends: Tokens that end an answer, besides those of the tokenizer and of its template.
+        rows: Rows of the dataset.
+        tokenizer: Tokenizer of the policy.
+        context: Most tokens of a text that is batched with others; None for no limit.
+        ends: Tokens that end an answer, besides those of the tokenizer and its template.
 
     Returns:
-        The pairs; of how many the tokens do not begin with all that a model reads where the answer is due; and of
-        how many an answer ends in nothing that ends a completion.
+        The pairs; the number of answers whose tokens do not begin with the whole prompt as a model reads it when
+        it answers; and the number of answers without an end token.
 
     Raises:
         JobError: A row has no pair.
-        DataError: A text does not fit.
+        DataError: A text is invalid.
     """
     asked = [(pair.row, pair.prompt, (pair.chosen, pair.rejected)) for pair in pairs_of(rows)]
     pairs, found = _encoded(rows, asked, [1.0, 0.0] * len(asked), tokenizer, context, ends)
@@ -196,7 +196,7 @@ def _encoded(
     *,
     told: bool = False,
 ) -> tuple[toolbox.Sequences, list[toolbox.chat.Answered]]:
-    """Prompts with answers, and the ids of their rows, which the sequences have where they are to be told."""
+    """Return prompts with answers as sequences; they have row ids only if these are to be recorded."""
     arguments = {row.id: toolbox.chat.template_arguments(row.columns) for row in rows}
     found: list[toolbox.chat.Answered] = []
     for row, prompt, answers in asked:
@@ -213,7 +213,7 @@ def _encoded(
 
 
 def pairs_of(rows: Sequence[toolbox.Row]) -> list[toolbox.ExistingPair]:
-    """The pairs of rows; see `existing_pairs`."""
+    """Return the pairs of rows; see `existing_pairs`."""
     return toolbox.existing_pairs([_with_columns(row) for row in rows])
 
 
@@ -224,33 +224,34 @@ def _with_columns(row: toolbox.Row) -> toolbox.Row:
 
 
 # -- unanchored --------------------------------------------------------------------------------------------------
-# ORPO (Hong et al., arXiv 2403.07691) and SimPO (Meng et al., arXiv 2405.14734): DPO's pairs, and no anchor.
+# ORPO (Hong et al., arXiv 2403.07691) and SimPO (Meng et al., arXiv 2405.14734): DPO's pairs without an anchor.
 
 
 @dataclass(kw_only=True)
 class ORPOConfig(PairConfig):
-    """Odds ratio preference optimisation (arXiv 2403.07691), as TRL has it."""
+    """Odds ratio preference optimisation (arXiv 2403.07691), as in TRL."""
 
     learning_rate: float = number(6.6e-4, above=0, at_most=LARGEST_RATE)
     beta: float = number(0.1, at_least=0, at_most=LARGEST_WEIGHT)
-    """Weight of the odds ratio beside the likelihood of the chosen; the paper's lambda."""
+    """Weight of the odds ratio relative to the likelihood of the chosen completion; the paper's lambda."""
 
 
 @dataclass(kw_only=True)
 class SimPOConfig(PairConfig):
-    """Simple preference optimisation (arXiv 2405.14734), as TRL's CPO has it with loss_type=simpo."""
+    """Simple preference optimisation (arXiv 2405.14734), as in TRL's CPO with loss_type=simpo."""
 
     learning_rate: float = number(2.1e-4, above=0, at_most=LARGEST_RATE)
     beta: float = number(5.4, above=0, at_most=LARGEST_WEIGHT)
-    """Scale of the log-probability per token, which is the reward."""
+    """Scale of the reward, which is the log-probability per token."""
     simpo_gamma: float = number(1.5, at_least=0, at_most=LARGEST_WEIGHT)
-    """Margin by which the chosen one's reward is to be ahead; the paper's gamma."""
+    """Margin by which the chosen completion's reward should exceed the other's; the paper's gamma."""
     cpo_alpha: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT)
-    """Weight of the chosen completions' negative log-likelihood, over the tokens of a batch: CPO-SimPO."""
+    """Weight of the chosen completions' negative log-likelihood, averaged over the tokens of a batch: CPO-SimPO.
+    """
 
 
 class ORPO(DPO):
-    """The likelihood of what is chosen, prompts included, and how much better its odds are."""
+    """Maximises the likelihood of chosen completions, prompts included, and the ratio of their odds."""
 
     name: ClassVar[str] = "ORPO"
     version: ClassVar[int] = 1
@@ -259,14 +260,14 @@ class ORPO(DPO):
     def training_set(
         self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
-        """Imitate the chosen ones, and compare the odds per token."""
+        """Return the pairs, and the loss: likelihood of the chosen, and the odds ratio per token."""
         return toolbox.preferences.orpo_set(
             model, toolbox.Sequences.load(folders, toolbox.PAIRS), ctx.settings(ORPOConfig).beta, ctx.device
         )
 
 
 class SimPO(DPO):
-    """By how much the log-probability per token of what is chosen is ahead, less a margin."""
+    """Maximises the lead of the chosen completion's log-probability per token, less a margin."""
 
     name: ClassVar[str] = "SimPO"
     version: ClassVar[int] = 1
@@ -275,48 +276,48 @@ class SimPO(DPO):
     def training_set(
         self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
-        """Compare the log-probabilities per token."""
+        """Return the pairs, and the loss that compares log-probabilities per token."""
         algo, pairs = ctx.settings(SimPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
         return toolbox.preferences.simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
-# KTO (Ethayarajh et al., arXiv 2402.01306): completions that are desirable or not, each by itself.
+# KTO (Ethayarajh et al., arXiv 2402.01306): single completions that are desirable or undesirable.
 
 
 @dataclass(kw_only=True)
 class KTOConfig(FeedbackConfig):
-    """Kahneman-Tversky optimisation (arXiv 2402.01306), as TRL has it."""
+    """Kahneman-Tversky optimisation (arXiv 2402.01306), as in TRL."""
 
     learning_rate: float = number(4e-4, above=0, at_most=LARGEST_RATE)
     beta: float = number(0.5, above=0, at_most=LARGEST_WEIGHT)
-    """Strength of the pull towards the anchor."""
+    """Strength of the KL penalty towards the anchor."""
     desirable_weight: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
-    """Of the losses of desirable completions."""
+    """Weight of the losses of desirable completions."""
     undesirable_weight: float = number(1.0, at_least=0, at_most=LARGEST_WEIGHT)
-    """Of those of the others. Where there are not as many of both kinds, the paper has weight times number of the
-    desirable ones at 1 to 4/3 times that of the others."""
+    """Weight of the losses of undesirable completions. If the numbers differ, the paper sets weight times number
+    of the desirable ones to between 1 and 4/3 times that of the undesirable ones."""
     reference: Anchor = Anchor.initial
 
     @property
     def compares(self) -> bool:
-        """One completion that is right or wrong is enough."""
+        """False: one completion that is right or wrong is enough."""
         return False
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """All completions, or both of a pair."""
+        """Return all completions, or both of each pair."""
         return self.epochs * (self.num_generations if self.pairs is PairSource.sampled else 2)
 
 
 class KTO(DPO):
-    """How much likelier each completion has become, against how far the policy is from its anchor at all."""
+    """Compares the log-ratio of each completion with the overall KL divergence from the anchor."""
 
     name: ClassVar[str] = "KTO"
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = KTOConfig
 
     def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
-        """Write the completions that are desirable, labelled 1, and those that are not, labelled 0."""
+        """Write the desirable completions with label 1, and the undesirable ones with label 0."""
         labels = groups.labels()
         told = [place for place, label in enumerate(labels) if label is not None]
         groups.sequences(told, [float(label) for label in labels if label is not None]).save(ctx.out)
@@ -329,7 +330,7 @@ class KTO(DPO):
     def training_set(
         self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
-        """Compare the policy with its anchor on every completion, and on completions of other prompts."""
+        """Return the completions, each also paired with another prompt for the KL estimate, and the loss."""
         algo = ctx.settings(KTOConfig)
         return toolbox.preferences.kto_set(
             model,
@@ -349,23 +350,23 @@ def labelled_sequences(
     context: int | None = None,
     ends: Collection[int] = (),
 ) -> tuple[toolbox.Sequences, int, int]:
-    """The completions of rows that say whether they are desirable (`label`), and those of pairs, which do too.
+    """Return the completions of rows with a `label` (whether they are desirable), and those of pairs.
 
     Args:
-        rows: As `existing_sequences` takes them, and the others.
-        tokenizer: Of the policy.
-        context: Tokens of the longest text.
+        rows: Rows as for `existing_sequences`, or with labels.
+        tokenizer: Tokenizer of the policy.
+        context: Most tokens of a text.
         ends: Tokens that end a completion.
 
     Returns:
-        The completions, labelled 1 or 0; of how many the tokens do not begin with all that a model reads where
-        they are due; and how many end in nothing that ends a completion.
+        The completions, labelled 1 or 0; the number whose tokens do not begin with the whole prompt as a model
+        reads it when it answers; and the number without an end token.
 
     Raises:
-        JobError: A row has neither.
-        DataError: A text does not fit, or a label is neither true nor false.
+        JobError: A row has neither a pair nor a label.
+        DataError: A text is invalid, or a label is neither true nor false.
     """
-    # Each by itself, as TRL's KTOTrainer tokenizes them.
+    # Each one separately, as TRL's KTOTrainer tokenizes them.
     asked: list[tuple[int, toolbox.Text, tuple[toolbox.Text]]] = []
     labels: list[float] = []
     for row in rows:

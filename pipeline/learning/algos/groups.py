@@ -1,7 +1,7 @@
-"""Groups of completions of one prompt: drawn, scored, compared, picked from. Worker side only.
+"""Groups of completions of one prompt: draw, score, compare and select them. Used in workers only.
 
-sequences.safetensors    prompts and completions as they were drawn, for the stage that scores them
-drawn.safetensors        their texts, and what else is known of them when they are drawn
+sequences.safetensors prompts and completions as they were drawn, for the stage that scores them drawn.safetensors
+their texts, and what else is known of them when they are drawn
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from pipeline.outputs.formats import GENERATION, Tally, read_generation, read_in
 _T = TypeVar("_T")
 
 Judge = Callable[[Sequence[list[int]], Sequence[list[int]], NDArray[np.int64]], scoring.Scored]
-"""From prompts, completions and the ids of their rows, one of each for each completion, to what they are worth."""
+"""Function from prompts, completions and row ids, one of each per completion, to scores."""
 FILE, PAIRS = "drawn.safetensors", "pairs.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """The completions of one shard, those of a group adjacent; no reward has seen them yet.
+    """The completions of one shard, grouped by prompt; not scored yet.
 
     Attributes:
-        size: Completions of a group.
+        size: Completions per group.
         prompts: Token ids, one list for each completion.
         tokens: Token ids of each completion.
-        texts: What rewards see of each.
-        ids: Of the rows of the groups, shape [groups]. A row has one group, but for value-guided methods, where
+        texts: The text of each completion, as rewards see it.
+        ids: Row ids of the groups, shape [groups]. A row has one group, except for value-guided methods: there
             each of its roll-ins has one.
-        cuts: Tokens at the beginning of a group's completions that are read and not learnt, shape [groups].
+        cuts: Number of first tokens of a group's completions that are context and not trained on, shape [groups].
         truncated: Whether a completion was cut off at the limit, shape [N].
-        logprobs: Of its tokens under the policy that drew them; None where no loss needs them.
-        generated: Tokens that all of it took.
+        logprobs: Log-probabilities of its tokens under the policy that drew them; None if no loss needs them.
+        generated: Number of tokens generated for all of it.
     """
 
     size: int
@@ -60,7 +60,7 @@ class Drawn:
     generated: int
 
     def sequences(self, places: Sequence[int], labels: Sequence[float]) -> sequences.Sequences:
-        """Some of the completions with their prompts, each with a label; what is before a cut is only read."""
+        """Return some of the completions with prompts and labels; tokens before a cut are context only."""
         return sequences.Sequences.of(
             [self.prompts[place] + self.tokens[place] for place in places],
             [len(self.prompts[place]) + int(self.cuts[place // self.size]) for place in places],
@@ -69,15 +69,15 @@ class Drawn:
         )
 
     def rows_of(self, places: Sequence[int]) -> list[int]:
-        """Ids of the rows that completions are of."""
+        """Return the row ids of some completions."""
         return [int(self.ids[place // self.size]) for place in places]
 
     def uncut(self) -> Self:
-        """The same, to be learnt from the first token on."""
+        """Return the same completions without cuts, so that they are trained on from the first token."""
         return replace(self, cuts=np.zeros_like(self.cuts))
 
     def save(self, folder: Path) -> None:
-        """Write them to a folder, and what they took."""
+        """Write the completions and their counts to a folder."""
         every, texts = range(len(self.tokens)), [text.encode() for text in self.texts]
         self.uncut().sequences(every, [0.0] * len(every)).save(folder)
         arrays = {
@@ -94,15 +94,15 @@ class Drawn:
         self.note(folder)
 
     def note(self, folder: Path, tally: Tally | None = None) -> None:
-        """Write what they took, and what became of them, if given."""
+        """Write the counts, and if given the tally of what became of the completions."""
         base.write_generation(folder, len(set(self.ids.tolist())), len(self.tokens), self.generated, tally)
 
     @staticmethod
     def load(folder: Path) -> Drawn:
-        """Read them.
+        """Read completions from folders.
 
         Raises:
-            JobError: A file is missing or holds something else; says which job wrote it.
+            JobError: A file is missing or invalid; the message says which job wrote it.
         """
         whole, found = sequences.Sequences.load([folder]), read_input(folder, FILE, _read)
         every = list(zip(whole.ids.tolist(), whole.starts.tolist(), whole.lengths.tolist(), strict=True))
@@ -127,11 +127,11 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Groups(Drawn):
-    """What was drawn, with what rewards say of it.
+    """Drawn completions with their scores.
 
     Attributes:
         scored: Scores of each completion.
-        keys: Streams of draws of the groups for purposes besides sampling, shape [groups].
+        keys: RNG keys of the groups for draws other than sampling, shape [groups].
     """
 
     scored: scoring.Scored
@@ -143,16 +143,18 @@ class Groups(Drawn):
         return self.scored.values.reshape(-1, self.size)
 
     def pairs(self, settings: preference.PreferenceConfig) -> sequences.Sequences:
-        """Preferred and other completions of pairs, one after the other, labelled 1 and 0; see `pair_places`."""
+        """Return the preferred and the other completion of each pair in turn, labelled 1 and 0.
+
+        See `pair_places`.
+        """
         places = self.pair_places(settings)
         return self.sequences(places, [1.0, 0.0] * (len(places) // 2))
 
     def pair_places(self, settings: preference.PreferenceConfig) -> list[int]:
-        """Places of the preferred and the other completion of pairs, one after the other.
+        """Return the indices of the preferred and the other completion of each pair in turn.
 
-        Of each prompt the first `pairs_per_prompt` that can be decided, counting (0, 1), (0, 2), ..., (1, 2), ...,
-        or from the largest difference of rewards down.
-        Completions of the same tokens are no pair.
+        For each prompt these are the first `pairs_per_prompt` pairs with a preference, in the order (0, 1), (0,
+        2), ..., (1, 2), ..., or by descending difference of rewards. Completions with equal tokens form no pair.
         """
         sides = np.array(list(combinations(range(self.size), 2)), np.int64).reshape(-1, 2)
         count = len(self.keys)
@@ -177,14 +179,14 @@ class Groups(Drawn):
         return found
 
     def labels(self) -> list[bool | None]:
-        """Of each completion whether it is right; else whether it scored above the mean of its prompt's.
+        """Return for each completion whether it is right, or else whether it scored above the mean of its prompt.
 
-        None where neither can be said: the reward failed or does not apply, or scored just the mean.
+        It is None if neither is known: the reward failed or does not apply, or equals the mean.
         """
         table = self._table
         known = ~np.isnan(table)
         mean = np.nansum(table, 1, keepdims=True) / np.maximum(1, known.sum(1, keepdims=True))
-        # Equal scores may be off their mean by rounding.
+        # Equal scores may differ from their mean by rounding.
         apart = known & (np.abs(table - mean) > 1e-9 * np.abs(np.nan_to_num(table)).max(1, keepdims=True))
         better = [bool(one) if told else None for one, told in zip((table > mean).flat, apart.flat, strict=True)]
         return [
@@ -193,7 +195,7 @@ class Groups(Drawn):
         ]
 
     def some(self, prompts: NDArray[np.bool_]) -> Groups:
-        """The groups of those of the prompts that are picked, shape [prompts]."""
+        """Return the groups of the selected prompts (a mask, shape [prompts])."""
         places = np.flatnonzero(prompts.repeat(self.size))
         return replace(
             self,
@@ -208,12 +210,12 @@ class Groups(Drawn):
         )
 
     def signal(self) -> NDArray[np.bool_]:
-        """Whether any two completions of a prompt have scores that differ, shape [prompts]."""
+        """Return whether any two completions of a prompt have different scores, shape [prompts]."""
         low, high = (np.where(np.isnan(self._table), fill, self._table) for fill in (np.inf, -np.inf))
         return np.asarray(low.min(1) < high.max(1))
 
     def tally(self) -> Tally:
-        """Prompts whose completions have no score, score all alike, or are all wrong."""
+        """Count prompts whose completions have no score, all equal scores, or are all wrong."""
         unscored = np.isnan(self._table).all(1)
         judged = self._by_prompt(self.scored.correct)
         return Tally(
@@ -229,12 +231,12 @@ class Groups(Drawn):
         return [listed[at : at + self.size] for at in range(0, len(listed), self.size)]
 
     def decided(self, rule: preference.PreferenceRule) -> NDArray[np.int8]:
-        """Of groups of two: which is preferred, as `decide` says it, shape [groups]."""
+        """Return the preference within groups of two, as from `decide`, shape [groups]."""
         first, second = (self.scored.some(np.arange(side, len(self.tokens), 2)) for side in (0, 1))
         return preference.decide(first, second, uniforms(self.keys, 1).reshape(-1), rule)
 
     def pair_tally(self, rule: preference.PreferenceRule) -> Tally:
-        """Groups of two of which nothing can be said, and whether for want of a score or of a difference."""
+        """Count groups of two without a preference, by whether a score or a difference is missing."""
         unscored = np.isnan(self.scored.values) | np.array([one is not None for one in self.scored.faults], bool)
         either = unscored.reshape(-1, 2).any(1)
         undecided = self.decided(rule) == preference.UNDECIDED
@@ -242,7 +244,10 @@ class Groups(Drawn):
         return Tally("pairs", len(undecided), **counts)
 
     def best(self) -> list[int]:
-        """The highest-scored completion of each prompt, the first of equals; none where none has a score."""
+        """Return the index of the best completion of each prompt, the first of equals.
+
+        Prompts without scores are left out.
+        """
         table = self._table
         scored = np.flatnonzero(~np.isnan(table).all(1))
         picked = np.nan_to_num(table[scored], nan=-np.inf).argmax(1)
@@ -260,18 +265,18 @@ def draw_groups(
     """Draw completions of training prompts.
 
     Args:
-        ctx: Of the stage.
+        ctx: Context of the stage.
         dataset: The dataset of the chain.
-        policy: Who draws.
-        size: Completions of each prompt.
-        rows: Whose prompts; None takes those of this shard.
-        name: Of the draws; None for those of a round, which are the same for all methods.
+        policy: Policy to sample from.
+        size: Completions per prompt.
+        rows: Rows of the prompts; None for those of this shard.
+        name: RNG stream name; None for the draws of a round, which are the same for all methods.
     """
     rows = opening.round_rows(ctx, dataset) if rows is None else rows
     ids = opening.row_ids(rows)
     encoded = opening.encode(ctx, policy, rows)
     keys, total = sample_keys(ctx.seed, f"{name or ctx.round}/sample", ids, size), len(rows) * size
-    # Ranks that each have the whole policy share prompts out; others compute each step of decoding together.
+    # Ranks that each hold the whole policy split the prompts; tensor-parallel ranks decode every step together.
     ranks = distributed.ALONE if ctx.ranks.is_sharded or ctx.ranks.splits_tensors else ctx.ranks
     decoded = policy.complete(
         encoded[ranks.rank :: ranks.size],
@@ -295,16 +300,17 @@ def draw_groups(
 def exact_logprobs(
     ctx: base.JobContext, algo: policy_config.PolicyAlgoConfig, policy: TextPolicy, drawn: Drawn
 ) -> list[NDArray[np.float32]] | None:
-    """Of the drawn tokens under the policy that drew them, as precise as the one that is trained on them.
+    """Return log-probabilities of the drawn tokens under the policy that drew them, at the precision of training.
 
-    In training their ratio is to be 1 where nothing was learnt yet. What drew them may have been rounded. None
-    where no loss needs them, or training computes them anyway, as those of the policy as it is.
+    In training the probability ratio must be 1 before the first update, but the decoder may use a lower precision.
+    Return None if no loss needs them, or if training computes them anyway from the current policy.
     """
     if not algo.wants_logprobs:
         return None
-    if ctx.config.system.dtype is DType.float32 or algo.draws_to_train:  # what draws online is what is trained
+    # online, the policy that draws is the one being trained
+    if ctx.config.system.dtype is DType.float32 or algo.draws_to_train:
         return policy.logprobs(drawn.prompts, drawn.tokens)
-    # Below adapters the weights are those that drew, unless these were quantized: no second copy is needed.
+    # Unquantised weights below adapters are those that drew: no second copy is needed.
     same = algo.lora.rank and ctx.config.model.in_bits is None
     exact = None if same else opening.loaded(ctx, algo, previous=True)
     with loop.computing_in(ctx.config.system.dtype, ctx.device):
@@ -314,14 +320,14 @@ def exact_logprobs(
 def score_groups(
     ctx: base.JobContext, dataset: Dataset, drawn: Drawn, name: str | None = None, judge: Judge | None = None
 ) -> Groups:
-    """Ask the rewards about what was drawn, the completions of a prompt together.
+    """Score drawn completions, all completions of a prompt together.
 
     Args:
-        ctx: Of the stage.
+        ctx: Context of the stage.
         dataset: The dataset of the chain.
-        drawn: What was drawn.
-        name: Of draws besides; None for those that a method has of a round.
-        judge: What scores; None for the rewards of the dataset.
+        drawn: The completions.
+        name: RNG stream name for further draws; None for those of a method in a round.
+        judge: Scoring function; None for the rewards of the dataset.
     """
     rows = {row: dataset.row(row) for row in dict.fromkeys(drawn.ids.tolist())}
     if judge is None:
@@ -336,14 +342,14 @@ def score_groups(
 
 
 def score_shard(ctx: base.JobContext) -> Groups:
-    """Score what the generate stage has drawn of this shard."""
+    """Score the completions that the generate stage has drawn for this shard."""
     groups = score_groups(ctx, opening.open_dataset(ctx), Drawn.load(ctx.input("generate@shard")))
     ctx.progress(len(groups.tokens), total=len(groups.tokens))
     return groups
 
 
 def _in_order(of_ranks: Sequence[list[list[int]]], size: int) -> list[list[int]]:
-    """Completions of prompts that ranks have taken in turn, in the order of the prompts; `size` of each."""
+    """Return completions of prompts that ranks took in turn, in the order of the prompts; `size` per prompt."""
     if len(of_ranks) == 1:
         return of_ranks[0]
     groups = [[found[at : at + size] for at in range(0, len(found), size)] for found in of_ranks]
@@ -352,11 +358,11 @@ def _in_order(of_ranks: Sequence[list[list[int]]], size: int) -> list[list[int]]
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------
-# Roll-ins, cuts and roll-outs: how value-guided methods collect data. Worker side only.
+# Roll-ins, cuts and roll-outs: how value-guided methods collect data. Used in workers only.
 
 
 class Rollouts:
-    """The roll-ins of one shard: `samples_per_example` for each prompt.
+    """The roll-ins of one shard: `samples_per_example` per prompt.
 
     Attributes:
         rows: The row of each roll-in.
@@ -365,13 +371,13 @@ class Rollouts:
     """
 
     def __init__(self, ctx: base.JobContext, dataset: Dataset, policy: TextPolicy, *, finishes: int = 0) -> None:
-        """Sample the roll-ins by the current policy.
+        """Sample the roll-ins with the current policy.
 
         Args:
-            ctx: Of the stage.
-            dataset: Of the chain.
-            policy: That samples.
-            finishes: How often `finish` will be called: progress counts the roll-ins once more for each.
+            ctx: Context of the stage.
+            dataset: Dataset of the chain.
+            policy: Policy to sample from.
+            finishes: Number of calls of `finish` to come: progress counts the roll-ins once more for each.
         """
         self._ctx = ctx
         self._samples = ctx.config.data_collection.samples_per_example
@@ -385,16 +391,16 @@ class Rollouts:
         self.prompts = [prompt for prompt in encoded for _ in range(self._samples)]
 
     def keys(self, stream: str) -> Keys:
-        """Streams of draws for a purpose, shape [prompts, samples]; every round has its own."""
+        """Return the RNG keys of a stream, shape [prompts, samples]; every round has its own."""
         name = f"{self._ctx.algo}/{self._ctx.round}/{stream}"
         return sample_keys(self._ctx.seed, name, self._ids, self._samples)
 
     def draws(self, stream: str) -> NDArray[np.float64]:
-        """One draw per roll-in, shape [roll-ins]."""
+        """Return one random number per roll-in, shape [roll-ins]."""
         return uniforms(self.keys(stream), 1).reshape(-1)
 
     def cut(self) -> NDArray[np.int64]:
-        """A token of each roll-in, drawn uniformly: its index, shape [roll-ins]."""
+        """Draw a token of each roll-in uniformly; return its index, shape [roll-ins]."""
         lengths = np.array([len(tokens) for tokens in self.tokens])
         cuts: NDArray[np.int64] = np.minimum((self.draws("cut") * lengths).astype(np.int64), lengths - 1)
         return cuts
@@ -403,9 +409,9 @@ class Rollouts:
         """Complete prefixes of the roll-ins.
 
         Args:
-            policy: Writes the rest.
-            prefixes: Tokens that are kept of each roll-in; one that is complete already stays as it is.
-            stream: Name of the draws; None takes the likeliest tokens.
+            policy: Policy that writes the rest.
+            prefixes: Number of tokens to keep of each roll-in; a complete roll-in stays as it is.
+            stream: RNG stream name; None for greedy decoding.
 
         Returns:
             Whole completions: prefix and rest.
@@ -416,15 +422,15 @@ class Rollouts:
     def finish_each(
         self, policy: TextPolicy, prefixes: Sequence[Sequence[int]], streams: Sequence[str | None]
     ) -> list[list[list[int]]]:
-        """Complete each prefix several times, once by every stream; a text that is the same so far is read once.
+        """Complete each prefix once per stream; equal prefixes are read only once.
 
         Args:
-            policy: Writes the rest. A guided one reads texts for each stream anew.
-            prefixes: As in `finish`.
-            streams: As in `finish`.
+            policy: Policy that writes the rest. A guided policy reads prefixes again for each stream.
+            prefixes: As for `finish`.
+            streams: As for `finish`.
 
         Returns:
-            Whole completions of each stream.
+            Whole completions for each stream.
         """
         if policy.is_guided and len(streams) > 1:
             return [self.finish(policy, prefixes, stream) for stream in streams]
@@ -437,11 +443,11 @@ class Rollouts:
         self._report(0, 0)
         finished = [[list(prefix) for prefix in prefixes] for _ in streams]
         keys = [None if stream is None else self.keys(stream).reshape(-1) for stream in streams]
-        # As many samples of every prompt go together.
+        # All samples of a prompt are processed together.
         for size in sorted({len(places) for places in alike.values()}):
             some = {start: places for start, places in alike.items() if len(places) == size}
             places = np.array([*some.values()])
-            # The likeliest tokens are taken once for all roll-ins of a text.
+            # Greedy completions are the same for all roll-ins with the same text, so they are computed once.
             likeliest = np.full((len(places), 1), LIKELIEST)
             columns = np.concatenate([likeliest if one is None else one[places] for one in keys], 1)
             rests = self._complete(
@@ -462,11 +468,11 @@ class Rollouts:
         return finished
 
     def pairs(self, reference: TextPolicy, *, greedy_first: bool = False) -> Drawn:
-        """Cut every roll-in, and complete what is before the cut twice.
+        """Cut every roll-in, and complete the part before the cut twice.
 
         Args:
-            reference: Completes them.
-            greedy_first: Whether the first of the two takes the likeliest tokens instead of being sampled.
+            reference: Policy that completes them.
+            greedy_first: Whether the first completion is greedy instead of sampled.
         """
         cuts = self.cut()
         prefixes = [tokens[:cut] for tokens, cut in zip(self.tokens, cuts, strict=True)]
@@ -476,12 +482,13 @@ class Rollouts:
     def drawn(
         self, policy: TextPolicy, sides: Sequence[list[list[int]]], cuts: NDArray[np.int64] | None = None
     ) -> Drawn:
-        """What was drawn, for a stage that scores it: a group for each roll-in.
+        """Return drawn completions for a stage that scores them: one group per roll-in.
 
         Args:
-            policy: Says what texts are.
-            sides: Completions of each roll-in, a list for each of several.
-            cuts: Tokens of a roll-in's completions that are only read; None for none, shape [roll-ins].
+            policy: Policy that converts completions to text.
+            sides: Completions of each roll-in, one list for each of several.
+            cuts: Number of first tokens of a roll-in's completions that are context only; None for none, shape
+                [roll-ins].
         """
         tokens = [one for of_roll_in in zip(*sides, strict=True) for one in of_roll_in]
         return Drawn(

@@ -1,12 +1,12 @@
-"""A training that draws what it trains on: a batch of prompts, completed and scored, then its optimizer steps.
+"""Online training: draw a batch of prompts, complete and score it, then take its optimizer steps.
 
     <checkpoints>/drawn/00000012/    batch.json, what `keep` writes of a batch, by the times that it was drawn, and
                                      the sums of all, sums.json; until a checkpoint is past it
 
-As TRL's `GRPOTrainer` does: ``steps_per_generation`` optimizer steps on each batch, ``num_iterations`` times. Each
-batch is on the disk before its first step. So a training that was cut off trains on the same completions and
-the same rewards once more, also on rewards that would not say the same again, and comes to the same weights.
-One that is no more what was written is drawn again; a checkpoint from between its steps is passed over then.
+As in TRL's `GRPOTrainer`, each batch gets ``steps_per_generation`` optimizer steps, ``num_iterations`` times. Each
+batch is on disk before its first step. So an interrupted training continues with the same completions and rewards,
+even if a reward is not deterministic, and reaches the same weights. A damaged batch is drawn again; then
+checkpoints from between its steps are ignored.
 """
 
 import math
@@ -49,13 +49,13 @@ _TALLIED = ("count", "unscored", "equal", "wrong", "same")
 
 @dataclass(frozen=True)
 class Timetable:
-    """Which batch is trained on at which step. Pure.
+    """Schedule of which batch is trained on at which step. Pure.
 
     Attributes:
-        prompts: Of the training.
-        at_once: Prompts of a batch; the last one may have fewer.
-        per_step: Prompts of an optimizer step.
-        epochs: How often each batch is gone over.
+        prompts: Prompts of the training.
+        at_once: Prompts per batch; the last batch may have fewer.
+        per_step: Prompts per optimizer step.
+        epochs: Passes over each batch.
     """
 
     prompts: int
@@ -70,31 +70,31 @@ class Timetable:
         return self.epochs * (whole * math.ceil(self.at_once / self.per_step) + math.ceil(rest / self.per_step))
 
     def at(self, step: int) -> tuple[int, int]:
-        """The batch of a step, and which of its steps it is; both from 0."""
+        """Return the batch of a step, and the index of the step within it; both from 0."""
         return divmod(step, self.epochs * math.ceil(self.at_once / self.per_step))
 
     def rows(self, batch: int) -> tuple[int, int]:
-        """The prompts of a batch, from the first to before the last."""
+        """Return the range of prompts of a batch: its first, and the one after its last."""
         return batch * self.at_once, min(self.prompts, (batch + 1) * self.at_once)
 
     def parts(self, batch: int) -> int:
-        """Steps that one pass over a batch takes."""
+        """Return the steps of one pass over a batch."""
         start, stop = self.rows(batch)
         return math.ceil((stop - start) / self.per_step)
 
     def drawn_after(self, step: int) -> int:
-        """Prompts whose batch is drawn when so many steps are done."""
+        """Return the number of prompts whose batches are drawn after `step` steps."""
         return 0 if step == 0 else self.rows(self.at(step - 1)[0])[1]
 
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """A batch that was drawn, ready to be trained on.
+    """A drawn batch, ready for training.
 
     Attributes:
         made: Its sequences, and their loss.
-        figures: What the curve says of it, by name: values of which a step has the mean.
-        counts: What is added up over the training, by name; FLOPs of drawing and scoring it by their purposes.
+        figures: Metrics of the batch for the curve, by name: values that are averaged for a step.
+        counts: Counts to add up over the training, by name; FLOPs of drawing and scoring by purpose.
     """
 
     made: TrainingSet
@@ -112,20 +112,20 @@ def fit_drawn(
     group: int = 1,
     **how: Any,
 ) -> tuple[list[float], dict[str, int]]:
-    """Train a policy in place on what it draws.
+    """Train a policy in place on batches that it draws.
 
     Args:
         model: On its device.
-        timetable: What is drawn when.
-        drawn: Draws a batch by the model as it is, or gives one again that was drawn in an earlier attempt. It is
-            asked for each in turn, and for one before which a training was cut off.
+        timetable: Schedule of batches.
+        drawn: Draws a batch with the current model, or returns one that was drawn in an earlier attempt. Called
+            for each batch in turn, also for the batch in which a training was interrupted.
         fitting: How to train; its `epochs` are those of the timetable.
-        longest: Tokens that a completion may have.
-        group: Sequences that belong together.
-        how: What else `train` is to know.
+        longest: Most tokens of a completion.
+        group: Sequences that must stay together.
+        how: Further arguments of `train`.
 
     Returns:
-        The loss of each step; and counts of all batches together, with ``tokens``, those that were trained on.
+        The loss of each step; and counts over all batches, with ``tokens`` for the tokens trained on.
     """
     micro_batch = fitting.micro_batch(
         model, fitting.batch_size, longest=longest, group=group, policy=True, work=" online"
@@ -135,7 +135,7 @@ def fit_drawn(
     loop.keep_few_activations(model, fitting)
 
     def before(step: int) -> None:
-        """Have the batch of a step, and note what it takes."""
+        """Draw or load the batch of a step, and prepare it."""
         number, within = timetable.at(step)
         if number != now.number:
             model.eval()
@@ -155,7 +155,7 @@ def fit_drawn(
         _, within = timetable.at(step)
         if is_drawn():
             add_to_curve(**now.batch.figures, staleness=within)
-        # Not around drawing, which goes through the model in other ways.
+        # Not around drawing, which calls the model differently.
         if len(now.parts[within]):
             with without_padding(model, fitting.training.padding_free):
                 yield from fitting.losses(now.batch.made, now.parts[within], micro_batch)
@@ -182,7 +182,7 @@ def fit_drawn(
 
 
 class _Now:
-    """The batch that is trained on now, and the places of its sequences by step."""
+    """The current batch, and the indices of its sequences by step."""
 
     number = -1
     batch: DrawnBatch
@@ -195,7 +195,7 @@ class _Now:
         if count == 0:
             self.parts, self.before = [np.zeros(0, np.int64)] * (epochs * parts), lambda _: None
             return
-        # Where a pass is one step its order says nothing.
+        # If a pass is a single step, order does not matter.
         once, own_seed = epochs * parts == 1, seed * 1_000_003 + number
         order = np.arange(count) if once else loop.grouped_order(count, made.group, epochs, own_seed)
         passes = order.reshape(epochs, -1, made.group)
@@ -212,14 +212,14 @@ def fit_online(
     """Train a policy on batches that it draws.
 
     Args:
-        algorithm: Of `PostTrainingAlgorithms`, whose module knows this one: its `judge` scores, its `keep` and
-            `training_set` say what is kept of a batch, and what the loss is.
-        ctx: Of the training.
+        algorithm: Method of the class `PostTrainingAlgorithms`: its `judge` scores, its `keep` selects from a
+            batch, and its `training_set` gives the loss.
+        ctx: Context of the training.
         model: The policy, changed in place.
         fitting: How to train.
 
     Returns:
-        What ``training.json`` says of the training, and what became of what was drawn.
+        Entries of ``training.json``, and the tally of what became of the draws.
     """
     algo, dataset = ctx.settings(OnlineConfig), open_dataset(ctx)
     ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
@@ -235,7 +235,7 @@ def fit_online(
 
     def draw(number: int) -> None:
         faults = RewardFailures()
-        own = replace(ctx, failures=faults, progress=lambda *_, **__: None)  # nobody waits for one batch
+        own = replace(ctx, failures=faults, progress=lambda *_, **__: None)  # with one batch nobody waits
 
         def groups_of(first: int, count: int, time: int) -> Groups:
             rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]
@@ -254,7 +254,7 @@ def fit_online(
                     logprobs = exact_logprobs(own, algo, policy, groups)
                     algorithm.keep(replace(own, out=folder / str(time)), replace(groups, logprobs=logprobs))
                 counts, figures = _counts(every), _figures(every, policy)
-                if not algo.keeps_logprobs:  # what has them has its rewards too, which its loss tells
+                if not algo.keeps_logprobs:  # a loss with rewards reports them itself
                     rewards = np.concatenate([one.scored.values for one in every])
                     figures["reward"] = rewards[np.isfinite(rewards)].tolist()
                 if most > 1:
@@ -321,17 +321,18 @@ def fit_online(
 def drawn_anew(
     draw: Callable[[int, int, int], Groups], rows: tuple[int, int], most: int
 ) -> tuple[list[Groups], list[Groups]]:
-    """Draw a batch, and further prompts in place of those whose completions all score alike.
+    """Draw a batch, and more prompts to replace those whose completions all score alike.
 
-    Those are the ones that follow in the round, as many as are missing, and their own batch has them all the same.
+    The replacements are the next prompts of the round, as many as are missing; they also stay in their own batch.
 
     Args:
-        draw: From the place of the first prompt, how many, and how often the batch was drawn before.
+        draw: Called with the index of the first prompt, the number of prompts, and how often the batch was drawn
+            before.
         rows: The prompts of the batch.
-        most: How often to draw; what comes of the last time is taken whatever it scores.
+        most: Maximum number of draws; groups of the last draw are taken whatever their scores.
 
     Returns:
-        What was drawn, and what of it is trained on: as many groups as the batch has prompts.
+        All groups drawn, and the groups to train on: as many as the batch has prompts.
     """
     every: list[Groups] = []
     taken: list[Groups] = []
@@ -353,7 +354,7 @@ def _counts(drawn: Sequence[Groups]) -> Counter[str]:
 
 
 def _figures(drawn: Sequence[Groups], policy: TextPolicy) -> dict[str, list[float]]:
-    """What the curve has of a batch, besides what its loss tells: tokens of completions, share cut off."""
+    """Return the batch's metrics for the curve beside those of its loss: tokens of completions, share cut off."""
     completions = [tokens for groups in drawn for tokens in groups.tokens]
     count, prompts = max(1, len(completions)), max(1, sum(len(groups.keys) for groups in drawn))
     return {
@@ -364,17 +365,20 @@ def _figures(drawn: Sequence[Groups], policy: TextPolicy) -> dict[str, list[floa
 
 
 class KeptBatches:
-    """Batches on the disk that were drawn and may be trained on once more, by their numbers."""
+    """Drawn batches on disk that may be trained on again, by number."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
 
     def folder(self, number: int) -> Path:
-        """Where a batch is."""
+        """Return the folder of a batch."""
         return self._place / f"{number:08d}"
 
     def has(self, number: int) -> bool:
-        """Whether a batch is there, whole. Without it, what was drawn after it is of another policy, and goes."""
+        """Return whether a batch is stored whole.
+
+        If not, later batches come from another policy and are removed.
+        """
         with suppress(OSError, ForeignDataError):
             if parse_json(read_plain(self.folder(number) / SUMS)) == _sums(self.folder(number)):
                 return True
@@ -384,13 +388,16 @@ class KeptBatches:
         return False
 
     def forget_before(self, number: int) -> None:
-        """Remove those that are trained on, also after whatever comes."""
+        """Remove earlier batches, which no restart can need any more."""
         for other in self._numbers():
             if other < number:
                 shutil.rmtree(self.folder(other), ignore_errors=True)
 
     def first_fault(self, said: str = "") -> str:
-        """What was said of the first completion at which a reward failed, in all attempts; it is remembered."""
+        """Return the message about the first completion on which a reward failed, in all attempts.
+
+        It is stored.
+        """
         place = self._place / _FAULT
         if said and not place.exists():
             place.write_text(said)
@@ -398,11 +405,11 @@ class KeptBatches:
 
     @contextmanager
     def writing(self, number: int, *, durable: bool) -> Iterator[Path]:
-        """A folder to write a batch to, which is there for good when all of it is.
+        """Yield a folder to write a batch to, which becomes visible only when it is complete.
 
         Args:
-            number: Of the batch.
-            durable: Whether it is to outlive a loss of power: a checkpoint may come before its last step.
+            number: Number of the batch.
+            durable: Whether it must survive a loss of power: a checkpoint may come before its last step.
         """
         writing = self._place / f".writing-{number}"
         shutil.rmtree(writing, ignore_errors=True)
@@ -422,6 +429,6 @@ class KeptBatches:
 
 
 def _sums(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of a batch."""
+    """Return the SHA-256 of each file of a batch."""
     files = (name for name, status in walk(folder) if stat.S_ISREG(status.st_mode) and name != SUMS)
     return {name: file_sha256(folder / name) for name in files}

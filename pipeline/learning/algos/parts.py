@@ -1,4 +1,7 @@
-"""What methods do with models, in workers. They find all of it in `toolbox`, which loads it at its first use."""
+"""Functions and classes for methods in workers.
+
+Methods use them through `toolbox`, which loads them at first use.
+"""
 
 # ruff: noqa: F401 - names for others
 

@@ -1,4 +1,4 @@
-"""Settings of methods that train the policy: what all of them have, and what those have that can draw online."""
+"""Settings of methods that train the policy: those of all of them, and those of methods that can draw online."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,32 +10,32 @@ from pipeline.errors import known_names
 
 
 class Anchor(Enum):
-    """The policy that a trained one is held close to."""
+    """Anchor of the KL penalty: the policy that the trained one should stay close to."""
 
-    initial = "initial"  # in every round the reference, or the policy of `start`
-    previous = "previous"  # what the round started from
+    initial = "initial"  # the reference in every round, or the policy of `start`
+    previous = "previous"  # the policy at the start of the round
 
 
 @dataclass(kw_only=True)
 class LoraSettings(schema.Settings):
-    """Low-rank adapters instead of whole weights (arXiv 2106.09685); stored by themselves, merged when loaded."""
+    """Low-rank adapters (LoRA, arXiv 2106.09685) instead of all weights; stored separately, merged when loaded."""
 
     rank: int = schema.number(0, at_least=0, at_most=16_384, hint=" (0 is no adapters)")
-    """Of the adapters; 0 trains the weights themselves."""
+    """Rank of the adapters; 0 trains all weights."""
     alpha: int = schema.number(32, at_least=1, at_most=1_000_000)
-    """The adapters' share is scaled by alpha / rank."""
+    """Scale of the adapters is alpha / rank."""
     target_modules: list[str] | None = None
-    """Names of the layers that get adapters; null takes every linear layer but the output head, and of
-    state spaces those that adapters have an effect on."""
+    """Names of the layers with adapters; null takes every linear layer except the output head, and in state-space
+    models those where adapters have an effect."""
 
     def idle(self, setting: str) -> str:
-        """All of them, where there are no adapters."""
+        """Report all of them as unused without adapters."""
         return "" if setting == "rank" or self.rank else "there are no adapters; lora.rank sets their rank"
 
 
 @dataclass(kw_only=True)
 class PolicyAlgoConfig(schema.AlgoConfig):
-    """What algorithms that train the policy share."""
+    """Settings shared by all algorithms that train the policy."""
 
     keeps_logprobs: ClassVar[bool] = True
 
@@ -43,17 +43,18 @@ class PolicyAlgoConfig(schema.AlgoConfig):
     """Completions drawn for each training prompt; TRL's name. `data_collection.samples_per_example` is for
     value-guided algorithms."""
     batch_size: int = schema.number(128, at_least=1, at_most=1_000_000)
-    """Sequences per optimizer step, for DPO both completions of a pair."""
+    """Sequences per optimizer step; for DPO both completions of a pair count."""
     learning_rate: float = schema.number(2e-4, above=0, at_most=schema.LARGEST_RATE)
     epochs: int = schema.number(1, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
     aggregate: bool = False
-    """Train on the data of all rounds so far rather than of this round alone."""
+    """Train on the data of all rounds so far instead of this round only."""
     warm_start: bool = True
-    """Continue from the policy of the previous round; false starts from the reference again, or from `start`."""
+    """Continue from the policy of the previous round; false starts every round from the reference, or from
+    `start`."""
     start: str | None = schema.hint(None, keyed="by the policy that it names")
-    """Another method of the run that trains the policy, as `SFT`: begin with its last policy in place of the
-    reference, and be held close to that by `reference=initial`."""
+    """Another method of the run that trains the policy, such as `SFT`: start from its last policy instead of the
+    reference; with `reference=initial` that policy is also the anchor."""
     lora: LoraSettings = field(default_factory=LoraSettings)
 
     @property
@@ -63,67 +64,67 @@ class PolicyAlgoConfig(schema.AlgoConfig):
 
     @property
     def compares(self) -> bool:
-        """Whether the completions of a prompt are compared with each other."""
+        """Whether completions of a prompt are compared with each other."""
         return True
 
     def drawn(self, samples: int) -> float:
-        """Whole groups."""
+        """Return the completions drawn: whole groups."""
         return self.num_generations
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """Whole groups."""
+        """Return the completions trained on: whole groups."""
         return self.epochs * self.num_generations
 
     def problems(self, key: str, config: schema.Config) -> Iterator[str]:
-        """Too few completions to compare, and nothing to start from."""
+        """Report too few completions to compare, and a `start` that does not exist."""
         if self.compares:
             yield from too_few(key, self.num_generations)
         yield from _of_start(key, self, config.algos)
 
 
 class Sampling(Enum):
-    """When a method draws the completions that it trains on."""
+    """When a method draws its training completions."""
 
-    online = "online"  # a batch at a time, by the policy as it has become
-    round = "round"  # all of a round, by the policy that the round begins with
+    online = "online"  # batch by batch, with the current policy
+    round = "round"  # all at once per round, with the policy at its start
 
 
 @dataclass(kw_only=True)
 class OnlineConfig(PolicyAlgoConfig):
-    """What methods share that can draw online."""
+    """Settings shared by methods that can draw online."""
 
     sampling: Sampling = Sampling.round
-    """With `online` weights and optimizer go on from round to round, and `epochs` counts passes over each batch,
-    as TRL's num_iterations."""
+    """With `online`, weights and optimizer carry over from round to round, and `epochs` counts passes over each
+    batch, as TRL's num_iterations."""
     steps_per_generation: int = schema.number(1, at_least=1, at_most=100_000)
-    """Optimizer steps on each batch that is drawn online: TRL's steps_per_generation in units of its
+    """Optimizer steps on each batch drawn online: TRL's steps_per_generation in units of its
     gradient_accumulation_steps, or its generation_batch_size in batches."""
     dynamic_sampling: int = schema.number(1, at_least=1, at_most=1000, hint=" (1 draws no group anew)")
-    """How many times a batch that is drawn online may be drawn: groups that score alike make way for further
-    prompts (DAPO, arXiv 2503.14476), but for those of the last time; `max_num_gen_batches` of verl."""
+    """Maximum number of times a batch is drawn online: groups whose completions all score alike are replaced by
+    further prompts (DAPO, arXiv 2503.14476), except in the last draw; `max_num_gen_batches` of verl."""
     horizon: int | None = schema.number(
         None, at_least=1, at_most=1_000_000, hint=", or null for a rate that stays"
     )
-    """Rounds over which `training.schedule` takes the rate of an online training down; with null the rate stays,
-    after its warm-up, and more rounds can be added to a run."""
+    """Rounds over which `training.schedule` decays the learning rate of an online training. With null the rate is
+    constant after its warm-up, and more rounds can be added to a run."""
 
     @property
     def wants_logprobs(self) -> bool:
-        """Not where the policy as it is has drawn."""
+        """False if the current policy has drawn."""
         return super().wants_logprobs and not self.is_on_policy
 
     @property
     def draws_to_train(self) -> bool:
-        """With `online`."""
+        """True with `online`."""
         return self.sampling is Sampling.online
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether every step is on completions that the policy has just drawn."""
+        """Whether every step trains on completions that the current policy has just drawn."""
         return self.draws_to_train and self.steps_per_generation == self.epochs == 1
 
     def problems(self, key: str, config: schema.Config) -> Iterator[str]:
-        """Also of drawing online: batches of no whole groups, more rounds than the rate lasts."""
+        """Also report problems of drawing online: batches that split groups, more rounds than the schedule."""
         yield from super().problems(key, config)
         if not self.draws_to_train:
             return
@@ -142,7 +143,7 @@ class OnlineConfig(PolicyAlgoConfig):
             yield f"{key}.lora.rank: needs algos.{self.start}.lora.rank too, where it draws online from that"
 
     def idle(self, setting: str) -> str:
-        """Also what is of drawing in the other way."""
+        """Also report settings of the other way of drawing as unused."""
         if self.draws_to_train:
             if setting == "aggregate":
                 return "with sampling=online each batch is trained on right after it is drawn"
@@ -152,12 +153,12 @@ class OnlineConfig(PolicyAlgoConfig):
 
 
 def start_of(settings: schema.AlgoConfig) -> str | None:
-    """The method whose policy one begins with; None for the reference."""
+    """Return the method whose policy a method starts from; None for the reference."""
     return settings.start if isinstance(settings, PolicyAlgoConfig) else None
 
 
 def starts_of(settings: schema.AlgoConfig, algos: Mapping[str, schema.AlgoConfig]) -> list[str]:
-    """The methods that one begins with, the nearest first; each once, also where they go round in a circle."""
+    """Return the methods that a method starts from, the nearest first; each once, even in a cycle."""
     found: list[str] = []
     while (start := start_of(settings)) in algos and start is not None and start not in found:
         found.append(start)
@@ -166,7 +167,7 @@ def starts_of(settings: schema.AlgoConfig, algos: Mapping[str, schema.AlgoConfig
 
 
 def stores_adapters(settings: schema.AlgoConfig, algos: Mapping[str, schema.AlgoConfig]) -> bool:
-    """Whether adapters alone are stored of what is trained: it has them, and so has all that it begins with."""
+    """Return whether only adapters are stored: the method trains adapters, as do all methods it starts from."""
     every = [settings, *(algos[name] for name in starts_of(settings, algos))]
     return all(isinstance(each, PolicyAlgoConfig) and each.lora.rank for each in every)
 
@@ -185,6 +186,6 @@ def _of_start(key: str, settings: PolicyAlgoConfig, algos: Mapping[str, schema.A
 
 
 def too_few(key: str, num_generations: int) -> Iterator[str]:
-    """Completions that are compared with each other must be there."""
+    """Report too few completions for a comparison."""
     if num_generations < 2:
         yield f"{key}.num_generations={num_generations}: must be at least 2, to be compared with each other"

@@ -1,4 +1,4 @@
-"""The stages and settings that methods share which train the policy. A method adds its loss, and what it keeps.
+"""Stages and settings shared by methods that train the policy. A method adds its loss, and what it keeps.
 
 generate    draw groups of completions by the current policy                               (per shard)
 score       ask rewards about them, keep what training needs                               (per shard)
@@ -27,14 +27,14 @@ from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig
 from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
 
 TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model")
-"""What training a policy depends on; of `generation`, the temperature that samples were drawn at, and of
-`model` where the reference is."""
+"""Sections that training a policy depends on; from `generation` the sampling temperature, and from `model` the
+place of the reference."""
 
 Of = Callable[..., "toolbox.Tensor"]
-"""From a model and a batch to one row for each of its sequences."""
+"""Function from a model and a batch to one row per sequence."""
 _DRAWING = ("generate", "current_policy")
 ONLINE_S = 12.0
-"""What drawing adds to the time of a training that does it; as `Stage.seconds`."""
+"""Seconds that drawing adds to a training that draws online, as in `Stage.seconds`."""
 EVALUATE = Stage(
     "evaluate",
     shards="eval",
@@ -59,17 +59,20 @@ class PostTrainingAlgorithms(Algorithm):
     stages: ClassVar[tuple[Stage, ...]] = (base.GENERATE, base.SCORE, TRAIN_POLICY, EVALUATE, base.METRICS)
 
     learns_reward: ClassVar[bool] = False
-    """Whether its reward is learnt in each round, from completions that are drawn beforehand also where training
-    itself draws."""
+    """Whether its reward is learnt in each round from completions that are drawn before training, even if training
+    draws online."""
 
     @classmethod
     def stages_with(cls, settings: AlgoConfig) -> tuple[Stage, ...]:
-        """Without those that draw and score beforehand, where training itself draws and nothing else is learnt."""
+        """Leave out drawing and scoring before training if training draws online and no reward is learnt."""
         return tuple(_online(cls.stages, cls.learns_reward)) if settings.draws_to_train else cls.stages
 
     @classmethod
     def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:
-        """How many completions, and whether log-probabilities are kept; None where a subclass draws otherwise."""
+        """Return the number of completions, and whether log-probabilities are kept.
+
+        None if a subclass draws differently.
+        """
         own = any(getattr(cls, name) is not getattr(PostTrainingAlgorithms, name) for name in _DRAWING)
         if own or not isinstance(settings, PolicyAlgoConfig):
             return None
@@ -80,44 +83,48 @@ class PostTrainingAlgorithms(Algorithm):
     def training_set(
         self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
-        """What the policy is trained on, and the loss.
+        """Return the data that the policy is trained on, and the loss.
 
         Args:
-            ctx: Of the training.
-            model: The policy, which the loss reads.
-            folders: What `keep` has written: of all shards of a round, or of a batch that was drawn online.
+            ctx: Context of the training.
+            model: The policy, which the loss uses.
+            folders: Folders written by `keep`: of all shards of a round, or of one batch drawn online.
         """
 
     def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
-        """Write what training needs of one shard's groups, for `training_set` to read.
+        """Write the part of a shard's groups that training needs, for `training_set` to read.
 
-        Whole groups with their rewards, and the log-probabilities of the policy that drew them: `Samples`.
+        By default these are whole groups with their rewards, and the log-probabilities of the policy that drew
+        them: `Samples`.
         """
         samples_of(groups).save(ctx.out)
 
     def judge(self, ctx: JobContext) -> toolbox.Judge | None:
-        """What scores completions that training draws; None for the rewards of the dataset."""
+        """Return the function that scores completions drawn in training; None for the rewards of the dataset."""
         return None
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
-        """The folders that are trained on: of this round, or of all so far where the settings say `aggregate`."""
+        """Return the folders to train on: of this round, or of all so far if the settings say `aggregate`."""
         return base.rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
-        """Draw; in the first round the current policy is the reference itself, or that of `start`."""
+        """Draw completions with the current policy.
+
+        In the first round the reference itself, or that of `start`.
+        """
         algo, dataset = ctx.settings(PolicyAlgoConfig), toolbox.open_dataset(ctx)
         policy = self.current_policy(ctx, dataset)
         drawn = toolbox.draw_groups(ctx, dataset, policy, algo.num_generations)
         replace(drawn, logprobs=toolbox.exact_logprobs(ctx, algo, policy, drawn)).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
-        """Score what was drawn."""
+        """Score the drawn completions."""
         groups = toolbox.score_shard(ctx)
         self.keep(ctx, groups)
         groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
-        """Train, and save the policy or the adapters that make it of the reference, with its tokenizer."""
+        """Train, and save the policy (or its adapters) with its tokenizer."""
         algo = ctx.settings(PolicyAlgoConfig)
         model = toolbox.opening.to_train(ctx, algo)
         fitted = toolbox.fit_online if algo.draws_to_train else _fit_round
@@ -142,14 +149,14 @@ class PostTrainingAlgorithms(Algorithm):
         toolbox.write_metrics(ctx)
 
     def current_policy(self, ctx: JobContext, dataset: toolbox.Dataset) -> toolbox.TextPolicy:
-        """The policy that this round's training starts from."""
+        """Return the policy that this round's training starts from."""
         folder = base.started_from(ctx)
         if folder is None:
             return toolbox.opening.reference_policy(ctx, dataset)
         return toolbox.opening.trained_policy(ctx, dataset, folder)
 
     def anchor_model(self, ctx: JobContext, anchor: Anchor) -> toolbox.PreTrainedModel:
-        """The frozen policy that training is held close to; the same each time where training draws."""
+        """Return the frozen anchor; the same model on every call if training draws online."""
         algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
         if not algo.draws_to_train:
             return toolbox.opening.frozen_policy(ctx, algo, previous=previous)
@@ -160,7 +167,7 @@ class PostTrainingAlgorithms(Algorithm):
     def of_anchor(
         self, ctx: JobContext, anchor: Anchor, data: toolbox.Sequences, of: Of, width: int | None = None
     ) -> NDArray[np.float64]:
-        """What the anchor makes of sequences; see `values_of`."""
+        """Compute a function of the anchor on sequences; see `values_of`."""
         model = self.anchor_model(ctx, anchor)
         toolbox.scoring.note_scored(data, model)
         with toolbox.scoring.without_padding(model, ctx.config.training.padding_free):
@@ -177,14 +184,14 @@ class PostTrainingAlgorithms(Algorithm):
 def values_of(
     ctx: JobContext, model: toolbox.PreTrainedModel, data: toolbox.Sequences, of: Of, **how: Any
 ) -> NDArray[np.float64]:
-    """What a model makes of sequences, by a function of it and a batch; all ranks call this together.
+    """Compute a function of a model on sequences; all ranks call this together.
 
     Args:
-        ctx: Of the training.
-        model: On its device, or spread over those of all ranks.
+        ctx: Context of the training.
+        model: On its device, or sharded over the ranks.
         data: The sequences.
-        of: As `score` of `score_sequences`, of which the rest are arguments.
-        how: See there.
+        of: Function of the model and a batch, as `score` of `score_sequences`.
+        how: Further arguments of `score_sequences`.
     """
     with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
         return toolbox.scoring.score_sequences(
@@ -199,17 +206,17 @@ def values_of(
 
 
 def groups_drawn(size: int, logprobs: Mapping[str, bool] | None = None) -> Mapping[str, Any]:
-    """What groups follow from besides the policy: see `Algorithm.drawn_with`.
+    """Return what determines drawn groups besides the policy: see `Algorithm.drawn_with`.
 
     Args:
-        size: Completions of each prompt.
-        logprobs: By which weights log-probabilities are computed (`exact_logprobs`); None where none are.
+        size: Completions per prompt.
+        logprobs: Which weights log-probabilities are computed with (`exact_logprobs`); None if none are.
     """
     return {"num_generations": size, "logprobs": logprobs}
 
 
 def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
-    """The same stages where training itself draws, and scores."""
+    """Yield the same stages for a training that draws and scores itself."""
     for stage in stages:
         if stage.name == TRAIN_POLICY.name:
             reads = tuple(read for read in stage.reads if learns_reward or read.stage != base.SCORE.name)
@@ -228,7 +235,7 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
 
 
 def samples_of(groups: toolbox.Groups) -> toolbox.Samples:
-    """Whole groups with their rewards, and the log-probabilities of who drew them where they are kept."""
+    """Return whole groups with rewards and, if kept, the log-probabilities of the policy that drew them."""
     sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
     if groups.logprobs is None:
         return toolbox.Samples.without_logprobs(sequences)
@@ -238,7 +245,7 @@ def samples_of(groups: toolbox.Groups) -> toolbox.Samples:
 def _fit_round(
     algorithm: PostTrainingAlgorithms, ctx: JobContext, model: toolbox.PreTrainedModel, fitting: toolbox.Fitting
 ) -> tuple[dict[str, Any], Tally | None]:
-    """Train on what earlier stages have drawn: what ``training.json`` says of it, and what became of the draws."""
+    """Train on completions of earlier stages; return entries of ``training.json``, and the tally of the draws."""
     spent = {"tokens_generated": base.tokens_generated(ctx)}
     made = algorithm.training_set(ctx, model, algorithm.data(ctx))
     losses = toolbox.fit(model, made, fitting)
@@ -251,14 +258,14 @@ def _fit_round(
 def fitting_of(
     ctx: JobContext, name: str, batch_size: int, epochs: int, learning_rate: float, *, more: bool = False
 ) -> toolbox.Fitting:
-    """How to train in a stage.
+    """Return the optimization settings of a training in a stage.
 
     Args:
-        ctx: Of the stage.
-        name: Of this training among those of the stage.
+        ctx: Context of the stage.
+        name: Name of this training within the stage.
         batch_size: Sequences per optimizer step.
         epochs: Passes over the data.
-        learning_rate: At its highest.
+        learning_rate: Peak learning rate.
         more: Whether the stage goes on with other work afterwards.
     """
     return toolbox.Fitting(

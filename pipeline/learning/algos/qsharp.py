@@ -1,8 +1,8 @@
-"""Q# (Zhou et al., arXiv 2502.20548): a value of the reference's own future reward guides its decoding.
+"""Q# (Zhou et al., arXiv 2502.20548): guide decoding with a learned value of the reference's future reward.
 
-Per prompt: a response by the current guided policy, a cut drawn uniformly over its tokens, the rest by the
-reference, the reward of the whole text. The tokens from the cut on are labelled with it; what the guided policy
-wrote before is context only, since the value is that of the reference's continuations.
+For each prompt the current guided policy writes a response, a cut is drawn uniformly over its tokens, and the
+reference writes the rest again. The tokens from the cut on are labelled with the reward of the whole text; the
+tokens before are context only, since the value is that of the reference's continuations.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from pipeline.learning.rewards.preference import UNDECIDED, PreferenceConfig
 from pipeline.outputs.formats import Tally
 
 MOST_GRID_ERROR = 0.1
-"""Nats: odds that are off by a tenth, less than by what two fits of one value model differ."""
+"""Largest error in nats: odds off by a tenth, less than the difference between two fits of one value model."""
 LARGEST_ATOMS = 10_000
 _PLACES = 64
-"""Places between two atoms that are looked at."""
+"""Number of places between two atoms to check."""
 
 
 @dataclass(kw_only=True)
 class QSharpConfig(value_guided.ValueAlgoConfig):
-    """Guidance by a learnt value of the reward that the reference still gets (arXiv 2502.20548)."""
+    """Guidance by a learned value: the reward that the reference would still get (arXiv 2502.20548)."""
 
     atoms: int = number(1, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
-    """Values at which the head has a probability each, evenly spaced over the range; 1 is the Bernoulli head, a
-    single probability of the highest value."""
+    """Number of atoms (evenly spaced rewards) whose probabilities the head predicts; 1 is the Bernoulli head, a
+    single probability of the highest reward."""
     value_min: float = number(0.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """Lowest reward."""
     value_max: float = number(1.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
     """Highest reward."""
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also a range without a width, and what the atoms cannot express."""
+        """Also report an empty range, and rewards that the atoms cannot express."""
         yield from super().problems(key, config)
         if not self.value_min < self.value_max:
             yield f"{key}.value_min={self.value_min} must be below {key}.value_max={self.value_max}"
@@ -52,11 +52,11 @@ class QSharpConfig(value_guided.ValueAlgoConfig):
             yield from self.inexact(key, config.evaluation.etas)
 
     def inexact(self, key: str, etas: Sequence[float]) -> Iterator[str]:
-        """What the atoms cannot express: labels are split between them for the one eta that is trained with.
+        """Report strengths that the atoms cannot express: labels are split between atoms for one eta only.
 
         Args:
-            key: Where the settings stand.
-            etas: Further strengths that are asked for.
+            key: Key of the settings.
+            etas: Further strengths that the request asks for.
         """
         if self.atoms == 1:
             if self.others is Others.offset_zero and self.value_min:
@@ -76,43 +76,43 @@ class QSharpConfig(value_guided.ValueAlgoConfig):
 
 
 ATOMS = 11
-"""Of a distribution over graded rewards, where nothing else is known."""
+"""Default number of atoms for graded rewards."""
 _ROUNDING = 1e-6
-"""Of the range: a reward so near to one of its ends is that end."""
+"""Tolerance as a fraction of the range: a reward this close to an end counts as that end."""
 
 
 class QSharp(value_guided.ValueGuidedAlgorithms):
-    """Q# with a distribution over n rewards, or its Bernoulli case with two; offset log E[exp(R / eta)]."""
+    """Q# with a distribution over n rewards, or its Bernoulli case with two; the offset is log E[exp(R / eta)]."""
 
     name: ClassVar[str] = "QSharp"
     version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = QSharpConfig
     soft: ClassVar[bool] = True
-    """Whether the tilt is an expectation of exp(R / eta), for which the mean of a reward is not enough."""
+    """Whether the offset is log E[exp(R / eta)], for which the mean of a reward is not enough."""
 
     def offset(self, algo: value_guided.ValueAlgoConfig) -> toolbox.Offset:
-        """The soft value of the rewards that are to come."""
+        """Return the function for the soft value of the future rewards."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
             return toolbox.sampling.atoms_offset(atom_rewards(algo), algo.eta)
-        # The lowest reward is in every offset alike, and adding a constant changes nothing: where it would, for
-        # tokens of offset 0, requests with another lowest reward than 0 are refused.
+        # The lowest reward would add the same constant to every offset, which changes nothing. It would for tokens
+        # of offset 0, so requests with a lowest reward other than 0 are refused there.
         return toolbox.sampling.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
 
     def atoms(self, algo: value_guided.ValueAlgoConfig) -> int:
-        """As the settings say."""
+        """Return the number of atoms from the settings."""
         assert isinstance(algo, QSharpConfig)
         return algo.atoms
 
     def rate(self, algo: value_guided.ValueAlgoConfig) -> float:
-        """That of the tilt, so that a reward between two atoms is tilted by as if it were one."""
+        """Return 1/eta on the reward range, so that a reward between two atoms keeps its soft value."""
         assert isinstance(algo, QSharpConfig)
         return (algo.value_max - algo.value_min) / algo.eta if self.soft else 0.0
 
     def draw(
         self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
     ) -> toolbox.Drawn:
-        """One roll-out per roll-in."""
+        """Draw one roll-out per roll-in."""
         rollouts = toolbox.Rollouts(ctx, dataset, roll_in, finishes=1)
         # The cut is the last token of the prefix; it is labelled too, as its value was just sampled.
         cuts = rollouts.cut()
@@ -120,17 +120,17 @@ class QSharp(value_guided.ValueGuidedAlgorithms):
         return rollouts.drawn(reference, [rollouts.finish(reference, prefixes, "roll_out")], cuts)
 
     def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
-        """Every roll-out with its reward; those without one are left out."""
+        """Label every roll-out with its reward; those without a reward are left out."""
         rewards = groups.scored.values
         kept = np.flatnonzero(~np.isnan(rewards))
         return groups.sequences(kept.tolist(), self.labels(ctx, rewards[kept]).tolist())
 
     def labels(self, ctx: JobContext, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rewards on the scale from 0 to 1, which the value model is trained on.
+        """Return rewards scaled to 0 to 1, the targets of the value model.
 
         Raises:
-            JobError: A reward is outside of the range that the settings give, or within it where a single
-                probability could not express it.
+            JobError: A reward is outside of the range in the settings, or inside it where a single probability
+                cannot express it.
         """
         algo = ctx.settings(QSharpConfig)
         low, high = algo.value_min, algo.value_max
@@ -152,38 +152,38 @@ class QSharp(value_guided.ValueGuidedAlgorithms):
 
 
 def atom_rewards(algo: QSharpConfig) -> list[float]:
-    """The rewards of the atoms, evenly spaced over the range."""
+    """Return the rewards of the atoms, evenly spaced over the range."""
     step = (algo.value_max - algo.value_min) / (algo.atoms - 1)
     return [algo.value_min + step * place for place in range(algo.atoms)]
 
 
 # -- cd ----------------------------------------------------------------------------------------------------------
-# CD as the paper of Q# has it for a baseline: guidance by the expected reward. It collects the same data and
-# fits the same value model as Q#; only the tilt differs. Q# adds log E[exp(R / eta)], which is optimal for
-# the KL-regularised objective; CD adds E[R] / eta, which Jensen's inequality makes the smaller. Of controlled
-# decoding (Mudgal et al., arXiv 2310.17022) it is CD-FUDGE, but for cross-entropy and texts that the guided
-# policy rolls in. CD-Q bootstraps from the value of the next token, and the blockwise variant picks among
-# drawn blocks.
+# CD, the baseline in the paper of Q#: guidance by the expected reward. It collects the same data and fits the same
+# value model as Q#; only the offset differs. Q# adds log E[exp(R / eta)], which is optimal for the KL-regularised
+# objective; CD adds E[R] / eta, which is smaller by Jensen's inequality. It corresponds to CD-FUDGE of controlled
+# decoding (Mudgal et al., arXiv 2310.17022), except for the cross-entropy loss and the roll-ins of the guided
+# policy. Their CD-Q bootstraps from the value of the next token, and their blockwise variant picks among drawn
+# blocks.
 
 
 @dataclass(kw_only=True)
 class CDConfig(QSharpConfig):
-    """Guidance by the mean reward, the baseline of Q#'s paper (after arXiv 2310.17022)."""
+    """Guidance by the mean reward, the baseline in Q#'s paper (after arXiv 2310.17022)."""
 
     def inexact(self, key: str, etas: Sequence[float]) -> Iterator[str]:
-        """Nothing: any atoms express a mean."""
+        """Report nothing: any atoms express a mean."""
         yield from ()
 
 
 class CD(QSharp):
-    """Q# with the expectation in the place of the soft value: the baseline of Q#'s paper."""
+    """Q# with the expected reward instead of the soft value: the baseline in Q#'s paper."""
 
     name: ClassVar[str] = "CD"
     config_class: ClassVar[type[AlgoConfig]] = CDConfig
     soft: ClassVar[bool] = False
 
     def offset(self, algo: value_guided.ValueAlgoConfig) -> toolbox.Offset:
-        """The expected reward over eta."""
+        """Return the function for the expected reward divided by eta."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
             return toolbox.sampling.expected_atoms_offset(atom_rewards(algo), algo.eta)
@@ -191,10 +191,9 @@ class CD(QSharp):
 
 
 # -- qsharp hf ---------------------------------------------------------------------------------------------------
-# Q#-HF: Q# on a reward that is learnt from preferences. From every cut the reference completes the response
-# twice. Bradley-Terry reward models are fitted to the preferences between the two, each scores the texts of
-# prompts that it has not seen, and the standardised scores are the labels that Q# learns from. After the
-# stage `score` no other reward is looked at.
+# Q#-HF: Q# on a reward that is learnt from preferences. From every cut the reference completes the response twice.
+# Bradley-Terry reward models are fitted to the preferences between the two, each scores the texts of prompts that
+# it has not seen, and Q# learns from the standardised scores. No other reward is used after the stage `score`.
 
 
 @dataclass(kw_only=True)
@@ -210,20 +209,20 @@ class QSharpHFConfig(QSharpConfig):
     eta: float = number(0.2, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=value_guided.STRENGTH)
     atoms: int = number(11, at_least=1, at_most=LARGEST_ATOMS, hint=" (1 is a single probability)")
     value_min: float = number(-2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
-    """In standard deviations of the learnt reward; what lies outside is clipped."""
+    """Lower bound in standard deviations of the learnt reward; smaller rewards are clipped."""
     value_max: float = number(2.0, at_least=-LARGEST_WEIGHT, at_most=LARGEST_WEIGHT)
-    """Likewise, in standard deviations of the learnt reward."""
+    """Upper bound in standard deviations of the learnt reward; larger rewards are clipped."""
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
     reward_model: RewardModelConfig = field(default_factory=lambda: RewardModelConfig(learning_rate=3.3e-4))
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """Two roll-outs of each roll-in, which are a pair for the reward model."""
+        """Count two roll-outs per roll-in, which form a pair for the reward model."""
         if stage == REWARD.name:
             return self.reward_model.trained(samples * self.preferences.compared(2, decided))
         return 2 * super().trained(stage, samples, decided)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Also a single probability for a learnt reward."""
+        """Also report a Bernoulli head for a learnt reward."""
         yield from super().problems(key, config)
         if self.atoms == 1:
             yield f"{key}.atoms=1: must be 2 or more, as a learnt reward has any value, for example 11"
@@ -243,11 +242,11 @@ class QSharpHF(LearnsReward, QSharp):
     def draw(
         self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
     ) -> toolbox.Drawn:
-        """Two roll-outs per roll-in."""
+        """Draw two roll-outs per roll-in."""
         return toolbox.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference)
 
     def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
-        """All roll-outs, still without labels; and the pairs that can be decided."""
+        """Return all roll-outs without labels; also write the pairs that have a preference."""
         told = enumerate(groups.decided(ctx.settings(QSharpHFConfig).preferences).tolist())
         places = [2 * index + side for index, one in told if one != UNDECIDED for side in (1 - one, one)]
         pairs = zip(places[::2], places[1::2], strict=True)
@@ -256,11 +255,11 @@ class QSharpHF(LearnsReward, QSharp):
         return groups.sequences(range(len(groups.tokens)), [0.0] * len(groups.tokens))
 
     def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
-        """Of pairs."""
+        """Count the pairs."""
         return groups.pair_tally(ctx.settings(QSharpHFConfig).preferences)
 
     def reward(self, ctx: JobContext) -> None:
-        """Fit the reward models and label every roll-out by the one that has not seen its prompt."""
+        """Fit the reward models, and label every roll-out with the model that has not seen its prompt."""
         algo = ctx.settings(QSharpHFConfig)
         folders = super().data(ctx)
         data = toolbox.Sequences.load(folders)
@@ -268,28 +267,28 @@ class QSharpHF(LearnsReward, QSharp):
         replace(data, labels=self.labels(ctx, rewards).astype("float32")).save(ctx.out)
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
-        """The roll-outs as the reward stage has labelled them."""
+        """Return the folders of roll-outs with the labels of the reward stage."""
         return ctx.inputs["reward"]
 
 
 # -- atoms -------------------------------------------------------------------------------------------------------
-# How far a grid of atoms is off where it is used at another strength than it was made for. A label on [0, 1] is
-# split between the two atoms beside it so that E[exp(rate * label)] is kept, the rate being the width of the range
-# of rewards over eta (`training.value.atom_weights`). At another rate what is kept is not what is asked for. The
-# error for any distribution of rewards is at most that for the worst single reward.
+# Error of a grid of atoms at another strength than its labels were made for. A label on [0, 1] is split between
+# its two neighbouring atoms so that E[exp(rate * label)] is preserved, where the rate is the reward range over eta
+# (`training.value.atom_weights`). At another rate it is only approximately preserved. For any distribution of
+# rewards the error is at most that of the worst single reward.
 
 
 def grid_error(count: int, rate: float, other: float) -> float:
-    """The largest error of ``log E[exp(other * label)]``, in nats.
+    """Return the largest error of ``log E[exp(other * label)]``, in nats.
 
     Args:
-        count: Atoms, at least 2.
-        rate: What labels were split for.
-        other: What is asked for.
+        count: Number of atoms, at least 2.
+        rate: Rate for which labels were split.
+        other: Rate that is asked for.
     """
     made, asked = rate / (count - 1), other / (count - 1)
     upper = share = np.arange(1, _PLACES) / _PLACES
     if made >= SMALLEST_STEP:
         upper = np.exp((share - 1) * made) * np.expm1(-share * made) / np.expm1(-made)
-    # log(1 - upper + upper * exp(asked)) - share * asked, which cannot overflow in this form.
+    # log(1 - upper + upper * exp(asked)) - share * asked, in a form that cannot overflow.
     return float(np.abs((1 - share) * asked + np.log(upper + (1 - upper) * np.exp(-asked))).max())

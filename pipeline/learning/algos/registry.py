@@ -1,4 +1,4 @@
-"""Algorithms by name or dotted path, checked before anything is planned with them."""
+"""Find algorithms by name or dotted path, and check them before anything is planned with them."""
 
 import inspect
 import logging
@@ -18,10 +18,9 @@ from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.outputs.formats import TRAINING
 
 # -- reference ---------------------------------------------------------------------------------------------------
-# What all chains share, as algorithms of round 0: the preparation of their dataset, and the reference. Only
-# datasets that are read from files or the hub are prepared: rows by split, prompts as token ids, on a CPU.
-# The others make their rows on the spot. The reference is trained or named once, and evaluated like every
-# other policy.
+# Work shared by all chains, as algorithms of round 0: the preparation of a dataset, and the reference. Only
+# datasets from files or the hub are prepared, on a CPU: rows by split, prompts as token ids. Other datasets make
+# their rows on the spot. The reference is trained or recorded once, and evaluated like every other policy.
 
 
 log = logging.getLogger("pipeline")
@@ -31,7 +30,8 @@ PREPARE = Stage("prepare", config=("dataset",), judges=False, seeded=False, load
 CHECK = Stage(
     "check", reads=(Read("prepare"),), config=("dataset",), seeded=False, loads_models=False, seconds=1.0
 )
-"""Rewards tried on the rows, by itself so that rows stay, and what was drawn of them, where rewards change."""
+"""Stage that tries rewards on the rows. It is separate so that rows and draws from them stay valid when rewards
+change."""
 TOKENIZE = Stage(
     "tokenize",
     reads=(Read("prepare"), base.REFERENCE_TRAIN),
@@ -44,7 +44,7 @@ TOKENIZE = Stage(
 
 
 class Preparation(Algorithm):
-    """The work on a dataset that comes before all algorithms."""
+    """The work on a dataset before all algorithms."""
 
     name: ClassVar[str] = NAME
     stages: ClassVar[tuple[Stage, ...]] = (PREPARE, CHECK, TOKENIZE)
@@ -62,7 +62,7 @@ class Preparation(Algorithm):
             raise errors.DataError(of_dataset(error, name)) from error
 
     def check(self, ctx: JobContext) -> None:
-        """See whether the rewards can work with the rows, which are read once more for the places of odd ones."""
+        """Check that the rewards work with the rows, which are read again to locate odd ones."""
         with ctx.loading():
             from pipeline.learning.datasets.base import load_dataset
             from pipeline.learning.datasets.prepared import PreparedDataset, add_warnings, check_rows
@@ -79,7 +79,7 @@ class Preparation(Algorithm):
         add_warnings(ctx.input("prepare"), ctx.out, warnings)
 
     def tokenize(self, ctx: JobContext) -> None:
-        """Write the token ids of every prompt, by the reference's tokenizer."""
+        """Write the token ids of every prompt, with the reference's tokenizer."""
         with ctx.loading():
             from pipeline.learning.datasets.prepared import PreparedDataset, tokenized
         dataset = toolbox.open_dataset(ctx)
@@ -89,7 +89,7 @@ class Preparation(Algorithm):
 
 
 class Reference(Algorithm):
-    """What every chain starts from and is compared with."""
+    """The reference policy, from which every chain starts and with which it is compared."""
 
     name: ClassVar[str] = base.REFERENCE
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -113,7 +113,7 @@ class Reference(Algorithm):
     )
 
     def train(self, ctx: JobContext) -> None:
-        """Train a tiny model, or note where the named model is; see `learning.models.source`."""
+        """Train a tiny model, or record where the named model is; see `learning.models.source`."""
         model = ctx.config.model
         if not isinstance(model, TinyModelConfig):
             toolbox.source.write_reference(model, ctx.out)
@@ -143,7 +143,7 @@ class Reference(Algorithm):
         (ctx.out / TRAINING).write_text(files.json_text(about) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
-        """Sample from the reference as it is; decode greedily, and see what the best of all policies could do."""
+        """Sample from the plain reference, decode it greedily, and compute the optimum of all policies."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset)
         each = ctx.config.evaluation.num_samples + toolbox.opening.GREEDY_SAMPLES
@@ -153,31 +153,31 @@ class Reference(Algorithm):
         toolbox.opening.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:
-        """Metrics of all evaluated samples, and of the anchors."""
+        """Metrics of all evaluated samples, and of the baselines."""
         toolbox.write_metrics(ctx, toolbox.opening.anchor_measures(ctx))
 
 
 # -- validate ----------------------------------------------------------------------------------------------------
-# What an algorithm must fulfil before anything is planned with it: every breach in one message.
+# Requirements on an algorithm before anything is planned with it; one message lists all violations.
 
 
 _RESERVED = {"name", "version", "stages", "config_class", "kl_is_bound"}
 _CLOSE = 0.85
-"""How alike two names are of which one is taken for the other misspelt, as `difflib` counts."""
+"""Similarity, by `difflib`, from which on a name counts as a misspelling of another."""
 
 
 def check_algorithm(path: str, kind: object) -> type[Algorithm]:
-    """Check what a dotted path has led to.
+    """Check that the object at a dotted path is a valid algorithm.
 
     Args:
         path: The dotted path, for messages.
-        kind: What was found there.
+        kind: The object.
 
     Returns:
         The class.
 
     Raises:
-        ConfigError: It is no algorithm, or one that cannot run.
+        ConfigError: It is not an algorithm, or it cannot run.
     """
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
         raise errors.ConfigError(
@@ -212,12 +212,12 @@ def _methods(kind: type[Algorithm]) -> Iterator[str]:
 
 
 def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
-    """Methods that are called much as an inherited one, which would then run in their place, and say nothing."""
+    """Yield methods whose names resemble an inherited one: the inherited method would silently run instead."""
     own = [parent for parent in kind.__mro__ if issubclass(parent, Algorithm) and not ships(parent)]
     methods = [each for parent in own for each in vars(parent).items() if inspect.isfunction(each[1])]
     defined = {name for name, _ in methods}
     used = {name for _, method in methods for name in _names_in(method.__code__)}
-    used |= {stage.name for stage in kind.stages}  # which the engine calls
+    used |= {stage.name for stage in kind.stages}  # called by the engine
     ours = [each for parent in kind.__mro__ if ships(parent) for each in vars(parent).items()]
     inherited = {name for name, each in ours if inspect.isfunction(each) and not name.startswith("_")}
     for name in sorted(defined - inherited - used):
@@ -232,7 +232,7 @@ def _misspelt(kind: type[Algorithm]) -> Iterator[str]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """Names of attributes and globals that a function uses, and the functions in it."""
+    """Yield the names of attributes and globals that a function uses, including nested functions."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -278,16 +278,16 @@ def _read(read: Read, place: int, names: list[str]) -> Iterator[str]:
 
 
 _SHARED: dict[str, type[Algorithm]] = {kind.name: kind for kind in (Reference, Preparation)}
-"""What all chains share, written as algorithms of round 0."""
+"""Algorithms of round 0, whose work all chains share."""
 _TO_READ = {name: [stage.name for stage in kind.stages] for name, kind in _SHARED.items()}
 _TO_READ[base.START_TRAIN.algo] = [base.START_TRAIN.stage]
 """Whose stages an algorithm may read besides its own."""
 
 
 def planned_stages(kind: type[Algorithm], settings: schema.AlgoConfig, config: schema.Config) -> list[Stage]:
-    """The stages that a request has of an algorithm, and what of it they read.
+    """Return the stages of an algorithm in a request, with only the inputs that exist.
 
-    See `Algorithm.stages_with`, `Stage.only_with`, and `Read.algo` of ``start``.
+    See `Algorithm.stages_with`, `Stage.only_with`, and ``start`` in `Read.algo`.
 
     Args:
         kind: The algorithm.
@@ -304,7 +304,7 @@ def planned_stages(kind: type[Algorithm], settings: schema.AlgoConfig, config: s
 
 
 def with_bounded_kl(config: schema.Config) -> list[str]:
-    """Names of a request's algorithms whose divergence is an upper bound, without points of fronts; sorted."""
+    """Return the algorithms whose KL divergence is an upper bound, sorted and without points of fronts."""
     enabled = {tables.point_of(name)[0]: algo.class_path for name, algo in config.algos.items() if algo.enabled}
     return sorted(name for name, path in enabled.items() if load_algorithm(name, path).kl_is_bound)
 
@@ -312,8 +312,7 @@ def with_bounded_kl(config: schema.Config) -> list[str]:
 def load_algorithm(name: str, class_path: str | None = None) -> type[Algorithm]:
     """Find an algorithm's class.
 
-    A class of the user's own may have the name of one that ships if it builds on that one's class: then it takes
-    its place.
+    A user's class may have the name of a shipped algorithm if it is a subclass of it; then it replaces it.
 
     Raises:
         ConfigError: The name is unknown, the path names no `Algorithm`, or one that cannot run.

@@ -1,10 +1,10 @@
-"""The stage of methods whose reward is learnt: fit reward models to preferences, score samples by them.
+"""Stage of methods with a learnt reward: fit reward models to preferences, and score samples with them.
 
 generate -> score -> reward -> train -> ...
 
-A reward model is made anew from the backbone in every round, and fitted to the pairs of all rounds that the method
-trains on. Its scores of what it was fitted to would be too good to be true, so prompts are dealt into folds, and
-each fold is scored by a model that was fitted to the others alone (cross-fitting).
+In every round a new reward model starts from the backbone, and is fitted to the pairs of all rounds that the
+method trains on. Its scores on its own training data would be too optimistic, so prompts are divided into folds,
+and each fold is scored by a model that was fitted to the other folds only (cross-fitting).
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ class RewardModelConfig(Settings):
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step; both completions of a pair count."""
     learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
-    """Of AdamW, at its highest."""
+    """Peak learning rate of AdamW."""
     epochs: int = number(2, at_least=1, at_most=1_000_000)
     """Passes over the pairs."""
     folds: int = number(2, at_least=1, at_most=100)
-    """Reward models, each fitted to the pairs of all folds of prompts but one, whose completions it scores. Costs
-    folds - 1 passes over the pairs. 1 scores what it was fitted to, which flatters it."""
+    """Number of folds of prompts, and of reward models: each is fitted to the pairs of all folds but one, and
+    scores the completions of that one. Costs folds - 1 passes over the pairs. With 1 the model scores its own
+    training data, which is too optimistic."""
 
     def trained(self, compared: float) -> float:
-        """Sequences that all of its passes take, where pairs have so many."""
+        """Return the number of sequences in all of its passes over `compared` sequences."""
         return self.epochs * compared * max(1, self.folds - 1)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Batches that part pairs."""
+        """Report batch sizes that split pairs."""
         yield from halved_pairs(key, self.batch_size, config)
 
 
@@ -75,20 +76,20 @@ def fit_reward_model(
     """Fit a reward model to pairs.
 
     Args:
-        ctx: Of the stage.
-        pairs: Chosen and rejected completions, one after the other.
-        settings: Of the fit, and how many there are.
-        fold: Which of them this is, where the stage goes on with other work afterwards; None for the only one.
-        tokens: What the folds before it were trained on.
+        ctx: Context of the stage.
+        pairs: Chosen and rejected completions in turn.
+        settings: Settings of the fit, with the number of folds.
+        fold: Index of the model, if the stage goes on with other work afterwards; None for the only one.
+        tokens: Tokens that earlier folds were trained on.
 
     Returns:
-        The model, and what became of the fit, for a file.
+        The model, and a report of the fit for a file.
     """
     how = (settings.batch_size, settings.epochs, settings.learning_rate)
     fitting = fitting_of(ctx, f"reward_model_{fold}" if fold else "reward_model", *how, more=fold is not None)
 
     def on_step(done: int, total: int, own: int) -> None:
-        # Folds are about as large as each other, and progress is never to fall back.
+        # Folds have about the same size, and progress must never decrease.
         ctx.progress((fold or 0) * total + done, total=settings.folds * total, tokens=tokens + own)
 
     model = toolbox.opening.fresh_value_model(ctx, HeadType.v)
@@ -101,7 +102,7 @@ def fit_reward_model(
 def _scores(
     ctx: base.JobContext, model: toolbox.ValueModel, data: toolbox.Sequences, **how: Any
 ) -> NDArray[np.float64]:
-    """Raw scores of sequences, shape [N]."""
+    """Return raw scores of sequences, shape [N]."""
     size = ctx.config.training.micro_batch_size
     return toolbox.value.reward_scores(
         model, data, micro_batch_size=size, device=ctx.device, hints=ctx.hints, **how
@@ -119,17 +120,19 @@ def _save(ctx: base.JobContext, model: toolbox.ValueModel, folder: Path) -> None
 def cross_fitted(
     ctx: base.JobContext, folders: Sequence[Path], data: toolbox.Sequences, settings: RewardModelConfig
 ) -> NDArray[np.float64]:
-    """Fit a reward model for each fold of prompts, and score that fold by it. Writes models and ``reward.json``.
+    """Fit one reward model per fold of prompts, and score that fold with it.
+
+    Writes the models and ``reward.json``.
 
     Args:
-        ctx: Of the stage.
-        folders: Outputs with pairs, whose prompts are told.
-        data: The completions, likewise.
-        settings: Of the fits.
+        ctx: Context of the stage.
+        folders: Outputs with pairs and their row ids.
+        data: The completions, with row ids.
+        settings: Settings of the fits.
 
     Returns:
-        Standardised scores, shape [N]: of mean 0 and deviation 1 over each fold, since the scores of two models
-        have neither a zero nor a unit in common.
+        Standardised scores, shape [N], with mean 0 and standard deviation 1 in each fold: scores of two models
+        share neither zero nor unit.
     """
     pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
     of_pairs, of_data = toolbox.prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
@@ -154,7 +157,7 @@ def cross_fitted(
             }
         )
         _save(ctx, model, ctx.out / f"fold_{fold}")
-        del model  # so that no two models are held at once
+        del model  # so that two models are never in memory at once
     if ctx.ranks.is_first:
         note = base.noted(len(pairs), settings.batch_size, base.tally_of(folders), _FITTED)
         whole = {"tokens_trained": tokens, **in_short(fits), "fits": fits, **note}
@@ -163,14 +166,14 @@ def cross_fitted(
 
 
 def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Judge:
-    """The reward models of a round, which score completions of its prompts that are drawn later.
+    """Return the reward models of a round as a judge for completions of its prompts that are drawn later.
 
-    As in the stage itself, a prompt is judged by the model that has not seen its pairs, and scores are
-    standardised by what that stage has scored.
+    As in the stage itself, the model that has not seen a prompt's pairs scores it, and scores are standardised
+    with the mean and deviation of that stage.
 
     Args:
-        ctx: Of the training.
-        folders: Outputs with the pairs that they were fitted to.
+        ctx: Context of the training.
+        folders: Outputs with the pairs that the models were fitted to.
     """
     place = ctx.input(REWARD.name)
     fits = formats.read_input(place, formats.REWARD, formats.read_reward_fit).fits
@@ -194,7 +197,7 @@ def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Jud
     ) -> toolbox.Scored:
         texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
         data = toolbox.Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
-        # Of ranks that draw together one scores: each would load all models.
+        # Only one of the ranks scores: otherwise each would load all models.
         values = np.array(ctx.ranks.made_by_first(lambda: scored(data)))
         unknown = [None] * len(texts)
         return toolbox.Scored(values, {}, unknown, unknown, unknown)
@@ -203,7 +206,7 @@ def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Jud
 
 
 def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a reader of the results must know of reward models: how many there are, how good on unseen pairs."""
+    """Summarise reward models for readers of the results: how many, and their accuracy on unseen pairs."""
     held_out = [(fit["held_out_pairs"], fit["held_out_accuracy"]) for fit in fits]
     pairs = sum(count for count, _ in held_out)
     right = sum(count * accuracy for count, accuracy in held_out if accuracy is not None)
@@ -211,42 +214,42 @@ def in_short(fits: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class LearnsReward(base.Algorithm):
-    """Methods with the stage `reward`: what their training says of it."""
+    """Methods with the stage `reward`: adds its figures to the report of a training."""
 
     def spent_before(self, ctx: base.JobContext) -> int:
-        """The reward models' tokens."""
+        """Return the tokens used to fit the reward models."""
         return formats.read_input(ctx.input(REWARD.name), formats.REWARD, formats.read_reward_fit).tokens_trained
 
     def told_before(self, ctx: base.JobContext) -> dict[str, Any]:
-        """How good the reward models are on pairs that they have not seen."""
+        """Return the accuracy of the reward models on unseen pairs."""
         fit = formats.read_input(ctx.input(REWARD.name), formats.REWARD, formats.read_reward_fit)
         names = ("folds", "held_out_pairs", "held_out_accuracy")
         return {"reward_model": {name: getattr(fit, name) for name in names}}
 
 
 # -- best of n ---------------------------------------------------------------------------------------------------
-# Best of n: the reference as it is, asked n times (Cobbe et al., arXiv 2110.14168, with a learnt verifier). A
-# baseline for methods that spend compute on training: this one spends it on every answer. What picks must not
-# be the reward that the answer is tested with, or the result would be pass@n under another name. So it is a
+# Best of n: sample the plain reference n times and pick one (Cobbe et al., arXiv 2110.14168, with a learnt
+# verifier). It is a baseline for methods that spend compute on training: this one spends it on every answer. The
+# selection must not use the reward of the test, or the result would be pass@n under another name. So it uses a
 # reward model fitted to preferences on training prompts, or a majority vote.
 
 
 class Selection(Enum):
-    """How best-of-n picks. Never by the reward that it is tested with."""
+    """How best-of-n picks; never by the reward of the evaluation."""
 
     reward_model = "reward_model"  # the highest score of a reward model fitted to training prompts
-    majority = "majority"  # the commonest answer, the first of equals
+    majority = "majority"  # the most frequent answer, the first of equals
 
 
 @dataclass(kw_only=True)
 class BestOfNConfig(AlgoConfig):
-    """Best of n samples of the reference, with nothing trained but what picks."""
+    """Best of n samples of the reference; only the selection is trained."""
 
     num_generations: int = number(4, at_least=1, at_most=100_000)
-    """Samples that are picked from, n."""
+    """Number of samples to pick from, n."""
     selection: Selection = Selection.reward_model
     aggregate: bool = True
-    """Fit the reward model to the data of all rounds so far rather than of this round alone."""
+    """Fit the reward model to the data of all rounds so far instead of this round only."""
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
     """Sequences per optimizer step of the reward model; both completions of a pair count."""
     learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
@@ -255,24 +258,24 @@ class BestOfNConfig(AlgoConfig):
 
     @property
     def trains(self) -> bool:
-        """A reward model, or nothing."""
+        """Whether a reward model is trained."""
         return self.selection is Selection.reward_model
 
     def drawn(self, samples: int) -> float:
-        """Whole groups."""
+        """Return the completions drawn: whole groups."""
         return self.num_generations
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """Both completions of each pair."""
+        """Return both completions of each pair."""
         return self.epochs * self.preferences.compared(self.num_generations, decided) * self.trains
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Too few samples to pick from, and batches that part pairs."""
+        """Report too few samples to pick from, and batch sizes that split pairs."""
         yield from too_few(key, self.num_generations)
         yield from halved_pairs(key, self.batch_size, config)
 
     def idle(self, setting: str) -> str:
-        """Also what is of the reward model, where there is none."""
+        """Also report settings of the reward model as unused without one."""
         of_model = setting in ("learning_rate", "epochs", "batch_size") or setting.startswith("preferences.")
         if of_model and not self.trains:
             return "with selection=majority no reward model is trained"
@@ -280,7 +283,7 @@ class BestOfNConfig(AlgoConfig):
 
 
 class BestOfN(base.Algorithm):
-    """n samples of the reference, one of which is given. The policy is the same in every round; what picks learns.
+    """Gives one of n samples of the reference. The policy is the same in every round; only the selection learns.
 
     generate    draw groups by the reference                    (per shard)
     score       pair them by what rewards say                   (per shard)
@@ -308,23 +311,23 @@ class BestOfN(base.Algorithm):
 
     @classmethod
     def stages_with(cls, settings: AlgoConfig) -> tuple[base.Stage, ...]:
-        """A majority vote needs no data to train on."""
+        """Leave out stages for training data with a majority vote."""
         return cls.stages if settings.trains else cls.stages[2:]
 
     @classmethod
     def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:
-        """As methods draw that begin with the reference."""
+        """Draw as methods do that start from the reference."""
         assert isinstance(settings, BestOfNConfig)
         return groups_drawn(settings.num_generations)
 
     def generate(self, ctx: base.JobContext) -> None:
-        """Draw by the reference."""
+        """Draw completions with the reference."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset)
         toolbox.draw_groups(ctx, dataset, policy, ctx.settings(BestOfNConfig).num_generations).save(ctx.out)
 
     def score(self, ctx: base.JobContext) -> None:
-        """Score and pair."""
+        """Score completions and form pairs."""
         groups = toolbox.score_shard(ctx)
         groups.pairs(ctx.settings(BestOfNConfig).preferences).save(ctx.out, toolbox.PAIRS)
         groups.note(ctx.out, groups.tally())
@@ -348,7 +351,7 @@ class BestOfN(base.Algorithm):
             (ctx.out / formats.TRAINING).write_text(files.json_text({**about, **note, **spent}) + "\n")
 
     def evaluate(self, ctx: base.JobContext) -> None:
-        """Give the best of n for every completion that is asked for."""
+        """Draw n completions for each that is needed, and pick one."""
         algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset, kind=toolbox.policy.BestOfNPolicy)
         assert isinstance(policy, toolbox.policy.BestOfNPolicy)
@@ -380,5 +383,5 @@ def _majority(ctx: base.JobContext, policy: toolbox.TextPolicy, dataset: toolbox
             f"no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
-    some = dataset.row(int(dataset.ids("train")[0]))  # a template begins the answers to all rows alike
+    some = dataset.row(int(dataset.ids("train")[0]))  # a template begins the answers to all rows in the same way
     return toolbox.policy.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))

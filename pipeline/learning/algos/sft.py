@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: imitate the completions that a dataset has, as TRL's `SFTTrainer` does."""
+"""Supervised fine-tuning: imitate the completions of a dataset, as TRL's `SFTTrainer` does."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from pipeline.learning.algos import base, policy_config, post_training, toolbox
 
 @dataclass(kw_only=True)
 class SFTConfig(policy_config.PolicyAlgoConfig):
-    """Supervised fine-tuning on the completions that a dataset has."""
+    """Supervised fine-tuning on the completions of a dataset."""
 
     keeps_logprobs: ClassVar[bool] = False
 
     learning_rate: float = number(2e-5, above=0, at_most=LARGEST_RATE)
     completion_only_loss: bool | None = None
-    """Learn the completion and not the prompt; false learns both. Null learns the completion where rows have
-    `prompt` and `completion`, and all of a conversation where they have `messages`; as TRL has it."""
+    """Train on the completion and not on the prompt; false trains on both. Null trains on the completion if rows
+    have `prompt` and `completion`, and on the whole conversation if they have `messages`, as TRL does."""
     assistant_only_loss: bool = False
-    """Learn the turns of the assistant alone, each with its end. They are found in what the chat template writes,
-    and need no marks in it."""
+    """Train only on the turns of the assistant, each with its end token. They are located in the output of the
+    chat template, which needs no special markers."""
     max_length: int | None = number(
         None, at_least=2, at_most=100_000_000, hint=", or null for the model's context"
     )
-    """Tokens of a prompt with its completion. Longer rows are cut there, and counted in a note."""
+    """Most tokens of a prompt with its completion. Longer rows are truncated, and a note counts them."""
 
     @property
     def compares(self) -> bool:
-        """Nothing is drawn."""
+        """False: nothing is drawn."""
         return False
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """One completion of each row."""
+        """Return one completion per row."""
         return self.epochs
 
     def idle(self, setting: str) -> str:
-        """How many are drawn."""
+        """Report the number of completions to draw as unused."""
         return "nothing is sampled" if setting == "num_generations" else super().idle(setting)
 
 
 class SFT(post_training.PostTrainingAlgorithms):
-    """Next-token prediction on the completions of a dataset's rows; a round goes over its share of them."""
+    """Next-token prediction on the completions of a dataset's rows; each round uses its share of the rows."""
 
     name: ClassVar[str] = "SFT"
     config_class: ClassVar[type[AlgoConfig]] = SFTConfig
@@ -62,13 +62,13 @@ class SFT(post_training.PostTrainingAlgorithms):
     )
 
     def data(self, ctx: base.JobContext) -> tuple[Path, ...]:
-        """No folders: rows are read from the dataset."""
+        """Return no folders: rows are read from the dataset."""
         return ()
 
     def training_set(
         self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
-        """Raise the likelihood of every token that is to be learnt, of the rows of this round or of all so far."""
+        """Return the completions of this round's rows, or of all so far, and the likelihood loss."""
         algo, dataset = ctx.settings(SFTConfig), toolbox.open_dataset(ctx)
         count, first = ctx.config.data_collection.prompts_per_round, 1 if algo.aggregate else ctx.round
         rows = [
@@ -97,27 +97,27 @@ def demonstrations(
     longest: int | None = None,
     ends: Collection[int] = (),
 ) -> tuple[toolbox.Sequences, str]:
-    """The completions of rows as token ids, or their preferred answers; see `encode_demonstration`.
+    """Return completions or preferred answers of rows as token ids; see `encode_demonstration`.
 
     Args:
-        rows: Of the dataset.
-        tokenizer: Of the policy.
-        algo: What of them is learnt.
-        longest: Tokens of a row that are learnt at most; None for no limit.
-        ends: Tokens that end a completion, besides those of the tokenizer and of its template.
+        rows: Rows of the dataset.
+        tokenizer: Tokenizer of the policy.
+        algo: Settings that say which tokens are trained on.
+        longest: Most tokens per row; None for no limit.
+        ends: Tokens that end a completion, besides those of the tokenizer and its template.
 
     Returns:
-        The sequences, and what is to be said of the rows; "" for nothing.
+        The sequences, and a note on the rows, or "".
 
     Raises:
-        DataError: A row has no completion, or none has anything to learn.
+        DataError: A row has no completion, or no row has a token to train on.
     """
     if without := [row.id for row in rows if row.answer is None and not row.whole]:
         raise DataError(
             f"{len(without):,} of {len(rows):,} rows have no completion to imitate (first row {without[0]}). "
             "Leave them out of the dataset"
         )
-    wanted = [row for row in rows if row.columns.get("label") is not False]  # of completions that KTO learns from
+    wanted = [row for row in rows if row.columns.get("label") is not False]  # KTO's completions with labels
     found = [
         toolbox.chat.encode_demonstration(
             tokenizer,
@@ -169,11 +169,11 @@ class RAFTConfig(policy_config.PolicyAlgoConfig):
 
     @property
     def compares(self) -> bool:
-        """The only completion of a prompt is its best."""
+        """False: the only completion of a prompt is its best."""
         return False
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """The best of each group."""
+        """Return the best completion of each group."""
         return self.epochs
 
 
@@ -194,5 +194,5 @@ class RAFT(post_training.PostTrainingAlgorithms):
     def training_set(
         self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
     ) -> toolbox.TrainingSet:
-        """Raise the likelihood of every token of the completions."""
+        """Return the best completions, and the likelihood loss."""
         return toolbox.sft_set(model, toolbox.Sequences.load(folders))

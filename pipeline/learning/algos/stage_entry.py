@@ -1,4 +1,4 @@
-"""The entry of every stage: rebuilds the configuration in the worker and calls the algorithm's method."""
+"""Entry of every stage: rebuild the configuration in the worker and call the algorithm's method."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False, exact: bool = True) -> None:
-    """Make what torch computes depend on nothing but the job. Imports it, with transformers: that takes seconds.
+    """Make torch's results depend only on the job. Imports torch and transformers, which takes seconds.
 
     Args:
-        threads: That torch may use.
+        threads: Number of threads for torch.
         device: ``cpu`` or ``cuda``.
-        trains: Whether the stage trains a model; the others only read and draw.
-        exact: As `training.deterministic`.
+        trains: Whether the stage trains a model; other stages only read and draw.
+        exact: The setting `training.deterministic`.
     """
     with imported_for_good():
         import torch
@@ -43,14 +43,14 @@ def prepare_torch(threads: int, device: str = "cpu", *, trains: bool = False, ex
         from transformers.utils import logging
     logging.disable_progress_bar()
     torch.set_num_threads(threads)
-    # Else whatever is made empty is filled with NaN first, which takes longer on a GPU than much that is computed.
+    # Otherwise torch fills every empty tensor with NaN, which takes longer on a GPU than much of the computation.
     deterministic: Any = torch.utils.deterministic
     deterministic.fill_uninitialized_memory = False
     if not (device.startswith("cuda") and exact):
         torch.use_deterministic_algorithms(True, warn_only=True)
     else:
-        # Not to warn only: the backward passes of attention look whether they must, and take other kernels if not.
-        # Without a backward pass nothing is added up in an order of chance, and scatter would become a sort.
+        # Not warn_only: the backward passes of attention check the mode, and use other kernels if it only warns.
+        # Without a backward pass no sum depends on a random order, and scatter would become a slow sort.
         torch.use_deterministic_algorithms(trains)
 
 
@@ -62,7 +62,7 @@ def run_stage(work: Work) -> None:
     """Run one stage, or one shard of it, inside a worker.
 
     Args:
-        work: Its payload is what `plan.contents` made: algorithm, seed, round, stage, rows and the sections of the
+        work: Its payload is made by `plan.contents`: algorithm, seed, round, stage, rows and the sections of the
             configuration that the stage declared.
     """
     payload = work.payload
@@ -100,10 +100,10 @@ def run_stage(work: Work) -> None:
 
 @contextmanager
 def _advice_on_determinism() -> Iterator[None]:
-    """Say how to go on where a model needs a kernel that has no deterministic version.
+    """Add advice to the error for a model that needs a kernel without a deterministic version.
 
     Raises:
-        JobError: It does.
+        JobError: The model needs such a kernel.
     """
     try:
         yield
@@ -118,7 +118,7 @@ def _advice_on_determinism() -> Iterator[None]:
 
 
 def _models(work: Work) -> ModelCache:
-    """What earlier jobs of this worker have left loaded."""
+    """Return the cache of models loaded by earlier jobs of this worker."""
     if _MODELS not in work.memory:
         work.memory[_MODELS] = ModelCache(int(work.payload["models_in_memory"]))
     models: ModelCache = work.memory[_MODELS]
@@ -127,7 +127,7 @@ def _models(work: Work) -> ModelCache:
 
 
 def _empty(models: ModelCache) -> None:
-    """Let go of what generation has loaded: it takes room from a training, on each worker another amount."""
+    """Drop the models of generation: they take memory from a training, a different amount on each worker."""
     engine = sys.modules.get("pipeline.learning.generation.vllm_engine")
     if (engine is not None and engine.release()) | models.drop_unused():
         from pipeline.learning.models.batch_size import free_memory
@@ -191,10 +191,10 @@ def _joined(work: Work, config: schema.StageConfig) -> AbstractContextManager[Ra
 
 
 def _settle(ctx: base.JobContext, stage: base.Stage) -> None:
-    """Choose how ranks share a model where the request says `auto`, before any model is loaded."""
+    """Choose how ranks share a model if the request says `auto`, before any model is loaded."""
     from pipeline.learning.training.distributed import settle
 
-    # Without that section it is the tiny reference: nothing of it is there yet, and it fits anywhere.
+    # Without that section it is the tiny reference: it does not exist yet, and it fits anywhere.
     settle(ctx.ranks, partial(_what_is_trained, ctx, stage) if hasattr(ctx.config, "training") else None)
 
 
@@ -219,7 +219,7 @@ def _what_is_trained(ctx: base.JobContext, stage: base.Stage) -> tuple[ModelShap
 
 
 # -- fingerprint -------------------------------------------------------------------------------------------------
-# A job that trains and decodes a little and says what came out: a fingerprint of the arithmetic of a machine.
+# A job that trains and decodes a little and hashes the results: a fingerprint of a machine's arithmetic.
 
 
 _TOKENS = 64
@@ -234,7 +234,10 @@ def fingerprint_job(work: Work) -> None:
 
 
 def fingerprint() -> str:
-    """Imitate, fit a value model and decode with it on the CPU in float32; the start of a SHA-256 of it all."""
+    """Imitate, fit a value model and decode with it on the CPU in float32.
+
+    Return the start of a SHA-256 of the results.
+    """
     import numpy as np
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -244,7 +247,7 @@ def fingerprint() -> str:
     from pipeline.learning.models.value import value_model_from
     from pipeline.learning.training import loop, sequences, value
 
-    # Powers of a generator: tokens that are the same everywhere and follow a rule that can be learnt.
+    # Powers of a generator: tokens that are the same everywhere and follow a learnable rule.
     rows = [[pow(5 + 2 * start, 1 + at, 67) % _TOKENS for at in range(12 + start % 5)] for start in range(96)]
     data = sequences.Sequences.of(rows, [4] * len(rows), [start % 3 / 2 for start in range(len(rows))])
     training = schema.TrainingConfig(micro_batch_size=20, warmup_steps=2)
@@ -258,7 +261,7 @@ def fingerprint() -> str:
     how: dict[str, Any] = {"batch_size": 32, "training": training, "seed": 0, "device": "cpu"}
     loop.fit_sft(model, data, loop.Fitting(epochs=8, learning_rate=3e-3, **how))
     guide = value_model_from(model, HeadType.q)
-    # Whatever the defaults become, so that the documented fingerprint stays.
+    # Fixed values rather than defaults, so that the documented fingerprint stays valid.
     value.fit_value(guide, data, loop.Fitting(epochs=4, learning_rate=2e-3, head_learning_rate=2e-3, **how))
     decoded = decode.decode(
         model.eval(),
@@ -278,14 +281,14 @@ def fingerprint() -> str:
 
 
 # -- probe -------------------------------------------------------------------------------------------------------
-# A job that generates a little text and says where it ran: how a machine's set-up is proven.
+# A job that generates a little text and reports where it ran, to check a machine's set-up.
 
 
 def probe(work: Work) -> None:
     """Decode with a small random model on the worker's device and report process, device, text and memory.
 
-    The payload has ``prompts`` (how many), ``new_tokens`` and ``seed``. The draws depend on the seed alone, so
-    every worker must produce the same text.
+    The payload has ``prompts`` (a number), ``new_tokens`` and ``seed``. Draws depend on the seed alone, so every
+    worker must produce the same text.
     """
     with work.loading():
         import torch
@@ -308,7 +311,7 @@ def probe(work: Work) -> None:
         )
     work.progress(count, count, count * new_tokens)
     on_gpu = work.device == "cuda"
-    # ru_maxrss counts KiB on Linux and bytes on macOS.
+    # ru_maxrss is in KiB on Linux and in bytes on macOS.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     report = {
         "pid": os.getpid(),

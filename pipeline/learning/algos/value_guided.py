@@ -1,4 +1,4 @@
-"""The stages that value-guided methods share. A method adds how data is collected and how values tilt.
+"""Stages shared by value-guided methods. A method adds how data are collected and how values become offsets.
 
 generate    roll in by the current guided policy, cut, roll out by the reference            (per shard)
 score       ask rewards, label                                                             (per shard)
@@ -31,44 +31,45 @@ STRENGTH = "Smaller is stronger (0.1 is strong, 1 is mild), and inf is the refer
 
 @dataclass(kw_only=True)
 class ValueAlgoConfig(AlgoConfig):
-    """What value-guided algorithms share."""
+    """Settings shared by value-guided algorithms."""
 
     guides: ClassVar[bool] = True
 
     eta: float = number(0.1, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=STRENGTH)
-    """Guidance strength: the tilt is exp(value / eta). Smaller is stronger (0.1 is strong, 1 is mild), and inf is
-    the reference policy."""
+    """Guidance strength: the reference's probabilities are multiplied by exp(value / eta). Smaller is stronger
+    (0.1 is strong, 1 is mild); inf is the reference policy."""
     head: HeadType = HeadType.q
     learning_rate: float = number(1e-3, above=0, at_most=LARGEST_RATE)
-    """Of the backbone, which is pretrained: a high rate wipes out what it knows before the head can use it."""
+    """Learning rate of the backbone. It is pretrained: a high rate would destroy what it knows before the head can
+    use it."""
     head_learning_rate: float | None = number(
         3e-2, above=0, at_most=LARGEST_RATE, hint=", or null for learning_rate"
     )
-    """Of the head alone, which starts from zero and has further to go; null takes `learning_rate`. A step moves a
-    value by about this times the width of the model, so wider models want less: see docs/tuning.md."""
+    """Learning rate of the head, which starts from zero; null uses `learning_rate`. A step changes a value by
+    about this rate times the width of the model, so wider models need less: see docs/tuning.md."""
     top_k: int = number(6, at_least=1, at_most=1_000_000)
-    """Candidates that guidance looks at: the most likely tokens of the reference."""
+    """Number of candidates for guidance: the most likely tokens of the reference."""
     min_p: float = number(0.02, at_least=0, below=1)
-    """Tokens that the reference gives less than this probability are no candidates."""
+    """Tokens to which the reference gives less than this probability are no candidates."""
     others: Others = Others.kept
-    """What becomes of tokens that are no candidates: `kept` leaves each the reference's probability, `offset_zero`
-    is the rule of the papers' maths code, `dropped` never draws one. See docs/guidance.md."""
+    """Treatment of tokens that are no candidates: `kept` leaves each its probability under the reference,
+    `offset_zero` is the rule of the papers' code for maths, `dropped` never draws one. See docs/guidance.md."""
     aggregate: bool = True
-    """Train on the data of all rounds so far rather than of this round alone."""
+    """Train on the data of all rounds so far instead of this round only."""
     warm_start: bool = True
     """Continue from the value model of the previous round."""
     held_out: float = number(0.1, at_least=0, below=1, hint=" (0 trains on all)")
-    """Share of the prompts that the value model is not trained on, in any round: how good it is on them is in
-    `training.json`, and a note is printed where it is no better than the base rate. 0 trains on all."""
+    """Fraction of prompts on which the value model is never trained. Its quality on them is in `training.json`,
+    and a note is printed if it is no better than the base rate. 0 trains on all."""
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """A head that the attention does not work with."""
+        """Report a head that the attention implementation does not support."""
         if config.system.attn_impl is Attention.flash_attention_2 and self.head is HeadType.v:
             yield f"{key}.head=v: needs system.attn_impl=sdpa, since flash_attention_2 takes no masks"
 
 
 class ValueGuidedAlgorithms(Algorithm):
-    """Methods that leave the reference as it is and steer its decoding by a learned value (PITA, QSharp)."""
+    """Methods that leave the reference unchanged and guide its decoding by a learned value (PITA, QSharp)."""
 
     version: ClassVar[int] = 4
     config_class: ClassVar[type[AlgoConfig]] = ValueAlgoConfig
@@ -103,7 +104,7 @@ class ValueGuidedAlgorithms(Algorithm):
 
     @abstractmethod
     def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
-        """How value logits become offsets of the reference's log-probabilities."""
+        """Return the function from value logits to offsets of the reference's log-probabilities."""
 
     @abstractmethod
     def draw(
@@ -113,29 +114,35 @@ class ValueGuidedAlgorithms(Algorithm):
 
     @abstractmethod
     def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
-        """The labelled sequences of one shard, by what rewards say of its completions."""
+        """Return the labelled sequences of one shard, from the rewards of its completions."""
 
     def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
-        """What became of what was drawn: how much has no label."""
+        """Count what became of the draws: how many have no label."""
         count = len(groups.tokens)
         return Tally("completions", count, unscored=count - len(labelled))
 
     def atoms(self, algo: ValueAlgoConfig) -> int:
-        """Rewards that the value model has a distribution over; 1 is a single probability."""
+        """Return the number of rewards over which the value model has a distribution.
+
+        1 is a single probability.
+        """
         return 1
 
     def rate(self, algo: ValueAlgoConfig) -> float:
-        """What is kept where a label is split between atoms: E[exp(rate * label)], or the mean where it is 0."""
+        """Return the rate for which splitting a label between atoms preserves E[exp(rate * label)].
+
+        0 preserves the mean.
+        """
         return 0.0
 
     def data(self, ctx: JobContext) -> tuple[Path, ...]:
-        """The folders of labelled sequences to train on."""
+        """Return the folders of labelled sequences to train on."""
         return base.rounds_to_train_on(ctx, aggregate=ctx.settings(ValueAlgoConfig).aggregate)
 
     def generate(self, ctx: JobContext) -> None:
-        """Draw; in the first round the current policy is the reference itself."""
+        """Draw completions with the current policy; in the first round that is the reference itself."""
         dataset = toolbox.open_dataset(ctx)
-        # Value models read all that is collected.
+        # Value models read all collected texts.
         reference = toolbox.opening.reference_policy(ctx, dataset, toolbox.source.value_context(ctx.config.model))
         previous = ctx.optional_input("train@previous")
         roll_in = reference
@@ -146,7 +153,7 @@ class ValueGuidedAlgorithms(Algorithm):
         self.draw(ctx, dataset, roll_in, reference).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
-        """Score and label what was drawn."""
+        """Score and label the drawn completions."""
         groups = toolbox.score_shard(ctx)
         labelled = self.label(ctx, groups)
         labelled.save(ctx.out)
@@ -188,7 +195,7 @@ class ValueGuidedAlgorithms(Algorithm):
         (ctx.out / GUIDANCE).write_text(json_text(used) + "\n")
 
     def sweep(self, ctx: JobContext) -> None:
-        """Sample from the guided policy at several strengths, of prompts that no result is reported for."""
+        """Sample from the guided policy at several strengths, on prompts that are in no reported result."""
         dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), (0, 0)
         strengths = toolbox.opening.strengths(algo.eta, ctx.config.evaluation.etas)
         each = toolbox.opening.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
@@ -201,9 +208,9 @@ class ValueGuidedAlgorithms(Algorithm):
             )
 
     def evaluate(self, ctx: JobContext) -> None:
-        """Sample from the guided policy, at the best strength of a sweep where there was one.
+        """Sample from the guided policy, at the best strength of the sweep if there was one.
 
-        With eta=inf that is the reference, and no guide is loaded.
+        With eta=inf that is the reference, and no value model is loaded.
         """
         dataset, algo = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig)
         best = toolbox.opening.chosen(toolbox.opening.swept(ctx), ctx.config.evaluation)
@@ -222,16 +229,16 @@ class ValueGuidedAlgorithms(Algorithm):
         toolbox.write_metrics(ctx)
 
     def tilt(self, algo: ValueAlgoConfig) -> toolbox.Tilt:
-        """The settings of guidance."""
+        """Return the settings of guidance."""
         return toolbox.Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
 
     def guidance(self, name: str, algo: ValueAlgoConfig, reference: str) -> GuidanceSettings:
-        """What is saved beside a value model, so that it can be used without its run.
+        """Return what is saved beside a value model, so that it can be used without its run.
 
         Args:
-            name: Of the algorithm in its run.
+            name: Name of the algorithm in its run.
             algo: Its settings.
-            reference: Key of the reference, by which its stored output is named.
+            reference: Key of the reference, which names its stored output.
         """
         tilt = self.tilt(algo)
         return GuidanceSettings(
@@ -245,12 +252,15 @@ class ValueGuidedAlgorithms(Algorithm):
         )
 
     def _start(self, ctx: JobContext) -> toolbox.ValueModel:
-        """The value model that training starts from: last round's, or a fresh one. Never a kept one."""
+        """Return the value model that training starts from: last round's, or a new one.
+
+        It is never a cached one.
+        """
         algo, previous = ctx.settings(ValueAlgoConfig), ctx.optional_input("train@previous")
         if previous is None or not algo.warm_start:
             return toolbox.opening.fresh_value_model(ctx, algo.head, self.atoms(algo))
         with ctx.loading():
-            # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
+            # Optimizer steps are too small for bfloat16, so weights are trained in float32.
             model = toolbox.load.load_value(
                 previous, replace(ctx.config.system, dtype=DType.float32), ctx.first_device
             )
@@ -260,14 +270,14 @@ class ValueGuidedAlgorithms(Algorithm):
 
 
 # -- pita --------------------------------------------------------------------------------------------------------
-# PITA (Bobbili et al., arXiv 2507.20067): guidance learnt from preferences, without a reward model. Per
-# prompt: a response by the current guided policy, a cut, and from the prefix before it two completions by the
-# reference, one greedy and one sampled. The tokens of the preferred one are labelled 1, those of the other 0;
-# the value's logit is then the log-odds of being preferred, which is what the tilt needs.
+# PITA (Bobbili et al., arXiv 2507.20067): guidance learnt from preferences, without a reward model. For each
+# prompt the current guided policy writes a response, a cut is drawn, and the reference completes the prefix before
+# it twice, once greedily and once by sampling. The tokens of the preferred completion are labelled 1, those of the
+# other 0; the value's logit is then the log-odds of being preferred, which is the offset that guidance needs.
 
 
 class Pairing(Enum):
-    """How PITA draws the two completions that it compares."""
+    """How PITA draws the two completions to compare."""
 
     greedy = "greedy"  # one greedy, one sampled
     sampled = "sampled"  # two sampled
@@ -275,41 +285,41 @@ class Pairing(Enum):
 
 @dataclass(kw_only=True)
 class PITAConfig(PreferenceRule, ValueAlgoConfig):
-    """Guidance by a value learnt from preferences, without a reward model (arXiv 2507.20067)."""
+    """Guidance by a value that is learnt from preferences, without a reward model (arXiv 2507.20067)."""
 
     eta: float = number(1.0, at_least=SMALLEST_DIVISOR, at_most=1e6, infinite=True, advice=STRENGTH)
     batch_size: int = number(64, at_least=1, at_most=1_000_000)
     pairing: Pairing = Pairing.greedy
 
     def trained(self, stage: str, samples: int, decided: float) -> float:
-        """Both completions of each pair that is decided."""
+        """Return both completions of each pair with a preference."""
         return 2 * decided * super().trained(stage, samples, decided)
 
 
 class PITA(ValueGuidedAlgorithms):
-    """PITA with both completions supervised; offset z / eta, never clamped."""
+    """PITA, trained on both completions; the offset z / eta is never clamped."""
 
     name: ClassVar[str] = "PITA"
     config_class: ClassVar[type[AlgoConfig]] = PITAConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(ValueGuidedAlgorithms.stages, generate=0.5, train=4.5)
 
     def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
-        """The log-odds of being preferred."""
+        """Return the function for the log-odds of being preferred."""
         return toolbox.sampling.preference_offset(algo.eta)
 
     def draw(
         self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
     ) -> toolbox.Drawn:
-        """Two completions from every cut."""
+        """Draw two completions from every cut."""
         greedy_first = ctx.settings(PITAConfig).pairing is Pairing.greedy
         return toolbox.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, greedy_first=greedy_first)
 
     def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
-        """The preferred one with 1, the other with 0; pairs of which nothing can be said are left out."""
+        """Label preferred completions 1 and the others 0; pairs without a preference are left out."""
         decided = groups.decided(ctx.settings(PITAConfig)).repeat(2)
         places = [place for place, one in enumerate(decided) if one != UNDECIDED]
         return groups.sequences(places, [float(decided[place] != place % 2) for place in places])
 
     def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
-        """Of pairs."""
+        """Count the pairs."""
         return groups.pair_tally(ctx.settings(PITAConfig))
