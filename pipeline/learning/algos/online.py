@@ -161,7 +161,7 @@ def fit_drawn(
                 yield from fitting.losses(now.batch.made, now.parts[within], micro_batch)
         if fitting.on_step is not None:
             done = timetable.drawn_after(step + 1)
-            fitting.on_step(done, timetable.prompts, int(told["tokens"][-1]))
+            fitting.on_step(done, timetable.prompts, int(told["tokens"][-1] + sum(told.get("generated", ()))))
 
     losses = loop.train(
         model,

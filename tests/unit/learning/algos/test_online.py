@@ -54,6 +54,7 @@ def test_training_draws_and_its_curve_says_of_what(whole: Chains) -> None:
     assert (len(about["loss"]), about["groups"]) == (6, 24)
     assert about["groups_drawn_anew"] > 0
     assert about["tokens_generated"] == (24 + about["groups_drawn_anew"]) * 4 * 4
+    assert whole.tokens[folder.name] == about["tokens_generated"] + about["tokens_trained"]
     rows = formats.read_curve(folder)
     assert {row.extra["times_drawn"] for row in rows} == {1, 2}
     row = rows[0]
