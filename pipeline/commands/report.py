@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from pipeline.commands.results import write_report
-from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
+from pipeline.commands.typed import OUTPUTS, AsJson, Experiment, OutputDir, Stamp, examples, refuse_both
 from pipeline.config.schema import Tracker, TrackingConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import is_store
@@ -20,13 +20,14 @@ from pipeline.errors import ConfigError, PipelineError
 from pipeline.files import plain_target, write_whole
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.runs.compare import compare_runs, comparison_csv, comparison_tables, same_settings
+from pipeline.runs.equal import LIMITS, Limits, block_data, block_tables, blocks_csv, blocks_of, limits_of
 from pipeline.runs.figures import Format, write_figures
 from pipeline.runs.loaded import LoadedRun, choose_run, experiments, load, load_planned, runs_of
 from pipeline.runs.report.format import count
 from pipeline.runs.trackers import Feeders
 from pipeline.sweeps.file import SPLIT
 from pipeline.sweeps.storage import SweepFolder, sweep_folder
-from pipeline.terminal.console import make_console, say
+from pipeline.terminal.console import make_console, print_json, say
 
 app = typer.Typer()
 
@@ -97,7 +98,13 @@ def written(path: Path, write: Callable[[], None], console: Console) -> None:
 # -- compare -----------------------------------------------------------------------------------------------------
 
 
-@app.command(epilog=examples("pipeline compare first_run second_run", "pipeline compare 'eta_*' --csv eta.csv"))
+@app.command(
+    epilog=examples(
+        "pipeline compare first_run second_run",
+        "pipeline compare 'eta_*' --csv eta.csv",
+        "pipeline compare first_run --at flops=1e10,kl=0.5+flops=1e10",
+    )
+)
 def compare(
     names: Annotated[
         list[str], typer.Argument(help="Experiments, patterns such as 'eta_*', or NAME/TIMESTAMP for one run.")
@@ -107,10 +114,26 @@ def compare(
         typer.Option(help="Write a table for other programs instead; - prints it. Columns: docs/evaluation.md"),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with their reports instead.")] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Compare the methods of one run instead, each after its last round within a limit, and test "
+            f"which differ. Limits: {', '.join(LIMITS)}; docs/evaluation.md.",
+            metavar="NAME=NUMBER",
+        ),
+    ] = None,
+    as_json: AsJson = False,
     output_dir: OutputDir = OUTPUTS,
 ) -> None:
     """Print runs side by side, or write them as CSV or as the page of a report."""
     console = make_console(stderr=is_standard_output(csv))  # for a word on the page, which is no part of the table
+    refuse_both({"--csv": csv, "--json": as_json})
+    if at:
+        refuse_both({"--at": at, "--html": html})
+        _compare_methods(output_dir, names, limits_of(at), csv, console, as_json=as_json)
+        return
+    if as_json:
+        raise ConfigError("--json goes with --at; of runs side by side --csv has every number")
     runs = runs_named(output_dir, names)
     if csv is not None and not is_standard_output(csv):
         refuse_records("--csv", csv, runs)
@@ -127,6 +150,37 @@ def compare(
         console.print(table)
     if not comparison.rows:
         say(console, f"no results yet: {', '.join(comparison.states)}")
+
+
+def _compare_methods(
+    output_dir: Path,
+    names: Sequence[str],
+    asked: Sequence[Limits],
+    csv: Path | None,
+    console: Console,
+    *,
+    as_json: bool,
+) -> None:
+    """Compare the methods of one run within limits."""
+    name, _, stamp = names[0].rstrip("/").partition("/")
+    if len(names) > 1:
+        raise ConfigError("--at compares the methods of one run: give one NAME, or NAME/TIMESTAMP, with it")
+    run = load(choose_run(output_dir, name, stamp or None))
+    if csv is not None and not is_standard_output(csv):
+        refuse_records("--csv", csv, [run])
+    blocks = blocks_of(run, asked)
+    if as_json:
+        print_json([block_data(block) for block in blocks])
+    elif csv is not None:
+        write_table(csv, blocks_csv(blocks), console)
+    else:
+        for block in blocks:
+            console.print()
+            console.print(*block_tables(block, run.results))
+        if run.state != "done":
+            say(console, f"this run: {run.state}, so rounds may be missing", "yellow")
+        if not blocks:
+            say(console, "no results yet: no evaluation was finished")
 
 
 def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:

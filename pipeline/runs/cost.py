@@ -46,7 +46,7 @@ class ComputeRow:
         seed: Seed of the chain; None for work that all seeds share.
         round: Of the chain.
         stage: Of the round.
-        tokens: Generated or trained on.
+        tokens: Generated, and those that trainings go over, prompts included, as often as they do.
         device_s: Seconds that a device was held, without `load_s` and attempts that failed; a job on several
             devices holds all of them, and one that shares a device counts as if it did not.
         load_s: Seconds besides that it was held for importing libraries and loading models, which whoever comes
@@ -85,6 +85,7 @@ class CostRow:
         answer: FLOPs of an answer after that round, likewise.
         device_s: Seconds that a device was held, without evaluation and loading, likewise.
         load_s: Seconds besides, for loading, likewise.
+        tokens: Drawn, and gone over by trainings with their prompts; without evaluation, likewise.
     """
 
     dataset: str
@@ -95,6 +96,7 @@ class CostRow:
     answer: _Flops | None
     device_s: _Amount | None
     load_s: _Amount | None = None
+    tokens: _Amount | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +290,7 @@ def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) 
     answers, answer = total(row.answers for row in evaluated), None
     if answers and all(row.flops is not None for row in evaluated):
         answer = sum(row.flops_by_purpose.get(name, 0) for row in evaluated for name in ANSWERING) / answers
-    means = {name: mean(name) for name in ("flops", "device_s", "load_s")}
+    means = {name: mean(name) for name in ("flops", "device_s", "load_s", "tokens")}
     return CostRow(dataset=dataset, model=model, algo=algo, round=number, answer=answer, **means)
 
 

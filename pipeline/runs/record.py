@@ -405,6 +405,8 @@ def prompt_reader(
     outputs = {place_of(job): (job, output) for job, output in _metrics_outputs(store, jobs)}
 
     def read(place: Place) -> PromptMeasures | None:
+        if place not in outputs:
+            return None  # rows of a run whose plan is lost
         job, output = outputs[place]
         found: list[PromptMeasures] = []
         with reading(job, formats.PROMPTS, tell):

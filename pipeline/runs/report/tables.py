@@ -266,7 +266,7 @@ class _ResultTable:
         yield from _about_fewer(rests, map(_chains, rows.values()))
         with_ends = any(row.ci_low is not None for row in rows.values())
         if with_ends and {self._interval, _ITS_INTERVAL} & set(shown):
-            yield _what_intervals_hold_for(rows)
+            yield what_intervals_hold_for(rows)
         with_reference = [one for one in self._tested if one.second == REFERENCE]
         if with_reference and "p" in shown:
             yield _what_p_says(with_reference)
@@ -331,7 +331,8 @@ def _rests_on(row: record.PooledRow) -> Chains:
     }
 
 
-def _what_intervals_hold_for(rows: Mapping[At, record.PooledRow]) -> str:
+def what_intervals_hold_for(rows: Mapping[At, record.PooledRow]) -> str:
+    """What the intervals of these rows hold for, in one sentence."""
     scopes = {scope for row in rows.values() for scope in (row.over, row.difference_over) if scope}
     if scopes == {"policies"}:
         chains = max(row.seeds * row.references for row in rows.values())

@@ -1,0 +1,468 @@
+"""The methods of one run at equal cost or divergence: which round of each is within some limits, and which differ.
+
+All of it follows from what the run has stored: what its stages took, the numbers of its methods, and what was
+measured prompt by prompt, by which differences are tested as those after the last round are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from pipeline.errors import ConfigError, known_names
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.runs import record
+from pipeline.runs.cost import CostRow, costs_of
+from pipeline.runs.loaded import LoadedRun
+from pipeline.runs.report.format import count, decimal, interval, reading_order, si, title
+from pipeline.runs.report.tables import (
+    HEADINGS,
+    LEAST_NAME,
+    about_bounds,
+    first_few,
+    number_column,
+    what_intervals_hold_for,
+)
+from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, told_table
+
+if TYPE_CHECKING:
+    from pipeline.runs.pooling import Group
+
+_KL = "kl_per_sequence"
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+LIMITS: Mapping[str, str] = {
+    "flops": "FLOPs of a chain's training, all rounds up to then",
+    "tokens": "tokens that a chain has drawn and trained on, all rounds up to then",
+    "kl": "nats per sequence from the reference",
+    "flops_per_answer": "FLOPs of an evaluated completion",
+    "total": "FLOPs of a chain's training and of so many answers together",
+}
+"""What may be limited, and what is then counted; the mean over the chains of a method."""
+_TOTAL = "total"
+_GROWING = ("flops", "tokens")
+"""Of these a round takes no less than the rounds before it."""
+_AND = re.compile(r"\+(?=\s*[^\W\d])")
+"""A plus before a name; that of 1e+15 is part of a number."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a method may take or reach at most.
+
+    Attributes:
+        name: One of `LIMITS`.
+        most: The largest amount that is within.
+        answers: Of ``total``, how many count.
+    """
+
+    name: str
+    most: float
+    answers: float = 0.0
+
+    def amount(self, cost: CostRow | None, kl: float | None) -> float | None:
+        """What is limited of a method after a round; None where it is not known."""
+        if self.name == "kl" or cost is None:
+            return kl if self.name == "kl" else None
+        if self.name == _TOTAL:
+            known = cost.flops is not None and cost.answer is not None
+            return (cost.flops or 0) + self.answers * (cost.answer or 0) if known else None
+        return {"flops": cost.flops, "tokens": cost.tokens, "flops_per_answer": cost.answer}[self.name]
+
+    def judged(self, amounts: Mapping[int, float | None]) -> dict[int, bool | None]:
+        """Of each round whether it is within, or None where nobody knows."""
+        if self.most == math.inf:
+            return dict.fromkeys(amounts, True)
+        found = {number: None if one is None else one <= self.most for number, one in amounts.items()}
+        beyond = [number for number, is_within in found.items() if is_within is False]
+        too_far = min(beyond, default=math.inf) if self.name in _GROWING else math.inf
+        return {n: False if is_within is None and n > too_far else is_within for n, is_within in found.items()}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits that hold together.
+
+    Attributes:
+        text: As they are typed.
+        every: Each of them.
+    """
+
+    text: str
+    every: tuple[Limit, ...]
+
+
+def limits_of(asked: Iterable[str]) -> list[Limits]:
+    """Read what is typed: ``flops=1e15`` and ``kl=1.0+tokens=1e6``, with commas between those that stand alone.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    texts = dict.fromkeys(text.strip() for each in asked for text in each.split(","))
+    return [Limits(text, tuple(_limit(term.strip(), text) for term in _AND.split(text))) for text in texts]
+
+
+def _limit(term: str, text: str) -> Limit:
+    name, equals, number = term.partition("=")
+    where = f"--at '{text}'"
+    if name not in LIMITS:
+        raise ConfigError(f"{where}: '{name}' is nothing that can be limited.{known_names(name, LIMITS)}")
+    how = f"{name}=FLOPS@ANSWERS, as total=1e15@1e6" if name == _TOTAL else f"{name}=NUMBER, as {name}=1e6"
+    most, at, answers = number.partition("@")
+    if not equals or bool(at) != (name == _TOTAL):
+        raise ConfigError(f"{where}: '{term}' must be {how}")
+    found = Limit(name, _number(most, where, how), _number(answers, where, how) if at else 0.0)
+    if found.answers == math.inf:
+        raise ConfigError(f"{where}: 'inf' answers are too many; it must be {how}")
+    return found
+
+
+def _number(text: str, where: str, how: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not found >= 0:
+        raise ConfigError(f"{where}: '{text}' is no number from 0 on; it must be {how}")
+    return found
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """A method within some limits: after the last of its rounds that is within all of them.
+
+    Attributes:
+        algo: The method, or ``reference``, which nothing limits.
+        state: ``beyond`` where no round is within; ``unknown`` where that is not known of the round that would be
+            the last, as what it took or its divergence is not known.
+        least: By limit, the least amount of all rounds, as far as it is known.
+        round: The round; None where there is none, and no later field then.
+        result: By what methods are judged.
+        kl: Divergence from the reference in nats per sequence.
+        cost: What it has taken.
+        is_tested: Whether what was measured of it prompt by prompt is there to be tested.
+        has_weights: Whether all of its weights are stored.
+    """
+
+    algo: str
+    state: Literal["within", "beyond", "unknown"]
+    least: Mapping[str, float]
+    round: int | None = None
+    result: record.PooledRow | None = None
+    kl: float | None = None
+    cost: CostRow | None = None
+    is_tested: bool = False
+    has_weights: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What the methods of a dataset and model reach within some limits.
+
+    Attributes:
+        at: The limits, as they are typed.
+        dataset: Name of the dataset.
+        model: Name of the model.
+        metric: What methods are judged by.
+        methods: The reference, then every method.
+        comparisons: Of those that are within: each with the reference, then each with each, both corrected by
+            themselves; `round` is that of the first of the two.
+    """
+
+    at: Limits
+    dataset: str
+    model: str
+    metric: str
+    methods: list[Reached]
+    comparisons: list[record.Comparison]
+
+    @property
+    def within(self) -> list[Reached]:
+        """The methods that are."""
+        return [one for one in self.methods if one.state == "within" and one.algo != REFERENCE]
+
+
+def blocks_of(run: LoadedRun, asked: Sequence[Limits]) -> list[Block]:
+    """A block for each of what is asked for, of every dataset and model.
+
+    Raises:
+        ConfigError: No method is within some limits.
+        StoreError: The results of the run hold something else.
+    """
+    stored = _Stored(run)
+    found = [stored.block(place, at) for at in asked for place in stored.places]
+    for at, own in groupby(found, key=lambda block: block.at):
+        _refuse_nothing(at, list(own))
+    return found
+
+
+class _Stored:
+    """What a run has left of its methods."""
+
+    def __init__(self, run: LoadedRun) -> None:
+        from pipeline.runs.pooling import Group, compared  # and scipy, which others do without
+
+        results, jobs = run.results, run.jobs.values()
+        self._confidence, self._compared = results.confidence, compared
+        self.places = record.by_method(results.pooled)
+        costs = costs_of(results.rows, run.compute.rows, results.starts)
+        self._costs = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
+        self._without_weights = {
+            (job.dataset, job.model, job.algo, job.round)
+            for job in jobs
+            if job.weights and (run.store.is_removed(job.key) or not run.store.is_committed(job.key))
+        }
+        chains: dict[tuple[str, str, str, int], list[record.ResultRow]] = {}
+        for row in results.rows:
+            chains.setdefault((row.dataset, row.model, row.algo, row.round), []).append(row)
+        read = record.prompt_reader(run.store, jobs, record.told)
+
+        @cache
+        def group(dataset: str, model: str, algo: str, number: int) -> Group | None:
+            own = chains.get((dataset, model, algo, number))
+            return Group(own, read) if own else None
+
+        self._group = group
+
+    def block(self, place: tuple[str, str], at: Limits) -> Block:
+        """What methods reach within some limits."""
+        rounds = self.places[place]
+        metric = record.primary_metric(record.cells_of(rounds)) or ""
+        methods = [self._reached(place, algo, at, metric) for algo in sorted(rounds)]
+        groups = {one.algo: self._group(*place, one.algo, one.round) for one in methods if one.round is not None}
+        own = [group for algo, group in groups.items() if group is not None and algo != REFERENCE]
+        reference = groups.get(REFERENCE)
+        return Block(
+            at=at,
+            dataset=place[0],
+            model=place[1],
+            metric=metric,
+            methods=sorted(methods, key=lambda one: reading_order(one.algo)),
+            comparisons=[] if reference is None else self._compared(own, reference, self._confidence),
+        )
+
+    def _reached(self, place: tuple[str, str], algo: str, at: Limits, metric: str) -> Reached:
+        cells = self.places[place][algo]
+        costs = {number: self._costs.get((*place, algo, number)) for number in cells}
+        kls = {number: cell[_KL].value if _KL in cell else None for number, cell in cells.items()}
+        judged: list[dict[int, bool | None]] = []
+        least: dict[str, float] = {}
+        for limit in at.every if algo != REFERENCE else ():
+            amounts = {number: limit.amount(costs[number], kls[number]) for number in cells}
+            judged.append(limit.judged(amounts))
+            known = [amount for amount in amounts.values() if amount is not None]
+            least |= {limit.name: min(known)} if known else {}
+        last = max((n for n in cells if all(each[n] is not False for each in judged)), default=None)
+        if last is None:
+            return Reached(algo=algo, state="beyond", least=least)
+        if any(each[last] is None for each in judged):
+            return Reached(algo=algo, state="unknown", least=least)
+        group = self._group(*place, algo, last)
+        return Reached(
+            algo=algo,
+            state="within",
+            least=least,
+            round=last,
+            result=cells[last].get(metric),
+            kl=kls[last],
+            cost=costs[last],
+            is_tested=group is not None and group.stack is not None,
+            has_weights=(*place, algo, last) not in self._without_weights,
+        )
+
+
+def _refuse_nothing(at: Limits, blocks: Sequence[Block]) -> None:
+    methods = [one for block in blocks for one in block.methods if one.algo != REFERENCE]
+    if methods and not any(block.within for block in blocks):
+        raise ConfigError(
+            f"--at '{at.text}': no method is within that after any round. The least of each: "
+            f"{first_few((_least(one) for one in methods), 'methods', '; ')}"
+        )
+
+
+def _least(one: Reached) -> str:
+    known = ", ".join(f"{name} {amount:.4g}" for name, amount in one.least.items())
+    return f"{one.algo} {known or 'not known'}"
+
+
+# -- as tables, as CSV and as plain data --------------------------------------------------------------------------
+
+
+def block_tables(block: Block, results: record.Results) -> list[FittedTable]:
+    """What methods have reached, and which of them differ."""
+    return [_methods_table(block, results), _pairs_table(block, 1 - results.confidence)]
+
+
+def _methods_table(block: Block, results: record.Results) -> FittedTable:
+    def number(
+        heading: str, rank: int, value: Callable[[Reached], float | None], words: Callable[[float], str]
+    ) -> Told:
+        return number_column(heading, rank), lambda one: "" if (found := value(one)) is None else words(found)
+
+    def of_cost(name: str) -> Callable[[Reached], float | None]:
+        return lambda one: None if one.algo == REFERENCE else getattr(one.cost, name, None)
+
+    def in_total(limit: Limit) -> Callable[[Reached], float | None]:
+        return lambda one: None if one.algo == REFERENCE else limit.amount(one.cost, one.kl)
+
+    def ends(one: Reached) -> str:
+        return "" if one.result is None else interval(one.result.ci_low, one.result.ci_high)
+
+    asked = {limit.name for limit in block.at.every}
+    totals = [limit for limit in block.at.every if limit.name == _TOTAL]
+    columns: list[Told] = [
+        (Column(heading="algorithm", least=LEAST_NAME), lambda one: one.algo),
+        (number_column("round", 2), lambda one: "-" if one.round is None else str(one.round)),
+        number(
+            HEADINGS.get(block.metric, block.metric or "value"),
+            1,
+            lambda one: getattr(one.result, "value", None),
+            decimal,
+        ),
+        (number_column("interval", 4), ends),
+        number("KL/seq", 3 if "kl" in asked else 5, lambda one: one.kl, decimal),
+        number("FLOPs", 3, of_cost("flops"), si),
+        number(
+            "per answer",
+            3 if "flops_per_answer" in asked else 7,
+            lambda one: getattr(one.cost, "answer", None),
+            si,
+        ),
+        *(number(_TOTAL, 3, in_total(limit), si) for limit in totals[:1]),
+        number("tokens", 3 if "tokens" in asked else EXTRA, of_cost("tokens"), si),
+    ]
+    return told_table(
+        columns,
+        [block.methods],
+        title=title(block.dataset, block.model, f"at {block.at.text}"),
+        caption=lambda shown: "\n".join(_about_methods(block, results, shown)),
+    )
+
+
+def _about_methods(block: Block, results: record.Results, shown: Collection[str]) -> Iterator[str]:
+    meant = dict.fromkeys(f"{limit.name}: {LIMITS[limit.name]}" for limit in block.at.every)
+    yield f"Each method after its last round within the limit. {'; '.join(meant)}."
+    for state, words in (
+        ("beyond", "Never within it; the least"),
+        ("unknown", "Not known to be within it; the least"),
+    ):
+        if found := [_least(one) for one in block.methods if one.state == state]:
+            yield f"{words}: {first_few(found, 'methods', '; ')}."
+    there = [one for one in block.methods if one.round is not None]
+    rows = {(one.algo, one.round or 0): one.result for one in there if one.result is not None}
+    if "interval" in shown and any(row.ci_low is not None for row in rows.values()):
+        yield what_intervals_hold_for(rows)
+    if gone := [f"{one.algo} round {one.round}" for one in there if not one.has_weights]:
+        yield f"Weights are stored no more: {first_few(gone, 'rounds')}."
+    yield from about_bounds(results.bounded_among(one.algo for one in there), shown)
+
+
+def _pairs_table(block: Block, level: float) -> FittedTable:
+    columns: list[Told] = [
+        (Column(heading="first", least=LEAST_NAME), lambda one: one.first),
+        (Column(heading="second", least=LEAST_NAME), lambda one: one.second),
+        (number_column("difference", 1), lambda one: decimal(one.difference, "+")),
+        (number_column("its interval", 3), lambda one: interval(one.ci_low, one.ci_high, "+")),
+        (number_column("p", 2), lambda one: "<0.001" if one.p < 0.001 else f"{one.p:.3f}"),
+        (Column(heading="test", rank=4), lambda one: one.test),
+    ]
+    families = groupby(block.comparisons, key=lambda one: one.second == REFERENCE)
+    return told_table(columns, (own for _, own in families), caption="\n".join(_about_pairs(block, level)).strip())
+
+
+def _about_pairs(block: Block, level: float) -> Iterator[str]:
+    if tested := block.comparisons:
+        pairs = [one for one in tested if one.second != REFERENCE]
+        families = [count(len(tested) - len(pairs), "comparison")] + ([count(len(pairs), "pair")] if pairs else [])
+        chains = [count(tested[0].references, "reference")] if tested[0].references > 1 else []
+        chains += [count(tested[0].seeds, "seed"), count(min(one.n for one in tested), "prompt")]
+        yield f"p: corrected for {' and for '.join(families)} (Holm), of {', '.join(chains)} that all have."
+        if pairs:
+            yield f"At the level of {level:.2g}: {_told_apart(pairs, level)}."
+    if untested := [
+        f"{one.algo} round {one.round}" for one in block.methods if one.round is not None and not one.is_tested
+    ]:
+        rounds = first_few(untested, "rounds")
+        yield f"Not tested, as what was measured prompt by prompt is stored no more: {rounds}."
+
+
+def _told_apart(pairs: Iterable[record.Comparison], level: float) -> str:
+    above: dict[str, list[str]] = {}
+    apart = 0
+    every = list(pairs)
+    for one in every:
+        if one.p < level:
+            apart += 1
+            better, worse = (one.first, one.second) if one.difference > 0 else (one.second, one.first)
+            above.setdefault(better, []).append(worse)
+    said = [f"{better} is above {first_few(worse, 'methods')}" for better, worse in sorted(above.items())]
+    if apart < len(every):
+        said.append(f"{count(len(every) - apart, 'pair')} not told apart")
+    return first_few(said, "methods", "; ")
+
+
+_PLACE = ("at", "dataset", "model", "metric")
+_OF_RESULT = ("value", "ci_low", "ci_high", "over", "references", "seeds", "n")
+_OF_COST = {"training_flops": "flops", "tokens": "tokens", "flops_per_answer": "answer"}
+_OF_PAIR = {
+    "difference": "difference",
+    "difference_low": "ci_low",
+    "difference_high": "ci_high",
+    **{f"difference_{name}": name for name in ("over", "references", "seeds", "n")},
+    **{name: name for name in ("p", "test", "detectable")},
+}
+"""As ``pooled.csv`` names what is of a difference -> as a comparison does."""
+
+
+def block_data(block: Block) -> dict[str, Any]:
+    """All of it as plain data."""
+    return {
+        **dict(zip(_PLACE, (block.at.text, block.dataset, block.model, block.metric), strict=True)),
+        "methods": [_method_data(one) for one in block.methods],
+        "comparisons": [
+            {"first": one.first, "second": one.second}
+            | {name: getattr(one, kept) for name, kept in _OF_PAIR.items()}
+            for one in block.comparisons
+        ],
+    }
+
+
+def _method_data(one: Reached) -> dict[str, Any]:
+    return {
+        "algo": one.algo,
+        "state": one.state,
+        "round": one.round,
+        **{name: getattr(one.result, name, None) for name in _OF_RESULT},
+        _KL: one.kl,
+        **{name: getattr(one.cost, kept, None) for name, kept in _OF_COST.items()},
+        "has_weights": one.has_weights,
+        "is_tested": one.is_tested,
+        "least": dict(one.least),
+    }
+
+
+def blocks_csv(blocks: Iterable[Block]) -> str:
+    """The same as a table: a row for each method, with its difference to the reference, then one for each pair."""
+    names = [*_PLACE, "algo", "state", "round", *_OF_RESULT, _KL, *_OF_COST, "second", "second_round", *_OF_PAIR]
+    rows = [row for block in blocks for row in _csv_rows(block_data(block))]
+    return record.csv_text(names, ([row.get(name) for name in names] for row in rows))
+
+
+def _csv_rows(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    methods = {one["algo"]: one for one in data["methods"]}
+    compared = {(one["first"], one["second"]): one for one in data["comparisons"]}
+    pairs = [(algo, REFERENCE) for algo in methods] + [pair for pair in compared if REFERENCE not in pair]
+    for first, second in pairs:
+        other = methods.get(second, {}) if first != REFERENCE else {}
+        apart = {"second": other.get("algo"), "second_round": other.get("round")}
+        yield {**data, **methods[first], **compared.get((first, second), {}), **apart}
