@@ -70,8 +70,7 @@ class Preparation(Algorithm):
         config, name = ctx.config.dataset, ctx.job_id.partition("/")[0]
         dataset, check, rows = load_dataset(config), RowCheck(name, config), PreparedDataset(ctx.input("prepare"))
         check_rows(dataset, check)
-        first = rows.row(int(rows.ids("train")[0]))
-        tried = check_rewards(name, config, dataset, first, rows.about["columns"])
+        tried = check_rewards(name, config, dataset, rows.example(), rows.about["columns"])
         warnings = [*check.told(), *(warning.removeprefix(f"datasets.{name}: ") for warning in tried)]
         warnings += check_gold(name, config, rows)
         for warning in warnings:

@@ -383,5 +383,5 @@ def _majority(ctx: base.JobContext, policy: toolbox.TextPolicy, dataset: toolbox
             f"no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
-    some = dataset.row(int(dataset.ids("train")[0]))  # a template begins the answers to all rows in the same way
+    some = dataset.example()  # a template begins the answers to all rows in the same way
     return toolbox.policy.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))

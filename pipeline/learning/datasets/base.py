@@ -142,6 +142,11 @@ class Dataset:
         places = np.arange((number - 1) * count, number * count) % len(train)
         return train[order[places]]
 
+    def example(self) -> Row:
+        """The first row: one to train on, or of a dataset for evaluation alone one of test."""
+        ids = self.ids("train")
+        return self.row(int((ids if len(ids) else self.ids("test"))[0]))
+
     @abstractmethod
     def row(self, row_id: int) -> Row:
         """The row of an id."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
@@ -19,7 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.config.schema import BY_CONTENT, DatasetConfig, file_or_folder, hint, model_text, number
+from pipeline.config.schema import (
+    BY_CONTENT,
+    Config,
+    DatasetConfig,
+    StageChoice,
+    file_or_folder,
+    hint,
+    model_text,
+    number,
+    option,
+)
 from pipeline.errors import ConfigError, DataError, unknown_name
 from pipeline.files import file_sha256
 from pipeline.learning.datasets import chat, files
@@ -563,6 +573,17 @@ class FilesConfig(DatasetConfig):
     """Today's date, as 2026-11-27, for chat templates that ask for it; null tells them 2024-07-26 on any day."""
     limit: int | None = number(None, at_least=1, at_most=1_000_000_000, hint=", or null to read all")
     """Rows read of each split at most; null reads all."""
+    evaluation_only: bool = option(False)
+    """Whether nothing is trained on. Test is then `test_split`, or the only split of the source, whatever it is
+    called; validation is read where the source has it."""
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """What cannot be trained on."""
+        if self.evaluation_only and config.stage is not StageChoice.prepare:
+            yield (
+                f"{key} is for evaluation alone ({key}.evaluation_only=true): it has no rows to train on. Train "
+                "on another dataset, for instance dataset=math"
+            )
 
 
 STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
@@ -623,25 +644,30 @@ class FilesDataset(Dataset):
     def rows_of(self) -> dict[str, files.Rows]:
         """The rows of ``train``, and of ``validation`` and ``test`` where the source has such splits.
 
+        Of a dataset for evaluation alone those of ``test``, and of ``validation`` where it has them.
+
         Raises:
             DataError: A source is not there, cannot be reached, or lacks a split that was asked for.
         """
         config = self.source
         sources = {name: files.open_source(location) for name, location in self.locations().items()}
         found: dict[str, files.Rows] = {}
-        for split in ("train", "validation", "test"):
+        main = "test" if config.evaluation_only else "train"
+        for split in ("validation", "test") if config.evaluation_only else ("train", "validation", "test"):
             asked: str | None = getattr(config, f"{split}_split")
             name, splits = sources.get(f"{split}_path", sources["path"])
-            held_out = split != "train" and f"{split}_path" not in sources and asked is None
-            if held_out and (split not in splits or config.train_split == split):
+            further = split != main and f"{split}_path" not in sources and asked is None
+            if further and (split not in splits or config.train_split == split):
                 continue  # it is cut from train
+            if further and config.evaluation_only and len(splits) == 1:
+                continue  # it is test, whatever its name
             chosen = asked or (split if split in splits or len(splits) != 1 else next(iter(splits)))
             if chosen not in splits:
                 chosen = files.SPLIT_WORDS.get(chosen, chosen)
             if split == "train" and asked is None and chosen in ("validation", "test"):
                 raise DataError(
-                    f"{name}: its only split is '{chosen}', which is for evaluation. train_split={chosen} trains "
-                    "on what is not cut from it."
+                    f"{name}: its only split is '{chosen}', which is for evaluation. evaluation_only=true keeps "
+                    f"it for that; train_split={chosen} trains on what is not cut from it."
                 )
             if chosen not in splits:
                 raise DataError(f"{name}: {unknown_name('split', chosen, splits)} Set {split}_split to choose.")
@@ -649,7 +675,8 @@ class FilesDataset(Dataset):
         read = {id(rows) for rows in found.values()}
         words = {word: split for word, split in files.SPLIT_WORDS.items() if f"{split}_path" not in sources}
         left = [name for name, rows in sources["path"][1].items() if id(rows) not in read]
-        self.unread = [name for name in left if not words.keys().isdisjoint(files.words_of(name))]
+        named = [name for name in left if not words.keys().isdisjoint(files.words_of(name))]
+        self.unread = [] if config.evaluation_only else named
         return found
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:

@@ -180,7 +180,7 @@ def _read(dataset: FilesDataset, check: Check | None = None) -> tuple[dict[str, 
             stored = _parts(_stored(form.made(records), check), _characters, _BATCH_SIZE)
             batches = [pa.RecordBatch.from_pylist(part, SCHEMA) for part in stored]
             tables[split] = pa.Table.from_batches(batches, SCHEMA)
-    form.check(tables["train"].num_rows)
+    form.check(tables["train" if "train" in tables else "test"].num_rows)
     return tables, form
 
 
@@ -217,6 +217,8 @@ def _identities(table: pa.Table, conversational: bool) -> list[bytes]:
 
 
 def _taken(tables: Mapping[str, pa.Table], dealt: SplitRows, split: str) -> pa.Table:
+    if split not in dealt.splits:
+        return SCHEMA.empty_table()
     source = tables["train" if split in dealt.cut else split]
     return source.take(pa.array(dealt.splits[split])).combine_chunks()
 

@@ -179,7 +179,7 @@ class Form:
         """Refuse a source that has no row to train on, or lacks columns that are asked for.
 
         Args:
-            number: Of rows to train on, once all have been made.
+            number: Of rows to train on, once all have been made; of a dataset for evaluation alone, of test.
 
         Raises:
             DataError: Says which.
@@ -187,7 +187,7 @@ class Form:
         config = self._dataset.source
         given = f"dataset '{config.kind}' ({config.path})"
         if not number:
-            raise DataError(f"{given}: no row to train on")
+            raise DataError(f"{given}: no row to {'evaluate' if config.evaluation_only else 'train'} on")
         if odd := [name for name in config.further_columns or () if name not in self.columns]:
             known = dict.fromkeys([*config.columns, *self.columns, *self._read])
             raise DataError(f"{given}: further_columns: " + unknown_name("column", odd[0], known))
@@ -301,7 +301,8 @@ def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed:
     a fair sample.
 
     Args:
-        prompts: Split that was read -> an identity of each row's prompt; ``train`` is always there.
+        prompts: Split that was read -> an identity of each row's prompt. Without ``train`` nothing is cut, and
+            there are no rows to train on.
         sizes: Prompts at most of ``test`` and ``validation``.
         seed: Of the shuffles.
 
@@ -325,6 +326,8 @@ def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed:
         taken.update(there)
         if len(kept) < sizes.get(name, 0):
             warnings.append(f"{name} has {_rows(len(kept))}, fewer than the {sizes[name]} asked for: all are used")
+    if "train" not in prompts:
+        return SplitRows(splits, frozenset(), tuple(warnings))
     cut = {name: size for name, size in sizes.items() if name not in prompts}
     if cut and len(splits["train"]):
         splits |= _cut(prompts["train"], splits["train"], cut, warnings)
@@ -388,6 +391,7 @@ class Look:
 
     Attributes:
         first: The first of them to train on, its columns as they are stored; None where there was none to look at.
+            Of a dataset for evaluation alone this and what follows is of the rows of test.
         columns: All that those to train on have besides their texts, each once.
         unanswered: How many of those to train on have no completion, nor are whole conversations.
         unlabelled: How many of them have a completion with a label that is neither true nor false, or with none.
@@ -437,13 +441,14 @@ def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
     form, give_up = Form(dataset), time.monotonic() + LOOK_S
     prompts: dict[str, list[bytes]] = {}
     is_whole, sources = True, dataset.rows_of()
+    main = "train" if "train" in sources else "test"
     for split in (name for name in SPLITS if name in sources):  # train comes first
         prompts[split] = []
         records = itertools.islice(sources[split](), dataset.source.limit)
         for made in form.made(itertools.islice(records, LOOKED_AT)):
             if time.monotonic() > give_up:
                 return look
-            if split == "train":
+            if split == main:
                 look.take(made)
             if made is not None:
                 if check is not None and (problem := check(made.row.columns, made.place)):
@@ -453,10 +458,10 @@ def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
                 prompts[split].append(identity(made.row.prompt))
         is_last = next(records, None) is None
         is_whole = is_whole and is_last
-        look.is_all = look.is_all or (split == "train" and is_last)
+        look.is_all = look.is_all or (split == main and is_last)
     if is_whole:
         config = dataset.config
-        form.check(len(prompts["train"]))
+        form.check(len(prompts[main]))
         sizes = {"test": config.test_size, "validation": config.validation_size}
         dealt = deal(prompts, sizes, config.seed)
         look.warnings = (*form.told, *dealt.warnings)
