@@ -50,6 +50,8 @@ DATASETS = {
     "imdb_sentiment": "pipeline.learning.datasets.shipped:IMDBSentiment",
     "jsonl": "pipeline.learning.datasets.shipped:JsonLines",
     "math": "pipeline.learning.datasets.shipped:CompetitionMath",
+    "multiple_choice": "pipeline.learning.datasets.shipped:MultipleChoice",
+    "olympiadbench": "pipeline.learning.datasets.shipped:OlympiadBench",
     "parquet": "pipeline.learning.datasets.shipped:ParquetFiles",
     "star_graph": "pipeline.learning.datasets.shipped:StarGraph",
     "tldr": "pipeline.learning.datasets.shipped:TLDR",
@@ -64,6 +66,7 @@ MODELS = {
 
 REWARDS = {
     "boxed": "pipeline.learning.rewards.answers:boxed",
+    "choice": "pipeline.learning.rewards.answers:choice",
     "exact_match": "pipeline.learning.rewards.answers:exact_match",
     "gsm8k": "pipeline.learning.rewards.answers:gsm8k",
     "length": "pipeline.learning.rewards.answers:length",

@@ -5,16 +5,17 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from string import ascii_uppercase
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.config.schema import BY_CONTENT, Config, DatasetConfig, file_or_folder, model_text, number
+from pipeline.config.schema import BY_CONTENT, Config, DatasetConfig, file_or_folder, model_text, number, option
 from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.files import CSV, JSON, PARQUET, TABLES, TEXT
 from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset, needed
-from pipeline.learning.rewards.answers import last_boxed
+from pipeline.learning.rewards.answers import last_boxed, list_in
 
 
 class JsonLines(FilesDataset):
@@ -107,6 +108,99 @@ class CompetitionMath(FilesDataset):
             "level": int(level[0]) if level else None,
             "subject": data.get("subject", data.get("type")),
         }
+
+
+# -- olympiadbench -----------------------------------------------------------------------------------------------
+# OlympiadBench: ``question``, sometimes ``context`` before it, and ``final_answer``, a list of LaTeX.
+
+
+@dataclass(kw_only=True)
+class OlympiadBenchConfig(FilesConfig):
+    """Problems of olympiads with an answer and without figures (arXiv 2402.14008), English mathematics of them."""
+
+    reward: str = "math_verify"
+    path: str | None = file_or_folder("Hothan/OlympiadBench", affects_result=False, keyed=BY_CONTENT)
+    subset: str | None = "OE_TO_maths_en_COMP"
+    test_size: int = number(674, at_least=1, at_most=1_000_000_000)
+    prompt_template: str | None = model_text(STEP_BY_STEP)
+    evaluation_only: bool = option(True)
+
+
+class OlympiadBench(FilesDataset):
+    """Column ``solution`` is the answer, several with commas; figures and worked solutions are left out."""
+
+    config_class: ClassVar[type[DatasetConfig]] = OlympiadBenchConfig
+
+    def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+        """The question behind its context, and all answers as one text."""
+        question, answers = needed(data, place, "question", "final_answer")
+        parts = answers if isinstance(answers, list) else [answers]
+        about = ("id", "subfield", "answer_type", "is_multiple_answer", "unit", "error")
+        return {
+            "prompt": "\n".join(part for part in (data.get("context"), str(question)) if part),
+            "solution": parts[0] if len(parts) == 1 else ", ".join(str(part).strip("$ ") for part in parts),
+            **{name: data[name] for name in about if name in data},
+        }
+
+
+# -- multiple choice ---------------------------------------------------------------------------------------------
+# Questions with choices under letters. MMLU-Pro: ``question``, ``options``, ``answer`` (a letter). GPQA:
+# ``Question``, ``Correct Answer``, ``Incorrect Answer 1`` to ``3``; these have no places, so a hash of the row
+# gives them some.
+
+
+@dataclass(kw_only=True)
+class MultipleChoiceConfig(FilesConfig):
+    """Questions with choices under letters, asked as openai/simple-evals and lighteval ask them."""
+
+    reward: str = "choice"
+    prompt_template: str | None = model_text(
+        "Answer the following multiple choice question. The last line of your response should be of the following "
+        "format: 'Answer: $LETTER' (without quotes) where LETTER is one of {letters}. Think step by step before "
+        "answering.\n\n{prompt}"
+    )
+
+
+_GPQA = ("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
+class MultipleChoice(FilesDataset):
+    """Column ``solution`` is the letter of the right one of ``choices``, ``letters`` are those of all."""
+
+    config_class: ClassVar[type[DatasetConfig]] = MultipleChoiceConfig
+
+    def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+        """The question with its choices below, and the letter of the right one."""
+        if "Correct Answer" in data:
+            question, right, *wrong = (str(text).strip() for text in needed(data, place, *_GPQA))
+            choices = sorted(
+                [right, *wrong], key=lambda text: hashlib.sha256(f"{question}\n{text}".encode()).digest()
+            )
+            return _asked(question, choices, choices.index(right)) | {"category": data.get("High-level domain")}
+        question, options, answer = needed(data, place, "question", "options", "answer")
+        listed = list_in(options) if isinstance(options, str) else options
+        if not isinstance(listed, list) or not 2 <= len(listed) <= len(ascii_uppercase):
+            raise DataError(f"{place}: options must be a list of 2 to {len(ascii_uppercase)} texts.")
+        letters = ascii_uppercase[: len(listed)]
+        places = {letter: at for at, letter in enumerate(letters)} | {str(at): at for at in range(len(listed))}
+        if (right_at := places.get(str(answer).strip().upper())) is None:
+            raise DataError(
+                f"{place}: the answer {answer!r} is none of the {len(listed)} options: write its letter, of "
+                f"{letters}, or its place, from 0."
+            )
+        further = {name: value for name, value in data.items() if name not in ("question", "options", "answer")}
+        return further | _asked(str(question).strip(), [str(each).strip() for each in listed], right_at)
+
+
+def _asked(question: str, choices: Sequence[str], right: int) -> dict[str, Any]:
+    letters = ascii_uppercase[: len(choices)]
+    listed = "\n".join(f"{letter}) {choice}" for letter, choice in zip(letters, choices, strict=True))
+    return {
+        "prompt": f"{question}\n\n{listed}",
+        "choices": list(choices),
+        "letters": letters,
+        "solution": letters[right],
+    }
 
 
 # -- imdb sentiment ----------------------------------------------------------------------------------------------

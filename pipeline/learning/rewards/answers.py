@@ -423,6 +423,78 @@ def same_text(given: Text, wanted: str) -> float | None:
     return None if right is None else float(boxed_answer(given) == right)
 
 
+# -- choice ------------------------------------------------------------------------------------------------------
+# Reward 1 for the letter of the solution, else 0.
+
+
+_LETTER = re.compile(r"[({\[]?([A-Za-z])[)}\]]?[.:]?|\(?([A-Z])[).:]\s*\S.*", re.DOTALL)
+"""A letter alone, or before what is chosen."""
+_CHOSEN = re.compile(
+    r"(?:\b(?i:answer|option|choice)[\s*_\"']*(?:(?i:is|(?:would|should|must) be)\b|[:=])|答案】?[是为]?:?|故选:?)"
+    r"[\s*_:\"']*(?:(?i:option|choice)\s+)?(?P<said>\S[^\n]*)"
+    r"|(?<![A-Za-z])[(\[*]{0,4}(?P<right>[A-Z])[)\]*]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"
+)
+"""How prose states the letter that it chooses."""
+_FIRST = re.compile(r"[(\[{*\"]*([A-Za-z])(?![A-Za-z'])[)\]}*\"]*")
+_AMONG = re.compile(r"\s*(?:or|and|nor|[/,&])\W*[A-Za-z](?![A-Za-z])", re.IGNORECASE)
+
+
+def chosen_letter(completion: Text) -> str | None:
+    """The letter that a completion chooses: in its last box, else the last that it states, else all it says.
+
+    None where it states none, or several as in "A or B". A small letter counts where it stands alone.
+    """
+    text = answer_part(text_of(completion))
+    parts = [text[: another.start()] for another in _ANOTHER_QUESTION.finditer(text)]
+    return next((letter for part in [*parts, text] if (letter := _letter_in(part))), None)
+
+
+def _letter_in(text: str) -> str | None:
+    if (box := last_box(text)) is not None:
+        return _only_letter(box[1] or "")
+    if stated := list(_CHOSEN.finditer(text)):
+        return stated[-1]["right"] or _first_letter(stated[-1]["said"])
+    return _only_letter(text) or _only_letter(text.strip().rpartition("\n")[2])
+
+
+def _only_letter(text: str) -> str | None:
+    found = _LETTER.fullmatch(_FONT.sub(r"\1", text).strip(" $*_\n"))
+    return found and (found[1] or found[2]).upper()
+
+
+def _first_letter(said: str) -> str | None:
+    """The letter that a statement begins with, unless it is a word there, as in "a tie" and "I think"."""
+    said = re.sub(r"\\[()\[\]]|\$", "", _FONT.sub(r"\1", said))
+    found = _FIRST.match(said)
+    if found is None or _AMONG.match(said, found.end()):
+        return None
+    is_word = found[0] in ("A", "I") or found[0].islower()
+    return None if is_word and re.match(r"\s+\S", said[found.end() :]) else found[1].upper()
+
+
+def _choice_gold(columns: Mapping[str, Any]) -> Sequence[str]:
+    return gold_texts(columns.get("solution"), "Answer: {}")
+
+
+@reward(compares(isolated=False, answer=chosen_letter, gold=_choice_gold))
+def choice(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
+    """Compare the letters of choices.
+
+    Args:
+        completions: Texts or conversations.
+        solution: Column with the letter. Rows without one, or with more than a letter, get None.
+
+    Raises:
+        DataError: A solution is neither text nor number.
+    """
+    return compared(completions, solution, "choice", _same_letter)
+
+
+def _same_letter(given: Text, wanted: str) -> float | None:
+    letter = _only_letter(wanted)
+    return None if letter is None else float(chosen_letter(given) == letter)
+
+
 # -- gsm8k -------------------------------------------------------------------------------------------------------
 # Reward 1 for the number of the solution: in the last ``\boxed{}`` or after ``####``, else the last number.
 
