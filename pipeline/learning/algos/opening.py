@@ -1,4 +1,7 @@
-"""What stages that work with text open: policies, value models, a dataset and its rows, rewards. Worker side."""
+"""Open what stages that work with text need: policies, value models, datasets and rows, rewards.
+
+Used in workers.
+"""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,12 +45,12 @@ from pipeline.outputs.prompts import PromptMeasures, Sums, write_prompts
 
 
 def reference_source(ctx: JobContext) -> str:
-    """The folder of the reference's model and tokenizer."""
+    """Return the folder of the reference's model and tokenizer."""
     return reference_folder(ctx.input("reference.train"), ctx.config.model)
 
 
 def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The reference and its tokenizer, kept loaded between jobs."""
+    """Return the reference and its tokenizer, cached between jobs."""
     source, system, trust = reference_source(ctx), ctx.config.system, ctx.config.model.trusts_code
     bits = ctx.config.model.in_bits
     model = ctx.models.get(
@@ -62,7 +65,7 @@ def reference_model(ctx: JobContext) -> tuple[PreTrainedModel, PreTrainedTokeniz
 
 
 def reference_tokenizer(ctx: JobContext) -> PreTrainedTokenizerBase:
-    """The reference's tokenizer, read anew."""
+    """Return the reference's tokenizer, loaded anew."""
     return load_tokenizer(reference_source(ctx), trust_remote_code=ctx.config.model.trusts_code)
 
 
@@ -93,12 +96,12 @@ def reference_policy(
     guide_context: int | None = None,
     kind: type[TextPolicy] = TextPolicy,
 ) -> TextPolicy:
-    """The reference, as it is or decoded in another way; see `TextPolicy` for the guide's context."""
+    """Return the reference as a policy, plain or of another kind; see `TextPolicy` for the guide's context."""
     return _policy(ctx, dataset, reference_model(ctx)[0], kind, guide_context=guide_context)
 
 
 def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: sampling.Tilt) -> TextPolicy:
-    """The reference guided by the value model of a folder."""
+    """Return the reference guided by the value model in a folder."""
     system = ctx.config.system
     guide = ctx.models.get(("value", str(value)), lambda: load_value(value, system, ctx.device), ctx.loading)
     context = context_length(guide.backbone)
@@ -106,13 +109,13 @@ def guided_policy(ctx: JobContext, dataset: Dataset, value: Path, tilt: sampling
 
 
 def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared: bool = False) -> TextPolicy:
-    """The policy of a folder.
+    """Return the policy in a folder.
 
     Args:
-        ctx: Of the stage.
+        ctx: Context of the stage.
         dataset: The dataset of the chain.
         folder: Output of a training.
-        compared: Whether its divergence from the reference is wanted.
+        compared: Whether its KL divergence from the reference is needed.
     """
     reference, system = reference_model(ctx)[0], ctx.config.system
     how: dict[str, Any] = {
@@ -128,8 +131,8 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
 
 
 def fresh_value_model(ctx: JobContext, head: HeadType, atoms: int = 1) -> ValueModel:
-    """A value model that is to be trained, from the backbone that the request names. Never a kept one."""
-    # Optimizer steps are too small for the precision of bfloat16, so weights are trained in float32.
+    """Return a value model to train, from the backbone of the request. It is never a cached one."""
+    # Optimizer steps are too small for bfloat16, so weights are trained in float32.
     system = replace(ctx.config.system, dtype=schema.DType.float32)
     with ctx.loading():
         with TemporaryDirectory(dir=ctx.out) as scratch:
@@ -148,12 +151,12 @@ def fresh_value_model(ctx: JobContext, head: HeadType, atoms: int = 1) -> ValueM
 
 
 def open_dataset(ctx: JobContext) -> Dataset:
-    """The dataset of the chain: prepared, where it is read rather than made."""
+    """Return the dataset of the chain: the prepared one, unless it makes its rows."""
     return load_dataset(ctx.config.dataset, ctx.optional_input(DATASET))
 
 
 def encode(ctx: JobContext, policy: TextPolicy, rows: Sequence[Row]) -> list[list[int]]:
-    """Token ids of the prompts of rows: those of the preparation, where there was one."""
+    """Return the token ids of the prompts of rows, from the preparation if there was one."""
     prepared = ctx.optional_input(PROMPTS)
     if prepared is None:
         return policy.fitted(
@@ -164,24 +167,24 @@ def encode(ctx: JobContext, policy: TextPolicy, rows: Sequence[Row]) -> list[lis
 
 
 def round_rows(ctx: JobContext, dataset: Dataset) -> list[Row]:
-    """The training rows of this shard."""
+    """Return the training rows of this shard."""
     ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
     return [dataset.row(int(row)) for row in ids[ctx.rows[0] : ctx.rows[1]]]
 
 
 def held_out_rows(ctx: JobContext, dataset: Dataset, split: str | None = None) -> list[Row]:
-    """The evaluation rows of this shard; of another split than `evaluation.split` where one is named."""
+    """Return the evaluation rows of this shard, of `split` or else `evaluation.split`."""
     ids = dataset.ids(split or ctx.config.evaluation.split)[ctx.rows[0] : ctx.rows[1]]
     return [dataset.row(int(row)) for row in ids]
 
 
 def held_out_count(ctx: JobContext, dataset: Dataset, split: str | None = None) -> int:
-    """How many rows `held_out_rows` gives."""
+    """Return the number of rows that `held_out_rows` gives."""
     return len(dataset.ids(split or ctx.config.evaluation.split)[ctx.rows[0] : ctx.rows[1]])
 
 
 def row_ids(rows: Sequence[Row]) -> NDArray[np.int64]:
-    """Ids of rows, shape [R]."""
+    """Return the ids of rows, shape [R]."""
     return np.array([row.id for row in rows], np.int64)
 
 
@@ -192,7 +195,7 @@ def score(
     completions: Sequence[Sequence[int]],
     batch_size: int,
 ) -> Scored:
-    """Score completions by all rewards of the dataset, one row each."""
+    """Score completions with all rewards of the dataset, one row per completion."""
     settings = repr(asdict(ctx.config.dataset))
     make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
 
@@ -200,22 +203,22 @@ def score(
         scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
         return scorer.score(rows, texts, completions, batch_size)
 
-    # Of ranks that do a job together one asks: rewards may cost money, and need not say the same twice.
+    # Only one rank calls the rewards: they may cost money, and need not be deterministic.
     scored = ctx.ranks.made_by_first(scored_here)
     ctx.failures.add(scored.faults, scored.first_fault, ctx.out)
     return scored
 
 
 # -- policy weights ----------------------------------------------------------------------------------------------
-# The weights of a policy that is trained, as precise as training needs them, whatever it writes texts in.
+# Weights of a trained policy, at the precision that training needs, whatever the precision of decoding.
 #
-#     to_train       what training starts from     float32, or with adapters `system.dtype`
-#     frozen_policy  what it is held close to      as precise, since the difference of the two is what counts
-#     save_policy    what a training leaves        all weights, or the adapters that were trained in their place
+# to_train start of a training float32, or with adapters `system.dtype`
+# frozen_policy anchor of the KL term same precision, since the difference of the two counts
+# save_policy result of a training all weights, or the trained adapters in their place
 
 
 def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
-    """The policy that training starts from, on the first device."""
+    """Return the policy that training starts from, on the first device."""
     model: Any = adapted(ctx, algo)
     without_dropout(model)
     model.to(ctx.first_device)
@@ -224,7 +227,7 @@ def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
 
 
 def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) -> PreTrainedModel:
-    """What a round or the first one starts from, as precise as what is trained, and spread as that is."""
+    """Return the anchor (start of this or the first round), as precise and sharded as the trained policy."""
     model = loaded(ctx, algo, previous=previous)
     with ctx.loading():
         ctx.ranks.prepare(model, None if algo.lora.rank else torch.float32)
@@ -234,8 +237,8 @@ def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) ->
 def adapted(
     ctx: JobContext, algo: PolicyAlgoConfig, dtype: schema.DType | None = None, device: str | None = None
 ) -> PreTrainedModel | PeftModel:
-    """The weights that training starts from, with adapters where there are to be some, not trained yet."""
-    # An optimizer goes on from round to round with the weights that it is of, which are those of the adapters.
+    """Return the start weights of a training, with new adapters if the settings ask for them."""
+    # An optimizer's state is carried from round to round with its weights, here those of the adapters.
     goes_on = algo.warm_start and algo.draws_to_train and algo.lora.rank
     before = ctx.optional_input("train@previous") if goes_on else None
     model = loaded(ctx, algo, previous=algo.warm_start and before is None, dtype=dtype, device=device)
@@ -252,9 +255,9 @@ def loaded(
     dtype: schema.DType | None = None,
     device: str | None = None,
 ) -> PreTrainedModel:
-    """A policy of its own, never a kept one: see `started_from`."""
+    """Load a policy, never a cached one: see `started_from`."""
     with ctx.loading():
-        # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters are anyway.
+        # Optimizer steps are too small for bfloat16, so weights are trained in float32; adapters always are.
         precise = dtype or (ctx.config.system.dtype if algo.lora.rank else schema.DType.float32)
         reference = reference_source(ctx)
         return load_policy(
@@ -263,27 +266,27 @@ def loaded(
             device or ctx.first_device,
             base=reference,
             trust_remote_code=ctx.config.model.trusts_code,
-            # Ranks that spread weights make float32 of what they keep.
+            # Ranks that shard weights convert their own part to float32.
             as_stored=dtype is None and not algo.lora.rank and ctx.ranks.is_sharded,
             ranks=ctx.joined,
         )
 
 
 def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel) -> None:
-    """Write what was trained to the output of a job, by the process that has all of it.
+    """Write the trained policy to the output of a job, in the process that has all of it.
 
-    Adapters are written with those of earlier rounds, and of the method that they started from, so that the
-    reference is all that they need. Where what they started from has stored all weights, this one does so as well.
+    Adapters are written together with those of earlier rounds and of the method that they started from, so that
+    only the reference is needed besides. If the start policy has stored all weights, so does this one.
 
     Args:
-        ctx: Of the training.
+        ctx: Context of the training.
         algo: Its settings.
-        model: What was trained; of no use afterwards.
+        model: The trained model; unusable afterwards.
     """
     folder, start = started_from(ctx, previous=algo.warm_start), ctx.optional_input(START_TRAIN.name)
     before = [] if folder is None else adapter_folders(folder)
     if isinstance(model, PeftModel) and (before or folder is None):
-        if algo.draws_to_train and folder != start:  # the adapters of the round before have been trained on
+        if algo.draws_to_train and folder != start:  # training continued on the adapters of the round before
             before = before[:-1]
         adapters.copy_adapters(before, ctx.out / formats.FOLDER)
         number = ctx.round + max((int(each.name) for each in adapter_folders(start)) if start else (), default=0)
@@ -293,8 +296,8 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
         made_of = formats.Adapters(rounds=rounds, reference=reference if formats.is_key(reference) else None)
         (ctx.out / formats.ADAPTERS).write_text(json_text(asdict(made_of)) + "\n")
         return
-    # It is float32, also where `system.dtype` is not: the next round goes on from all of the update, though who
-    # reads the model in that type sees only some of it.
+    # In float32 even if `system.dtype` is not: the next round continues from the full update, though readers at a
+    # lower precision see only some of it.
     rounded = ctx.config.system.dtype is not schema.DType.float32
     exact = partial(adapted, ctx, algo, schema.DType.float32, "cpu") if rounded else None
     whole = lora.merged(model, exact).cpu()
@@ -303,10 +306,10 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
 
 
 # -- evaluating --------------------------------------------------------------------------------------------------
-# What policies are evaluated at: their completions of held-out prompts, and the numbers that come of these.
-# Besides, strengths of guidance that a policy is tried at on the validation split, one of which it is then
-# tested at: what is chosen by must not be what is reported. And what results are held against: the
-# reference's greedy decoding, and the optimum, which the evaluation of the reference makes. Worker side only.
+# Evaluation: completions of held-out prompts, and their metrics. Sweeps: a policy is tried at several guidance
+# strengths on the validation split and tested at one of them, so that the choice does not use the reported data.
+# Baselines: greedy decoding of the reference, and the optimum, which the evaluation of the reference computes.
+# Used in workers only.
 
 
 def evaluate(
@@ -323,21 +326,21 @@ def evaluate(
     """Sample completions of held-out prompts, score them and write them to a folder.
 
     Args:
-        ctx: Of the stage.
-        policy: That completes.
-        dataset: Of the chain.
-        folder: Where to write.
-        split: Of the dataset; None takes `evaluation.split`.
-        samples: Completions of each prompt; None takes `evaluation.num_samples`.
-        before: Completions that the stage has drawn already, for other policies, and their tokens.
-        total: Completions that the stage draws in all; None where these are the last.
+        ctx: Context of the stage.
+        policy: Policy to sample from.
+        dataset: Dataset of the chain.
+        folder: Output folder.
+        split: Split of the dataset; None for `evaluation.split`.
+        samples: Completions per prompt; None for `evaluation.num_samples`.
+        before: Completions that the stage has already drawn for other policies, and their tokens.
+        total: Completions that the stage draws in all; None if these are the last.
 
     Returns:
-        What the stage has drawn by now, as `before`.
+        Completions and tokens that the stage has drawn so far, for the next `before`.
     """
     samples = samples or ctx.config.evaluation.num_samples
     rows = held_out_rows(ctx, dataset, split)
-    # The stream has no name of an algorithm or round in it: all are compared on the same draws.
+    # The RNG stream does not depend on algorithm or round: all are compared on the same draws.
     keys = sampling.sample_keys(ctx.seed, "evaluate", row_ids(rows), samples)
     done, tokens = before
     whole = done + len(rows) * samples if total is None else total
@@ -358,7 +361,7 @@ def evaluate(
 def _samples(
     policy: TextPolicy, rows: Sequence[Row], decoded: Decoded, texts: Sequence[str], scored: Scored, samples: int
 ) -> Iterator[Sample]:
-    """What was drawn, with what it is worth: `rows` has the row of each completion, `samples` in turn for each."""
+    """Yield the completions with scores: `rows` has the row of each, `samples` in turn belong to one prompt."""
     several = scored.parts if len(scored.parts) > 1 else {}
     for index, row in enumerate(rows):
         yield Sample(
@@ -392,8 +395,8 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
     """Turn the evaluated samples of all shards into metrics, and pick some samples to show.
 
     Args:
-        ctx: Of the stage.
-        anchors: Name -> what another policy does on the same prompts, for metrics called ``NAME/METRIC``.
+        ctx: Context of the stage.
+        anchors: Name -> measures of another policy on the same prompts, for metrics called ``NAME/METRIC``.
     """
     samples, settings = metrics.read_samples(ctx.inputs["evaluate"]), ctx.config.evaluation
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
@@ -413,7 +416,10 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
 
 
 def log_right(ctx: JobContext) -> dict[int, float]:
-    """What the evaluation of the reference says of the optimum; see `learning.evaluation.metrics`."""
+    """Return the log-probabilities of being right, by row, from the evaluation of the reference.
+
+    See `learning.evaluation.metrics`.
+    """
     return metrics.read_log_right(ctx.inputs.get("reference.evaluate") or ctx.inputs["evaluate"])
 
 
@@ -429,17 +435,17 @@ Tried = Mapping[str, tuple[Sequence[Sample], PromptMeasures]]
 
 
 def eta_folder(eta: float) -> str:
-    """Folder of the samples at a strength, in the output of a sweep; it names the strength in results too."""
+    """Return the folder name of the samples at a strength, in the output of a sweep; results use the same name."""
     return f"{formats.ETA}{plain.short(eta)}"
 
 
 def strengths(own: float, further: Iterable[float]) -> dict[str, float]:
-    """Those to try: the method's own and the further ones, by the names of their folders."""
+    """Return the strengths to try by folder name: the method's own and further ones."""
     return {eta_folder(eta): eta for eta in (own, *further)}
 
 
 def swept(ctx: JobContext) -> Tried:
-    """What the sweep of this round has seen, by the names of folders; nothing where there was none."""
+    """Return the samples of this round's sweep by folder name; empty without a sweep."""
     outputs = ctx.inputs.get(SWEEP, ())
     names = sorted(path.name for path in outputs[0].glob(f"{formats.ETA}*")) if outputs else []
     drawn = {name: metrics.read_samples([output / name for output in outputs]) for name in names}
@@ -449,13 +455,13 @@ def swept(ctx: JobContext) -> Tried:
 
 
 def chosen(tried: Tried, settings: schema.EvaluationConfig) -> str | None:
-    """The name of the best strength: the highest mean reward within the limit of divergence; None without any."""
+    """Return the name of the best strength: the highest mean reward within the KL limit; None if there is none."""
     best = metrics.chosen_point(_points(tried), settings.kl_limit)
     return None if best is None else best.label
 
 
 def sweep_rows(tried: Tried, settings: schema.EvaluationConfig) -> list[dict[str, Any]]:
-    """Reward and KL at every strength, which of them no other beats in both, and which one is taken."""
+    """Return reward and KL at every strength, whether it is on the Pareto front, and whether it was chosen."""
     found: list[dict[str, Any]] = []
     for name, (samples, measured) in tried.items():
         own = metrics.evaluation_rows(samples, settings, measured=measured)
@@ -470,7 +476,7 @@ def sweep_rows(tried: Tried, settings: schema.EvaluationConfig) -> list[dict[str
 
 
 def with_sweep(own: PromptMeasures, tried: Tried) -> PromptMeasures:
-    """Measures of a policy and those of its sweep; a prompt of one split says nothing of the other."""
+    """Return the measures of a policy with those of its sweep; they are of different prompts."""
     parts = {name: part for name, (_, part) in tried.items()}
     every = np.unique(np.concatenate([own.rows, *(part.rows for part in parts.values())]))
 
@@ -488,7 +494,7 @@ def with_sweep(own: PromptMeasures, tried: Tried) -> PromptMeasures:
 
 def _points(tried: Tried) -> list[metrics.FrontPoint]:
     def mean(measures: PromptMeasures, name: str) -> float:
-        """Over prompts and samples; NaN where nothing is known."""
+        """Return the mean over prompts and samples; NaN if nothing is known."""
         above, below = measures.sums.get(name, (np.zeros(1), np.zeros(1)))
         return float(above.sum() / below.sum()) if below.sum() > 0 else math.nan
 
@@ -501,41 +507,41 @@ def _points(tried: Tried) -> list[metrics.FrontPoint]:
 # -- anchors ---------------------------------------------------------------------------------------------------
 
 GREEDY_SAMPLES = 1
-"""Greedy completions of a prompt: all would be the same."""
+"""Greedy completions per prompt: more would be the same."""
 _MOST_SPELLINGS = 100
-"""Ways to write a right completion beyond which they are not looked through."""
+"""Most spellings of a right completion that are enumerated."""
 
 
 def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: tuple[int, int]) -> None:
-    """Complete the held-out prompts with the likeliest tokens, `GREEDY_SAMPLES` each.
+    """Complete the held-out prompts greedily, `GREEDY_SAMPLES` times each.
 
     Args:
-        ctx: Of the reference's evaluation.
-        dataset: Of the chain.
-        drawn: What the stage has drawn already.
+        ctx: Context of the reference's evaluation.
+        dataset: Dataset of the chain.
+        drawn: What the stage has already drawn.
     """
     folder = ctx.out / formats.GREEDY
     folder.mkdir()
     policy = reference_policy(ctx, dataset, kind=GreedyPolicy)
-    with metered() as meter:  # an answer of the reference is a sample, and takes nothing of this
+    with metered() as meter:  # dataset answers do not depend on this
         evaluate(ctx, policy, dataset, folder, samples=GREEDY_SAMPLES, before=drawn)
     for purpose, flops in meter.flops.items():
         spend("scoring" if purpose in formats.ANSWERING else purpose, flops)
 
 
 def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> None:
-    """Write how likely the reference is to be right at every prompt, where that can be known exactly.
+    """Write the reference's exact probability of being right at every prompt, where it can be computed.
 
     Args:
-        ctx: Of the reference's evaluation, which has written its samples.
-        dataset: Of the chain.
+        ctx: Context of the reference's evaluation, which has written its samples.
+        dataset: Dataset of the chain.
         policy: The reference.
     """
     rewards, rows = known_rewards(ctx.config.dataset), held_out_rows(ctx, dataset)
     right = rewards[0].traits.right if len(rewards) == 1 and rewards[0].weight == 1 else None
     model, tokenizer = reference_model(ctx)
     draws_all = ctx.config.generation.top_p == 1 and policy.stops is None
-    # The cheap questions come first: a pretrained tokenizer has 100,000 tokens and more to spell out.
+    # Cheap checks come first: a pretrained tokenizer has 100,000 tokens and more to spell out.
     if right is None or not draws_all or not _is_made_for(model, tokenizer, dataset):
         return
     answers = {row.id: {answer.strip() for answer in right(row.columns)} for row in rows}
@@ -548,7 +554,7 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
 
 
 def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
-    """Measures of the greedy reference, and of the optimum where it is known, for the reference's metrics."""
+    """Return measures of the greedy reference, and of the optimum where known, for the reference's metrics."""
     settings, known = ctx.config.evaluation, log_right(ctx)
     greedy = metrics.read_samples([folder / formats.GREEDY for folder in ctx.inputs["evaluate"]])
     found = {formats.GREEDY: metrics.measure(greedy, settings.common_eta, known)}
@@ -564,13 +570,13 @@ def _is_made_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dat
 
 
 def _pieces(policy: TextPolicy, size: int) -> dict[int, str] | None:
-    """What every token writes; None where tokens write something else beside each other than alone."""
+    """Return the text of every token; None if tokens write something else in context than alone."""
     pieces = dict(enumerate(policy.text([[token] for token in range(size)])))
     return pieces if policy.text([list(pieces)]) == ["".join(pieces.values())] else None
 
 
 def _is_contradicted(ctx: JobContext, answers: Mapping[int, set[str]]) -> bool:
-    """Whether the reward has said of a sample what it could not have said were these the right answers."""
+    """Return whether the reward of a sample contradicts the assumption that these are the right answers."""
     for sample in metrics.read_samples([ctx.out]):
         expected = float(sample.completion.strip() in answers[sample.row]) if answers[sample.row] else None
         if sample.reward != expected:
@@ -581,7 +587,7 @@ def _is_contradicted(ctx: JobContext, answers: Mapping[int, set[str]]) -> bool:
 
 
 def _written(texts: set[str], pieces: Mapping[int, str], policy: TextPolicy) -> list[list[int]]:
-    """All ways to write some texts, or one more than are looked through."""
+    """Return all tokenizations of some texts, or one more than the limit."""
     ways = (way for each in sorted(texts) for way in stops.spellings(each, pieces, policy.end_ids, policy.limit))
     return list(islice(ways, _MOST_SPELLINGS + 1))
 

@@ -1,1 +1,1 @@
-"""Decoding: per-sample draws, batches, plain and guided decoding with KV caches. Worker side."""
+"""Decoding: random draws per sample, batches, plain and guided decoding with KV caches. Used in workers only."""

@@ -1,13 +1,13 @@
-"""Decoding in fixed slots, plain or guided by a value model.
+"""Decode in fixed slots (continuous batching), plain or guided by a value model.
 
-A row that is finished makes room for the next sample of the queue at once; in batches that begin and end together
-its place would be empty until the last one is done. Rows of any age stand side by side (`row_cache`). Models that
-cannot read such rows are given rows that begin together, and the finished ones leave (`row_models`).
+When a row is finished, the next sample of the queue takes its slot at once; in static batches the slot would idle
+until the longest row is done. Rows of any age share the batch (`row_cache`). Models that do not support this get
+rows that begin together, and finished rows leave (`row_models`).
 
-Prompts, budgets, the number of slots and the tokens that are drawn decide what is computed together. No clock and
-no other job has a part in it, so the same work is the same bytes wherever it is done. A draw belongs to its sample
-(`sampling`), whatever its neighbours are. How many there are may round what it is drawn from otherwise, so another
-number of slots may give other tokens: seldom in float32, often in bfloat16 (`benchmarks/flips.py`).
+Which rows are computed together depends only on prompts, budgets, the number of slots and the drawn tokens, not on
+timing or other jobs. So the same work gives the same bytes everywhere. A random draw belongs to its sample
+(`sampling`) and does not depend on other rows. But the batch size affects the rounding of the distribution, so
+another number of slots may give other tokens: rarely in float32, often in bfloat16 (`benchmarks/flips.py`).
 
 Shapes: N samples in all, R slots, n rows that are alive, k steps since tokens were looked at, V tokens of the
 vocabulary.
@@ -36,23 +36,23 @@ from pipeline.learning.models import batch_size, flops, value
 from pipeline.learning.training.distributed import bits_of
 
 # -- slot work ---------------------------------------------------------------------------------------------------
-# What the host knows while slots are decoded: the work that there is, and the rows in the slots. Shapes: N
-# samples in all, n rows that are alive, k steps since tokens were looked at.
+# Host-side state of decoding: the work to do, and the rows in the slots. Shapes: N samples in all, n rows that are
+# alive, k steps since tokens were last read back.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlotPace:
-    """When slots are filled again, and how often tokens are looked at.
+    """When slots are refilled, and how often tokens are read back from the device.
 
-    Waiting for more newcomers costs slots that idle, fetching them costs a forward pass over their prompts. Both
-    waste the same thing: what a pass costs by itself, whatever the number of its rows. So slots are filled as soon
-    as the shares of them that idled, added up over steps, come to the steps that filling costs.
+    Waiting leaves slots idle, and refilling costs a forward pass over prompts. Both waste the fixed cost of a
+    pass. So slots are refilled as soon as the idle fraction, summed over steps, reaches the cost of refilling in
+    steps.
 
     Attributes:
-        prefill: Steps that it costs to read prompts, besides what grows with their tokens.
-        entry: Steps that it costs to let samples in whose prompt is read already.
-        look_every: Steps after which tokens are looked at for those that end a completion. A look makes a GPU
-            wait; rows that have ended meanwhile are computed for nothing. None is 1 on the CPU and 8 on a GPU.
+        prefill: Fixed cost of reading prompts, in steps.
+        entry: Cost in steps of adding samples whose prompt is already read.
+        look_every: Steps between reads of the tokens to find completions that have ended. A read makes a GPU wait;
+            rows that ended meanwhile are computed for nothing. None is 1 on the CPU and 8 on a GPU.
     """
 
     prefill: float = 1.0
@@ -60,7 +60,7 @@ class SlotPace:
     look_every: int | None = None
 
     def steps(self, device: str) -> int:
-        """Steps from one look to the next.
+        """Return the steps between reads of tokens.
 
         Args:
             device: ``cpu`` or ``cuda``.
@@ -69,15 +69,16 @@ class SlotPace:
 
 
 class DecodingWork:
-    """What there is to do and what is done of it, by several attempts where memory runs out.
+    """Work to do and work done, over several attempts if memory runs out.
 
     Attributes:
-        queue: Prompts that are not read yet, in the order in which they will be.
-        open: Those that the present attempt began with, shape [P].
+        queue: Prompts still to be read, in order.
+        open: Prompts with which the present attempt began, shape [P].
         done: Prompts of which all samples are finished, shape [P].
-        tokens: Of each sample.
-        kl: Of each sample.
-        candidates: That the guide has read for each sample, and the positions that they attended to; shape [N, 2].
+        tokens: Tokens of each sample.
+        kl: KL divergence of each sample.
+        candidates: Candidates that the value model has read for each sample, and the positions that they attended
+            to; shape [N, 2].
     """
 
     def __init__(
@@ -88,15 +89,15 @@ class DecodingWork:
         begun: NDArray[np.int64] | None = None,
         told: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Begin with nothing done.
+        """Start with nothing done.
 
         Args:
             prompts: Token ids.
-            budgets: New tokens at most, for each prompt.
-            samples: Completions of each prompt.
-            begun: How many tokens at the end of each prompt its completions begin with, of which a stop string may
-                be part; None for none.
-            told: Called as prompts are finished, with samples done and tokens generated so far.
+            budgets: Most new tokens for each prompt.
+            samples: Completions per prompt.
+            begun: Number of last tokens of each prompt that belong to its completions, so that stop strings may
+                span them; None for none.
+            told: Called when prompts are finished, with samples done and tokens generated so far.
         """
         self.prompts, self.budgets, self.samples, self._begun = prompts, budgets, samples, begun
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int64)
@@ -110,7 +111,7 @@ class DecodingWork:
         self.begin()
 
     def begin(self) -> None:
-        """Begin an attempt at what is not done."""
+        """Start an attempt at the work that is not done."""
         self.open = ~self.done
         self._left = np.full(len(self.prompts), self.samples)
         order = np.argsort(self.lengths, kind="stable")
@@ -119,7 +120,7 @@ class DecodingWork:
             self._finish(prompt)
 
     def next_prompts(self, count: int, *, equal: bool = False) -> list[int]:
-        """Take so many prompts off the queue at most; with `equal`, of one length alone."""
+        """Take at most `count` prompts off the queue; with `equal`, only prompts of one length."""
         if equal:
             first = self.lengths[self.queue[0]]
             count = min(count, sum(self.lengths[prompt] == first for prompt in self.queue[:count]))
@@ -127,12 +128,12 @@ class DecodingWork:
         return taken
 
     def begun_with(self, prompt: int) -> Sequence[int]:
-        """The tokens of a prompt that its completions begin with."""
+        """Return the tokens of a prompt that belong to its completions."""
         count = 0 if self._begun is None else int(self._begun[prompt])
         return self.prompts[prompt][len(self.prompts[prompt]) - count :]
 
     def finish(self, sample: int, tokens: list[int], kl: float, candidates: NDArray[np.int64] | int = 0) -> None:
-        """Note what a sample has become."""
+        """Record a finished sample."""
         self.tokens[sample], self.kl[sample], self.candidates[sample] = tokens, kl, candidates
         prompt = sample // self.samples
         self._left[prompt] -= 1
@@ -140,7 +141,7 @@ class DecodingWork:
             self._finish(prompt)
 
     def count(self, model: PreTrainedModel, guide: value.ValueModel | None) -> None:
-        """Count FLOPs of prompts that this attempt has finished, where somebody wants to know them."""
+        """Count FLOPs of prompts that this attempt has finished, if FLOPs are being counted."""
         done = np.flatnonzero(self.done & self.open & (self.budgets > 0))
         if not flops.is_metered() or not len(done):
             return
@@ -163,7 +164,7 @@ class DecodingWork:
 
 
 class Rows:
-    """What is known of the rows alive, on the host: the first `count` of every array."""
+    """Host-side data of live rows: the first `count` entries of every array."""
 
     def __init__(self, slots: int, steps: int, streams: int, reach: int = 0) -> None:
         self.count = 0
@@ -194,17 +195,17 @@ class Rows:
         self.count += len(sample)
 
     def begin(self, tokens: NDArray[np.int64]) -> None:
-        """What the completions of the rows that entered last begin with (`StopStrings.last_tokens`)."""
+        """Set the first tokens of the completions of the rows that entered last (`StopStrings.last_tokens`)."""
         self.before[self.count - len(tokens) : self.count] = tokens
 
     def draws(self, count: int) -> NDArray[np.float64]:
-        """Draws of each row for so many steps, shape [streams, count, n]."""
+        """Return the draws of each row for `count` steps, shape [streams, count, n]."""
         steps = self.grown[: self.count] + np.arange(count)[:, None]
         drawn: NDArray[np.float64] = self._draws[:, self._places[: self.count], steps]
         return drawn
 
     def note_asked(self, count: NDArray[np.int64], further: int) -> None:
-        """So many candidates of each row were read at the step that is so many further than it has grown."""
+        """Record that `count` candidates of each row were read, `further` steps after the last known one."""
         position = self.prompt[: self.count] + self.grown[: self.count] + further + 1
         self.candidates[: self.count, 0] += count
         self.candidates[: self.count, 1] += count * position
@@ -212,10 +213,10 @@ class Rows:
     def write(
         self, tokens: NDArray[np.int64], ends: Collection[int]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Add the tokens of some steps; returns how many of them each row keeps, and which rows have ended.
+        """Append the tokens of some steps; return how many of them each row keeps, and which rows have ended.
 
         Args:
-            tokens: May go on after an end, but not beyond a budget; shape [k, n].
+            tokens: Tokens, possibly beyond an end but not beyond a budget; shape [k, n].
             ends: Tokens that end a completion.
         """
         n, steps = self.count, len(tokens)
@@ -231,9 +232,9 @@ class Rows:
     def stopped(
         self, kept: NDArray[np.int64], ended: NDArray[np.bool_], stops: StopStrings
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """What `write` has told, with rows that end where a stop string is complete."""
+        """Apply stop strings to the result of `write`: rows end where a stop string is complete."""
         n, steps = self.count, int(kept.max())
-        # From the first token that a string complete at the first of these steps may hold.
+        # Start from the first token that may belong to a string completed at the first of these steps.
         places = self.grown[:n, None] + np.arange(1 - stops.reach, steps)
         rows = self._places[:n, None]
         inner = self.written[rows, np.clip(places, 0, self.written.shape[1] - 1)]
@@ -244,7 +245,7 @@ class Rows:
         return np.where(hit, found.argmax(1) + 1, kept), ended | hit
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows; see `RowCache.keep`."""
+        """Reorder and drop rows; see `RowCache.keep`."""
         moved = np.flatnonzero(order != self._places[: len(order)])
         if len(moved):
             told = (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written)
@@ -254,35 +255,34 @@ class Rows:
 
 
 # -- agreement ---------------------------------------------------------------------------------------------------
-# Ranks that write together look, before anything follows from tokens, whether all have the same. Each draw is
-# a hash of its place, and the logits of all ranks are the same bits, so all take the same token without being
-# told. Were it not so (a broken device, a card of another kind among them), they would go on with different
-# texts, or wait for each other in sums of different shapes.
+# Tensor-parallel ranks check that all of them have the same tokens before they use them. Each draw is a hash of
+# its position, and all ranks compute the same logits, so no communication is needed. With a broken or different
+# device they could continue with different texts, or wait for each other in sums of different shapes.
 
 
 class Agreement:
-    """Of the ranks that a model is split over; a model that is whole has nobody to agree with."""
+    """Checks that all ranks of a tensor-parallel model agree; does nothing for a model on one rank."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        """Begin with nothing seen.
+        """Start.
 
         Args:
-            model: The one that writes.
+            model: The model that generates.
         """
         self._ranks = batch_size.split_over(model)
-        self._seen = hashlib.blake2b(digest_size=7)  # a positive number of 64 bits
+        self._seen = hashlib.blake2b(digest_size=7)  # a positive 64-bit integer
         self._steps = 0
 
     def check(self, tokens: NDArray[np.int64], logits: Tensor | None) -> None:
-        """See that all ranks have taken the same tokens, from the same logits. All must call this together.
+        """Check that all ranks have the same tokens, from the same logits. All must call this together.
 
         Args:
-            tokens: Of the steps since the last look, shape [steps, rows].
-            logits: Of the last of these steps.
+            tokens: Tokens of the steps since the last check, shape [steps, rows].
+            logits: Logits of the last of these steps.
 
         Raises:
-            RanksDisagree: This rank has other ones than most, or there is no majority.
-            ConnectionError: Another rank has, which will tell of it.
+            RanksDisagree: This rank differs from the majority, or there is no majority.
+            ConnectionError: Another rank differs, and will report it.
         """
         if self._ranks is None:
             return
@@ -298,7 +298,7 @@ class Agreement:
         counts = Counter(map(tuple, found)).most_common(2)
         odd = [rank for rank, one in enumerate(found) if tuple(one) != counts[0][0]]
         if counts[0][1] == counts[1][1]:
-            who, mine = "", True  # as of two, none can be told to be wrong
+            who, mine = "", True  # with two ranks, neither can be shown to be wrong
         else:
             who, mine = f": rank {odd[0]} has others than most", rank in odd
         said = f"{len(found)} ranks share a model, and have different {what} after {self._steps} steps{who}"
@@ -312,18 +312,18 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
-    """How to decode.
+    """Settings of decoding.
 
     Attributes:
-        batch_size: Rows at once: the number of slots.
-        temperature: Of the reference's distribution, before guidance.
-        top_p: Nucleus of it that is kept.
-        eos_id: Token that ends a completion, which includes it; None where nothing does.
-        further_end_ids: Others that do, for models that have several.
-        pad_id: Token that fills up short prompts.
+        batch_size: Number of slots.
+        temperature: Temperature of the reference, before guidance.
+        top_p: Nucleus of the reference.
+        eos_id: Token that ends a completion and is part of it; None if there is none.
+        further_end_ids: Further end tokens, for models that have several.
+        pad_id: Padding token for short prompts.
         device: ``cpu`` or ``cuda``.
-        cuda_graphs: Whether steps are recorded there (`steps`), where that can be.
-        stops: Texts that end a completion, too.
+        cuda_graphs: Whether to use CUDA graphs (`steps`) where possible.
+        stops: Stop strings.
     """
 
     batch_size: int
@@ -339,7 +339,7 @@ class DecodeSettings:
 
 @dataclass(frozen=True)
 class Guidance:
-    """A value model, and how its values tilt the reference."""
+    """A value model, and how its values change the reference."""
 
     model: value.ValueModel
     tilt: sampling.Tilt
@@ -352,8 +352,8 @@ class Decoded:
     Attributes:
         tokens: Token ids of each sample, an end-of-text token included; N lists.
         kl: KL divergence of the policy from the model, summed over the steps of each sample, in nats, shape [N]:
-            of what is sampled, a nucleus and guidance included, from the model's whole distribution at the same
-            temperature. 0 where there is neither.
+            from the sampled distribution, nucleus and guidance included, to the model's whole distribution at the
+            same temperature. 0 without both.
     """
 
     tokens: list[list[int]]
@@ -376,13 +376,13 @@ def decode(
     Args:
         model: The reference policy, in evaluation mode.
         prompts: Token ids.
-        budgets: New tokens at most, for each prompt.
+        budgets: Most new tokens for each prompt.
         settings: How to decode.
-        keys: Streams of draws, shape [prompts, samples]; None takes the likeliest token instead of drawing,
-            and so do samples of the key `LIKELIEST` where nothing guides.
-        samples: Completions of each prompt.
-        guidance: Tilts the reference; None decodes from it as it is.
-        pace: When slots are filled again.
+        keys: RNG keys, shape [prompts, samples]; None decodes greedily, and without guidance so do samples with
+            the key `LIKELIEST`.
+        samples: Completions per prompt.
+        guidance: Guides the reference; None decodes from it unchanged.
+        pace: When slots are refilled.
 
     Returns:
         Completions in the order of the prompts, those of one prompt adjacent.
@@ -401,8 +401,8 @@ def do(
     guidance: Guidance | None = None,
     pace: SlotPace | None = None,
 ) -> None:
-    """Do what is not done of some work, as `decode`; what is finished need not be done again after a failure."""
-    # Autocast keeps weights that it has rounded, but not in inference mode, where each step would do it anew.
+    """Do the remaining work, as `decode`; finished samples are kept after a failure."""
+    # Autocast caches converted weights, but not in inference mode, where every step would convert them again.
     rounds = torch.is_autocast_enabled(model.device.type)
     try:
         with torch.no_grad() if rounds else torch.inference_mode():
@@ -451,7 +451,7 @@ class _Slots:
             None if guidance is None else guidance.model.vocabulary,
         )
         self.recorded = self._recorded(budgets)
-        self.staged = np.zeros(0, np.int64)  # samples whose prompt is read and which have no slot yet
+        self.staged = np.zeros(0, np.int64)  # samples whose prompt is read but which have no slot yet
         self.staged_prompts = np.zeros(0, np.int64)
         self.idle = 0
 
@@ -477,7 +477,7 @@ class _Slots:
             self._refill()
 
     def _go_on(self, due: int) -> None:
-        """Take so many steps, and look at them."""
+        """Take `due` steps, and read their tokens."""
         drawn = self.rows.draws(due) if self.streams else None
         if self.recorded is not None:
             self._look(self.recorded.run(due, drawn))
@@ -494,24 +494,24 @@ class _Slots:
             self._read(tokens if left is None else tokens[torch.from_numpy(left).to(tokens.device)])
 
     def _steps_to_look(self) -> int:
-        """Steps until tokens are looked at: before a row could go beyond its budget."""
+        """Return the steps until the next read of tokens: before any row could exceed its budget."""
         rows = self.rows
         left = int((rows.budget[: rows.count] - rows.grown[: rows.count]).min())
         return min(left, self.pace.steps(self.settings.device))
 
     def _idle_slots(self) -> int:
-        """Slots without a row that one is waiting for."""
+        """Return the number of idle slots that waiting samples could use."""
         waiting = len(self.staged) + len(self.work.queue) * self.work.samples
         return min(self.slots - self.rows.count, waiting)
 
     def _price(self) -> float:
-        """Steps of slots that must have idled until newcomers are let in."""
+        """Return how many slot-steps must have idled before samples are added."""
         return (self.pace.entry if len(self.staged) else self.pace.prefill) * self.slots
 
     # -- newcomers -----------------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
-        """Let newcomers into all slots that are free, where these have idled for as much as that costs."""
+        """Fill all free slots, if enough slot-steps have idled."""
         rows, work = self.rows, self.work
         if rows.count and not self.joins:
             return
@@ -527,12 +527,12 @@ class _Slots:
                 return
 
     def _stage(self, free: int) -> None:
-        """Read prompts whose samples fill the slots that are free; of those that begin together, no more."""
+        """Read prompts whose samples fill the free slots; if rows must begin together, no others."""
         work, samples = self.work, self.work.samples
         count = -(-free // samples) if self.joins else max(1, free // samples)
         prompts = work.next_prompts(count, equal=any(one.needs_equal_lengths for one in self.models))
         for model in self.models:
-            # With one sample each, all of them find a slot at once.
+            # With one sample per prompt, all of them find a slot at once.
             model.stage([work.prompts[prompt] for prompt in prompts], at_once=samples == 1)
         self.staged_prompts = np.array(prompts)
         self.staged = (self.staged_prompts[:, None] * samples + np.arange(samples)).reshape(-1)
@@ -564,10 +564,10 @@ class _Slots:
             self.guide.read(tokens)
 
     def _look(self, noted: Sequence[NDArray[Any] | None]) -> NDArray[np.int64] | None:
-        """Look at the steps since the last look: the parts of `Taken`, each of shape [k, n].
+        """Read the steps since the last read: the parts of `Taken`, each of shape [k, n].
 
         Returns:
-            The order of the rows that are left, as `_drop` does; None where all are.
+            The order of the remaining rows, from `_drop`; None if all remain.
         """
         rows = self.rows
         taken, lost, kl, asked = noted
@@ -595,7 +595,7 @@ class _Slots:
         return self._drop(ended) if ended.any() else None
 
     def _drop(self, ended: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Let rows go that have ended; the last ones take their places (see `RowCache.keep`)."""
+        """Remove rows that have ended; the last rows take their slots (see `RowCache.keep`)."""
         rows = self.rows
         for row in np.flatnonzero(ended).tolist():
             text = rows.written[row, : rows.grown[row]].tolist()
@@ -611,7 +611,7 @@ class _Slots:
 
 
 def _on_host(steps: Sequence[Tensor | None]) -> NDArray[Any] | None:
-    """What was noted at steps, shape [k, n]; in one go, since each waits for the device."""
+    """Copy the results of steps to the host, shape [k, n]; at once, since each copy waits for the device."""
     known = [step for step in steps if step is not None]
     if not known:
         return None
@@ -620,10 +620,10 @@ def _on_host(steps: Sequence[Tensor | None]) -> NDArray[Any] | None:
 
 
 def _streams(keys: sampling.Keys, guidance: Guidance | None) -> list[sampling.Keys]:
-    """Streams of the draws that a step needs of each sample, one or two; shape [N] each.
+    """Return the one or two RNG streams that a step needs for each sample; shape [N] each.
 
-    With an offset of 0 for tokens that are no candidates, which of them would be taken is drawn by itself: whether
-    one is depends on the values, and the value model reads that token together with the candidates.
+    With `others=offset_zero`, a second draw decides which token would be taken among those that are no candidates.
+    Whether it is taken depends on the values, and the value model reads it together with the candidates.
     """
     if guidance is None or guidance.tilt.others is not Others.offset_zero:
         return [keys]

@@ -1,7 +1,7 @@
-"""A trained model as one object that completes prompts: a reference guided by a value model, or a policy.
+"""A trained model that completes prompts: a reference guided by a value model, or a policy.
 
-It decodes as the evaluation of its run did, by `TextPolicy`. For programs that call `generate` of transformers
-themselves there is the same guidance as a `LogitsProcessor`.
+It decodes as the evaluation of its run did, with `TextPolicy`. Programs that call `generate` of transformers
+themselves can use the same guidance as a `LogitsProcessor`.
 """
 
 import logging
@@ -28,10 +28,10 @@ from pipeline.learning.training.value import expected_labels, token_values
 from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting
 
 # -- slow guide --------------------------------------------------------------------------------------------------
-# Guided decoding the plain way: a `LogitsProcessor` without a cache, one full forward pass per candidate. It
-# is what papers' code does and is easy to check by eye. The fast decoder is proven equal to it by the tests,
-# and measured against it by `benchmarks/generation.py`. With it, `model.generate` of transformers is guided
-# too.
+# Reference implementation of guided decoding: a `LogitsProcessor` without a cache, one full forward pass per
+# candidate. The papers' code works like this, and it is easy to check by eye. Tests prove the fast decoder equal
+# to it, and `benchmarks/generation.py` compares their speed. With it, `model.generate` of transformers can be
+# guided.
 
 
 class GuidedLogitsProcessor(LogitsProcessor):
@@ -51,10 +51,10 @@ class GuidedLogitsProcessor(LogitsProcessor):
         Args:
             model: The value model.
             tilt: Settings of guidance.
-            pad_id: Leading tokens of this id are padding; None where nothing is padded.
-            begins_with_pad: The last one of them is not, but the token that begins every prompt.
-            temperature: Of the reference, before guidance.
-            top_p: Its nucleus.
+            pad_id: Leading tokens with this id are padding; None if nothing is padded.
+            begins_with_pad: Whether the last one of them is not padding, but the first token of every prompt.
+            temperature: Temperature of the reference, before guidance.
+            top_p: Nucleus of the reference.
         """
         self.model = model
         self.tilt = tilt
@@ -106,21 +106,21 @@ class GuidedLogitsProcessor(LogitsProcessor):
         return values
 
     def _apart(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """The values after the last tokens of texts that are read without their padding, shape [B, 1, ...]."""
+        """Return the values after the last tokens of texts, read without their padding, shape [B, 1, ...]."""
         found = [(lengths == length).nonzero().squeeze(-1) for length in lengths.unique()]
         values = [self.model(ids[rows, -int(lengths[rows[0]]) :])[:, -1:] for rows in found]
         return torch.cat(values)[torch.cat(found).argsort()]
 
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
-"""A text, the turns of a conversation, or the columns that the prompt template of the dataset names."""
+"""A text, the turns of a conversation, or the columns for the prompt template of the dataset."""
 STREAM = "guided"
 
 log = logging.getLogger("pipeline")
 
 
 class Options(TypedDict, total=False):
-    """How to complete; what is left out is as in the evaluation of the run."""
+    """Options of a call; defaults are those of the run's evaluation."""
 
     eta: float
     n: int
@@ -134,7 +134,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(kw_only=True)
 class _Asked(schema.GenerationConfig):
-    """What a call asks for, the settings of generation among it."""
+    """Options of a call, including generation settings."""
 
     eta: float = schema.number(math.inf, at_least=schema.SMALLEST_DIVISOR, infinite=True)
     n: int = schema.number(1, at_least=1, at_most=schema.LARGEST_SEED)
@@ -144,16 +144,15 @@ class _Asked(schema.GenerationConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A completion with what is known of it.
+    """A completion and its data.
 
     Attributes:
         text: Without special tokens.
-        token_ids: An end-of-text token included.
-        kl: Divergence of the guided policy from its reference along it, summed over its tokens, in nats; None of a
-            policy, which has no reference here.
-        ended: Whether it was ended by the policy, rather than cut off.
-        values: What the value model expects after each token, on the scale of its labels from 0 to 1; None where
-            they were not asked for.
+        token_ids: Token ids, with the end token.
+        kl: KL divergence of the guided policy from its reference along the completion, summed over tokens, in
+            nats; None for a policy, which has no reference here.
+        ended: Whether the policy ended it; otherwise it was cut off.
+        values: Prediction of the value model after each token, between 0 and 1; None if not requested.
     """
 
     text: str
@@ -165,12 +164,12 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedGuide:
-    """A value model with what was saved beside it: how it guides.
+    """A value model with its saved settings of guidance.
 
     Attributes:
         model: In evaluation mode, on the device of the reference.
         settings: As saved beside it.
-        offset: Its offset by strength, of a method with a rule of its own; None takes that of the settings.
+        offset: Returns its offset at a strength, for a method with a rule of its own; None uses the saved rule.
     """
 
     model: ValueModel
@@ -178,10 +177,10 @@ class SavedGuide:
     offset: Callable[[float], sampling.Offset] | None = None
 
     def tilt(self, eta: float) -> sampling.Tilt:
-        """The settings of guidance at a strength.
+        """Return the settings of guidance at a strength.
 
         Raises:
-            ConfigError: The method has a rule of its own, which was not given.
+            ConfigError: The method has a rule of its own, which was not passed.
         """
         saved, offset = self.settings, self.offset
         if offset is None:
@@ -198,11 +197,11 @@ class Guided:
     """A trained model with its tokenizer, ready to complete prompts.
 
     Attributes:
-        model: The language model that texts are drawn from: the reference, or a policy that was trained.
+        model: The language model: the reference, or a trained policy.
         tokenizer: Its tokenizer.
-        value: The value model that guides it; None of a policy.
-        eta: Strength of guidance where nothing else is asked for; `math.inf` is none. The smaller, the stronger.
-        drawing: How texts are drawn where nothing else is asked for.
+        value: The value model that guides it; None for a policy.
+        eta: Default strength of guidance; `math.inf` is none. Smaller is stronger.
+        drawing: Default sampling settings.
         prompting: How a text becomes a prompt.
     """
 
@@ -217,15 +216,15 @@ class Guided:
         eta: float | None = None,
         device: str = "cpu",
     ) -> None:
-        """Put together what is loaded; `pipeline.guided` loads it.
+        """Combine loaded parts; `pipeline.guided` loads them.
 
         Args:
             model: The reference, or a trained policy; in evaluation mode, on its device.
             tokenizer: Its tokenizer.
-            guide: A value model; None for a policy by itself.
-            drawing: How texts are drawn.
+            guide: A value model; None for a plain policy.
+            drawing: Sampling settings.
             prompting: How a text becomes a prompt.
-            eta: Another strength than the saved one.
+            eta: Strength other than the saved one.
             device: ``cpu`` or ``cuda``.
         """
         self.model, self.tokenizer, self._guide, self._device = model, tokenizer, guide, device
@@ -238,7 +237,7 @@ class Guided:
         self._sizes = batch_size.BatchSizes(None, device, model, *([] if guide is None else [guide.model]))
 
     def __repr__(self) -> str:
-        """What it is, in a line."""
+        """Return a description in one line."""
         kind = self.model.config.model_type
         if self._guide is None:
             return f"Guided(policy {kind}, device={self._device})"
@@ -247,34 +246,34 @@ class Guided:
     def generate(self, prompts: Prompt | Sequence[Prompt], **options: Unpack[Options]) -> list[str]:
         """Complete prompts.
 
-        The same call gives the same texts. A prompt's draws follow from the seed and its place in the list, not
-        from the batch that it is in.
+        The same call gives the same texts. A prompt's random draws depend on the seed and its index in the list,
+        not on its batch.
 
         Args:
-            prompts: One, or a list: texts, conversations (lists of ``{"role": ..., "content": ...}``), or tables
-                of columns. Texts become what the dataset made of them: its template, system prompt and the chat
+            prompts: One prompt or a list: texts, conversations (lists of ``{"role": ..., "content": ...}``), or
+                dicts of columns. Texts are treated like the dataset's: its template, system prompt and the chat
                 template are applied.
-            options: ``eta`` strength of guidance, ``math.inf`` for the reference as it is; ``n`` completions of
-                each prompt (1); ``max_new_tokens``, ``temperature``, ``top_p``; ``seed`` (0); ``greedy`` to take
-                the likeliest tokens; ``batch_size``.
+            options: ``eta`` strength of guidance, ``math.inf`` for the plain reference; ``n`` completions per
+                prompt (1); ``max_new_tokens``, ``temperature``, ``top_p``; ``seed`` (0); ``greedy`` for greedy
+                decoding; ``batch_size``.
 
         Returns:
             Texts of completions, the `n` of a prompt adjacent.
 
         Raises:
-            ConfigError: An option is out of its range, or a policy is asked to be guided.
-            DataError: A prompt is none, or too long.
+            ConfigError: An option is out of range, or guidance is requested for a plain policy.
+            DataError: A prompt is invalid, or too long.
         """
         return [completion.text for completion in self.complete(prompts, **options)]
 
     def complete(
         self, prompts: Prompt | Sequence[Prompt], *, values: bool = False, **options: Unpack[Options]
     ) -> list[Completion]:
-        """As `generate`, with token ids and divergences.
+        """Complete prompts as `generate`, with token ids and KL divergences.
 
         Args:
             prompts: As in `generate`.
-            values: Also what the value model expects after each token.
+            values: Whether to return the value model's prediction after each token.
             options: As in `generate`.
         """
         if values and self._guide is None:
@@ -309,23 +308,23 @@ class Guided:
     def logits_processor(
         self, *, eta: float | None = None, temperature: float | None = None, top_p: float | None = None
     ) -> GuidedLogitsProcessor:
-        """The guidance for `generate` of transformers; slower than `generate` of this object.
+        """Return the guidance for `generate` of transformers; slower than `generate` of this object.
 
             inputs = guided.tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
             guided.model.generate(
                 **inputs, logits_processor=[guided.logits_processor()], do_sample=True, top_k=0, max_new_tokens=64
             )
 
-        Temperature and nucleus are of the reference, before guidance, so they are given here and not to
-        `generate`, whose own top_k must be 0.
+        Temperature and nucleus apply to the reference, before guidance, so pass them here and not to `generate`,
+        whose own top_k must be 0.
 
         Args:
             eta: Strength of guidance.
-            temperature: Of the reference.
-            top_p: Its nucleus.
+            temperature: Temperature of the reference.
+            top_p: Nucleus of the reference.
 
         Raises:
-            ConfigError: This is a policy by itself, or a number is out of its range.
+            ConfigError: This is a plain policy, or a number is out of range.
         """
         if self._guide is None:
             raise ConfigError(_NO_GUIDE.format("logits_processor"))
@@ -358,7 +357,7 @@ class Guided:
         )
 
     def _asked(self, options: Mapping[str, Any]) -> _Asked:
-        """What a call asks for, and else what the evaluation of the run did."""
+        """Combine the options of a call with the defaults of the run's evaluation."""
         if unknown := set(options) - Options.__annotations__.keys():
             raise ConfigError(unknown_name("option", min(unknown), Options.__annotations__))
         own = asdict(self.drawing)
@@ -384,14 +383,14 @@ _NO_GUIDE = "{}: this is a policy whose weights were trained, and nothing guides
 
 
 class _Prompts(base.Dataset):
-    """Prompts that a user gives, made into those of a model as the rows of the dataset were."""
+    """A user's prompts, converted for the model like the rows of the dataset."""
 
     def __init__(self, prompts: Sequence[Prompt], prompting: Prompting) -> None:
         super().__init__(schema.DatasetConfig(kind="asked"))
         self._prompts, self._prompting = prompts, prompting
 
     def row(self, row_id: int) -> base.Row:
-        """The prompt at a place of the list."""
+        """Return the prompt at an index of the list."""
         prompt, made = self._prompts[row_id], self._prompting
         config = from_files.FilesConfig(
             kind="asked",
@@ -406,7 +405,7 @@ class _Prompts(base.Dataset):
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """A list of prompts; a list of turns is one conversation."""
+    """Return a list of prompts; a list of turns is one conversation."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence):

@@ -22,11 +22,11 @@ from pipeline.learning.training import grpo, scoring, sequences
 from pipeline.outputs.formats import Drawing
 
 # -- likelihood --------------------------------------------------------------------------------------------------
-# How likely a policy was to draw what it drew, found in one pass over whole texts.
+# Log-probabilities of drawn completions, from one pass over whole texts.
 
 
 SCORING_LOGITS_AT_ONCE = 1 << 24
-"""Tokens times entries of the vocabulary, of texts scored whole: some 0.3 GB with the copies made of them."""
+"""Tokens times vocabulary entries of texts scored at once: about 0.3 GB with copies."""
 
 
 def completion_scores(
@@ -36,17 +36,17 @@ def completion_scores(
     settings: decode.DecodeSettings,
     sizes: batch_size.BatchSizes | None = None,
 ) -> list[NDArray[np.float32]]:
-    """Log-probabilities of the tokens of completions, as long as its completion each.
+    """Return the log-probabilities of the tokens of completions, one array per completion.
 
-    Of the model at the temperature of sampling, over the whole vocabulary: a nucleus is left out of it, as TRL
-    does.
+    They are under the model at the sampling temperature, over the whole vocabulary: a nucleus is ignored, as in
+    TRL.
 
     Args:
         model: The policy.
         prompts: Token ids, one list for each completion.
         completions: Token ids.
         settings: Batch size, temperature and device.
-        sizes: Remembers how many fit; None remembers nothing.
+        sizes: Remembers batch sizes that fit; None remembers nothing.
     """
     data = whole_texts(prompts, completions)
     rows = settings.batch_size if _in_parts(model, data, settings) else rows_at_once(model, data, settings)
@@ -64,19 +64,19 @@ def completion_scores(
 
 
 def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> sequences.Sequences:
-    """Prompts with their completions, which are what is supervised."""
+    """Return prompts with their completions, which are supervised."""
     ids = [[*prompt, *rest] for prompt, rest in zip(prompts, completions, strict=True)]
     return sequences.Sequences.of(ids, [len(prompt) for prompt in prompts], [0.0] * len(ids))
 
 
 def rows_at_once(model: PreTrainedModel, data: sequences.Sequences, settings: decode.DecodeSettings) -> int:
-    """How many texts fit beside each other, with the logits of all of their tokens."""
+    """Return how many texts fit in a batch, with the logits of all of their tokens."""
     logits: int = max(1, data.ids.shape[1]) * int(model.config.get_text_config().vocab_size)
     return max(1, min(settings.batch_size, SCORING_LOGITS_AT_ONCE // logits))
 
 
 def _in_parts(model: PreTrainedModel, data: sequences.Sequences, settings: decode.DecodeSettings) -> bool:
-    """Whether logits are made part by part, so that they do not decide how many texts fit."""
+    """Return whether logits are computed in parts, so that they do not limit the batch size."""
     if not settings.device.startswith("cuda") or not len(data.ids):
         return False
     return scoring.is_plain(model, torch.as_tensor(data.ids[:1], device=settings.device))
@@ -86,11 +86,11 @@ class TextPolicy:
     """Completes prompts given as token ids.
 
     Attributes:
-        is_greedy: Whether it takes the likeliest token at every step.
-        limit: New tokens per completion at most.
-        eos_id: Token that ends a completion, or None.
-        end_ids: All tokens that do, `eos_id` first.
-        stops: Texts that do, too; None without any.
+        is_greedy: Whether it decodes greedily.
+        limit: Most new tokens per completion.
+        eos_id: Main end token, or None.
+        end_ids: All end tokens, `eos_id` first.
+        stops: Stop strings; None without any.
     """
 
     is_greedy = False
@@ -109,15 +109,15 @@ class TextPolicy:
         """Prepare.
 
         Args:
-            model: The reference, or what was trained from it.
+            model: The reference, or a policy trained from it.
             tokenizer: Its tokenizer.
-            generation: How to complete.
-            dataset: Says how long completions are.
+            generation: Settings of generation.
+            dataset: Settings that give the length of completions.
             device: ``cpu`` or ``cuda``.
-            guidance: Tilts the model's distribution.
-            sizes: Batch sizes that fitted before.
-            guide_context: Tokens of prompt and completion that the value model takes that guides it, or that will
-                be trained on what it completes; None where there is no such limit.
+            guidance: Guides the model; None for none.
+            sizes: Batch sizes that fit.
+            guide_context: Context length of the value model that guides it, or will be trained on its completions;
+                None for no limit.
         """
         self.limit = min(generation.max_new_tokens, dataset.completion_length or generation.max_new_tokens)
         as_token = as_tokens(tokenizer, generation.stop)
@@ -154,16 +154,16 @@ class TextPolicy:
 
     @property
     def is_guided(self) -> bool:
-        """Whether a value model tilts it."""
+        """Whether a value model guides it."""
         return self._guidance is not None
 
     def encode(
         self, prompts: Sequence[base.Text], arguments: Sequence[Mapping[str, Any]] | None = None
     ) -> list[list[int]]:
-        """Token ids of prompts; see `encode_prompts`.
+        """Return the token ids of prompts; see `encode_prompts`.
 
         Raises:
-            DataError: One has none.
+            DataError: A prompt has no token.
         """
         found = prepared.encode_prompts(self._tokenizer, prompts, arguments)
         for prompt, ids in zip(prompts, found, strict=True):
@@ -175,10 +175,10 @@ class TextPolicy:
         return found
 
     def fitted(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Prompts that leave room for a whole completion in the model's context, and in that of its guide.
+        """Return the prompts that leave room for a whole completion in the context of the model and of its guide.
 
         Raises:
-            DataError: One does not, and `generation.long_prompts` says to refuse it.
+            DataError: A prompt is too long, and `generation.long_prompts` says to refuse it.
         """
         if not self._contexts:
             return [list(prompt) for prompt in prompts]
@@ -204,12 +204,12 @@ class TextPolicy:
     def text(self, completions: Sequence[Sequence[int]], rows: Sequence[base.Row] | None = None) -> list[str]:
         r"""Texts of completions, without special tokens; or without begins, ends and padding alone.
 
-        The stop string that a completion ends in is left out.
+        A final stop string is left out.
 
         Args:
             completions: Token ids.
-            rows: That each completes. What the chat template makes the model begin with, such as ``<think>\n``, is
-                then part of the text, so that rewards see what the model was made to write.
+            rows: Row of each completion. A beginning that the chat template prescribes, such as ``<think>\n``, is
+                then part of the text, so that rewards see it.
         """
         begun = {} if rows is None else {id(row): row for row in rows}
         begins = {
@@ -234,15 +234,15 @@ class TextPolicy:
         return str(self._tokenizer.decode([token for token in ids if token not in self._frame]))
 
     def skipped(self, completion: Sequence[int]) -> int:
-        """Special tokens, other than begins, ends and padding, that the text of a completion lacks."""
+        """Return how many special tokens the text of a completion lacks, except begin, end and padding."""
         return sum(token in self._lost for token in completion)
 
     def truncated(self, completion: Sequence[int]) -> bool:
-        """Whether a completion was cut off at the limit rather than ended by the policy."""
+        """Return whether a completion was cut off at the limit rather than ended by the policy."""
         return not self._fixed_length and len(completion) >= self.limit and not self.ended(completion)
 
     def ended(self, completion: Sequence[int]) -> bool:
-        """Whether the policy itself ended a completion."""
+        """Return whether the policy itself ended a completion."""
         if not completion:
             return False
         return completion[-1] in self.end_ids or (self.stops is not None and bool(self.stops.end([completion])[0]))
@@ -258,15 +258,15 @@ class TextPolicy:
     ) -> decode.Decoded:
         """Complete prompts, shortest first; see `decode`.
 
-        When memory runs out, what was finished is kept, and the rest is begun again with half as many rows.
+        When memory runs out, finished samples are kept, and the others are started again with half as many rows.
 
         Args:
             prompts: Token ids.
-            keys: Streams of draws, shape [prompts, samples]; None takes the likeliest tokens.
-            samples: Completions of each prompt.
-            budgets: New tokens at most for each prompt; None allows `limit`. One that may get fewer than `limit`
-                ends in as many tokens of its completions as it lacks.
-            on_batch: Called as prompts are finished, with samples done and tokens generated so far.
+            keys: RNG keys, shape [prompts, samples]; None decodes greedily.
+            samples: Completions per prompt.
+            budgets: Most new tokens for each prompt; None allows `limit`. A prompt with less than `limit` ends in
+                as many tokens of its completions as are missing.
+            on_batch: Called when prompts are finished, with samples done and tokens generated so far.
 
         Raises:
             OutOfMemory: Not even one row fits.
@@ -305,7 +305,10 @@ class TextPolicy:
     def _divergence(
         self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
     ) -> NDArray[np.float64] | None:
-        """What decoding does not tell: how far a nucleus is from the whole, as vLLM draws it; shape [N]."""
+        """Return the KL divergence that decoding does not compute: of a nucleus from the whole, with vLLM.
+
+        Shape [N].
+        """
         told = self._backend is None or self._settings.top_p >= 1.0 or not tokens
         return None if told else self._divergence_from(self._model, prompts, tokens)
 
@@ -334,12 +337,12 @@ class TextPolicy:
         completions: Sequence[Sequence[int]],
         exact: PreTrainedModel | None = None,
     ) -> list[NDArray[np.float32]]:
-        """Log-probabilities of completions' tokens under a policy without guidance; see `completion_scores`.
+        """Return log-probabilities of completions' tokens under an unguided policy; see `completion_scores`.
 
         Args:
             prompts: Token ids, one list for each completion.
             completions: Token ids.
-            exact: The same model at another precision, to take in its place.
+            exact: The same model at another precision, to use instead.
         """
         model = self._model if exact is None else exact
         return completion_scores(model, prompts, completions, self._settings, self._sizes)
@@ -348,15 +351,16 @@ class TextPolicy:
 def for_generate(
     found: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, drawing: Drawing
 ) -> GenerateConfig:
-    """What `generate` of transformers is to do unless it is told otherwise: draw and end as `TextPolicy` does.
+    """Return defaults for `generate` of transformers that sample and end as `TextPolicy` does.
 
-    Penalties and filters of the model's own settings are left out, as nothing here applies them. So are stop
-    strings that are no token: with them `generate` asks for a tokenizer, which no harness gives.
+    Penalties and filters of the model's own settings are left out, as nothing here applies them. Stop strings that
+    are no single token are left out too: with them `generate` needs a tokenizer, which evaluation harnesses do not
+    pass.
 
     Args:
-        found: The model's own settings, which have its ends.
+        found: The model's own settings, with its end tokens.
         tokenizer: Its tokenizer.
-        drawing: How texts are drawn.
+        drawing: Sampling settings.
     """
     pad = tokenizer.pad_token_id
     return GenerateConfig(
@@ -373,19 +377,19 @@ def for_generate(
 def _all_ends(
     found: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]
 ) -> tuple[int, ...]:
-    """The tokens that end a completion: those of the model, and stop strings that are a token each."""
+    """Return the end tokens: those of the model, and stop strings that are a single token."""
     return tuple(dict.fromkeys((*load.end_ids(found, tokenizer), *as_tokens(tokenizer, stop).values())))
 
 
 # -- greedy ------------------------------------------------------------------------------------------------------
-# A policy that takes the likeliest token at every step.
+# Greedy decoding as a policy.
 
 
 class GreedyPolicy(TextPolicy):
     """A model at temperature 0.
 
-    All of its probability is on one completion, so its KL divergence from the model as it is sampled is minus the
-    log-probability that this one has there, at the temperature of sampling and over the whole vocabulary.
+    All of its probability is on one completion, so its KL divergence from the model is minus the log-probability
+    of that completion, at the sampling temperature and over the whole vocabulary.
     """
 
     is_greedy = True
@@ -398,19 +402,19 @@ class GreedyPolicy(TextPolicy):
 
 
 # -- divergence --------------------------------------------------------------------------------------------------
-# Policies that are not a tilt of the reference: how far they are from it, measured on what they draw.
+# Trained policies: their KL divergence from the reference is measured on their own samples.
 
 
 class TrainedPolicy(TextPolicy):
     """A policy with weights of its own.
 
-    What it draws comes with its KL divergence from the reference, as that of every policy: exact at every step, of
-    what is sampled, a nucleus included, from the reference's whole distribution at the same temperature. (From the
-    reference's nucleus it would be infinite: two nuclei may share no token.)
+    Its completions come with their KL divergence from the reference, exact at every step: from the sampled
+    distribution, nucleus included, to the reference's whole distribution at the same temperature. (To the
+    reference's nucleus it would be infinite, since two nuclei may share no token.)
     """
 
     reference: PreTrainedModel | None = None
-    """What divergence is measured against; None measures nothing."""
+    """Reference of the KL divergence; None measures nothing."""
 
     def _divergence(
         self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
@@ -421,20 +425,20 @@ class TrainedPolicy(TextPolicy):
 
 
 # -- best of n ---------------------------------------------------------------------------------------------------
-# Best of n as a policy: n completions of the reference for each one that is asked for. It picks by a reward
-# model or by a majority, never by the reward that it is evaluated with.
+# Best of n as a policy: n completions of the reference for each one requested. It picks with a reward model or by
+# majority, never with the reward of its evaluation.
 
 
 Picker = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]], int], NDArray[np.int64]]
-"""From prompts, completions and the size of groups to the place of the picked completion in each group."""
+"""Function from prompts, completions and group size to the index of the picked completion in each group."""
 
 
 class BestOfNPolicy(TextPolicy):
-    """Draws n completions and gives the best of them.
+    """Draws n completions and returns the best of them.
 
     Attributes:
-        count: Completions that are drawn for one, n.
-        pick: Which of them is given.
+        count: Completions drawn for each one, n.
+        pick: Picks one of them.
     """
 
     count: int = 1
@@ -451,11 +455,11 @@ class BestOfNPolicy(TextPolicy):
     ) -> decode.Decoded:
         """Complete prompts; see `TextPolicy.complete`.
 
-        What it gives as divergence from the reference is a bound: the divergence itself has no closed form. From
-        what completions are drawn from, it is at most ``log n - (n - 1) / n`` for a whole completion (Beirami et
-        al., arXiv 2401.01879), whatever picks: no set of completions is given more often than one of n lies in
-        it. Where that is a nucleus, its tokens have gained a known factor at every step of the completion that is
-        given, and the mean logarithm of these factors is how much farther the whole reference is.
+        Its KL divergence from the reference is an upper bound, as the divergence has no closed form. Relative to
+        the sampled distribution it is at most ``log n - (n - 1) / n`` per completion for any picker (Beirami et
+        al., arXiv 2401.01879), since a set of completions is returned no more often than one of n draws is in it.
+        With a nucleus, each token's probability is increased by a known factor; the summed logarithms of these
+        factors along the returned completion are added.
         """
         if keys is None:
             raise ValueError("the likeliest completion is the same however often it is drawn")
@@ -475,10 +479,10 @@ class BestOfNPolicy(TextPolicy):
 
 
 def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:
-    """Pick the highest score, the first of equals.
+    """Return a picker of the highest score, the first of equals.
 
     Args:
-        score: From sequences to their scores.
+        score: Function from sequences to their scores.
     """
 
     def pick(
@@ -493,10 +497,12 @@ def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:
 
 
 def by_majority(answer: Callable[[Sequence[int]], str | None]) -> Picker:
-    """Pick the first completion that gives the commonest answer, of equally common ones the one given first.
+    """Return a picker of the first completion with the most frequent answer.
+
+    Of equally frequent answers the first.
 
     Args:
-        answer: What a completion votes for; None for no vote.
+        answer: Returns a completion's answer; None for no vote.
     """
 
     def pick(
@@ -508,7 +514,7 @@ def by_majority(answer: Callable[[Sequence[int]], str | None]) -> Picker:
         for start in range(0, len(completions), count):
             votes = [answer(completion) for completion in completions[start : start + count]]
             counted = Counter(vote for vote in votes if vote is not None)
-            # Equally common ones stay in the order in which they were met.
+            # Ties stay in the order of first appearance.
             picked.append(votes.index(counted.most_common(1)[0][0]) if counted else 0)
         return np.array(picked, np.int64)
 

@@ -1,8 +1,8 @@
-"""A KV cache of fixed slots in which every row is as long as its own text, and attention over it.
+"""KV cache of fixed slots in which every row has its own length, and attention over it.
 
-A row's keys begin at slot 0 and end at its own length, so rows of any age stand side by side and a row that is
-finished makes room for a new one. Rows that are alive are always the first ones: where one leaves, the last one
-takes its place. Beyond a row's length there are zeros, hidden by a mask.
+A row's keys begin at slot 0 and end at its own length, so rows of any age share the batch, and a new row can
+replace a finished one. Live rows always come first: when one leaves, the last one takes its place. Beyond a row's
+length there are zeros, hidden by a mask.
 
 Shapes: P prompts of T tokens, n rows that are alive, R rows in all, G heads of keys and values, W slots of a row,
 L slots of the longest row alive, N candidates in all, D size of a head.
@@ -29,16 +29,16 @@ from transformers.integrations import sdpa_attention
 from pipeline.errors import JobError
 
 ALIGNED = 16
-"""Slots of a mask by which its rows are laid out: else kernels copy it to such a place, in every layer."""
+"""Alignment of mask rows in slots: otherwise kernels copy the mask to aligned memory in every layer."""
 
 
 def attended_in(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type in which attention reads keys of some type: autocast rounds them, so they are kept as rounded."""
+    """Return the type in which attention reads keys: autocast rounds them, so they are stored rounded."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else dtype
 
 
 class RowLayer(CacheLayerMixin):
-    """Keys and values of one attention layer; `keys` and `values` are those of the rows alive."""
+    """Keys and values of one attention layer; `keys` and `values` are views of the live rows."""
 
     is_sliding = False
     keys: Tensor
@@ -49,12 +49,12 @@ class RowLayer(CacheLayerMixin):
         """Make the buffers, shape [R, G, W, D].
 
         Args:
-            cache: Which this is a layer of.
-            keys: Have the heads, sizes and type of this model's layer.
-            values: Likewise; under autocast they are of another type where a norm is applied to keys alone.
+            cache: The cache of this layer.
+            keys: Example with the heads, size and type of this model's layer.
+            values: Likewise; under autocast their type differs if a norm is applied only to keys.
         """
         super().__init__()
-        # No circle: what nobody uses any more is to give its memory back at once.
+        # A weak reference: a cache without users must free its memory at once.
         self._cache = weakref.proxy(cache)
         dtype = attended_in(keys.dtype, keys.device)
         self._buffers = [
@@ -68,25 +68,25 @@ class RowLayer(CacheLayerMixin):
         self.show()
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Buffers are there from the beginning."""
+        """Do nothing: buffers exist from the beginning."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """How many slots a query of that length sees, and from which on."""
+        """Return the number of slots that a query of that length sees, and the first of them."""
         return self.used + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Slots that the longest row uses."""
+        """Return the number of slots that the longest row uses."""
         return self.used
 
     def get_max_length(self) -> int:
-        """Slots of a row in all."""
+        """Return the number of slots of a row."""
         return self._width
 
-    # The name of the same method in earlier releases of transformers 5.
+    # Name of the same method in earlier releases of transformers 5.
     get_max_cache_shape = get_max_length
 
     def show(self) -> None:
-        """Follow the rows of the cache."""
+        """Update the views to the live rows of the cache."""
         self.keys, self.values = (buffer[: self._cache.rows] for buffer in self._buffers)
         self.used = self._cache.longest
 
@@ -95,7 +95,7 @@ class RowLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         """Append one token to every row; returns views of all slots in use, and one.
 
-        While holding, note what is given and return it alone.
+        While holding, store the states and return only them.
         """
         if self.holding:
             self._held = (key_states, value_states)
@@ -105,31 +105,30 @@ class RowLayer(CacheLayerMixin):
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def append_held(self, chosen: Tensor) -> None:
-        """Append of what was noted, shape [1, G, N, D], one token to every row; shape of `chosen`: [n]."""
+        """Append one token of the held states, shape [1, G, N, D], to every row; shape of `chosen`: [n]."""
         some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in self._held]
         self._append(some[0], some[1])
         del self._held
 
     def put(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write rows behind those alive, from their first slot on; shape of both: [rows, G, T, D].
+        """Write rows behind the live ones, from their first slot on; shape of both: [rows, G, T, D].
 
         Returns:
-            What has been written, where it is.
+            Views of the written states.
         """
         start, (rows, _, used, _) = self._cache.rows, keys.shape
         places = [buffer[start : start + rows, :, :used] for buffer in self._buffers]
         return places[0].copy_(keys), places[1].copy_(values)
 
     def clear(self, end: int, used: int, beyond: Tensor | None) -> None:
-        """Put zeros into rows behind those alive, up to row `end`, where no text of theirs is.
+        """Zero the rows behind the live ones, up to row `end`, outside of their texts.
 
-        A mask hides what is there, but it is multiplied by a weight of zero and must be a number, whatever an
-        earlier text has left.
+        A mask hides these slots, but their values are multiplied by a weight of zero, so they must be finite.
 
         Args:
-            end: First row that stays as it is.
+            end: First row to leave unchanged.
             used: Slots of the longest of these rows.
-            beyond: Which of those are not in use, shape [rows, 1, used, 1]; None where all are.
+            beyond: Which of these slots are unused, shape [rows, 1, used, 1]; None for all.
         """
         start, written = self._cache.rows, self._cache.written
         for buffer in self._buffers:
@@ -140,7 +139,7 @@ class RowLayer(CacheLayerMixin):
                 rows[:, :, used:written] = 0
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Put rows into the place of others."""
+        """Copy rows to other rows."""
         for buffer in self._buffers:
             buffer[target, :, : self.used] = buffer[source, :, : self.used]
 
@@ -157,15 +156,15 @@ class RowLayer(CacheLayerMixin):
 
 
 class Entering(Cache):
-    """Prompts that are read into the rows behind those alive, where they will be."""
+    """Cache for prompts that are read directly into the rows behind the live ones."""
 
     layers: list[DynamicLayer]  # type: ignore[assignment]
 
     def __init__(self, rows: RowCache) -> None:
-        """Begin.
+        """Start.
 
         Args:
-            rows: Which they will enter.
+            rows: Cache whose rows they become.
         """
         super().__init__(layers=[])
         self._rows = rows
@@ -173,7 +172,7 @@ class Entering(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: object, **_options: object
     ) -> tuple[Tensor, Tensor]:
-        """Write what a layer has computed of all of them, which they see as it is."""
+        """Write a layer's states of all prompts, and return them for attention."""
         layer = DynamicLayer()
         layer.keys, layer.values = self._rows.take_in(layer_idx, key_states, value_states)
         layer.is_initialized = True
@@ -182,14 +181,14 @@ class Entering(Cache):
 
 
 class RowCache(Cache):
-    """Layers of `RowLayer`s, and how long their rows are.
+    """Layers of `RowLayer`s, and the lengths of their rows.
 
     Attributes:
-        rows: That are alive, n.
-        lengths: Of their texts as far as they are read, shape [n].
-        longest: Of these, L.
-        even: Whether all are as long, which is cheaper.
-        written: Slots that any text may have been written to, from the first one on.
+        rows: Number of live rows, n.
+        lengths: Length of each row's text as far as read, shape [n].
+        longest: Largest of these lengths, L.
+        even: Whether all lengths are equal, which is cheaper.
+        written: Number of first slots to which any text may have been written.
     """
 
     layers: list[RowLayer]  # type: ignore[assignment]
@@ -198,15 +197,15 @@ class RowCache(Cache):
         """Make an empty cache.
 
         Args:
-            slots: Rows at once, R.
-            width: Tokens of the longest text, and one slot more, W.
+            slots: Number of rows, R.
+            width: Tokens of the longest text plus one, W.
             device: ``cpu`` or ``cuda``.
         """
         super().__init__(layers=[])
         self.slots, self.width = slots, width
         self.rows = self.longest = self.written = 0
         self.even = True
-        # Of slots without a row too, of which one is seen: attention to nothing is no number.
+        # Slots without a row see one position: attention to nothing would be NaN.
         self._lengths = torch.ones(slots, dtype=torch.long, device=device)
         self.lengths = self._lengths[:0]
         self._known = np.zeros(0, np.int64)
@@ -217,17 +216,17 @@ class RowCache(Cache):
         self._nothing_hidden: Tensor | None = None
 
     def take_in(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write prompts into a layer behind the rows alive, which are to `enter` next; see `RowLayer.put`."""
+        """Write prompts into a layer behind the live rows, which `enter` adds next; see `RowLayer.put`."""
         if layer == len(self.layers):
             self.layers.append(RowLayer(self, keys, values))
         return self.layers[layer].put(keys, values)
 
     def enter(self, staged: Cache, places: Tensor | None, lengths: NDArray[np.int64]) -> None:
-        """Add rows behind those alive.
+        """Add rows behind the live ones.
 
         Args:
             staged: Prompts that were read together, padded on the right.
-            places: Which of them, shape [rows that are added]; None where all of them were taken in.
+            places: Index of the prompt of each new row, shape [new rows]; None if all were written by `take_in`.
             lengths: Their lengths.
         """
         if self.rows + len(lengths) > self.slots:
@@ -247,7 +246,7 @@ class RowCache(Cache):
         self._set(known)
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows; row i is to be the one that was `order[i]`, which is i or comes later."""
+        """Keep only some rows; row i becomes what was row `order[i]`, which is i or a later one."""
         target = np.flatnonzero(order != np.arange(len(order)))
         if len(target):
             places = torch.from_numpy(np.stack([order[target], target])).to(self.lengths.device)
@@ -258,14 +257,14 @@ class RowCache(Cache):
 
     @contextmanager
     def all_slots(self, reach: int, alive: Tensor) -> Iterator[None]:
-        """Be of the same shapes whatever rows there are: each slot is one, of at most so many tokens.
+        """Use static shapes (all slots, padded to `reach`), so that steps can be captured as CUDA graphs.
 
-        What is done meanwhile depends on nothing but what is in memory that stays where it is. Python is told of
-        it afterwards, by `grown`.
+        Operations inside depend only on memory with fixed addresses. Call `grown` afterwards to update the lengths
+        in Python.
 
         Args:
-            reach: Tokens of the longest row at most, while this lasts.
-            alive: 1 where a slot has a row, which grows, and else 0; shape [R].
+            reach: Most tokens of the longest row inside.
+            alive: 1 for slots with a live row, else 0; shape [R].
         """
         self._alive = alive
         self._show(self.slots, reach, even=False)
@@ -276,11 +275,11 @@ class RowCache(Cache):
             self._set(self._known)
 
     def grown(self, count: int) -> None:
-        """Every row has got so many tokens while all slots were rows."""
+        """Record that every row has grown by `count` tokens while shapes were static."""
         self._set(self._known + count)
 
     def grow(self) -> None:
-        """Every row has got one token more."""
+        """Record that every row has grown by one token."""
         if self._alive is not None:
             self._lengths.add_(self._alive)
             self._ends.clear()
@@ -294,18 +293,21 @@ class RowCache(Cache):
             layer.used = self.longest
 
     def append_held(self, chosen: Tensor) -> None:
-        """Of the states that were noted last, append one to every row; shape of `chosen`: [n]."""
+        """Append one of the held states to every row; shape of `chosen`: [n]."""
         for layer in self.layers:
             layer.append_held(chosen)
         self.grow()
 
     def hold(self, holding: bool) -> None:
-        """Whether layers only note what they are given, instead of appending it."""
+        """Make layers hold new states instead of appending them, or append again."""
         for layer in self.layers:
             layer.holding = holding
 
     def ends(self, heads: int) -> Tensor:
-        """Where the next token of every row goes in a buffer seen as [R * G * W, D]; shape [n * heads]."""
+        """Return where the next token of every row goes in a buffer viewed as [R * G * W, D].
+
+        Shape [n * heads].
+        """
         if heads not in self._ends:
             if heads not in self._begins:
                 every = torch.arange(self.slots * heads, device=self.lengths.device)
@@ -314,7 +316,7 @@ class RowCache(Cache):
         return self._ends[heads]
 
     def hidden(self, dtype: torch.dtype) -> Tensor:
-        """What next tokens must not see: 0 or -inf, to be added to scores; shape [n or 1, 1, 1, L + 1]."""
+        """Return the mask of next tokens: 0 or -inf, added to scores; shape [n or 1, 1, 1, L + 1]."""
         if self.even:
             if self._nothing_hidden is None:
                 self._nothing_hidden = _minus_infinity(
@@ -324,9 +326,11 @@ class RowCache(Cache):
         return _minus_infinity(self._slots[: self.longest + 1] > self.lengths[:, None, None, None], dtype)
 
     def hidden_prefix(self, dtype: torch.dtype) -> Tensor | None:
-        """Likewise for candidates that are not in the cache, and see themselves at slot L; shape [n, 1, L + 1].
+        """Return the mask of candidates that are not in the cache, and see themselves at slot L.
 
-        None where nothing is hidden.
+        Shape [n, 1, L + 1].
+
+        Return None if nothing is hidden.
         """
         if self.even:
             return None
@@ -340,7 +344,7 @@ class RowCache(Cache):
         self._show(len(known), longest, even=bool((known == longest).all()))
 
     def _show(self, rows: int, longest: int, *, even: bool) -> None:
-        self.written = max(self.written, self.longest + 1)  # a slot without a row writes to one more
+        self.written = max(self.written, self.longest + 1)  # a slot without a row writes to an extra slot
         self.rows, self.longest, self.even = rows, longest, even
         self.lengths = self._lengths[:rows]
         self._ends.clear()
@@ -360,11 +364,10 @@ def _minus_infinity(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # -- grouped attention -------------------------------------------------------------------------------------------
-# Attention of one query a row by heads of keys, as transformers' `sdpa` has it since 5.23. Before, as machines
-# with cards have it, a mask made it repeat keys and values for every head of queries in each layer of each step:
-# with four heads of queries to one of keys that is four times the cache, written and read again. The queries
-# that share a head of keys can as well be that many queries of one head. Shapes: B rows, H heads of queries, G
-# of keys, S slots, D size.
+# Attention of one query per row, grouped by key heads, as in transformers' `sdpa` since 5.23. Earlier versions
+# repeat keys and values for every query head, in each layer of each step, if there is a mask. With four query
+# heads per key head, the repeated cache is four times as large. Instead, the queries that share a key head can be
+# treated as several queries of one head. Shapes: B rows, H heads of queries, G of keys, S slots, D size.
 
 
 def grouped_attention(
@@ -377,17 +380,17 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as `sdpa` does, without repeating heads where there is one query.
+    """Compute attention like `sdpa`, without repeating key heads if there is one query.
 
     Args:
-        module: Whose attention it is.
+        module: The attention module.
         query: Shape [B, H, queries, D].
         key: Shape [B, G, S, D].
         value: Shape [B, G, S, D of the values].
         attention_mask: Shape [B or 1, 1 or H, queries, S].
-        dropout: Of weights.
-        scaling: Of the products of queries and keys.
-        options: Others of the interface.
+        dropout: Dropout of attention weights.
+        scaling: Factor of the products of queries and keys.
+        options: Further options of the interface.
 
     Returns:
         Shape [B, queries, H, D of the values].
@@ -409,20 +412,19 @@ if not hasattr(sdpa_attention, "pack_gqa"):
 
 
 # -- prefix attention --------------------------------------------------------------------------------------------
-# Attention to a prefix by one kernel, and to a token of its own merged with it: no scores lie in memory. A
-# candidate sees the prefix of its row, which a kernel attends to as it would by itself, and itself. The
-# kernel also tells the logarithm of what its softmax has divided by (its log-sum-exp, l). With s, the score
-# of the candidate with itself, its weight is exp(s) / (exp(l) + exp(s)) = sigmoid(s - l), and the prefix has
-# the rest. Only on GPUs. Shapes: B rows, G heads of keys and values, Q queries that share one of them, S
-# slots, D size of a head.
+# Attention to a prefix by one fused kernel, merged with attention to one own token, without materialising scores.
+# A candidate sees the prefix of its row, computed by a kernel, and itself. The kernel also returns the log-sum-exp
+# l of its scores. With s, the score of the candidate with itself, its weight is exp(s) / (exp(l) + exp(s)) =
+# sigmoid(s - l), and the prefix has the rest. Only on GPUs. Shapes: B rows, G heads of keys and values, Q queries
+# that share one of them, S slots, D size of a head.
 
 
 _SIZES = 8
-"""What sizes of heads are a multiple of for such kernels."""
+"""Head sizes must be a multiple of this for such kernels."""
 
 
 def is_merged(query: Tensor, value: Tensor) -> bool:
-    """Whether attention of these is computed so; both of shape [..., D]."""
+    """Return whether attention of these is computed this way; both of shape [..., D]."""
     fits = not (query.shape[-1] % _SIZES or value.shape[-1] % _SIZES)
     return query.is_cuda and fits
 
@@ -434,10 +436,11 @@ def attend_prefix(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | 
         query: Scaled, shape [B, G, Q, D].
         keys: Shape [B, G, S, D].
         values: Likewise, with a size of their own.
-        hidden: To be added to scores, of shape [B, 1, 1, S], laid out as the cache does; None hides nothing.
+        hidden: Mask added to scores, of shape [B, 1, 1, S], in the layout of the cache; None hides nothing.
 
     Returns:
-        What is seen, shape [B, G, Q, D of the values], and the log-sum-exp of scores, float32, shape [B, G, Q].
+        Result of attention, shape [B, G, Q, D of the values], and the log-sum-exp of scores, float32, shape [B, G,
+        Q].
     """
     if hidden is not None:
         hidden = hidden.expand(*query.shape[:3], -1)
@@ -453,13 +456,13 @@ def attend_prefix(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | 
 
 
 def merge(seen: Tensor, total: Tensor, own: Tensor, value: Tensor) -> Tensor:
-    """What is seen of a prefix and of a token of one's own.
+    """Merge attention to a prefix with attention to the own token.
 
     Args:
-        seen: Of the prefix, shape [..., D].
-        total: Its log-sum-exp, shape [...].
-        own: Score of the token, shape [...].
-        value: Of the token, shape [..., D].
+        seen: Result for the prefix, shape [..., D].
+        total: Log-sum-exp of the prefix, shape [...].
+        own: Score of the own token, shape [...].
+        value: Value of the own token, shape [..., D].
 
     Returns:
         Shape [..., D].
@@ -469,41 +472,40 @@ def merge(seen: Tensor, total: Tensor, own: Tensor, value: Tensor) -> Tensor:
 
 
 # -- packed ------------------------------------------------------------------------------------------------------
-# One forward pass over the candidates of all rows as a single sequence, without padding between rows. Rows of a
-# batch have one candidate or many. Side by side in a rectangle, every row would pay for the widest. Packed,
-# everything that works token by token sees real candidates only. Attention alone has to know which row a
-# candidate is of. For this pass it is replaced by `PackedStep.attend`, through the interface that transformers
-# has for that: each candidate sees the cached prefix of its row and itself. Candidates leave no trace in the
-# cache until one is chosen. Shapes: B rows, W columns of the widest row, N candidates in all, H heads, G heads
-# that share keys and values, S cached slots, D size of a head.
+# One forward pass over the candidates of all rows as a single sequence, without padding between rows. Rows have
+# one candidate or many; in a rectangle, every row would be padded to the widest. Packed, layers that work token by
+# token see real candidates only. Only attention must know the row of a candidate. For this pass it is replaced by
+# `PackedStep.attend`, through transformers' attention interface: each candidate sees the cached prefix of its row
+# and itself. The cache is unchanged until a candidate is chosen. Shapes: B rows, W columns of the widest row, N
+# candidates in all, H heads, G heads that share keys and values, S cached slots, D size of a head.
 
 
 NAME = "pipeline_packed"
-"""Of the attention function, as transformers knows it."""
+"""Name of the attention function in transformers."""
 
 CHANGES = ("position_bias", "s_aux", "sliding_window", "softcap")
-"""Arguments by which some models change what attention computes; `attend` computes plain attention."""
+"""Arguments with which some models change what attention computes; `attend` computes plain attention."""
 
 
 class CannotPack(Exception):  # noqa: N818 - not an error: the caller has another way
-    """The model's attention is more than `attend` computes, or does not go through it."""
+    """Raised when the model's attention is more than `attend` computes, or does not use it."""
 
 
 class Packing:
-    """Where the candidates of a step are, in the sequence and in the rectangle.
+    """Positions of a step's candidates, in the sequence and in the rectangle.
 
     Attributes:
-        flat: Place in the rectangle of each candidate, shape [N], ascending.
+        flat: Index in the flattened rectangle of each candidate, shape [N], ascending.
         rows: Row of each candidate, shape [N].
-        nearest: For each place of the rectangle its candidate, or an earlier one of its row, shape [B * W].
+        nearest: For each position of the rectangle its candidate, or an earlier one of its row, shape [B * W].
     """
 
     def __init__(self, valid: Tensor, count: int | None = None) -> None:
         """Pack.
 
         Args:
-            valid: Which places of the rectangle hold a candidate, shape [B, W]; all of the first column do.
-            count: How many do, where that is known.
+            valid: Which positions of the rectangle hold a candidate, shape [B, W]; the whole first column does.
+            count: Number of candidates, if known.
         """
         self.shape = valid.shape
         places = valid.reshape(-1)
@@ -518,23 +520,23 @@ class Packing:
         self._gather: Tensor
 
     def pack(self, rectangle: Tensor) -> Tensor:
-        """Take the candidates of a rectangle, shape [B, W], as a sequence, shape [1, N]."""
+        """Pack the candidates of a rectangle, shape [B, W], to a sequence, shape [1, N]."""
         return rectangle.reshape(-1).index_select(0, self.flat)[None]
 
     def unpack(self, sequence: Tensor) -> Tensor:
-        """Lay a sequence, shape [1, N, ...], out as a rectangle, shape [B, W, ...].
+        """Unpack a sequence, shape [1, N, ...], to a rectangle, shape [B, W, ...].
 
-        Places without a candidate hold what another one of their row has.
+        Positions without a candidate repeat another one of their row.
         """
         rectangle: Tensor = sequence[0].index_select(0, self.nearest).unflatten(0, self.shape)
         return rectangle
 
     def chosen(self, columns: Tensor) -> Tensor:
-        """Index in the sequence of the candidate in a column of each row; both of shape [B]."""
+        """Return the index in the sequence of the candidate in a column of each row; both of shape [B]."""
         return self.nearest.view(self.shape).gather(1, columns[:, None]).squeeze(1)
 
     def by_head(self, heads: int) -> tuple[Tensor, Tensor]:
-        """Indices that bring queries of the sequence, N by H, into the order B by H by W, and back; both flat."""
+        """Return indices that permute queries from N by H to B by H by W, and back; both flat."""
         if self._spread is None:
             rows, width = self.shape
             head = torch.arange(heads, device=self.flat.device)
@@ -551,10 +553,10 @@ class PackedStep:
         """Prepare a step.
 
         Args:
-            packing: Of the candidates.
-            cache: With the prefix of every row.
-            hidden: -inf where the prefix is padding and 0 elsewhere, shape [B, 1, slots in all]; None where
-                nothing is.
+            packing: Packing of the candidates.
+            cache: Cache with the prefix of every row.
+            hidden: -inf for padding in the prefix and 0 elsewhere, shape [B, 1, slots in all]; None without
+                padding.
         """
         self.packing = packing
         self.cache = cache
@@ -562,20 +564,20 @@ class PackedStep:
         self.attended: list[int] = []
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attention of one layer.
+        """Compute attention of one layer.
 
         Args:
             layer: Index of the layer.
             query: Shape [1, H, N, D].
             key: Shape [1, H / G, N, D].
             value: Shape [1, H / G, N, D].
-            scaling: Of the products of queries and keys.
+            scaling: Factor of the products of queries and keys.
 
         Returns:
             Shape [1, N, H, D of the values].
 
         Raises:
-            CannotPack: What is cached is not what is attended to, as in latent attention.
+            CannotPack: The cached states are not keys and values, as in latent attention.
         """
         slots = self.cache.layers[layer]
         if _sizes(slots.keys) != _sizes(key) or _sizes(slots.values) != _sizes(value):
@@ -584,10 +586,10 @@ class PackedStep:
         _, heads, count, size = query.shape
         spread, gather = self.packing.by_head(heads)
         queries = (query[0].transpose(0, 1) * scaling).view(count, shared, -1, size)
-        # As kernels sum: a product rounded to bfloat16 is off by 1 % of the weight of a score of 10.
+        # As kernels sum: rounding a product to bfloat16 changes the weight of a score of 10 by 1 %.
         own = (queries.float() * key[0].transpose(0, 1).unsqueeze(2)).sum(-1)
         blocks = queries.reshape(-1, size).index_select(0, spread).view(len(slots.keys) * shared, -1, size)
-        wide = value.shape[-1]  # that of keys, but in latent attention
+        wide = value.shape[-1]  # that of keys, except in latent attention
         self.attended.append(layer)
         if is_merged(query, value):
             hidden = None if self.hidden is None else self.hidden[:, None, :, :used]
@@ -598,7 +600,7 @@ class PackedStep:
             output = merge(seen, total, own, value[0].transpose(0, 1).unsqueeze(2))
             return output.view(1, count, heads, wide)
         keys, values = slots.keys.flatten(0, 1), slots.values.flatten(0, 1)
-        # One slot more than there are: its scores make room for those of the candidates with themselves.
+        # One extra slot, for the scores of the candidates with themselves.
         scores = torch.bmm(blocks, keys[:, : used + 1].transpose(1, 2)).view(-1, used + 1)
         torch.index_select(own.view(-1).to(scores.dtype), 0, spread, out=scores[:, used])
         if self.hidden is not None:
@@ -620,14 +622,14 @@ _current: ContextVar[PackedStep] = ContextVar("_current")
 
 @contextmanager
 def packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
-    """Let a model's forward pass be one over candidates.
+    """Run a model's forward pass over packed candidates inside.
 
     Args:
-        model: Whose attention is replaced; it is as before afterwards.
-        step: What attention has to know.
+        model: The model whose attention is replaced, and restored afterwards.
+        step: The attention of the step.
 
     Raises:
-        CannotPack: The model's attention is not `attend`'s, so that what the pass gave is of no use.
+        CannotPack: The model does not use this attention, so the result of the pass is invalid.
     """
     before = model.config._attn_implementation
     token = _current.set(step)
@@ -635,7 +637,7 @@ def packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
     model.config._attn_implementation = NAME
     try:
         yield
-        # Layers that are gone through several times have a layer of the cache for each time.
+        # Layers that are applied several times have one layer of the cache per application.
         if sorted(step.attended) != list(range(len(step.cache.layers))):
             raise CannotPack(f"attention by layers {step.attended} where the cache has {len(step.cache.layers)}")
     finally:

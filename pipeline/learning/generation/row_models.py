@@ -1,8 +1,8 @@
-"""Models that read rows of texts: a policy, and value models that follow it.
+"""Models that read rows of texts token by token: a policy, and value models that follow it.
 
-Prompts are staged first: read together. From there they enter, one row for each sample, whenever slots are free. A
-model with full attention lets rows of any age stand side by side (`RowModel`); others are given rows that begin
-together (`BatchModel`).
+Prompts are first staged, which means read together. From there they enter, one row per sample, whenever slots are
+free. A model with full attention supports rows of any age in one batch (`RowModel`); other models get rows that
+begin together (`BatchModel`).
 
 Shapes: P prompts, T positions, n rows that are alive.
 """
@@ -30,23 +30,23 @@ from pipeline.learning.generation import row_cache, sampling
 from pipeline.learning.models.value import ValueModel, cache_argument, inputs_of
 
 # -- ways --------------------------------------------------------------------------------------------------------
-# In which way a model is read token by token, which its configuration alone tells.
+# Cache types: how a model is read token by token, which its configuration determines.
 
 
 class Way(Enum):
-    """How a model reads what its rows grow by."""
+    """Cache type of a model."""
 
-    slots = "slots"  # keys and values in fixed slots (`row_cache`), where every layer attends to all that precedes
-    own = "own"  # the cache that transformers makes for the model: sliding windows, chunks, ALiBi
-    states = "states"  # the same, with layers that carry a state along, which padding before a text would change
+    slots = "slots"  # keys and values in fixed slots (`row_cache`), if every layer has full attention
+    own = "own"  # transformers' own cache of the model: sliding windows, chunks, ALiBi
+    states = "states"  # the same, with recurrent layers, whose state padding before a text would change
     anew = "anew"  # no cache: the whole text is read again for each token
 
 
 NO_CACHE = ("minimax", "openai-gpt", "recurrent_gemma", "rwkv", "xlstm")
-"""Kinds of models whose memory of a text is in no cache of transformers."""
+"""Kinds of models whose state is in no cache of transformers."""
 
 ALIBI = ("bloom", "mpt")
-"""Kinds of models that always weigh attention by distance; others say so by `alibi`."""
+"""Kinds of models that always use ALiBi; others say so by `alibi`."""
 
 _STATES = {
     "LinearAttentionLayer",
@@ -54,14 +54,14 @@ _STATES = {
     "LinearAttentionAndSlidingWindowAttentionLayer",
 }
 _LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer", *_STATES}
-"""Layers of transformers' caches whose rows can be chosen."""
+"""Layers of transformers' caches whose rows can be selected."""
 
 
 def reading_of(config: Any) -> Way:
-    """The way in which models of a configuration are read.
+    """Return the cache type of models with a configuration.
 
     Args:
-        config: Of a language model, or of the backbone of a value model.
+        config: Configuration of a language model, or of the backbone of a value model.
     """
     text = config.get_text_config(decoder=True)
     kind = text.model_type
@@ -89,18 +89,18 @@ _READINGS: WeakKeyDictionary[PreTrainedModel, Way] = WeakKeyDictionary()
 
 
 def reading(model: PreTrainedModel) -> Way:
-    """The way in which a model is read, found once: to see its layers takes a cache."""
+    """Return the cache type of a model, determined once: looking at its layers needs a cache."""
     if model not in _READINGS:
         _READINGS[model] = reading_of(model.config.backbone if isinstance(model, ValueModel) else model.config)
     return _READINGS[model]
 
 
 MASKED = ("sdpa", "eager")
-"""Attention of transformers that takes a mask of its own for every row."""
+"""Attention implementations of transformers that accept a mask per row."""
 
 
 def reads_rows(model: PreTrainedModel) -> bool:
-    """Whether a model can read rows of different ages: full attention, and a mask and positions as they are given.
+    """Return whether a model supports rows of different ages: full attention, with given masks and positions.
 
     Args:
         model: A language model or a value model.
@@ -112,25 +112,25 @@ def reads_rows(model: PreTrainedModel) -> bool:
 
 
 ModelRows: TypeAlias = "RowModel | BatchModel"
-"""A model that reads what rows grow by. Prompts are staged, and enter as rows, a prompt by several places for its
-samples. `joins` says whether rows can join others that have begun before, `needs_equal_lengths` whether prompts of
-different lengths cannot be read side by side."""
+"""A model with rows. Prompts are staged, and enter as rows, a prompt several times for its samples. `joins` says
+whether rows can join others that began before, `needs_equal_lengths` whether prompts of different lengths cannot
+be batched."""
 
 
 def model_rows(model: PreTrainedModel, slots: int, width: int, pad_id: int) -> ModelRows:
-    """A model's rows, as it can read them.
+    """Return the rows of a model, by its cache type.
 
     Args:
         model: A language model or a value model.
-        slots: Rows at once.
+        slots: Number of rows at once.
         width: Tokens of the longest text.
-        pad_id: Token that fills up short prompts.
+        pad_id: Padding token for short prompts.
     """
     return RowModel(model, slots, width, pad_id) if reads_rows(model) else BatchModel(model, pad_id)
 
 
 class RowModel:
-    """A model with a cache in which rows of any age stand side by side."""
+    """A model with a cache for rows of any age."""
 
     joins = True
     needs_equal_lengths = False
@@ -139,18 +139,18 @@ class RowModel:
         """Prepare; see `model_rows`."""
         self.model = model
         self.device, self._pad_id = str(model.device), pad_id
-        # Asked once: transformers looks for the type among the weights each time.
+        # Asked once: transformers searches the weights for the type on every call.
         self._dtype = row_cache.attended_in(model.dtype, model.device)
         self.cache = row_cache.RowCache(slots, width + 1, self.device)
         self._staged: Cache
         self._outputs: Tensor
 
     def stage(self, prompts: Sequence[Sequence[int]], *, at_once: bool = False) -> None:
-        """Read prompts, padded on the right, where causal attention hides the padding by itself."""
+        """Read prompts, padded on the right: causal attention never sees the padding."""
         batch = padded(prompts, self._pad_id, self.device, "right")
         self._staged = row_cache.Entering(self.cache) if at_once else DynamicCache()
         with _last_alone(self.model, None if len(set(map(len, prompts))) == 1 else batch.lengths):
-            # A mask of ones: without any, transformers looks for padding by itself and warns of it.
+            # A mask of ones: without any, transformers searches for padding and warns about it.
             self._outputs = self._forward(batch.ids, torch.ones_like(batch.ids), batch.positions, self._staged)
 
     def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
@@ -159,11 +159,11 @@ class RowModel:
         return self._outputs if places is None else self._outputs.index_select(0, places)
 
     def unstage(self) -> None:
-        """Let go of the staged prompts."""
+        """Drop the staged prompts."""
         del self._staged, self._outputs
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows."""
+        """Reorder and drop rows."""
         self.cache.keep(order)
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class RowModel:
 
 @contextmanager
 def _last_alone(model: PreTrainedModel, lengths: Tensor | None) -> Iterator[None]:
-    """Compute outputs at the last token of each text alone, at `lengths - 1`, shape [P]; None of equal ones."""
+    """Compute outputs only at the last token of each text, at `lengths - 1`, shape [P]; None for equal lengths."""
     head: nn.Module = model.head if isinstance(model, ValueModel) else model.get_output_embeddings()
 
     def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -201,11 +201,11 @@ def _last_alone(model: PreTrainedModel, lengths: Tensor | None) -> Iterator[None
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts as a rectangle. P prompts, L positions.
+    """Prompts as a rectangle. Shapes: P prompts, L positions.
 
     Attributes:
         ids: Token ids, shape [P, L].
-        mask: 1 for tokens and 0 for padding before them, shape [P, L]; None where there is none.
+        mask: 1 for tokens and 0 for padding before them, shape [P, L]; None without padding.
         positions: Position of each token in its own prompt, shape [P, L].
         lengths: Tokens of each prompt, shape [P].
     """
@@ -219,7 +219,7 @@ class PromptBatch:
 def padded(
     prompts: Sequence[Sequence[int]], pad_id: int, device: str, side: Literal["left", "right"]
 ) -> PromptBatch:
-    """Make a rectangle of prompts. Causal attention hides by itself what is on their right."""
+    """Make a rectangle of prompts. Padding on the right needs no mask with causal attention."""
     lengths = torch.tensor([len(prompt) for prompt in prompts])
     ids = pad_sequence([torch.as_tensor(prompt) for prompt in prompts], True, pad_id, side)
     before = (ids.shape[1] - lengths if side == "left" else torch.zeros_like(lengths))[:, None]
@@ -229,11 +229,11 @@ def padded(
 
 
 class Reader:
-    """Reads the tokens that rows grow by, which begin together.
+    """Reads the tokens of rows that begin together.
 
-    They are read into the cache that transformers makes for a model; where there is none, the whole text is read
-    again for each token. What it gives is what the model makes of the last token of each row: logits of a language
-    model, shape [B, V], values of a value model, shape [B, ...].
+    They are read into transformers' own cache of the model; without a cache, the whole text is read again for each
+    token. Results are the model's outputs at the last token of each row: logits of a language model, shape [B, V],
+    or values of a value model, shape [B, ...].
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -246,7 +246,7 @@ class Reader:
         self._lengths: Tensor
 
     def begin(self, batch: PromptBatch) -> Tensor:
-        """Read the prompts, which have one length where the whole text is read for each token."""
+        """Read the prompts, which must have equal lengths for a model without a cache."""
         self._ids, self._mask, self._lengths = batch.ids, batch.mask, batch.lengths
         if self._way is Way.states and batch.mask is not None:
             return self._read_apart(batch)
@@ -254,7 +254,7 @@ class Reader:
         return self._read(batch.ids, batch.positions)
 
     def append(self, tokens: Tensor) -> Tensor:
-        """Read one further token of each row."""
+        """Read one more token of each row."""
         ids, positions = tokens[:, None], self._lengths[:, None]
         self._lengths = self._lengths + 1
         if self._mask is not None:
@@ -264,7 +264,7 @@ class Reader:
         return self._read(ids, positions)
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows."""
+        """Keep only these rows."""
         self._lengths = self._lengths[rows]
         self._mask = None if self._mask is None else self._mask[rows]
         if self._cache is None:
@@ -273,14 +273,14 @@ class Reader:
             self._cache.reorder_cache(rows)
 
     def branched(self, rows: Tensor) -> Reader:
-        """A reader of its own that goes on with these rows."""
+        """Return an independent reader that continues with these rows."""
         other = copy.copy(self)
         other._cache = None if self._cache is None else _twin(self._cache)
         other.select(rows)
         return other
 
     def _read_apart(self, batch: PromptBatch) -> Tensor:
-        """Read prompts of each length by themselves, without padding, and lay what is remembered together."""
+        """Read prompts of each length separately, without padding, and join their caches."""
         caches, found, order = [], [], []
         self._mask = None
         for length in batch.lengths.unique().tolist():
@@ -290,7 +290,7 @@ class Reader:
             found.append(self._read(batch.ids[rows, -length:], batch.positions[rows, -length:]))
             order.append(rows)
         self._cache = _joined(caches)
-        # A state has no positions: what has no attention would take a mask for one of the tokens that are read.
+        # A recurrent state has no positions: a model without attention would take a mask for one of new tokens.
         attends = any(isinstance(getattr(layer, "keys", None), Tensor) for layer in self._cache.layers)
         self._mask = batch.mask if attends else None
         back = torch.cat(order).argsort()
@@ -303,7 +303,7 @@ class Reader:
         return DynamicCache(config=self._config.get_text_config(decoder=True))
 
     def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """What the model makes of the last position of each row; families differ in what they take."""
+        """Return the model's output at the last position of each row; model families take different arguments."""
         given: dict[str, Any] = {"use_cache": self._cache is not None}
         if self._cache is not None:
             given |= {"attention_mask": self._mask, "position_ids": positions}
@@ -316,18 +316,18 @@ class Reader:
 
 
 def _outputs(given: Any) -> Tensor:
-    """Values, or the logits of a language model, at the last position of each row."""
+    """Return values, or the logits of a language model, at the last position of each row."""
     outputs: Tensor = given if isinstance(given, Tensor) else given.logits
     return outputs[:, -1]
 
 
 _BY_POSITION = ("keys", "values", "indexer_keys")
-"""What layers keep of each position, in the last dimension but one."""
+"""Tensors of layers with one entry per position, in the last dimension but one."""
 _BY_PLACE = ("conv_states", "recurrent_states")
 
 
 def _twin(cache: Cache) -> Cache:
-    """A cache of the same tensors, whose rows can be chosen without changing the first."""
+    """Return a cache with the same tensors, whose rows can be selected without changing the original."""
     twin = copy.copy(cache)
     twin.layers = []
     for layer in cache.layers:
@@ -340,7 +340,7 @@ def _twin(cache: Cache) -> Cache:
 
 
 def _joined(caches: Sequence[Cache]) -> Cache:
-    """One cache with the rows of several, all at the last position of the longest: the shorter ones are padded."""
+    """Return one cache with the rows of several, aligned at the last position; shorter ones are padded."""
     whole = _twin(caches[-1])
     for index, layer in enumerate(whole.layers):
         parts = [cache.layers[index] for cache in caches]
@@ -378,7 +378,7 @@ class BatchModel:
         self._outputs = self._staged.begin(padded(prompts, self._pad_id, str(self.model.device), "left"))
 
     def enter(self, places: Tensor | None, lengths: NDArray[np.int64]) -> Tensor:
-        """Make rows of staged prompts, the only ones alive."""
+        """Make rows of staged prompts; there are no other live rows."""
         if places is None:
             self.reader = self._staged
             return self._outputs
@@ -386,11 +386,11 @@ class BatchModel:
         return self._outputs.index_select(0, places)
 
     def unstage(self) -> None:
-        """Let go of the staged prompts."""
+        """Drop the staged prompts."""
         del self._staged, self._outputs
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows."""
+        """Reorder and drop rows."""
         self.reader.select(torch.from_numpy(order).to(self.model.device))
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -399,14 +399,13 @@ class BatchModel:
 
 
 # -- ends of rows ------------------------------------------------------------------------------------------------
-# What a model computed at the ends of rows, from which their next tokens follow. Shapes: n rows that are
-# alive, R slots.
+# Model outputs at the ends of rows, from which next tokens are drawn. Shapes: n rows that are alive, R slots.
 
 
 class Outputs:
-    """What a model computed at the ends of the rows alive, shape [n, ...].
+    """Model outputs at the ends of the live rows, shape [n, ...].
 
-    As it gave it; or, where all slots are rows, in memory of their own that stays where it is.
+    They are the model's own tensors, or with static shapes copies at a fixed address.
     """
 
     def __init__(self) -> None:
@@ -416,18 +415,18 @@ class Outputs:
 
     @property
     def known(self) -> Tensor:
-        """Those of the rows alive, or of all slots while all of them are rows."""
+        """Outputs of the live rows, or of all slots with static shapes."""
         if self._whole is not None and sampling.is_silent():
             return self._whole
         assert self.now is not None
         return self.now
 
     def hold(self, slots: int) -> None:
-        """Lie in one place from now on."""
+        """Use memory at a fixed address from now on."""
         self._slots = slots
 
     def enter(self, new: Tensor) -> None:
-        """Add those of rows behind those alive."""
+        """Add the outputs of rows behind the live ones."""
         if self._slots is None:
             self.now = new if self.now is None else torch.cat([self.now, new])
             return
@@ -438,7 +437,7 @@ class Outputs:
         self.now[begin:] = new
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows (see `RowCache.keep`); what lies nowhere of its own will be read anew."""
+        """Reorder and drop rows (see `RowCache.keep`); outputs without a fixed address will be computed again."""
         if self._whole is None:
             self.now = None
             return
@@ -449,7 +448,7 @@ class Outputs:
         self.now = self._whole[: len(order)]
 
     def read(self, new: Tensor) -> None:
-        """Those of next tokens: of the rows alive, or of all slots where these have a place."""
+        """Replace the outputs by those of next tokens: of the live rows, or of all slots with static shapes."""
         if self._whole is None:
             self.now = new
         else:
@@ -457,7 +456,7 @@ class Outputs:
 
 
 # -- guides ------------------------------------------------------------------------------------------------------
-# Value models that follow the rows of a policy and value what could come next.
+# Value models that follow the rows of a policy and give values of possible next tokens.
 #
 #     values      value logits of tokens that could come next, shape [n, K], or [n, K, a] with a atoms; finite but
 #                 of no meaning where nothing is asked for. Given are ids and which of them are asked for, both of
@@ -480,13 +479,13 @@ _PACKS: WeakKeyDictionary[ValueModel, bool] = WeakKeyDictionary()
 
 
 Guide: TypeAlias = "CandidateRows | BranchRows | VocabularyRows"
-"""A value model that follows rows and gives values of what could come next."""
+"""A value model that follows rows and gives values of possible next tokens."""
 
 
 def guide_of(model: ValueModel, slots: int, width: int, pad_id: int) -> Guide:
-    """The guide for a model's type of head; see `model_rows`.
+    """Return the guide for a model's type of head; see `model_rows`.
 
-    A head "v" whose rows come and go needs attention that can be replaced, which a trial tells.
+    A head "v" with rows of any age needs replaceable attention, which a trial run checks.
     """
     rows = model_rows(model, slots, width, pad_id)
     if model.config.head != HeadType.v.name:
@@ -501,7 +500,7 @@ def guide_of(model: ValueModel, slots: int, width: int, pad_id: int) -> Guide:
 
 @torch.inference_mode()
 def _packs(model: ValueModel) -> bool:
-    """Whether candidates can be read as one sequence: one is, after a prompt of one token."""
+    """Return whether candidates can be packed as one sequence, by trying one after a prompt of one token."""
     guide = CandidateRows(RowModel(model, 1, 2, pad_id=0))
     guide.stage([[0]])
     one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
@@ -514,7 +513,7 @@ def _packs(model: ValueModel) -> bool:
 
 
 class CandidateRows:
-    """For head "v": all candidates in one forward pass, of which the chosen one stays in the cache."""
+    """For head "v": reads all candidates in one forward pass, and keeps the chosen one in the cache."""
 
     joins = True
     needs_equal_lengths = False
@@ -524,16 +523,16 @@ class CandidateRows:
         assert isinstance(rows.model, ValueModel)
         self._model, self.rows = rows.model, rows
         self._packing: row_cache.Packing
-        # Which attention ignores; without any, some models look for padding by themselves, and wait for it.
+        # Ignored by attention; without any mask, some models search for padding, and wait for the device.
         self._mask = torch.zeros(1, 1, 1, 1, dtype=self._model.dtype, device=self._model.device)
         self.asked: Tensor | None = None
         self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
 
     def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
-        """Forward all candidates at once; what attention needs of the chosen one is kept by `advance`."""
+        """Read all candidates in one forward pass; `advance` keeps the states of the chosen one."""
         cache = self.rows.cache
         self.asked = valid.sum(-1)
-        if sampling.is_silent():  # all are read: how many are of use would have to be asked for
+        if sampling.is_silent():  # all are read: counting the useful ones would wait for the device
             valid, count = torch.ones_like(valid), valid.numel()
         self._packing = packing = row_cache.Packing(valid, count)
         positions = cache.lengths.index_select(0, packing.rows)
@@ -549,18 +548,18 @@ class CandidateRows:
         return packing.unpack(values)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
-        """Keep what attention needs of the chosen candidates."""
+        """Keep the states of the chosen candidates."""
         self.rows.cache.append_held(self._packing.chosen(columns))
 
     def read(self, tokens: Tensor) -> None:
-        """They are read already, as candidates."""
+        """Do nothing: the tokens were read as candidates."""
 
 
 class BranchRows:
-    """For head "v" of any model: what rows remember is branched for their candidates, each a row meanwhile.
+    """For head "v" of any model: copies the state of rows for their candidates, each a temporary row.
 
-    Beside the rows themselves there are branches for `BRANCHES` times as many, or `FEW`, at once. More candidates
-    are read in parts, of which nothing is kept: the one that is taken is read once more.
+    There are up to `BRANCHES` times as many temporary rows as rows, but at least `FEW`. More candidates are read
+    in parts that are not kept, so the chosen one is read again.
     """
 
     BRANCHES = 2
@@ -577,14 +576,14 @@ class BranchRows:
         self.stage, self.enter, self.unstage, self.keep = rows.stage, rows.enter, rows.unstage, rows.keep
 
     def values(self, candidates: Tensor, valid: Tensor, count: int | None = None) -> Tensor:
-        """Read each candidate that is asked for as the next token of its row."""
+        """Read each requested candidate as the next token of its row."""
         self._packing = packing = row_cache.Packing(valid, count)
         self.asked = valid.sum(-1)
         at_once = max(self.FEW, self.BRANCHES * len(candidates))
         asked = zip(packing.rows.split(at_once), packing.pack(candidates)[0].split(at_once), strict=True)
         parts: list[Tensor] = []
         for rows, tokens in asked:
-            self._candidates = None  # what it remembers is let go of before more is
+            self._candidates = None  # its state is freed before more is allocated
             self._candidates = self._rows.reader.branched(rows)
             parts.append(self._candidates.append(tokens))
         if len(parts) > 1:
@@ -592,7 +591,7 @@ class BranchRows:
         return packing.unpack(torch.cat(parts)[None])
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
-        """Go on with the chosen candidates."""
+        """Continue with the chosen candidates."""
         if self._candidates is None:
             self._rows.reader.append(tokens)
         else:
@@ -601,11 +600,11 @@ class BranchRows:
         self._candidates = None
 
     def read(self, tokens: Tensor) -> None:
-        """They are read already, as candidates."""
+        """Do nothing: the tokens were read as candidates."""
 
 
 class VocabularyRows:
-    """For head "q": one token per step, whose output holds the value of every next token."""
+    """For head "q": reads one token per step, whose output has the value of every next token."""
 
     asked: Tensor | None = None
     looks_up = True
@@ -621,7 +620,7 @@ class VocabularyRows:
         self.outputs.enter(self.rows.enter(places, lengths))
 
     def keep(self, order: NDArray[np.int64]) -> None:
-        """Go on with these rows."""
+        """Reorder and drop rows."""
         self.rows.keep(order)
         self.outputs.keep(order)
 
@@ -630,7 +629,7 @@ class VocabularyRows:
         return candidate_values(self.outputs.known, candidates)
 
     def advance(self, tokens: Tensor, columns: Tensor) -> None:
-        """Nothing is known of tokens until they are read."""
+        """Do nothing: values after these tokens are unknown until they are read."""
 
     def read(self, tokens: Tensor) -> None:
         """Read the tokens that were taken last."""
@@ -641,7 +640,7 @@ def candidate_values(values: Tensor, candidates: Tensor) -> Tensor:
     """Look candidates up in the output of head "q".
 
     Args:
-        values: For every next token, shape [B, V], or [B, V, n] with n atoms.
+        values: Values of every next token, shape [B, V], or [B, V, n] with n atoms.
         candidates: Token ids, shape [B, K].
 
     Returns:

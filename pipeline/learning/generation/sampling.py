@@ -1,9 +1,8 @@
-"""Random draws that belong to a sample, the policy's distribution they are drawn from, and how values tilt it.
+"""Random draws per sample, the policy's distribution, and how values change it.
 
-A draw is a hash of (seed, stream, row, sample, step), never the next number of a shared generator. It therefore
-does not depend on the order of samples, on batches, on shards or on the number of workers. The token that it falls
-on does so no more than the distribution, which more or fewer rows beside it may round otherwise
-(`benchmarks/flips.py`).
+A draw is a hash of (seed, stream, row, sample, step), never the next number of a shared generator. So it does not
+depend on the order of samples, on batches, on shards or on the number of workers. The drawn token depends on these
+only through rounding of the distribution, which the batch size may change (`benchmarks/flips.py`).
 
 Shapes: B rows being decoded, V tokens of the vocabulary.
 """
@@ -29,33 +28,33 @@ from pipeline.learning.choices import Others
 from pipeline.outputs.formats import OffsetRule, Rule
 
 # -- host --------------------------------------------------------------------------------------------------------
-# What the host asks a device for in the middle of a step, which makes it wait for all that was begun before.
-# A step is hundreds of short operations. A GPU does them faster than the host can say them, unless the host
-# has to wait for a number: then the GPU idles until the next ones are said. So on a GPU steps are of shapes
-# that are known beforehand. On a CPU to ask costs nothing, and what is known saves work.
+# Synchronisation: what the host reads from a device during a step makes it wait for all earlier work. A step is
+# hundreds of short operations. A GPU runs them faster than the host can launch them, unless the host waits for a
+# number: then the GPU idles. So on a GPU steps have static shapes. On a CPU reading is free, and knowing a number
+# saves work.
 
 
 _SILENT: ContextVar[bool] = ContextVar("_SILENT", default=False)
 
 
 def may_ask(tensor: Tensor) -> bool:
-    """Whether a number may be asked for, to do less afterwards."""
+    """Return whether a number may be read from the device, in order to do less work."""
     return not is_silent() and not tensor.is_cuda
 
 
 def has_any(marks: Tensor) -> bool:
-    """Whether one of some rows is marked, shape [B]; on a CPU a list of them is looked through sooner."""
+    """Return whether any row is marked, shape [B]; on a CPU by searching a list, which is faster."""
     return bool(marks.any()) if marks.is_cuda else True in marks.tolist()
 
 
 def is_silent() -> bool:
-    """Whether nothing may be asked for, however much that would save: what is done is recorded as a graph."""
+    """Return whether nothing may be read from the device, because a CUDA graph is being captured."""
     return _SILENT.get()
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Ask for nothing meanwhile."""
+    """Forbid reading from the device inside."""
     token = _SILENT.set(True)
     try:
         yield
@@ -64,16 +63,17 @@ def silent() -> Iterator[None]:
 
 
 Keys = NDArray[np.uint64]
-"""One key per sample: the name of its own stream of draws."""
+"""One RNG key per sample: names the sample's own stream of draws."""
 
 LIKELIEST = np.uint64(2**64 - 1)
-"""A key without draws, for a sample that takes the likeliest tokens beside others of its prompt that are drawn."""
+"""Key of a sample that is decoded greedily, beside sampled ones of its prompt."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FEW = 1024
-"""Tokens among which a nucleus is looked for first: sorting a large vocabulary takes longer than the draw."""
+"""Number of top tokens in which to search a nucleus first: sorting a large vocabulary takes longer than the draw.
+"""
 _BLOCK = 1024
-"""Tokens whose weights a GPU adds up at a time: as many as one group of its threads has."""
+"""Number of tokens whose weights a GPU sums at once: one group of threads."""
 _DRAW_BITS = 48
 """Few enough that a draw times a total never rounds up to the total, in float64."""
 
@@ -94,11 +94,11 @@ def _named(stream: str) -> Keys:
 
 
 def stream_beside(keys: Keys, stream: str) -> Keys:
-    """A further stream of each sample, for draws that are none of its tokens'.
+    """Return a further stream of each sample, for draws other than its tokens.
 
     Args:
         keys: Any shape.
-        stream: What the draws are for.
+        stream: Purpose of the draws.
 
     Returns:
         The shape of `keys`.
@@ -107,13 +107,13 @@ def stream_beside(keys: Keys, stream: str) -> Keys:
 
 
 def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -> Keys:
-    """Keys of `samples` samples for each row.
+    """Return keys of `samples` samples for each row.
 
     Args:
         seed: Seed of the chain, 0 or more.
-        stream: What the draws are for. Streams of different names are independent.
+        stream: Purpose of the draws. Streams of different names are independent.
         rows: Stable ids of rows of a dataset, shape [R].
-        samples: Samples of each row.
+        samples: Samples per row.
 
     Returns:
         Shape [R, samples].
@@ -125,11 +125,11 @@ def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -
 
 
 def split_keys(keys: Keys, count: int) -> Keys:
-    """Make several independent streams of each, the first of which is the stream itself.
+    """Split each stream to several independent ones, the first of which is the stream itself.
 
     Args:
         keys: Any shape.
-        count: Streams of each, at least 1.
+        count: Number of streams of each, at least 1.
 
     Returns:
         Shape [*keys.shape, count].
@@ -139,7 +139,7 @@ def split_keys(keys: Keys, count: int) -> Keys:
 
 
 def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
-    """Draws in the open interval (0, 1), one per step of each key; step t of a key is always the same number.
+    """Return draws in the open interval (0, 1), one per step of each key; they depend only on key and step.
 
     Args:
         keys: Any shape.
@@ -156,10 +156,10 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
 
 
 def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """Log-probabilities of the policy that is sampled from: the model's, at a temperature, cut to a nucleus.
+    """Return log-probabilities of the sampled distribution: the model's, at a temperature, cut to a nucleus.
 
-    Guidance tilts this distribution, so `eta` means the same at every temperature. KL is measured against the same
-    one without the nucleus.
+    Guidance changes this distribution, so `eta` means the same at every temperature. KL is measured against the
+    same distribution without the nucleus.
 
     Args:
         logits: Shape [..., V], any floating type.
@@ -176,19 +176,19 @@ def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0
 
 
 def is_no_number(logprobs: Tensor) -> Tensor:
-    """Which distributions are none: where one of the logits is no number or +inf, or all are -inf, shape [...].
+    """Return which distributions are invalid: a logit is NaN or +inf, or all are -inf, shape [...].
 
     Args:
-        logprobs: As `policy_logprobs` gives them without a nucleus, shape [..., V].
+        logprobs: Result of `policy_logprobs` without a nucleus, shape [..., V].
     """
-    return logprobs[..., 0].isnan()  # all of a row are, or none is
+    return logprobs[..., 0].isnan()  # all values of a row are NaN, or none is
 
 
 def no_number(what: str) -> JobError:
-    """What to raise of a model that is broken.
+    """Return the error for a model with invalid outputs.
 
     Args:
-        what: The model, or the value model.
+        what: Name of the model in the message.
     """
     return JobError(
         f"what the {what} computes is no number (NaN or inf), so nothing can be drawn. Its weights are broken: a "
@@ -197,7 +197,7 @@ def no_number(what: str) -> JobError:
 
 
 def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
-    """Cut distributions to their likeliest tokens, which then share all of the probability.
+    """Restrict distributions to their nucleus and renormalise.
 
     Args:
         logprobs: Shape [..., V].
@@ -218,21 +218,21 @@ def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
 
 
 def _outside(ordered: Tensor, top_p: float) -> Tensor:
-    """Which of some tokens, the likeliest first, a nucleus does not need."""
+    """Return which tokens, sorted by descending probability, are outside of a nucleus."""
     probabilities = ordered.double().exp()
     return (probabilities.cumsum(-1) - probabilities) >= top_p
 
 
 def _nucleus_of_few(logprobs: Tensor, top_p: float) -> Tensor | None:
-    """The same without sorting the whole vocabulary; None where a nucleus reaches further than its `_FEW` tokens.
+    """Restrict to a nucleus without sorting the whole vocabulary; None if it has more than `_FEW` tokens.
 
     Returns:
-        Shape [..., V]: -inf for tokens outside, and what was given for the others.
+        Shape [..., V]: -inf for tokens outside, and the input for the others.
     """
     values, order = logprobs.topk(_FEW, dim=-1)
-    # Those that are as likely as the last of them are not all there, so none of these may be needed.
+    # Tokens as likely as the last one may be missing, so the nucleus must not need any of these.
     least = values[..., -1:]
-    order = order.sort(dim=-1).values  # else ties would not go to the lower token id
+    order = order.sort(dim=-1).values  # otherwise ties would not go to the lower token id
     values, places = logprobs.gather(-1, order).sort(dim=-1, descending=True, stable=True)
     outside = _outside(values, top_p)
     if bool(((values <= least) & ~outside).any()):
@@ -242,14 +242,14 @@ def _nucleus_of_few(logprobs: Tensor, top_p: float) -> Tensor | None:
 
 
 def nucleus_kl(logprobs: Tensor, cut: Tensor) -> Tensor:
-    """KL divergence in nats of distributions that are cut to a nucleus from what they were before, exact.
+    """Return the exact KL divergence in nats between nucleus distributions and the original ones.
 
-    Every token of a nucleus has gained the same factor, and this is its logarithm. What tilts the nucleus is by as
-    much farther from the whole than from the nucleus.
+    It is the logarithm of the factor by which every token of a nucleus gains. A guided nucleus is farther from the
+    whole distribution than from the nucleus by the same amount.
 
     Args:
         logprobs: Whole distributions, shape [..., V].
-        cut: What `nucleus` made of them.
+        cut: Result of `nucleus` for them.
 
     Returns:
         Shape [...], float64.
@@ -258,7 +258,7 @@ def nucleus_kl(logprobs: Tensor, cut: Tensor) -> Tensor:
 
 
 def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """Draw by inversion of the distribution function, in the order of token ids.
+    """Draw tokens by inverting the cumulative distribution, in the order of token ids.
 
     Args:
         logprobs: Shape [B, V]; need not be normalised, -inf is never drawn.
@@ -273,7 +273,7 @@ def draw_tokens(logprobs: Tensor, uniform: Tensor) -> Tensor:
 
 
 def draw_by_weight(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Likewise, by weights; float64, and overwritten, as rows of a large vocabulary are long."""
+    """Draw tokens by weights, in float64; the weights are overwritten to save memory."""
     if weights.is_cuda and weights.shape[-1] > 2 * _BLOCK:
         return by_blocks(weights, uniform)
     cumulative = weights.cumsum_(-1)
@@ -282,9 +282,9 @@ def draw_by_weight(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def by_blocks(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Likewise, by sums of blocks of tokens, and then of the tokens of one block; on a GPU a long sum takes long.
+    """Draw tokens by weights, first a block and then a token in it, since a long sum is slow on a GPU.
 
-    The token is the same, but where the draw falls within rounding of the end of another one.
+    The token is the same unless the draw is within rounding of a token's boundary.
     """
     blocks = F.pad(weights, (0, -weights.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
     ends = blocks.sum(-1).cumsum_(-1)
@@ -292,86 +292,88 @@ def by_blocks(weights: Tensor, uniform: Tensor) -> Tensor:
     block = torch.searchsorted(ends, target, right=True).clamp_max_(ends.shape[-1] - 1)
     before = F.pad(ends, (1, 0)).gather(-1, block)
     inside = blocks.gather(-2, block.unsqueeze(-1).expand(-1, 1, _BLOCK)).squeeze(-2).cumsum_(-1)
-    # Rounding leads no further than to the last token of the block that has a weight.
+    # Rounding leads at most to the last token of the block with a weight.
     rest = (target - before).minimum(inside[..., -1:] * (1 - 2.0**-52))
     return (block * _BLOCK + torch.searchsorted(inside, rest, right=True)).squeeze(-1)
 
 
 def take_tokens(logprobs: Tensor, uniform: Tensor, some_likeliest: bool) -> Tensor:
-    """Draw tokens as `draw_tokens` does, and take the likeliest where there is no draw.
+    """Draw tokens as `draw_tokens`, and take the likeliest one in rows without a draw.
 
     Args:
         logprobs: Shape [B, V].
-        uniform: Shape [B], float64; NaN where there is none.
-        some_likeliest: Whether there may be such rows, so that a device need not be asked.
+        uniform: Shape [B], float64; NaN for none.
+        some_likeliest: Whether there may be such rows, so that the device need not be read.
     """
-    # Of what is no number (`is_no_number`) a token is drawn that there is not, which a GPU must not read.
+    # An invalid distribution (`is_no_number`) gives an id out of range, which a GPU must not look up.
     drawn = draw_tokens(logprobs, uniform).clamp_max_(logprobs.shape[-1] - 1)
     return drawn.where(~uniform.isnan(), logprobs.argmax(-1)) if some_likeliest else drawn
 
 
 # -- tilt --------------------------------------------------------------------------------------------------------
-# How values tilt a reference distribution: pure functions of one decoding step. The guided policy is
-# ``pi(a|s) ~ pi_ref(a|s) * exp(Q(s,a) / eta)`` over the candidates, the reference's likeliest tokens. What
-# becomes of all other tokens is a setting (`Others`): they keep exactly the probability that the reference
-# gives them, or have none, and then adding a constant to all values of a step changes nothing. Or they have
-# an offset of 0 where candidates have theirs, as in the papers' maths code; then the constant counts. They
-# share that offset, so they are tilted as one: a last column stands for all of them. Shapes: B rows, V tokens
-# of the vocabulary, K columns; candidates are sorted by the reference, likeliest first.
+# Guidance: how values change a reference distribution, as pure functions of one decoding step. The guided policy
+# is ``pi(a|s) ~ pi_ref(a|s) * exp(Q(s,a) / eta)`` over the candidates, the reference's likeliest tokens. A setting
+# (`Others`) decides about all other tokens. If they keep exactly the reference's probability, or get none, adding
+# a constant to all values of a step changes nothing. If they have an offset of 0, as in the papers' code for
+# maths, the constant matters. As they share that offset, a last column stands for all of them. Shapes: B rows, V
+# tokens of the vocabulary, K columns; candidates are sorted by the reference, likeliest first.
 
 
 Offset = Callable[[Tensor], Tensor]
-"""From value logits z, any shape, to what is added to the reference's log-probabilities."""
+"""Function from value logits z, any shape, to offsets of the reference's log-probabilities."""
 
 
 @dataclass(frozen=True)
 class KnownOffset:
-    """An offset that can be written down, and made again at another strength.
+    """An offset with a saved rule, which can be rebuilt at another strength.
 
     Attributes:
-        rule: Which one, and the rewards of the head.
-        eta: Strength: the smaller, the stronger.
+        rule: Name of the rule, and the rewards of the head.
+        eta: Strength; smaller is stronger.
     """
 
     rule: OffsetRule
     eta: float
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Offsets of value logits."""
+        """Return the offsets of value logits."""
         return _RULES[self.rule.rule](z, self.eta, self.rule.rewards)
 
 
 def bernoulli_offset(eta: float, low: float = 0.0, high: float = 1.0) -> KnownOffset:
-    """Q# for two rewards: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548, section 2).
+    """Return Q#'s offset for two rewards: ``log(1 - p + p * exp(1/eta))``, ``p = sigmoid(z)`` (arXiv 2502.20548).
 
-    It is log E[exp(R/eta)] for a reward R that is 1 with probability p, else 0. Of rewards `low` and `high` it is
-    how far the offset lies above that of the lowest. Written with softplus, it overflows for no z and eta. In
-    float32 it is off by up to 1e-7 of ``(high - low) / eta``: 1e-3 nats where that is 1e4, 0.06 where it is 1e6.
+    It is log E[exp(R/eta)] for a reward R that is 1 with probability p, else 0. For rewards `low` and `high` it is
+    the difference to the offset of `low`. It uses softplus, so it never overflows. In float32 its error is up to
+    1e-7 of ``(high - low) / eta``: 1e-3 nats if that is 1e4, 0.06 if it is 1e6.
     """
     return KnownOffset(OffsetRule(rule="bernoulli", rewards=(low, high)), eta)
 
 
 def atoms_offset(atoms: Sequence[float], eta: float) -> KnownOffset:
-    """Q# for rewards with a distribution: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 2).
+    """Return Q#'s offset for n rewards: ``log E[exp(R/eta)]``, R one of n atoms (arXiv 2502.20548, section 2).
 
-    Values have n logits each, in their last dimension. With the atoms 0 and 1 it is `bernoulli_offset` of the
+    The last dimension of the values has the n logits. With the atoms 0 and 1 it equals `bernoulli_offset` of the
     difference of the two logits.
     """
     return KnownOffset(OffsetRule(rule="atoms", rewards=tuple(atoms)), eta)
 
 
 def expected_offset(eta: float, low: float = 0.0, high: float = 1.0) -> KnownOffset:
-    """CD, the baseline of Q#: ``E[R] / eta``; R is `high` with chance sigmoid(z), else `low`."""
+    """Return CD's offset, a baseline of Q#: ``E[R] / eta``.
+
+    R is `high` with probability sigmoid(z), else `low`.
+    """
     return KnownOffset(OffsetRule(rule="expected", rewards=(low, high)), eta)
 
 
 def expected_atoms_offset(atoms: Sequence[float], eta: float) -> KnownOffset:
-    """CD with a distribution: ``E[R] / eta``, R one of n atoms."""
+    """Return CD's offset with a distribution: ``E[R] / eta``, R one of n atoms."""
     return KnownOffset(OffsetRule(rule="expected_atoms", rewards=tuple(atoms)), eta)
 
 
 def preference_offset(eta: float) -> KnownOffset:
-    """PITA: ``Psi(sigmoid(z)) / eta = z / eta``, the log-odds of being preferred (arXiv 2507.20067)."""
+    """Return PITA's offset: ``Psi(sigmoid(z)) / eta = z / eta``, the log-odds of preference (arXiv 2507.20067)."""
     return KnownOffset(OffsetRule(rule="preference"), eta)
 
 
@@ -387,7 +389,7 @@ def _expected(z: Tensor, eta: float, rewards: Sequence[float]) -> Tensor:
 
 @cache
 def _on_device(rewards: tuple[float, ...], device: torch.device) -> Tensor:
-    """Sent once: a GPU is waited for until it has what it is sent."""
+    """Copy rewards to a device once, as every copy waits for the GPU."""
     with torch.inference_mode(mode=False):
         return torch.tensor(rewards, device=device)
 
@@ -406,10 +408,10 @@ class Tilt:
     """The settings of guidance.
 
     Attributes:
-        offset: From values to offsets.
-        top_k: Candidates per step at most.
-        min_p: Tokens that the reference gives less are no candidates; the likeliest always is one.
-        others: What becomes of tokens that are no candidates.
+        offset: Function from value logits to offsets.
+        top_k: Most candidates per step.
+        min_p: Least probability of a candidate under the reference; the likeliest token is always one.
+        others: Treatment of tokens that are no candidates.
     """
 
     offset: Offset
@@ -418,10 +420,10 @@ class Tilt:
     others: Others = Others.kept
 
     def leaves_others(self, vocabulary: int) -> bool:
-        """Whether a token may be taken that is no candidate.
+        """Return whether a token may be taken that is no candidate.
 
         Args:
-            vocabulary: Tokens that there are.
+            vocabulary: Size of the vocabulary.
         """
         return self.others is not Others.dropped and (self.top_k < vocabulary or self.min_p > 0)
 
@@ -432,9 +434,10 @@ class Candidates:
 
     Attributes:
         ids: Token ids, shape [B, K].
-        logprobs: The reference's, -inf where a column is no candidate of its row, shape [B, K].
-        pooled: Whether the last column stands for all other tokens together: its probability is that of all of
-            them, -inf where there are none, its id the one that is taken if the draw falls on them.
+        logprobs: Log-probabilities under the reference, -inf for columns that are no candidate of their row, shape
+            [B, K].
+        pooled: Whether the last column stands for all other tokens together. Its probability is their sum, -inf if
+            there are none, and its id is the token taken if the draw selects this column.
     """
 
     ids: Tensor
@@ -447,18 +450,18 @@ class Candidates:
         return self.logprobs != -math.inf
 
     def first(self, width: int) -> Candidates:
-        """The first columns alone. They are sorted, so those that no row has are the last ones."""
+        """Keep only the first columns. Columns are sorted, so those that no row uses are the last ones."""
         return Candidates(self.ids[:, :width], self.logprobs[:, :width])
 
 
 def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None) -> Candidates:
-    """The candidates of each row; as many columns as the row with most candidates has, or as it might have.
+    """Find the candidates of each row; the number of columns is the largest number of candidates, or a bound.
 
     Args:
-        logprobs: The reference's, shape [B, V].
+        logprobs: Log-probabilities under the reference, shape [B, V].
         tilt: Settings of guidance.
-        uniform: With an offset of 0 for the other tokens: draws that say which of them would be taken, of no other
-            use, shape [B], float64, in (0, 1); None takes the likeliest.
+        uniform: With `offset_zero`: draws that select one of the other tokens, used for nothing else, shape [B],
+            float64, in (0, 1); None takes the likeliest.
     """
     found = _likeliest(logprobs, tilt)
     pooled = tilt.others is Others.offset_zero and tilt.leaves_others(logprobs.shape[-1])
@@ -479,9 +482,9 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
 
 def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | None) -> Candidates:
     rest = _without(logprobs, candidates)
-    # A row that has no others draws what is no token; its column is never taken.
+    # A row without other tokens draws an invalid one; its column is never taken.
     taken = rest.argmax(-1) if uniform is None else draw_tokens(rest, uniform).clamp_max(rest.shape[-1] - 1)
-    # float64: candidates may all be suppressed, and the little that the others have is then all there is.
+    # float64: candidates may all be suppressed, and then the small probability of the others is all that is left.
     mass = rest.double().logsumexp(-1).to(logprobs.dtype)
     return Candidates(
         torch.cat([candidates.ids, taken[:, None]], -1),
@@ -491,23 +494,23 @@ def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | Non
 
 
 def _without(logprobs: Tensor, candidates: Candidates) -> Tensor:
-    """The reference without the candidates, not normalised, shape [B, V]."""
+    """Return the reference without the candidates, not normalised, shape [B, V]."""
     kept = logprobs.gather(-1, candidates.ids).masked_fill_(candidates.valid, -math.inf)
     return logprobs.scatter(-1, candidates.ids, kept)
 
 
 def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tensor:
-    """Log-probabilities of the columns under the guided policy, shape [B, K].
+    """Return log-probabilities of the columns under the guided policy, shape [B, K].
 
     Args:
-        candidates: Of the step.
-        values: Their value logits z, shape [B, K], or [B, K, n] with n atoms; of no meaning in a pooled column.
-            Of a row with an infinite one nothing is a number, whatever a rule would make of it.
+        candidates: Candidates of the step.
+        values: Their value logits z, shape [B, K], or [B, K, n] with n atoms; ignored in a pooled column. A row
+            with an infinite value becomes NaN under any rule.
         tilt: Settings of guidance.
     """
     values = values.float()
     offsets = tilt.offset(values)
-    # 0 times what is infinite is no number. Behind the rule, whose kernels round by the layout of what they read.
+    # 0 times infinity is NaN. Applied after the rule, whose kernels round by the memory layout of their input.
     offsets = torch.add(offsets, values if values.ndim == offsets.ndim else values.sum(-1), alpha=0)
     if candidates.pooled:
         offsets = F.pad(offsets[:, :-1], (0, 1))
@@ -516,21 +519,21 @@ def guided_logprobs(candidates: Candidates, values: Tensor, tilt: Tilt) -> Tenso
 
 
 def _of_all(logprobs: Tensor) -> Tensor:
-    """`logsumexp` of columns of which the first is the likeliest and has a probability, which asks for less."""
+    """Return `logsumexp` over columns, knowing that the first is the largest and finite, which saves a check."""
     most = logprobs[:, :1]
     return (logprobs - most).exp_().sum(-1, keepdim=True).log_().add_(most)
 
 
 def step_kl(candidates: Candidates, guided: Tensor, weights: Tensor | None = None) -> Tensor:
-    """KL divergence of the guided policy from the reference at one step, in nats, exact, shape [B].
+    """Return the exact KL divergence of the guided policy from the reference at one step, in nats, shape [B].
 
-    Only the columns contribute: other tokens have the reference's probability, or none, and those of a pooled
-    column all have the same ratio to it.
+    Only the columns contribute: other tokens keep the reference's probability or have none, and the tokens of a
+    pooled column share one ratio.
 
     Args:
-        candidates: Of the step.
+        candidates: Candidates of the step.
         guided: The guided policy's log-probabilities, shape [B, K].
-        weights: What these are the logarithms of, in float64, where that is known.
+        weights: Probabilities of the columns in float64, if known.
     """
     exact = guided.double()
     terms = (exact.exp() if weights is None else weights) * (exact - candidates.logprobs)
@@ -538,7 +541,7 @@ def step_kl(candidates: Candidates, guided: Tensor, weights: Tensor | None = Non
 
 
 def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Tilt) -> Tensor:
-    """The guided policy over the whole vocabulary as log-probabilities, shape [B, V]."""
+    """Return the guided policy over the whole vocabulary as log-probabilities, shape [B, V]."""
     base = torch.full_like(logprobs, -math.inf) if tilt.others is Others.dropped else logprobs
     ids, known = candidates.ids, candidates.logprobs
     if candidates.pooled:
@@ -548,20 +551,20 @@ def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Til
 
 
 _LEAST = 1e-300
-"""Of a probability that is divided by."""
+"""Smallest probability to divide by."""
 
 _DEAR = 1024
-"""Tokens of a vocabulary from which on a CPU draws of it for the rows alone that need it."""
+"""Vocabulary size from which on a CPU draws only for the rows that need it."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Which part of the distribution a draw falls into, known before any value is.
+    """Which part of the distribution a draw selects, known before any value is.
 
     Attributes:
-        uniform: The draw among the columns, shape [B], float64; of no meaning where it falls on none.
-        outside: Where it falls on a token that is no candidate, shape [B]; None where it does nowhere.
-        tokens: The tokens that are taken there, shape [B], of no meaning elsewhere; None likewise.
+        uniform: The draw rescaled to the columns, shape [B], float64; undefined if it selects none.
+        outside: Whether it selects a token that is no candidate, shape [B]; None if it never does.
+        tokens: The tokens taken in that case, shape [B], undefined elsewhere; None likewise.
     """
 
     uniform: Tensor
@@ -569,22 +572,21 @@ class Draw:
     tokens: Tensor | None = None
 
     def or_else(self, inside: Tensor) -> Tensor:
-        """The tokens that are taken: these, but where a draw falls on no column; shape [B]."""
+        """Return the tokens taken: `inside`, except where a draw selects no column; shape [B]."""
         if self.outside is None or self.tokens is None:
             return inside
         return torch.where(self.outside, self.tokens, inside)
 
 
 def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: Tilt) -> Draw:
-    """Decide which draws fall on no column.
+    """Decide which draws select no column.
 
-    Where tokens that are no candidates keep the reference's probability, this does not depend on the values, and
-    the token that will be taken can be put before the value model together with the candidates. Otherwise every
-    draw falls on a column.
+    If other tokens keep the reference's probability, this does not depend on the values, so the value model can
+    read the selected token together with the candidates. Otherwise every draw selects a column.
 
     Args:
-        logprobs: The reference's, shape [B, V].
-        candidates: Of the step.
+        logprobs: Log-probabilities under the reference, shape [B, V].
+        candidates: Candidates of the step.
         uniform: Shape [B], float64, in (0, 1).
         tilt: Settings of guidance.
     """
@@ -605,7 +607,7 @@ def split_draw(logprobs: Tensor, candidates: Candidates, uniform: Tensor, tilt: 
 
 
 def _drawn_by(weights: Tensor, uniform: Tensor, mass: Tensor) -> Tensor:
-    """Tokens that are drawn by their weights, which are overwritten, where a draw is less than the mass of all."""
+    """Draw tokens by their weights, which are overwritten, where a draw is below the total mass."""
     shares = _inside(uniform / mass.clamp_min(_LEAST))
     return draw_by_weight(weights, shares).clamp_max_(weights.shape[-1] - 1)
 
@@ -615,22 +617,22 @@ def _inside(uniform: Tensor) -> Tensor:
 
 
 def draw_columns(weights: Tensor, draw: Draw) -> Tensor:
-    """The column that is drawn, shape [B]; of no meaning where the draw falls on no candidate.
+    """Return the drawn column, shape [B]; undefined if the draw selects no candidate.
 
     Args:
         weights: Probabilities of the columns under the guided policy, float64, and overwritten; shape [B, K].
-        draw: Of the step.
+        draw: Draw of the step.
     """
     return draw_by_weight(weights, draw.uniform).clamp_max_(weights.shape[-1] - 1)
 
 
 def likeliest_columns(logprobs: Tensor, candidates: Candidates, guided: Tensor) -> Tensor:
-    """The column of the likeliest token, shape [B].
+    """Return the column of the likeliest token, shape [B].
 
     Args:
-        logprobs: The reference's, shape [B, V].
-        candidates: Of the step; the token of a pooled column is the likeliest of those that it stands for.
-        guided: The guided policy's, shape [B, K].
+        logprobs: Log-probabilities under the reference, shape [B, V].
+        candidates: Candidates of the step; the token of a pooled column is the likeliest of its tokens.
+        guided: Log-probabilities under the guided policy, shape [B, K].
     """
     if not candidates.pooled:
         return guided.argmax(-1)

@@ -1,4 +1,4 @@
-"""From what a model computed at the ends of rows to their next tokens.
+"""Take the next tokens of rows, from the model's outputs at their ends.
 
 Shapes: n rows that are alive, V tokens of the vocabulary.
 """
@@ -23,8 +23,8 @@ from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.models.batch_size import split_over
 
 # -- guided step -------------------------------------------------------------------------------------------------
-# One guided step: candidates, a draw, the values that are asked for, and the token that is taken. Shapes: B
-# rows, V tokens of the vocabulary, K columns of candidates.
+# One guided step: candidates, a draw, the values, and the token that is taken. Shapes: B rows, V tokens of the
+# vocabulary, K columns of candidates.
 
 
 def guided_step(
@@ -33,10 +33,10 @@ def guided_step(
     """Take one guided step.
 
     Args:
-        guide: Knows the values.
-        tilt: What they do to the reference.
-        logprobs: The reference's, shape [B, V].
-        draws: Shape [1 or 2, B], float64, see `decode._streams`; None takes the likeliest token.
+        guide: Value model.
+        tilt: Settings of guidance.
+        logprobs: Log-probabilities under the reference, shape [B, V].
+        draws: Shape [1 or 2, B], float64, see `decode._streams`; None decodes greedily.
 
     Returns:
         Tokens, shape [B], and the KL divergence of the step from `logprobs` in nats, shape [B].
@@ -46,7 +46,7 @@ def guided_step(
     asked, valid, outside = _asked(guide, candidates, draw)
     count = None
     if not guide.looks_up and not sampling.may_ask(valid) and not sampling.is_silent():
-        # The one time in a step that a GPU is waited for: a value model is dear, and reads what is asked alone.
+        # The only wait for the GPU in a step: a value model is expensive, so it reads only what is requested.
         width, count = torch.stack([candidates.valid.sum(-1).amax(), valid.sum()]).tolist()
         if not candidates.pooled:
             candidates, asked, valid = candidates.first(width), asked[:, : width + 1], valid[:, : width + 1]
@@ -72,16 +72,16 @@ def guided_step(
 def _asked(
     guide: row_models.Guide, candidates: sampling.Candidates, draw: sampling.Draw | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """What the guide is asked for: the candidates, and tokens that are none and are taken nevertheless.
+    """Return what the value model must read: the candidates, and selected tokens that are none.
 
     Returns:
-        Token ids and which of them are asked for, shape [B, K or K + 1], and for rows that take such a token its
+        Token ids and which of them are requested, shape [B, K or K + 1], and for rows with such a token its
         column, shape [B].
     """
     asked, valid = candidates.ids, candidates.valid
     if draw is None or draw.outside is None:
         return asked, valid, None
-    # With a head "q" too, where nothing is asked for: kernels round by the layout of what they read.
+    # For a head "q" too, where nothing is read: kernels round by the memory layout of their input.
     wider = sampling.has_any(draw.outside & valid[:, -1]) if sampling.may_ask(valid) else not guide.looks_up
     if wider:
         asked, valid = F.pad(asked, (0, 1)), F.pad(valid, (0, 1))
@@ -89,8 +89,8 @@ def _asked(
         asked, valid = asked.clone(), valid.clone()
     if guide.looks_up:
         return asked, valid, None
-    # The value model has to read the token that such a row takes: behind the candidates, or instead of a single
-    # one, whose value changes nothing.
+    # The value model has to read such a row's token: after the candidates, or instead of a single one, whose value
+    # has no effect.
     count = candidates.valid.sum(-1)
     outside = count * (draw.outside & (count > 1))
     asked.scatter_(1, outside[:, None], draw.or_else(asked[:, 0])[:, None])
@@ -98,13 +98,13 @@ def _asked(
 
 
 class Taken(NamedTuple):
-    """What a step took.
+    """Result of a step.
 
     Attributes:
-        tokens: Of each row, shape [n].
-        lost: Rows whose distribution is none, shape [n].
-        kl: What the step adds to their divergence, shape [n]; None where that is 0.
-        asked: How many candidates the guide read, shape [n]; None where it reads each token once.
+        tokens: Token of each row, shape [n].
+        lost: Whether a row's distribution is invalid, shape [n].
+        kl: KL divergence of the step, shape [n]; None if it is 0.
+        asked: Number of candidates that the value model read, shape [n]; None if it reads each token once.
     """
 
     tokens: Tensor
@@ -115,16 +115,16 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Taking:
-    """How tokens are taken.
+    """Settings of a step.
 
     Attributes:
         temperature: See `DecodeSettings`.
         top_p: Likewise.
-        guide: Knows the values; None guides by nothing.
-        tilt: What they do; None without a guide.
-        some_likeliest: Whether there may be rows without draws beside others that have some.
-        vocabulary: Tokens that may be taken, the first ones; None for all that the policy has logits of. A value
-            model may have fewer of those that fill up an embedding and stand for no text.
+        guide: Value model; None without guidance.
+        tilt: Settings of guidance; None without guidance.
+        some_likeliest: Whether some rows are decoded greedily while others are sampled.
+        vocabulary: Number of first tokens that may be taken; None for all logits of the policy. A value model may
+            lack the last ones, which only pad an embedding and have no text.
     """
 
     temperature: float
@@ -135,11 +135,11 @@ class Taking:
     vocabulary: int | None = None
 
     def __call__(self, logits: Tensor, draws: Tensor | None) -> Taken:
-        """The next token of every row.
+        """Take the next token of every row.
 
         Args:
-            logits: Of the policy, shape [n, V].
-            draws: Shape [streams, n]; None takes the likeliest.
+            logits: Logits of the policy, shape [n, V].
+            draws: Shape [streams, n]; None decodes greedily.
         """
         if self.vocabulary is not None and self.vocabulary < logits.shape[1]:
             logits = logits[:, : self.vocabulary]
@@ -162,22 +162,21 @@ class Taking:
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------
-# CUDA graphs: what a device is to do, recorded once, and said again in one call. A graph is a list of
-# operations on places in memory. To record it, Python says them once; whoever replays it runs no Python at
-# all. So what is recorded may depend on nothing but what is in memory, and must not wait for a number.
+# CUDA graphs: operations on fixed memory, recorded once and replayed with one call. To record, Python launches
+# them once; replaying runs no Python. So recorded work may depend only on memory, and must not wait for a number.
 
 
 class Graphs:
-    """Graphs that share the memory of what they compute on the way: they take turns, and leave nothing there."""
+    """CUDA graphs that share temporary memory: they run one after the other, and leave nothing in it."""
 
     def __init__(self) -> None:
-        cuda: Any = torch.cuda  # which is typed in parts
+        cuda: Any = torch.cuda  # which is only partly typed
         self._cuda = cuda
         self._pool = cuda.graph_pool_handle()
         self._aside = cuda.Stream()
 
     def warm(self, work: Callable[[], None]) -> None:
-        """Do it where graphs are recorded: what libraries do at the first time alone cannot be recorded."""
+        """Run work where graphs are recorded: one-time work of libraries cannot be recorded."""
         current = self._cuda.current_stream()
         self._aside.wait_stream(current)
         with self._cuda.stream(self._aside):
@@ -185,10 +184,10 @@ class Graphs:
         current.wait_stream(self._aside)
 
     def recorded(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Record work, which is not done meanwhile; returns what does it.
+        """Record work without running it, and return a function that runs it.
 
         Raises:
-            RuntimeError: It does what a graph cannot hold. The device is then as if nothing had been recorded.
+            RuntimeError: The work contains something that a graph cannot hold. The device is then as before.
         """
         graph, before = self._cuda.CUDAGraph(), self._cuda.current_stream()
         failed: list[Exception] = []
@@ -204,27 +203,27 @@ class Graphs:
             self._record(graph, noted, self._pool)
         except RuntimeError as error:
             self._leave(before)
-            # Of what failed first, the end of the recording says no more than that something did.
+            # The error at the end of a recording hides what failed first.
             raise (failed or [error])[0] from None
         replay: Callable[[], None] = graph.replay
         return replay
 
     def _record(self, graph: Any, work: Callable[[], object], pool: Any) -> None:
-        # Other threads of a worker may ask the driver for something, which is no part of it.
+        # Other threads of a worker may use the driver meanwhile, which is not recorded.
         with self._cuda.graph(graph, pool=pool, stream=self._aside, capture_error_mode="thread_local"):
             work()
 
     def _leave(self, before: Any) -> None:
-        """Leave a recording that has failed, of which `torch.cuda.graph` (2.11 to 2.13) leaves three things.
+        """Clean up after a failed recording, which `torch.cuda.graph` (2.11 to 2.13) does not do completely.
 
-        Its stream stays the current one. Its memory pool stays open, and meanwhile the allocator gives nothing
-        back, neither by `empty_cache` nor before it runs out of memory. The generator of random numbers waits for
-        the end of a recording, which it is told of by one that succeeds.
+        Three things remain. Its stream stays the current one. Its memory pool stays open, and meanwhile the
+        allocator frees nothing, neither by `empty_cache` nor when memory runs out. The random generator stays in
+        recording mode until a recording succeeds.
         """
         self._cuda.set_stream(before)
         device = self._cuda.current_device()
-        with suppress(RuntimeError):  # the pool is closed already where the recording ended as it should
-            # As `torch.cuda.use_mem_pool` ends, which closes no pool but those that it has opened itself.
+        with suppress(RuntimeError):  # the pool is already closed if the recording ended normally
+            # As at the end of `torch.cuda.use_mem_pool`, which closes only pools that it has opened itself.
             torch._C._cuda_endAllocateToPool(device, self._pool)
             torch._C._cuda_releasePool(device, self._pool)
             mark = torch.zeros(1, device=self._aside.device)
@@ -232,44 +231,44 @@ class Graphs:
 
 
 # -- recorded steps ----------------------------------------------------------------------------------------------
-# Steps of decoding as CUDA graphs (`generation.cuda_graphs`): a call for each, instead of thousands of them.
-# A step takes the next token of every slot, whether it has a row or not, and reads it: what the policy
-# computed, the tilt, the value model's pass over all places for candidates, and what both remember. All that
-# it depends on lies in memory that stays where it is. Texts grow, so there is a graph for each of a few
-# lengths, which sees slots up to that one and hides what is beyond a text. The first steps of a length are
-# done without a graph, and so are all steps of models of which one could not be recorded, for the rest of the
-# process: of the same shapes, so that what is drawn does not depend on it. Shapes: R slots, n rows that are
-# alive, k steps since tokens were looked at.
+# Decoding steps as CUDA graphs (`generation.cuda_graphs`): one call each, instead of thousands. A step takes and
+# reads the next token of every slot, with or without a live row: from the policy's outputs, guidance, the value
+# model's pass over all candidate positions, and both caches. Everything is in memory at fixed addresses. Texts
+# grow, so there is a graph for each of a few lengths, which reads slots up to that length and masks those beyond a
+# text. The first steps of a length run without a graph, and if recording fails so do all steps of that model for
+# the rest of the process. They use the same shapes, so draws do not depend on this. Shapes: R slots, n rows that
+# are alive, k steps since tokens were last read back.
 
 
 log = logging.getLogger("pipeline")
 
 LENGTHS = 8
-"""Graphs at most: each takes as long to record as a step without one, and some memory."""
+"""Most graphs: recording each takes as long as a step without one, and some memory."""
 LEAST = 64
-"""Slots by which lengths differ, or a multiple of it: kernels like such numbers."""
+"""Lengths differ by a multiple of this number of slots, which suits kernels."""
 WARM = 2
 """Steps of a length before it is recorded."""
 SHORT = 16
-"""Steps below which nothing is recorded: it takes as long as two or three, and each replay saves most of one."""
+"""Number of steps below which nothing is recorded: recording takes as long as two or three steps, and each replay
+saves most of one."""
 
 _FAILED: WeakSet[nn.Module] = WeakSet()
-"""Models that a step with could not be recorded: the guide where there was one, else the policy."""
+"""Models whose steps could not be recorded: the value model if there is one, else the policy."""
 
 
 def lengths_of(width: int) -> list[int]:
-    """How many slots are seen by each graph, ascending; the last one sees all."""
+    """Return the number of slots that each graph reads, ascending; the last one reads all."""
     part = LEAST * -(-width // (LEAST * LENGTHS))
     return [*range(part, width, part), width]
 
 
 def is_asked(device: str) -> bool:
-    """Whether steps can be recorded on a device at all."""
+    """Return whether steps can be recorded on a device at all."""
     return device.startswith("cuda")
 
 
 def why_not(policy: row_models.ModelRows, taking: Taking) -> str:
-    """Why steps of these cannot be recorded, in a few words; "" where they may be."""
+    """Say in a few words why steps of these cannot be recorded; "" if they may be."""
     followed = [policy, *_rows_of(taking.guide)]
     for whose, rows in zip(("the policy", "the value model"), followed, strict=False):
         if not isinstance(rows, row_models.RowModel):
@@ -283,7 +282,7 @@ def why_not(policy: row_models.ModelRows, taking: Taking) -> str:
 
 
 def _rows_of(guide: row_models.Guide | None) -> list[Any]:
-    """The rows of a guide."""
+    """Return the rows of a guide."""
     if guide is None:
         return []
     return [guide.rows if isinstance(guide, row_models.CandidateRows | row_models.VocabularyRows) else guide]
@@ -291,24 +290,24 @@ def _rows_of(guide: row_models.Guide | None) -> list[Any]:
 
 @cache
 def tell(why: str) -> None:
-    """Say once in a process why steps are not recorded."""
+    """Log once per process why steps are not recorded."""
     log.warning("generation.cuda_graphs: %s, so steps are decoded without graphs", why)
 
 
 class RecordedSteps:
-    """The steps of all slots."""
+    """Steps of all slots, recorded as CUDA graphs."""
 
     def __init__(
         self, policy: row_models.RowModel, outputs: row_models.Outputs, taking: Taking, streams: int, most: int
     ) -> None:
-        """Prepare, before any row is in.
+        """Prepare before any row enters.
 
         Args:
-            policy: Reads tokens.
-            outputs: What it computed.
+            policy: The policy, which reads tokens.
+            outputs: Its outputs.
             taking: Takes tokens.
-            streams: Of draws.
-            most: Steps from one look to the next at most.
+            streams: Number of RNG streams.
+            most: Most steps between reads of tokens.
         """
         self._policy, self._outputs, self._taking = policy, outputs, taking
         followed: list[row_models.RowModel] = [policy, *_rows_of(taking.guide)]
@@ -331,7 +330,7 @@ class RecordedSteps:
         self._asked = numbers(dtype=torch.long) if isinstance(taking.guide, row_models.CandidateRows) else None
 
     def run(self, count: int, draws: NDArray[np.float64] | None) -> list[NDArray[Any] | None]:
-        """Take so many steps, and look at them; draws of shape [streams, k, n].
+        """Take `count` steps, and read their results; draws of shape [streams, k, n].
 
         Returns:
             The parts of `Taken`, each of shape [k, n].
@@ -370,7 +369,7 @@ class RecordedSteps:
         try:
             self._replays[slots] = self._graphs.recorded(work)
         except RuntimeError as error:
-            # Nothing is done while it is recorded, so nothing is lost.
+            # Recording runs nothing, so nothing is lost.
             self._failed = True
             why = f"a step could not be recorded ({(str(error) or type(error).__name__).splitlines()[0][:200]})"
             if not isinstance(error, torch.OutOfMemoryError):  # with fewer slots it may fit
@@ -381,7 +380,7 @@ class RecordedSteps:
         self._replays[slots]()
 
     def _work(self, slots: int) -> None:
-        """One step, which depends on what is in memory alone."""
+        """Run one step, which depends only on memory."""
         guide, streams = self._taking.guide, self._draws.shape[1]
         with ExitStack() as stack:
             stack.enter_context(sampling.silent())

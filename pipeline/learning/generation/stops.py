@@ -1,6 +1,6 @@
-"""Stop strings: a completion ends where its text holds one, whatever tokens wrote it.
+"""Stop strings: a completion ends when its text contains one, however it is tokenized.
 
-Which token completes one is asked of `StopStringCriteria` of transformers, of completions' own tokens alone.
+`StopStringCriteria` of transformers decides which token completes one, from tokens of the completion only.
 
 Shapes: n rows, k steps, W tokens that a stop string may be spread over at most.
 """
@@ -18,15 +18,15 @@ from transformers import PreTrainedTokenizerBase, StopStringCriteria
 from pipeline.errors import JobError
 
 NOTHING = 2**31 - 1
-"""Stands where a completion has no token: beyond every vocabulary, so that it is part of no string."""
+"""Placeholder for a missing token: beyond every vocabulary, so that it is part of no string."""
 
 
 class _Criteria(StopStringCriteria):
-    """As of transformers, but its tokens are written behind ``abcdef`` where the vocabulary has these letters."""
+    """Criteria of transformers that decode tokens after ``abcdef``, if the vocabulary has these letters."""
 
     @staticmethod
     def clean_tokenizer_vocab(tokenizer: PreTrainedTokenizerBase, *_: Any, **how: Any) -> Any:
-        """The text of each token, written behind one that the tokenizer can write."""
+        """Return the text of each token, decoded after a token that the tokenizer can write."""
         for text in ("abcdef", *map(tokenizer.decode, range(len(tokenizer)))):
             ids: Any = tokenizer(str(text), add_special_tokens=False)["input_ids"]
             pieces: Any = tokenizer.convert_ids_to_tokens(ids)
@@ -36,10 +36,10 @@ class _Criteria(StopStringCriteria):
 
 
 class StopStrings:
-    """Texts that end a completion.
+    """Strings that end a completion.
 
     Attributes:
-        reach: W.
+        reach: Most tokens of a stop string, W.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
@@ -56,17 +56,17 @@ class StopStrings:
         self.reach = int(self._criteria.maximum_token_len)
 
     def last_tokens(self, ids: Sequence[int]) -> NDArray[np.int64]:
-        """The last tokens of a completion, `NOTHING` before its first; shape [W]."""
+        """Return the last tokens of a completion, `NOTHING` before its first; shape [W]."""
         found = np.full(self.reach, NOTHING, np.int64)
         if last := list(ids[-self.reach :]):
             found[-len(last) :] = last
         return found
 
     def complete(self, windows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the last of some tokens completes a stop string, shape [...].
+        """Return whether the last token of each window completes a stop string, shape [...].
 
         Args:
-            windows: The tokens up to it, of completions alone; shape [..., W].
+            windows: Tokens up to and including it, of completions only; shape [..., W].
         """
         if not windows.size:
             return np.zeros(windows.shape[:-1], np.bool_)
@@ -75,14 +75,14 @@ class StopStrings:
         return found
 
     def end(self, completions: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
-        """Which completions end in a stop string, shape [n]."""
+        """Return which completions end in a stop string, shape [n]."""
         return self.complete(np.array([self.last_tokens(ids) for ids in completions]).reshape(-1, self.reach))
 
     def until(self, begun: Sequence[int], written: list[int]) -> list[int]:
-        """The rest of a completion up to where a stop string is complete, or all of it.
+        """Return the rest of a completion up to the first complete stop string, or all of it.
 
         Args:
-            begun: What the completion begins with.
+            begun: First tokens of the completion.
             written: Its rest.
         """
         ids = np.concatenate([self.last_tokens(begun), np.array(written, np.int64)])
@@ -90,11 +90,11 @@ class StopStrings:
         return written[: int(at[0]) + 1] if len(at) else written
 
     def text_before(self, ids: Sequence[int], text: Callable[[Sequence[int]], str]) -> str:
-        """The text of a completion that ends in a stop string, without that and what follows it.
+        """Return the text of a completion before its stop string.
 
         Args:
-            ids: Of the completion.
-            text: From token ids to the text that is shown of them.
+            ids: Token ids of the completion.
+            text: Decodes token ids to text.
         """
         whole = self._written(ids)
         at = min((place for each in self._texts if (place := whole.find(each)) >= 0), default=len(whole))
@@ -108,25 +108,25 @@ class StopStrings:
 
 
 def as_tokens(tokenizer: PreTrainedTokenizerBase, texts: Collection[str]) -> dict[str, int]:
-    """Of stop strings those that are a special token each, which ends a completion by itself."""
+    """Return the stop strings that are one special token each, which ends a completion by itself."""
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     return {text: special[text] for text in texts if text in special}
 
 
 # -- spellings ---------------------------------------------------------------------------------------------------
-# In how many ways a policy may write a text: sequences of tokens, where it would be enough to know one.
+# All tokenizations of a text: the sequences of tokens by which a policy may write it.
 
 
 def spellings(text: str, pieces: Mapping[int, str], ends: Collection[int], limit: int) -> Iterator[list[int]]:
-    """All completions that are read as a text, white space around them aside, each once.
+    """Yield all completions that decode to a text, up to white space around them, each once.
 
-    A completion ends with one of the ends, or where it has as many tokens as it may have.
+    A completion ends with an end token, or at the limit of tokens.
 
     Args:
         text: The text.
-        pieces: Token id -> what it adds to a text, of all tokens that may be drawn; "" for one that is not shown.
+        pieces: Token id -> its text, for all tokens that may be drawn; "" for one that is not shown.
         ends: Tokens that end a completion.
-        limit: Tokens that a completion has at most.
+        limit: Most tokens of a completion.
 
     Yields:
         Token ids.
@@ -152,7 +152,7 @@ def spellings(text: str, pieces: Mapping[int, str], ends: Collection[int], limit
 
 
 def _least(text: str, pieces: Collection[str]) -> list[float]:
-    """How many tokens the rest of a text takes at least, from each of its places on."""
+    """Return the fewest tokens for the rest of a text, from each of its positions on."""
     forms = ((piece, piece.lstrip(), piece.rstrip(), piece.strip()) for piece in pieces)
     told = {form for each in forms for form in each} - {""}
     least = [*([math.inf] * len(text)), 0.0]

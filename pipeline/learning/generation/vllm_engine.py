@@ -1,7 +1,7 @@
-"""vLLM, an engine of its own that reads a policy's weights from the folder that it was loaded from.
+"""vLLM backend: an engine that loads a policy's weights from the folder that the policy was loaded from.
 
-Draws are the engine's: each sample has a generator there, whose seed follows from the sample's stream. A process
-keeps one engine, of the policy that it completed with last, since an engine takes its memory when it starts.
+vLLM draws by itself: each sample has a generator whose seed is derived from the sample's RNG key. A process keeps
+one engine, for the policy used last, since an engine reserves its memory at the start.
 """
 
 import importlib
@@ -24,11 +24,11 @@ from pipeline.outputs.formats import adapter_folders
 
 MIB = 1 << 20
 SHARE = 0.8
-"""Of the memory that is free when an engine starts, where `generation.memory_mb` says nothing."""
+"""Fraction of the free memory that an engine reserves if `generation.memory_mb` is not set."""
 TURNS = 8
-"""Batches that are handed over at once: the fewer, the more often it is told how far the work is."""
+"""Number of batches to hand over: fewer batches mean rarer progress reports."""
 INVARIANT_FROM = (9, 0)
-"""Compute capability of the cards on which all versions of vLLM can compute a row alike in any batch."""
+"""Lowest compute capability on which all versions of vLLM support batch-invariant results."""
 _NO_ROOM = ("no available memory for the cache blocks", "free memory on device", "larger than the maximum")
 _REMEDY = (
     "Give it more of the GPU by generation.memory_mb, ask for shorter completions by generation.max_new_tokens, "
@@ -37,32 +37,32 @@ _REMEDY = (
 
 
 _kept: list[tuple[dict[str, Any], Any]] = []
-"""The engine, and what it was started with; one that is to be started otherwise takes its place."""
+"""The engine and its settings; an engine with other settings replaces it."""
 
 
 def release() -> bool:
-    """Let go of the engine, before something else needs the GPU; says whether there was one."""
+    """Shut down the engine to free the GPU; return whether there was one."""
     had_one = bool(_kept)
     _kept.clear()
     return had_one
 
 
 class VLLMBackend:
-    """A model, completed by vLLM."""
+    """Completes prompts with vLLM."""
 
     def __init__(
         self, model: PreTrainedModel, settings: DecodeSettings, sizes: batch_size.BatchSizes, memory_mb: int | None
     ) -> None:
-        """Prepare; nothing is started before there are prompts.
+        """Prepare; the engine starts with the first prompts.
 
         Args:
-            model: The policy, which lies in the folder that it was loaded from.
-            settings: How to decode; `batch_size` is the number of sequences at once.
+            model: The policy, still with its weights in the folder that it was loaded from.
+            settings: Decoding settings; `batch_size` is the number of sequences at once.
             sizes: Names what did not fit.
-            memory_mb: Of the GPU, that the engine takes; None takes `SHARE` of what is free.
+            memory_mb: GPU memory for the engine; None takes `SHARE` of the free memory.
 
         Raises:
-            JobError: The model is in no folder.
+            JobError: The model was not loaded from a folder.
         """
         self._folder = str(model.name_or_path)
         if not Path(self._folder).is_dir():
@@ -73,7 +73,7 @@ class VLLMBackend:
         self._model, self._settings, self._sizes, self._memory_mb = model, settings, sizes, memory_mb
 
     def complete(self, work: DecodingWork, keys: Keys | None) -> None:
-        """Complete prompts, shortest first, so many at a time that it is told now and then how far the work is."""
+        """Complete prompts, the shortest first, in batches small enough to report progress."""
         waiting = [prompt * work.samples + sample for prompt in work.queue for sample in range(work.samples)]
         streams = np.full(len(work.tokens), LIKELIEST) if keys is None else keys.reshape(-1)
         at_once = TURNS * self._settings.batch_size
@@ -83,15 +83,15 @@ class VLLMBackend:
             asked = [(work.prompts[at // work.samples], int(work.budgets[at // work.samples])) for at in part]
             seeds = [None if streams[at] == LIKELIEST else int(streams[at] >> np.uint64(1)) for at in part]
             for at, written in zip(part, self._drawn(engine, asked, seeds), strict=True):
-                # It has no tokenizer there, so it knows of no stop string and writes on.
+                # The engine has no tokenizer, so it ignores stop strings and writes on.
                 stops, begun = self._settings.stops, work.begun_with(at // work.samples)
                 work.finish(at, stops.until(begun, written) if stops else written, 0.0)
-        work.count(self._model, None)  # as our own decoder counts
+        work.count(self._model, None)  # counted like our own decoder
 
     def _drawn(
         self, engine: Any, asked: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int | None]
     ) -> list[list[int]]:
-        """Completions; without a seed of the likeliest tokens."""
+        """Return completions; without a seed by greedy decoding."""
         vllm, ends = importlib.import_module("vllm"), self._ends
         settings = [
             vllm.SamplingParams(
@@ -100,7 +100,7 @@ class VLLMBackend:
                 seed=seeds[number],
                 max_tokens=budget,
                 stop_token_ids=ends,
-                ignore_eos=True,  # those that end a completion are all named
+                ignore_eos=True,  # all end tokens are given explicitly
                 detokenize=False,
             )
             for number, (_, budget) in enumerate(asked)
@@ -118,17 +118,17 @@ class VLLMBackend:
         return [token for token in (settings.eos_id, *settings.further_end_ids) if token is not None]
 
     def _ended(self, written: Any) -> list[int]:
-        """Tokens of a completion, with the one that ended it."""
+        """Return the tokens of a completion, including its end token."""
         ids = [int(token) for token in written.token_ids]
         if written.finish_reason == "stop" and (not ids or ids[-1] not in self._ends):
             ids.append(written.stop_reason if isinstance(written.stop_reason, int) else self._ends[0])
         return ids
 
     def _engine(self, longest: int) -> Any:
-        """The engine that is kept, or another in its place.
+        """Return the running engine, or replace it.
 
         Raises:
-            OutOfMemory: It has no room.
+            OutOfMemory: The engine does not fit.
         """
         from pipeline.learning.models.load import context_length
 
@@ -145,7 +145,7 @@ class VLLMBackend:
             return _kept[0][1]
         release()
         batch_size.free_memory()
-        # It reads this when it is imported: one process, whose order of work is fixed, and rows that do not mix.
+        # vLLM reads these at import: a single process with a fixed order of work, and batch-invariant results.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
             os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
@@ -157,7 +157,7 @@ class VLLMBackend:
                     seed=0,
                     gpu_memory_utilization=self._share(),
                     skip_tokenizer_init=True,
-                    generation_config="vllm",  # none that lies beside the weights
+                    generation_config="vllm",  # no tokenizer beside the weights
                 )
         except (RuntimeError, MemoryError, ValueError) as error:
             raise self._told(error) from error
@@ -166,7 +166,7 @@ class VLLMBackend:
 
     @contextmanager
     def _whole(self) -> Iterator[str]:
-        """A folder with all weights of the model: its own, or one for as long as they are read."""
+        """Yield a folder with all weights of the model: its own, or a temporary one."""
         if not adapter_folders(Path(self._folder)):
             yield self._folder
             return
@@ -175,13 +175,13 @@ class VLLMBackend:
             yield folder
 
     def _share(self) -> float:
-        """The part of the GPU that an engine takes."""
+        """Return the fraction of the GPU for an engine."""
         free, total = torch.cuda.mem_get_info()
         taken = free * SHARE if self._memory_mb is None else self._memory_mb * MIB
         return min(1.0, taken / total)
 
     def _told(self, error: Exception) -> Exception:
-        """What to raise: what vLLM says of memory varies, and nothing is gained by trying again at once."""
+        """Return the exception to raise: vLLM's memory errors vary, and retrying at once is useless."""
         said = str(error)
         if not batch_size.is_out_of_memory(error) and not any(each in said.lower() for each in _NO_ROOM):
             return error

@@ -1,1 +1,1 @@
-"""Training: one deterministic loop, batches of labelled sequences, losses. Worker side."""
+"""Training: one deterministic loop, batches of labelled sequences, losses. Used in workers only."""

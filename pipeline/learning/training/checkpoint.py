@@ -1,4 +1,4 @@
-"""Checkpoints of a training: what lets one that was cut off go on and end in the same bytes.
+"""Checkpoints of a training: an interrupted training resumes from one and ends with the same bytes.
 
     <folder>/step-00000120/tensors.safetensors     weights, the optimizer's tensors, random states; in several
                                                    files where ranks have spread them
@@ -6,8 +6,7 @@
                            manifest.json           whose it is, checksums; written last
     <folder>/.writing-<host>-<pid>/                the next one, until it is renamed whole
 
-Nothing is pickled. The position in the data is the step: a training whose batches follow from the number of the
-step needs no more.
+Nothing is pickled. The step number gives the position in the data, since it determines the batch.
 """
 
 import json
@@ -46,22 +45,22 @@ _NAME = re.compile(r"tensors(\.\d{5})?\.safetensors")
 
 
 def is_spread(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether ranks have parts of some of them."""
+    """Return whether some of the tensors are sharded over ranks."""
     return any(isinstance(tensor, DTensor) for tensor in tensors.values())
 
 
 def file_name(tensors: Mapping[str, Tensor], ranks: Ranks) -> str:
-    """Of the file that a rank writes."""
+    """Return the name of the file that a rank writes."""
     return f"tensors.{ranks.rank:05}.safetensors" if is_spread(tensors) else "tensors.safetensors"
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of a checkpoint holds tensors."""
+    """Return whether a file of a checkpoint holds tensors."""
     return _NAME.fullmatch(name) is not None
 
 
 def own_part(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
-    """What a rank writes of them: nothing that another one writes."""
+    """Return the tensors that a rank writes; each is written by one rank."""
     own = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
@@ -79,16 +78,16 @@ def own_part(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """The tensors of files, each read when it is asked for: a rank keeps its part of them, never all at once."""
+    """Tensors of files, each read on access: a rank keeps only its part of them, and never all at once."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         """Open files.
 
         Args:
-            paths: Of all parts.
+            paths: Files with all parts.
 
         Raises:
-            SafetensorError: One cannot be read.
+            SafetensorError: A file cannot be read.
         """
         self._parts: dict[str, list[safe_open]] = {}
         for path in sorted(paths):
@@ -118,11 +117,12 @@ _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint holds.
+    """Content of a checkpoint.
 
     Attributes:
-        tensors: By name, on any device; no two may share memory. Where ranks have spread some, each has its part.
-        values: Plain data, as JSON has it.
+        tensors: Tensors by name, on any device; no two may share memory. If some are sharded, each rank has its
+            part.
+        values: Plain data, as in JSON.
     """
 
     tensors: Mapping[str, Tensor]
@@ -131,11 +131,11 @@ class State:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that was found.
+    """A checkpoint found on disk.
 
     Attributes:
-        step: Steps that were done when it was made.
-        state: What was saved; its tensors are on the CPU, and read from the disk when they are asked for.
+        step: Number of steps done when it was saved.
+        state: Its content; tensors are on the CPU, and read from disk on access.
     """
 
     step: int
@@ -143,15 +143,15 @@ class Saved:
 
 
 class _Unusable(Exception):  # noqa: N818 - the checkpoint is the subject
-    """A checkpoint cannot be used; the message says why."""
+    """Raised when a checkpoint cannot be used; the message says why."""
 
 
 class Checkpoints:
-    """The checkpoints of one training, in a folder of their own. The newest good one is kept.
+    """The checkpoints of one training, in a folder of their own. The newest intact one is kept.
 
     Attributes:
-        saved_step: Steps that were done when it was saved; 0 without one.
-        lacks: Says what a training needs besides to go on after so many steps, and is not there; None if all is.
+        saved_step: Number of steps done when it was saved; 0 without a checkpoint.
+        lacks: Says what else is missing to resume after a number of steps, or None if nothing is.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class Checkpoints:
         """Prepare to save and to find checkpoints; nothing is read or written yet.
 
         Args:
-            folder: For this training alone; made with the first checkpoint.
-            about: Whose they are, as plain data: one that was saved with another `about` is never taken.
-            every_steps: Steps between checkpoints; 0 does not count steps.
-            every_minutes: Minutes between checkpoints; 0 does not look at the clock. Whichever comes first.
-            stopping: Whether the run is about to end.
-            also_finished: Save the end of the training too, for a job that has more to do afterwards.
+            folder: Folder for this training only; created with the first checkpoint.
+            about: Identity of the training, as plain data: a checkpoint with another `about` is never used.
+            every_steps: Steps between checkpoints; 0 disables this limit.
+            every_minutes: Minutes between checkpoints; 0 disables this limit. The first limit reached counts.
+            stopping: Returns whether the run is about to end.
+            also_finished: Whether to save the end of the training too, for a job that has more to do afterwards.
             ranks: The processes that do this training. All save, find and stop together, and rank 0 writes.
             clock: Seconds.
         """
@@ -191,15 +191,15 @@ class Checkpoints:
         self.lacks: Callable[[int], str | None] = lambda _: None
 
     def latest(self, problem: Callable[[Saved], str | None] | None = None) -> Saved | None:
-        """The newest checkpoint that can be used; the others are passed over with a line in the job's log.
+        """Return the newest usable checkpoint, or None; unusable ones are skipped and logged.
 
         Args:
-            problem: Says why the training cannot go on from a checkpoint that is whole, or None if it can.
+            problem: Says why the training cannot resume from an intact checkpoint, or None if it can.
         """
         found = None
         if self._ranks.is_first:
             found = self._latest(problem)
-        # The others take what rank 0 has found good: nobody reads all of it more than once.
+        # The other ranks use what rank 0 has verified, so that nobody reads all of it twice.
         step = self._ranks.made_by_first(lambda: found.step if found else -1)
         if self._ranks.is_first or step < 0:
             return found
@@ -230,7 +230,7 @@ class Checkpoints:
         Args:
             step: Steps done.
             state: Makes what is to be saved; called only if something is.
-            last: Whether the training is finished with this step.
+            last: Whether the training ends with this step.
 
         Raises:
             JobStopped: The run is about to end; the state is saved.
@@ -246,10 +246,10 @@ class Checkpoints:
             raise errors.JobStopped(f"at step {step}; the next attempt goes on {where}")
 
     def save(self, step: int, state: State) -> None:
-        """Save now, and remove the checkpoints before. Ranks that have spread tensors must call it together.
+        """Save now, and remove earlier checkpoints. Ranks with sharded tensors must call this together.
 
         Raises:
-            OSError: It could not be written; what was saved before is still there.
+            OSError: Saving failed; the earlier checkpoint is still there.
         """
         if not is_spread(state.tensors) and not self._ranks.is_first:
             return
@@ -263,7 +263,7 @@ class Checkpoints:
                 return
             self._write_rest(writing, step, state, written)
             if target.exists():
-                # Damaged, or by another process that does the same job and so has the same state.
+                # Damaged, or written by another process that does the same job and so has the same state.
                 shutil.rmtree(target, ignore_errors=True)
             writing.rename(target)
             files.fsync(self.folder)
@@ -271,13 +271,13 @@ class Checkpoints:
             if self._ranks.is_first:
                 shutil.rmtree(writing, ignore_errors=True)
         self.saved_step = step
-        # Also what a process that was killed has left half written.
+        # Also partial checkpoints of killed processes.
         for path in (*self.folder.glob("step-*"), *self.folder.glob(".writing-*")):
             if path != target:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _begin(self, writing: Path) -> str:
-        """Make the folder that a checkpoint is written to; rank 0 says which."""
+        """Create the folder to write a checkpoint to; rank 0 chooses its name."""
         if self._ranks.is_first:
             shutil.rmtree(writing, ignore_errors=True)
             writing.mkdir(parents=True)
@@ -294,17 +294,18 @@ class Checkpoints:
             self.save(step, made)
         except OSError as error:
             wrong = str(error) or type(error).__name__
-        # Rank 0 does the last of it alone, and the others would go by a checkpoint that is not there.
+        # Rank 0 alone writes the last part; without this, the others would count on a checkpoint that does not
+        # exist.
         wrong = self._ranks.made_by_first(lambda: wrong)
         if wrong:
             _say(f"warning: the checkpoint of step {step} could not be saved: {wrong}")
         else:
             self.saved_step = step
-        # Counted from the end, so that a slow disk does not keep a training from going on.
+        # Counted from the end of saving, so that a slow disk does not stop the training.
         self._saved_at = self._clock()
 
     def _write_rest(self, folder: Path, step: int, state: State, written: Mapping[str, Any]) -> None:
-        """Write what is not tensors, and the manifest of all."""
+        """Write the data that are not tensors, and the manifest."""
         (folder / VALUES).write_text(json.dumps(state.values), encoding="utf-8")
         manifest = {
             "step": step,
@@ -326,12 +327,12 @@ class Checkpoints:
         """Read a checkpoint.
 
         Args:
-            step: As its name says.
-            path: Its folder.
-            trusted: Whether another rank has found it good.
+            step: Step in its name.
+            path: Folder of the checkpoint.
+            trusted: Whether another rank has verified it.
 
         Raises:
-            _Unusable: It is damaged or not of this training.
+            _Unusable: The checkpoint is damaged or belongs to another training.
         """
         try:
             manifest = foreign.parse_json(foreign.read_plain(path / MANIFEST))
@@ -353,11 +354,11 @@ class Checkpoints:
 
 
 def _write_tensors(folder: Path, state: State, ranks: Ranks) -> tuple[str, Mapping[str, Any]]:
-    """Write what a rank has; its file's name, and what the manifest says of it."""
+    """Write a rank's tensors; return the file's name, and its entry in the manifest."""
     path = folder / file_name(state.tensors, ranks)
     try:
         save_file(own_part(state.tensors, ranks), path)
-    except SafetensorError as error:  # of a full disk as well
+    except SafetensorError as error:  # also for a full disk
         raise OSError(str(error)) from error
     files.fsync(path)
     return path.name, _described(path)
@@ -368,10 +369,10 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _all_of(ranks: Ranks, work: Callable[[], _T]) -> list[_T]:
-    """What each rank has made of some work on files.
+    """Return each rank's result of some work on files.
 
     Raises:
-        OSError: One could not; on all of them, so that none goes on without it.
+        OSError: The work failed on a rank; raised on all ranks, so that none continues alone.
     """
     made: tuple[_T | None, str]
     try:
@@ -392,22 +393,22 @@ def _say(text: str) -> None:
 
 
 # -- training state ----------------------------------------------------------------------------------------------
-# All that decides how a training goes on, taken down and put back: model, optimizer, random generators.
+# Everything that determines how a training continues, saved and restored: model, optimizer, RNGs.
 
 
 OPTIMIZER_SETTINGS = "optimizer.json"
-"""Beside `OPTIMIZER`, what of it are no tensors."""
+"""Key beside `OPTIMIZER` for the optimizer's data that are not tensors."""
 _OF_8_BITS = {"qmap1", "qmap2", "absmax1", "absmax2"}
-"""How bitsandbytes reads moments in 8 bits: the numbers that these stand for, and the largest of each block."""
+"""Lookup tables of bitsandbytes for 8-bit moments: the values of the codes, and the maximum of each block."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values: Any) -> State:
-    """Everything that decides how a training goes on; where ranks have spread the model, this one's part.
+    """Return everything that determines how a training continues; with a sharded model, this rank's part.
 
     Args:
-        model: Its trained parameters and its buffers are saved; frozen parameters come with the model.
+        model: Its trained parameters and buffers are saved; frozen parameters come with the model.
         optimizer: Its state is saved exactly, tensor by tensor.
-        values: What else the training needs, as plain data.
+        values: Further data that the training needs, as plain data.
     """
     tensors = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
     moments, plain = _optimizer_state(optimizer)
@@ -419,15 +420,15 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, **values:
 
 
 def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of an optimizer by name, and all else that it keeps, as plain data."""
+    """Return the tensors of an optimizer by name, and its other state as plain data."""
     tensors: dict[str, Tensor] = {}
     loose: dict[str, Any] = {}
-    # That of bitsandbytes hides its tensors from FSDP.
+    # bitsandbytes hides its tensors from FSDP.
     described = torch.optim.Optimizer.state_dict(optimizer)
     for index, entry in described["state"].items():
         for name, value in entry.items():
             if isinstance(value, Tensor):
-                # A table of bitsandbytes is one tensor for all weights, and files have no such.
+                # A table of bitsandbytes is shared by all weights, and files cannot contain shared tensors.
                 tensors[f"optimizer.{index}.{name}"] = value.clone() if name in _OF_8_BITS else value
             elif value is None or isinstance(value, (bool, int, float, str)):
                 loose.setdefault(str(index), {})[name] = value
@@ -440,7 +441,7 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
 
 
 def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
-    """Write what an optimizer keeps as one process would, for `restore_optimizer`. All ranks must call it."""
+    """Write the state of an optimizer unsharded, for `restore_optimizer`. All ranks must call it."""
     tensors, plain = _optimizer_state(optimizer)
     whole = {name: ranks.whole(tensor).detach().cpu().contiguous() for name, tensor in tensors.items()}
     if ranks.is_first:
@@ -449,10 +450,10 @@ def save_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks 
 
 
 def restore_optimizer(folder: Path, optimizer: torch.optim.Optimizer, ranks: Ranks = ALONE) -> None:
-    """Put an optimizer that was made anew into the state that an earlier training has left.
+    """Restore a new optimizer to the state that an earlier training has left.
 
     Raises:
-        JobError: There is none in the folder, or it is of another model.
+        JobError: The folder has no such state, or it belongs to another model.
     """
     try:
         plain = foreign.parse_json(foreign.read_plain(folder / OPTIMIZER_SETTINGS))
@@ -483,7 +484,7 @@ def _load_optimizer(
             tensor = tensors[full_name]
             _, index, name = full_name.split(".", 2)
             part = ranks.part(tensor, parameters[int(index)])
-            # A copy of what is a part, so that the whole is let go of before the next is read.
+            # A copy of the part, so that the whole tensor is freed before the next is read.
             entries.setdefault(int(index), {})[name] = part if part is tensor else part.clone()
     groups = [
         {name: tuple(value) if isinstance(now.get(name), tuple) else value for name, value in saved.items()}
@@ -493,7 +494,7 @@ def _load_optimizer(
 
 
 def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimizer) -> str | None:
-    """Say why a training of this model cannot go on from a state, or None if it can."""
+    """Say why a training of this model cannot resume from a state; None if it can."""
     saved = {name: state.tensors[name] for name in state.tensors if name.startswith("model.")}
     own = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
     ours, theirs = ({name: (one.shape, one.dtype) for name, one in each.items()} for each in (own, saved))
@@ -508,13 +509,13 @@ def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimiz
 def restore_training(
     state: State, model: nn.Module, optimizer: torch.optim.Optimizer, *, ranks: Ranks = ALONE
 ) -> dict[str, Any]:
-    """Put a model, its optimizer and all random generators into a saved state.
+    """Restore a model, its optimizer and all RNGs from a saved state.
 
     Args:
-        state: What `training_state` made, of a model for which `state_problem` finds nothing.
-        model: Set in place.
-        optimizer: Of that model, as it was made anew.
-        ranks: Where the training is done by several: as many as before, or fewer, or more.
+        state: Result of `training_state`, for a model for which `state_problem` finds nothing.
+        model: Changed in place.
+        optimizer: A new optimizer of that model.
+        ranks: Ranks of the training, possibly more or fewer than when it was saved.
 
     Returns:
         The values that were given to `training_state`.
@@ -531,7 +532,7 @@ def restore_training(
 
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The global generators of torch (CPU and every GPU), numpy and Python, as tensors and plain values."""
+    """Return the global RNG states of torch (CPU and every GPU), numpy and Python, as tensors and plain values."""
     version, words, gauss = random.getstate()
     kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
@@ -545,7 +546,7 @@ def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_random_state(tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-    """Set the global generators to what `random_state` returned. GPUs that are not here are passed over."""
+    """Set the global RNGs to the result of `random_state`. States of missing GPUs are ignored."""
     torch.set_rng_state(tensors["torch"])
     for name, tensor in tensors.items():
         if name.startswith("cuda.") and int(name[5:]) < torch.cuda.device_count():
@@ -557,7 +558,7 @@ def restore_random_state(tensors: Mapping[str, Tensor], values: Mapping[str, Any
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Trained parameters and saved buffers by name; those that are tied appear once."""
+    """Return trained parameters and saved buffers by name; tied ones appear once."""
     saved = set(model.state_dict())
     trained = {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
     return {**trained, **{name: tensor for name, tensor in model.named_buffers() if name in saved}}

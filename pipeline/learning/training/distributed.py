@@ -1,13 +1,13 @@
-"""One training in several processes: who does what part of a batch, and how gradients and weights come together.
+"""Train with several processes: split a batch, and combine gradients and weights.
 
     ddp     every rank has the whole model; gradients are added up once per optimizer step
     fsdp    weights, gradients and optimizer state are spread (FSDP2), gathered block by block while computing
 
-Ranks that write texts together are met in the same way; how they share a model is in `learning.models.split`.
+Ranks that generate text together are connected in the same way; `learning.models.split` splits their model.
 
-The batch of an optimizer step is the configured one whatever the number of ranks: each takes its part of the rows,
-and losses are weighted by the whole batch, so gradients add up to those of one process. The order of additions
-differs, and with it the last bits.
+The batch of an optimizer step does not depend on the number of ranks: each takes a part of the rows, and losses
+are weighted by the whole batch, so the summed gradients equal those of one process. Only the last bits differ,
+because the order of additions does.
 """
 
 import math
@@ -47,9 +47,10 @@ class Spread:
 
     Attributes:
         strategy: ``ddp`` or ``fsdp``.
-        sharding: What FSDP spreads; ``no_shard`` is ddp.
-        cpu_offload: Keep what FSDP spreads in the machine's memory. Without effect where all is on the CPU.
-        by_tensors: Nothing is trained: they write texts, and each has a part of every layer.
+        sharding: What FSDP shards; ``no_shard`` is ddp.
+        cpu_offload: Whether to keep sharded tensors in CPU memory. Without effect on a CPU.
+        by_tensors: Whether the ranks only generate text with a tensor-parallel model, in which each has a part of
+            every layer.
     """
 
     strategy: Strategy = Strategy.ddp
@@ -64,14 +65,14 @@ class Spread:
 
 
 class Ranks:
-    """The processes that do one training; a process by itself is the only rank of one, and talks to nobody.
+    """The processes of one training; a single process is the only rank of one, and communicates with nobody.
 
     Attributes:
-        rank: Which of them this is; rank 0 writes what is to be kept.
-        size: How many.
-        device: Of this one, for `torch.device`.
+        rank: Number of this process; rank 0 writes the results.
+        size: Number of processes.
+        device: Device of this process, for `torch.device`.
         spread: How they share a model.
-        dtype: What models compute in; FSDP gathers them in that type where they are spread.
+        dtype: Type in which models compute; FSDP gathers sharded weights in that type.
     """
 
     def __init__(
@@ -87,29 +88,30 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes."""
+        """Whether this rank writes the results."""
         return self.rank == 0
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this one has only part of the model."""
+        """Whether this rank has only a part of the model."""
         return self.size > 1 and self.spread.is_sharded
 
     @property
     def splits_tensors(self) -> bool:
-        """Whether policies that write are split over all ranks, which do everything together."""
+        """Whether policies are tensor-parallel over all ranks, which then do everything together."""
         return self.size > 1 and self.spread.by_tensors
 
     @property
     def gathers_rounded(self) -> bool:
-        """Whether weights are gathered in the type that is computed in, so that autocast has nothing to do.
+        """Whether weights are gathered in the compute type, so that autocast is not needed.
 
-        It would keep a whole copy of the weights from the forward to the backward pass, and spreading save little.
+        Autocast would keep a whole copy of the weights from the forward to the backward pass, so that sharding
+        would save little.
         """
         return self.is_sharded and self.dtype is DType.bfloat16
 
     def say_batch(self, batch_size: int, micro_batch_size: int) -> None:
-        """Write to the job's log what makes up the batch of an optimizer step, where several ranks share it."""
+        """Log how the batch of an optimizer step is divided, if several ranks share it."""
         if self.size > 1 and self.is_first:
             own = math.ceil(batch_size / self.size)
             turns, at_once = math.ceil(own / micro_batch_size), min(micro_batch_size, own)
@@ -118,7 +120,7 @@ class Ranks:
 
     @property
     def gradient_scale(self) -> float:
-        """What a loss is multiplied by before it is back-propagated: FSDP takes means over ranks, not sums."""
+        """Factor for a loss before its backward pass: FSDP averages over ranks instead of summing."""
         return float(self.size) if self.is_sharded else 1.0
 
     def __str__(self) -> str:
@@ -132,27 +134,27 @@ class Ranks:
     # -- agreeing ----------------------------------------------------------------------------------------------
 
     def _reduced(self, values: Tensor, by: Any) -> Tensor:
-        """The same numbers of all ranks as one, in place."""
+        """Reduce the numbers of all ranks to one, in place."""
         if self.size > 1:
             dist.all_reduce(values, op=by)
         return values
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
-        """Of each flag, whether it is true on any rank. All ranks must ask together, here as below."""
+        """Return for each flag whether it is true on any rank. All ranks must call this together, as all below."""
         asked = torch.tensor([int(flag) for flag in flags])
         return tuple(bool(found) for found in self._reduced(asked, dist.ReduceOp.MAX).tolist())
 
     def sum(self, value: float) -> float:
-        """Sum over ranks."""
+        """Return the sum over ranks."""
         return float(self._reduced(torch.tensor(value, dtype=torch.float64), dist.ReduceOp.SUM))
 
     def sum_array(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sum over ranks, element by element."""
+        """Return the sum over ranks, element by element."""
         summed: NDArray[np.float64] = self._reduced(torch.from_numpy(values), dist.ReduceOp.SUM).numpy()
         return summed
 
     def all_of(self, value: _T) -> list[_T]:
-        """What each rank has, in the order of ranks; plain data."""
+        """Return the values of all ranks, in rank order; plain data."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -160,11 +162,11 @@ class Ranks:
         return found
 
     def least(self, value: int) -> int:
-        """The least over ranks."""
+        """Return the minimum over ranks."""
         return int(self._reduced(torch.tensor(value), dist.ReduceOp.MIN))
 
     def all_numbers(self, values: Sequence[int]) -> list[list[int]]:
-        """What each rank has, in the order of ranks; a few whole numbers, which is cheap at every step."""
+        """Return the values of all ranks, in rank order; a few whole numbers, cheap enough for every step."""
         own = torch.tensor(values)
         if self.size == 1:
             return [own.tolist()]
@@ -173,7 +175,7 @@ class Ranks:
         return [one.tolist() for one in found]
 
     def made_by_first(self, make: Callable[[], _T]) -> _T:
-        """What rank 0 makes, for all; plain data. The others wait for it."""
+        """Make a value on rank 0 and return it on all ranks; plain data. The others wait for it."""
         if self.size == 1:
             return make()
         made: list[Any] = [make() if self.is_first else None]
@@ -186,16 +188,16 @@ class Ranks:
     def share(
         self, rows: NDArray[np.int64], micro_batch_size: int, group: int = 1
     ) -> Iterator[tuple[NDArray[np.int64], float]]:
-        """Cut a batch into this rank's micro-batches, equally many on every rank.
+        """Split a batch into this rank's micro-batches, the same number on every rank.
 
         Args:
-            rows: Of the whole batch, the same on every rank.
-            micro_batch_size: Rows at once at most; a multiple of `group`.
-            group: Adjacent rows that stay together; divides the number of rows.
+            rows: Rows of the whole batch, the same on every rank.
+            micro_batch_size: Most rows at once; a multiple of `group`.
+            group: Number of adjacent rows that stay together; divides the number of rows.
 
         Yields:
-            Rows, and the weight of their loss: 1, or 0 where there are fewer groups than would go round. Then
-            other ranks have some, and wait for this one in the collectives of their forward pass.
+            Rows, and the weight of their loss: 1, or 0 if this rank has no group left while others do, and wait
+            for it in the collectives of their forward pass.
         """
         groups = rows.reshape(-1, group)
         own = groups[self.rank :: self.size]
@@ -207,16 +209,16 @@ class Ranks:
     # -- model -------------------------------------------------------------------------------------------------
 
     def prepare(self, model: nn.Module, dtype: torch.dtype | None = None) -> None:
-        """Give every rank the weights of rank 0, and spread them where the strategy says so. In place.
+        """Copy the weights of rank 0 to every rank, and shard them if the strategy says so. In place.
 
         Args:
             model: The same on every rank, or of the same shape.
-            dtype: Type that weights which are spread get. None makes them float32 where some that are trained are
-                less precise, as `load_policy` leaves them with ``as_stored``, and else leaves them as they are.
+            dtype: Type of sharded weights. None makes them float32 if some trained weights are less precise, as
+                from `load_policy` with ``as_stored``, and else leaves them unchanged.
         """
         if self.size == 1:
             return
-        # Ranks have mostly read the same files. To write to weights that are still in a file would copy them.
+        # Ranks have usually read the same files. Writing to memory-mapped weights would copy them.
         if len(set(self.all_of(_digest(_tensors(model))))) > 1:
             with torch.no_grad():
                 for tensor in _tensors(model):
@@ -237,7 +239,7 @@ class Ranks:
             options["offload_policy"] = CPUOffloadPolicy()
         if self.gathers_rounded:
             options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        # Block by block, so that no rank has more than one of them whole, and in memory of its own.
+        # Block by block, so that no rank has more than one whole block, and in its own memory.
         for part in (*blocks_of(model), model):
             if dtype is not None:
                 _convert(part, dtype)
@@ -247,11 +249,11 @@ class Ranks:
         return init_device_mesh(kind, (self.size,))
 
     def add_up_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add the gradients of all ranks; nothing to do where FSDP has done so while they were computed."""
+        """Sum the gradients of all ranks; FSDP has already done so in the backward pass."""
         if self.size == 1 or self.is_sharded:
             return
-        # What no loss has touched on any rank has no gradient, so that the optimizer leaves it alone, as one
-        # process does: all of it, where a batch has nothing to learn from.
+        # Parameters that no loss uses on any rank keep no gradient, so that the optimizer skips them as in one
+        # process: all of them, if a batch has no learning signal.
         touched = self.any_of(*(one.grad is not None for one in parameters))
         for bucket in _buckets([one for one, was in zip(parameters, touched, strict=True) if was]):
             gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
@@ -262,9 +264,9 @@ class Ranks:
                 parameter.grad = total.view_as(parameter)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """A tensor of the model or its optimizer as one process would have it.
+        """Return a tensor of the model or its optimizer unsharded.
 
-        One that is spread is gathered on rank 0 alone, in the machine's memory; other ranks get an empty one.
+        A sharded tensor is gathered on rank 0 only, in CPU memory; other ranks get an empty tensor.
         """
         if not isinstance(tensor, DTensor):
             return tensor
@@ -272,9 +274,9 @@ class Ranks:
         return gathered.cpu() if self.is_first else torch.empty(0)
 
     def gather(self, model: nn.Module) -> None:
-        """Make the model of rank 0 whole again, in the machine's memory; what other ranks have left is of no use.
+        """Gather the model on rank 0, in CPU memory; the models of other ranks become unusable.
 
-        For a model that is trained: it runs no more where it was spread.
+        Use it after training: a sharded model cannot run afterwards.
         """
         if not self.is_sharded:
             return
@@ -294,21 +296,21 @@ class Ranks:
                 module.__class__ = type(module).__bases__[1]
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """This rank's part of a whole tensor, spread as another one is."""
+        """Return this rank's part of a whole tensor, sharded like another one."""
         if not isinstance(like, DTensor) or tensor.shape != like.shape:
             return tensor
-        # Every rank has read the whole tensor from the same file, so nothing need be sent.
+        # Every rank has read the whole tensor from the same file, so nothing is sent.
         return distribute_tensor(
             tensor.to(like.device_mesh.device_type), like.device_mesh, like.placements, src_data_rank=None
         )
 
 
 ALONE = Ranks()
-"""A process that trains by itself."""
+"""A process that trains alone."""
 
 
 def save_model(model: PreTrainedModel, folder: Path, ranks: Ranks = ALONE) -> None:
-    """Save a model as one process would, whatever the strategy. All ranks must call it; rank 0 writes."""
+    """Save a model unsharded, with any strategy. All ranks must call it; rank 0 writes."""
     ranks.gather(model)
     if ranks.is_first:
         model.cpu().save_pretrained(folder)
@@ -320,7 +322,10 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 def _digest(tensors: Iterable[Tensor]) -> int:
-    """A number that tells weights apart: of the bits of each, in their order. Weights stay where they are."""
+    """Return a number that identifies weights: computed from the bits of each, in order.
+
+    Weights stay on their device.
+    """
     number = 0
     for tensor in (one for one in tensors if one.numel()):
         number = hash((number, tuple(tensor.shape), bits_of(tensor)))
@@ -329,14 +334,14 @@ def _digest(tensors: Iterable[Tensor]) -> int:
 
 @torch.no_grad()
 def _convert(module: nn.Module, dtype: torch.dtype) -> None:
-    """Change the type of weights that are not spread yet. Those that are tied stay one."""
+    """Convert the type of weights that are not sharded yet. Tied weights stay tied."""
     for tensor in _tensors(module):
         if tensor.is_floating_point() and tensor.dtype is not dtype and not isinstance(tensor, DTensor):
             tensor.data = tensor.data.to(dtype)
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Parameters of one type each, so many that a message is worth sending."""
+    """Yield parameters of one type each, in groups large enough for a message."""
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         bucket: list[nn.Parameter] = []
         size = 0
@@ -351,18 +356,18 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 
 # -- meeting -----------------------------------------------------------------------------------------------------
-# How the processes of one job find each other, and how they part.
+# Connecting and disconnecting the processes of one job.
 
 
 TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits for the others before it fails; the engine's own limit on progress comes later."""
+"""Timeout of a rank that waits for the others; the engine's own limit on progress comes later."""
 WHILE_SCORING = timedelta(days=7)
-"""The same of ranks that write texts: they wait while the first one calls rewards, which may take any time."""
+"""The same for ranks that generate text: they wait while the first one calls rewards, which may take long."""
 
 
 @contextmanager
 def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType.float32) -> Iterator[Ranks]:
-    """Meet the other ranks where the environment says, and part from them at the end if all went well.
+    """Connect to the other ranks given by the environment, and disconnect at the end if all went well.
 
     Raises:
         JobError: There are not as many of them as the job has devices.
@@ -373,16 +378,16 @@ def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(torch.device(device))
-    # Numbers that ranks agree on are on the CPU, so that they do not wait for what the GPU has still to do.
+    # Numbers that ranks agree on are on the CPU, so that they do not wait for pending work of the GPU.
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     timeout = WHILE_SCORING if spread.by_tensors else TIMEOUT
     options: dict[str, Any] = {"store": _meet(rank, size), "rank": rank, "world_size": size, "timeout": timeout}
     if on_gpu:
-        options["device_id"] = torch.device(device)  # else NCCL guesses which device a rank has
+        options["device_id"] = torch.device(device)  # otherwise NCCL guesses a rank's device
     dist.init_process_group(backend, **options)
     yield Ranks(rank, size, device, spread, dtype)
-    # Only where all went well: after a failure NCCL may wait for its peers for ever, before the error is told. The
-    # process ends with the job, and the group with it.
+    # Only if all went well: after a failure NCCL may wait for its peers for ever, before the error is reported.
+    # The process group ends with the process.
     dist.destroy_process_group()
 
 
@@ -404,18 +409,18 @@ def _meet(rank: int, size: int) -> TCPStore:
 def choose_spread(
     shape: ModelShape, work: Workload, size: int, *, free_bytes: int, host_bytes: int
 ) -> tuple[Spread, str]:
-    """The simplest strategy that fits on a number of equal devices.
+    """Choose the simplest strategy that fits on a number of equal devices.
 
     Args:
         shape: The model.
-        work: How it is trained.
-        size: Devices.
-        free_bytes: Of the fullest of them.
-        host_bytes: Free memory of the machine.
+        work: Settings of the training.
+        size: Number of devices.
+        free_bytes: Free bytes of the fullest device.
+        host_bytes: Free CPU memory.
 
     Returns:
-        The strategy, and why: what others lack. Where nothing fits, the one that needs least: the estimate is one,
-        and micro-batches that turn out too large are halved.
+        The strategy, and why simpler ones do not fit. If none fits, the one that needs least memory: it may still
+        work, as this is an estimate and too large micro-batches are halved.
     """
     found = fit(shape, work, [size], lambda _: free_bytes, host_bytes=host_bytes)
     chosen = found.chosen or min(found.trials, key=lambda trial: (trial.short, trial.host_short))
@@ -428,12 +433,12 @@ def choose_spread(
 
 
 def settle(ranks: Ranks, read: Callable[[], tuple[ModelShape, Workload]] | None) -> None:
-    """Choose where `auto` was asked for. All ranks must call it.
+    """Choose the strategy if the request says `auto`. All ranks must call it.
 
     Args:
         ranks: Changed in place.
-        read: Says what the model is and how it is trained, where a GPU's memory is the question; None for one that
-            fits anywhere.
+        read: Returns the model's shape and the settings of its training, called only on GPUs; None for a model
+            that fits anywhere.
     """
     if ranks.spread.strategy is not Strategy.auto:
         return
@@ -454,9 +459,9 @@ def settle(ranks: Ranks, read: Callable[[], tuple[ModelShape, Workload]] | None)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that a model's authors say belong together, and that have weights of their own.
+    """Return the layers that a model's authors mark as blocks, and that have weights of their own.
 
-    Of those that lie in each other the outermost.
+    Of nested blocks only the outermost is returned.
     """
     names = {
         name
@@ -472,17 +477,17 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 # -- bits --------------------------------------------------------------------------------------------------------
-# A number for the bits of a tensor, by which ranks tell whether they have the same.
+# Hash of a tensor's bits, by which ranks check that their tensors are equal.
 
 
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
-"""Bytes of a number -> whole numbers of as many, or of half as many."""
+"""Bytes of a number -> integer type of the same size, or of half the size."""
 _AT_ONCE = 1 << 22
-"""Numbers that are added up in one go, as the sum is of a copy with 8 bytes for each."""
+"""Numbers to add up at once, as the sum makes a copy with 8 bytes for each."""
 
 
 def bits_of(tensor: Tensor) -> int:
-    """A number that changes with any bit of a tensor: the sum of their bits, read as whole numbers."""
+    """Return a number that changes with any bit of a tensor: the sum of its bits, read as integers."""
     bits = tensor.detach().contiguous().flatten().view(_WHOLE[tensor.itemsize])
-    # One look at the device: parts are added up there.
+    # One synchronisation with the device: partial sums are added there.
     return int(torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum())

@@ -1,6 +1,6 @@
 """Group-relative policy optimisation (Shao et al., arXiv 2402.03300, section 4.1): advantages, loss, training.
 
-The loss is TRL's, whose trainers the tests hold it to.
+The loss is TRL's; tests compare it with TRL's trainers.
 
 Shapes: N completions in groups of G adjacent ones, B completions of a micro-batch, T tokens.
 """
@@ -38,10 +38,10 @@ class Samples:
     """Completions, in whole groups.
 
     Attributes:
-        sequences: Prompts and completions; a completion begins where its sequence is supervised, and labels are
-            its rewards, NaN where there is none.
-        logprobs: Of each token of a completion under the policy that drew it, 0 beyond its end, shape [N, C],
-            float32.
+        sequences: Prompts and completions; a completion begins where its sequence is supervised, and its label is
+            its reward, NaN if missing.
+        logprobs: Log-probability of each token of a completion under the policy that drew it, 0 beyond its end,
+            shape [N, C], float32.
     """
 
     sequences: Sequences
@@ -52,7 +52,7 @@ class Samples:
 
     @staticmethod
     def without_logprobs(sequences: Sequences) -> Samples:
-        """Completions of the policy as it is, whose log-probabilities training computes anyway."""
+        """Return completions of the current policy, whose log-probabilities training computes anyway."""
         return Samples(sequences, np.zeros((len(sequences), 0), np.float32))
 
     @property
@@ -62,19 +62,19 @@ class Samples:
 
     @property
     def rewards(self) -> NDArray[np.float32]:
-        """Shape [N]."""
+        """Rewards, shape [N]."""
         return self.sequences.labels
 
     def with_rewards(self, rewards: NDArray[np.float64]) -> Samples:
-        """The same completions, scored otherwise."""
+        """Return the same completions with other rewards."""
         return replace(self, sequences=replace(self.sequences, labels=rewards.astype(np.float32)))
 
     def silenced(self, rows: NDArray[np.bool_]) -> Samples:
-        """The same completions, of which those that `rows` says, shape [N], take no part in a loss."""
+        """Return the same completions, without loss for those in `rows`, a mask of shape [N]."""
         return replace(self, sequences=self.sequences.silenced(rows))
 
     def save(self, folder: Path) -> None:
-        """Write them to a folder."""
+        """Write the samples to a folder."""
         self.sequences.save(folder)
         save_file({"logprobs": self.logprobs}, folder / FILE)
 
@@ -83,7 +83,7 @@ class Samples:
         """Read and join the completions of several folders, in their order.
 
         Raises:
-            JobError: A file is missing or holds something else; says which job wrote it.
+            JobError: A file is missing or invalid; the message says which job wrote it.
         """
         parts = [read_input(folder, FILE, _read) for folder in folders]
         width = max(part.shape[1] for part in parts)
@@ -96,13 +96,13 @@ def _read(path: Path) -> NDArray[np.float32]:
 
 
 def supervised_columns(values: NDArray[np.float64], data: Sequences) -> list[NDArray[np.float32]]:
-    """Cut the supervised part out of each row of a table, shape [N, T]."""
+    """Return the supervised part of each row of a table, shape [N, T]."""
     rows = zip(values, data.starts, data.lengths, strict=True)
     return [row[start:end].astype(np.float32) for row, start, end in rows]
 
 
 def padded(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Rows of different lengths as a table, 0 beyond their ends, shape [N, C]."""
+    """Pad rows of different lengths with 0 to a table, shape [N, C]."""
     table = np.zeros((len(rows), max(map(len, rows), default=0)), np.float32)
     for place, values in enumerate(rows):
         table[place, : len(values)] = values
@@ -116,7 +116,7 @@ _SCALE_FLOOR = 1e-4
 
 
 class Objective(Protocol):
-    """The settings of the loss, which are of `GRPOConfig`."""
+    """Settings of the loss, from `GRPOConfig`."""
 
     loss_type: GRPOLoss
     num_generations: int
@@ -130,24 +130,24 @@ class Objective(Protocol):
 
     @property
     def is_on_policy(self) -> bool:
-        """Whether the policy as it is has drawn, so that the ratio is 1 and only its gradient matters."""
+        """Whether the current policy has drawn, so that the ratio is 1 and only its gradient matters."""
 
 
 def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewards) -> NDArray[np.float32]:
-    """How much better each completion is than its group.
+    """Return how much better each completion is than its group.
 
     Args:
-        rewards: Shape [N], members of a group adjacent; NaN where there is none.
-        group: Completions of each prompt, G.
-        scale: What the differences are divided by; with `mean` these are the weights of MaxRL (arXiv 2602.02710,
-            algorithm 1), where the mean of a group is above 0.
+        rewards: Shape [N], members of a group adjacent; NaN if missing.
+        group: Completions per prompt, G.
+        scale: Divisor of the differences; with `mean` the results are the weights of MaxRL (arXiv 2602.02710,
+            algorithm 1), if the mean of a group is above 0.
 
     Returns:
-        Shape [N]; 0 for a completion without a reward, which the others of its group are not measured against.
+        Shape [N]; 0 for a completion without a reward, which does not count in the mean of its group.
 
     Raises:
         ValueError: N is not a multiple of `group`.
-        JobError: A reward is below 0, and differences are divided by the mean.
+        JobError: A reward is negative, and differences are divided by the mean.
     """
     table = _in_groups(rewards, group)
     difference = table - _mean(table)
@@ -166,15 +166,15 @@ def group_advantages(rewards: NDArray[np.floating], group: int, scale: ScaleRewa
 
 
 def leave_one_out(rewards: NDArray[np.floating], group: int, *, normalizes: bool = False) -> NDArray[np.float32]:
-    """How much better each completion is than the others of its group (arXiv 2402.14740).
+    """Return how much better each completion is than the others of its group (arXiv 2402.14740).
 
     Args:
-        rewards: As `group_advantages` takes them.
-        group: Completions of each prompt.
-        normalizes: Whether to bring all of them to mean 0 and deviation 1.
+        rewards: As for `group_advantages`.
+        group: Completions per prompt.
+        normalizes: Whether to normalise all of them to mean 0 and standard deviation 1.
 
     Returns:
-        Shape [N]; 0 for a completion without a reward, or with one that no other of its group has.
+        Shape [N]; 0 for a completion without a reward, or the only one of its group with a reward.
 
     Raises:
         ValueError: N is not a multiple of `group`.
@@ -189,14 +189,14 @@ def leave_one_out(rewards: NDArray[np.floating], group: int, *, normalizes: bool
 
 
 def log_ratios(samples: Samples, anchor: NDArray[np.float32]) -> NDArray[np.float64]:
-    """How much likelier each completion was to who drew it than to the anchor, in nats.
+    """Return the log-ratio of each completion between the policy that drew it and the anchor, in nats.
 
     Args:
-        samples: With the log-probabilities of who drew them.
-        anchor: Those of the anchor, laid out likewise.
+        samples: Samples with log-probabilities under the policy that drew them.
+        anchor: Log-probabilities under the anchor, in the same layout.
 
     Returns:
-        Shape [N]; 0 for a completion that takes no part in the loss.
+        Shape [N]; 0 for a completion without loss.
     """
     apart = (samples.logprobs.astype(np.float64) - anchor).sum(1)
     return np.where(samples.sequences.supervised > 0, apart, 0.0)
@@ -205,14 +205,14 @@ def log_ratios(samples: Samples, anchor: NDArray[np.float32]) -> NDArray[np.floa
 def whitened_returns(
     rewards: NDArray[np.floating], penalty: NDArray[np.floating] | None, samples: Samples
 ) -> NDArray[np.float32]:
-    """Advantages of REINFORCE++ (arXiv 2501.03262), as OpenRLHF computes them: equations 8 and 10 as RLinf counts.
+    """Return the advantages of REINFORCE++ (arXiv 2501.03262), as OpenRLHF: equations 8 and 10 in RLinf's count.
 
         A_t = r - sum over i >= t of penalty_i,     (A_t - mean) / deviation, both over all tokens that count
 
     Args:
-        rewards: Shape [N]; NaN where there is none.
-        penalty: What each token costs, laid out as `samples.logprobs` are; None for nothing.
-        samples: Of which those tokens count that take part in the loss, and whose completion has a reward.
+        rewards: Shape [N]; NaN if missing.
+        penalty: Penalty of each token, laid out as `samples.logprobs`; None for none.
+        samples: The tokens that count are those with loss whose completion has a reward.
 
     Returns:
         Shape [N, C]; 0 at tokens that do not count.
@@ -235,14 +235,14 @@ def _in_groups(rewards: NDArray[np.floating], group: int) -> NDArray[np.float64]
 
 
 def checked_advantages(found: object, samples: Samples) -> NDArray[np.float32]:
-    """Advantages as training takes them.
+    """Check advantages and convert them for training.
 
     Args:
-        found: What a method says they are.
+        found: Advantages from a method.
         samples: N completions, the longest of C tokens.
 
     Raises:
-        JobError: They are not one finite number for each completion, or for each token.
+        JobError: They are not one finite number per completion, or per token.
     """
     advantages = np.asarray(found, np.float32)
     count, longest = len(samples), samples.longest
@@ -267,7 +267,7 @@ def _mean(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _deviation(table: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard deviation of each row, with n - 1; 0 where fewer than two have a reward."""
+    """Return the standard deviation of each row, with n - 1; 0 if fewer than two have a reward."""
     count = (~np.isnan(table)).sum(1, keepdims=True)
     squares = np.nansum((table - _mean(table)) ** 2, 1, keepdims=True)
     deviation: NDArray[np.float64] = np.sqrt(squares / np.maximum(1, count - 1))
@@ -276,14 +276,14 @@ def _deviation(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch:
-    """What the loss of a micro-batch is made of: at position t what token t has; nothing where `mask` is False.
+    """Inputs of a micro-batch's loss. Position t has the data of token t, undefined where `mask` is False.
 
     Attributes:
-        mask: True where a token was drawn, shape [B, T].
-        logprobs: Of the policy that is trained, with their gradient, shape [B, T].
-        old: Of the policy that drew the tokens, shape [B, T].
-        anchor: Of the anchor, shape [B, T]; None without a KL term.
-        advantages: Shape [B, T], or [B, 1] where a completion has one.
+        mask: True for tokens that were drawn, shape [B, T].
+        logprobs: Log-probabilities under the trained policy, with gradient, shape [B, T].
+        old: Log-probabilities under the policy that drew the tokens, shape [B, T].
+        anchor: Log-probabilities under the anchor, shape [B, T]; None without a KL term.
+        advantages: Shape [B, T], or [B, 1] with one advantage per completion.
     """
 
     mask: Tensor
@@ -294,10 +294,10 @@ class TokenBatch:
 
 
 def importance_ratio(tokens: TokenBatch, level: ImportanceSampling) -> Tensor:
-    """How much likelier tokens have become since they were drawn.
+    """Return the probability ratio of tokens between the trained policy and the one that drew them.
 
     Returns:
-        Shape [B, T]; of `sequence` equation 7 of arXiv 2507.18071, the same at all tokens of a completion.
+        Shape [B, T]; with `sequence` equation 7 of arXiv 2507.18071, the same at all tokens of a completion.
     """
     log_ratio = tokens.logprobs - tokens.old
     if level is not ImportanceSampling.token:
@@ -309,14 +309,14 @@ def importance_ratio(tokens: TokenBatch, level: ImportanceSampling) -> Tensor:
 
 
 def clipped_surrogate(tokens: TokenBatch, ratio: Tensor, objective: Objective) -> Tensor:
-    """What is made as large as possible at every token: the clipped ratio times the advantage.
+    """Return the objective of every token: the clipped ratio times the advantage.
 
-    With `cispo` the clipped ratio is a weight without a gradient (arXiv 2506.13585, equations 4 and 5, with no
-    lower bound, as there).
+    With `cispo` the clipped ratio is a weight without a gradient (arXiv 2506.13585, equations 4 and 5, without a
+    lower bound as in the paper).
 
     Args:
-        tokens: With their advantages.
-        ratio: As `importance_ratio` gives it.
+        tokens: The micro-batch with advantages.
+        ratio: Result of `importance_ratio`.
         objective: Settings.
 
     Returns:
@@ -335,7 +335,10 @@ def _high(objective: Objective) -> float:
 
 
 def token_losses(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objective: Objective) -> Tensor:
-    """Loss of every token: the surrogate, negated, and beta times the k3 estimate of the KL; shape [B, T]."""
+    """Return the loss of every token: minus the surrogate, plus beta times the k3 estimate of the KL.
+
+    Shape [B, T].
+    """
     losses = -surrogate
     if tokens.anchor is not None:
         divergence = _k3(tokens.logprobs, tokens.anchor)
@@ -348,18 +351,18 @@ def _k3(logprobs: Tensor, anchor: Tensor) -> Tensor:
 
 
 def token_figures(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objective: Objective) -> dict[str, Tensor]:
-    """What tokens tell of a step, for its curve.
+    """Return metrics of tokens for the training's curve.
 
     Args:
-        tokens: Whose log-probabilities have a gradient.
-        ratio: As `importance_ratio` gives it.
-        surrogate: What is made as large as possible.
+        tokens: The micro-batch; its log-probabilities have a gradient.
+        ratio: Result of `importance_ratio`.
+        surrogate: The objective of every token.
         objective: Settings.
 
     Returns:
-        ``clip_share``: whether the clip takes the gradient of the token away; with `cispo`, which takes none away,
-        whether it clips the ratio of a token that is to be likelier. And, with an anchor, ``kl``: the k3 estimate
-        of the divergence from it. Each of shape [B, T].
+        ``clip_share``: whether clipping removes the gradient of a token; with `cispo`, which removes none, whether
+        it clips the ratio of a token with positive advantage. With an anchor also ``kl``: the k3 estimate of the
+        divergence from it. Each has shape [B, T].
     """
     if objective.loss_type is GRPOLoss.cispo:
         clipped = (ratio > _high(objective)) & (tokens.advantages > 0)
@@ -375,15 +378,15 @@ def token_figures(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objectiv
 def averaged(
     losses: Tensor, mask: Tensor, loss_type: GRPOLoss, *, sequences: int, tokens: float, longest: int
 ) -> Tensor:
-    """A micro-batch's share of the loss of its batch.
+    """Return a micro-batch's share of the loss of its batch.
 
     Args:
-        losses: Of every token, shape [B, T].
-        mask: True where a token was drawn, shape [B, T].
+        losses: Loss of every token, shape [B, T].
+        mask: True for tokens that were drawn, shape [B, T].
         loss_type: How to average.
-        sequences: Completions of the whole batch.
-        tokens: Tokens of the whole batch, for `dapo` and `cispo` of an average batch.
-        longest: Tokens that a completion may have.
+        sequences: Completions in the whole batch.
+        tokens: Tokens in the whole batch; for `dapo` and `cispo` in an average batch.
+        longest: Most tokens of a completion.
     """
     kept = torch.where(mask, losses, torch.zeros_like(losses))
     if loss_type is GRPOLoss.grpo:
@@ -406,18 +409,18 @@ def grpo_set(
     ratio: Callable[[TokenBatch], Tensor] | None = None,
     surrogate: Callable[[TokenBatch, Tensor], Tensor] | None = None,
 ) -> loop.TrainingSet:
-    """Groups that were drawn, and the loss of a policy on them.
+    """Return drawn groups, and the loss of a policy on them.
 
     Args:
-        model: The policy that is trained, on its device.
+        model: The trained policy, on its device.
         data: Whole groups.
-        advantages: Of completions, shape [N], or of their tokens, laid out as `data.logprobs` are.
-        anchor: Log-probabilities of the drawn tokens under the anchor, laid out as `data.logprobs` are; None
-            without a KL term.
+        advantages: Advantages of completions, shape [N], or of tokens, laid out as `data.logprobs`.
+        anchor: Log-probabilities of the drawn tokens under the anchor, laid out as `data.logprobs`; None without a
+            KL term.
         objective: Settings of the loss.
-        device: Of the model.
-        longest: Tokens that a completion may have; `dr_grpo` divides by it.
-        temperature: Of the policy that drew the completions, and so of the one that is trained.
+        device: Device of the model.
+        longest: Most tokens of a completion; `dr_grpo` divides by it.
+        temperature: Sampling temperature of the completions, applied to the trained policy as well.
         ratio: Replaces `importance_ratio`; None uses it.
         surrogate: Replaces `clipped_surrogate`; None uses it.
     """
@@ -471,7 +474,10 @@ def grpo_set(
 
 
 def _of_tokens(name: str, found: Tensor, batch: Batch) -> Tensor:
-    """What a method of a user's own gives, where it is of tokens or completions: [B] could be taken for [T]."""
+    """Check the result of a user's method, which is per token or per completion.
+
+    [B] would be ambiguous with [T].
+    """
     rows, width = batch.mask.shape
     if tuple(found.shape) not in ((rows, width), (rows, 1)):
         raise JobError(
@@ -482,7 +488,7 @@ def _of_tokens(name: str, found: Tensor, batch: Batch) -> Tensor:
 
 
 def _laid_out(values: NDArray[np.float32], rows: NDArray[np.int64], batch: Batch, device: str) -> Tensor:
-    """Values of completions' tokens, shape [N, C], at the places of these tokens in a batch, shape [B, T]."""
+    """Place values of completion tokens, shape [N, C], at these tokens' positions in a batch, shape [B, T]."""
     table = torch.from_numpy(values[rows]).to(device)
     places = (batch.mask.cumsum(-1) - 1).clamp(min=0, max=table.shape[1] - 1)
     return torch.where(batch.mask, table.gather(1, places), torch.zeros((), device=device))

@@ -1,7 +1,7 @@
-"""Training a model's weights: what every method does besides its loss.
+"""Train a model's weights: everything that methods share except the loss.
 
-Deterministic: the order of the data comes from a seed, nothing is drawn while training, and a step is a function
-of the weights, the optimizer's state and the number of the step, all of which `TrainState` holds.
+Training is deterministic: a seed gives the order of the data, no other random numbers are used, and a step is a
+function of the weights, the optimizer's state and the step number, all of which are in `TrainState`.
 """
 
 import math
@@ -32,23 +32,22 @@ from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.outputs.formats import FIELDS, TrainingStep, is_kept, kept_number, write_curve
 
 # -- curve -------------------------------------------------------------------------------------------------------
-# The curve of a training while it is drawn: what of a step is kept for charts, said in the log, and shown
-# live. Rows are part of what a checkpoint holds, and are written when the training has ended, so that neither
-# a second attempt nor a second run has any of them twice.
+# The curve of a training: which metrics of a step are kept for charts, logged, and shown live. Rows are part of
+# checkpoints, and are written when the training has ended, so that a second attempt or run does not repeat any.
 
 
 _SAID_PART, _SAID_S = 0.1, 30.0
-"""Of the steps, and seconds, between two lines in the log: both at least."""
+"""Least fraction of the steps, and least seconds, between two log lines; both must have passed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Where the curve of a training goes.
+    """Destination of a training's curve.
 
     Attributes:
-        training: Names it among the trainings of the job; a plain word.
-        folder: The job's output.
-        show: Takes numbers of every step, for whoever watches.
+        training: Name of the training within the job; a plain word.
+        folder: Output folder of the job.
+        show: Called with the metrics of every step, for live display.
     """
 
     training: str
@@ -58,20 +57,20 @@ class Curve:
 
 _Added = dict[str, list[tuple[Tensor, int]]]
 _ADDED: ContextVar[_Added | None] = ContextVar("added", default=None)
-"""What is added at the step under way, by name: sums of values, and how many these are."""
+"""Metrics added during the current step, by name: sums of values, and their counts."""
 
 
 def add_to_curve(**values: Any) -> None:
-    """Add numbers of your own to the curve of the training under way: call it where the loss is computed.
+    """Add metrics of your own to the curve of the current training; call it where the loss is computed.
 
-    What a step has under a name is the mean of all values that were added under it, of all micro-batches and
-    ranks. At steps without a line, and where nothing is trained, this does nothing.
+    A step's metric is the mean of all values added under its name, over all micro-batches and ranks. At steps
+    without a row, and outside of training, this does nothing.
 
     Args:
-        values: By name, a tensor of any shape, or a number: one value for each token, sequence or pair.
+        values: Tensors of any shape, or numbers, by name: one value for each token, sequence or pair.
 
     Raises:
-        JobError: A name is one that every step has by itself.
+        JobError: The name is one of the built-in metrics.
     """
     if (added := _ADDED.get()) is None:
         return
@@ -85,15 +84,15 @@ def add_to_curve(**values: Any) -> None:
 
 
 def is_drawn() -> bool:
-    """Whether what is added now is kept: for numbers that take time to compute."""
+    """Return whether metrics added now are kept: check it before computing expensive ones."""
     return _ADDED.get() is not None
 
 
 def of_pairs(scores: Tensor) -> dict[str, Tensor]:
-    """What pairs tell of those who score them: whether the chosen one is ahead, equals counting half, and how far.
+    """Return metrics of scored pairs: whether the chosen completion is ahead (ties count half), and by how much.
 
     Args:
-        scores: Of chosen and rejected completions, one after the other, shape [2P].
+        scores: Scores of chosen and rejected completions in turn, shape [2P].
 
     Returns:
         ``accuracy`` and ``margin``, each of shape [P].
@@ -104,7 +103,7 @@ def of_pairs(scores: Tensor) -> dict[str, Tensor]:
 
 @contextmanager
 def _adding_to(added: _Added | None) -> Iterator[None]:
-    """Have values added there meanwhile; None for nowhere, as of what is no part of the batch."""
+    """Collect metrics in `added` inside; None discards them, for passes that are not part of the batch."""
     token = _ADDED.set(added)
     try:
         yield
@@ -113,10 +112,10 @@ def _adding_to(added: _Added | None) -> Iterator[None]:
 
 
 class Drawing:
-    """The curve of a training that is under way.
+    """The curve of a training in progress.
 
     Attributes:
-        rows: What is kept so far.
+        rows: Rows kept so far.
     """
 
     def __init__(
@@ -130,10 +129,10 @@ class Drawing:
         """Begin without a step.
 
         Args:
-            curve: Where it goes; None keeps nothing.
-            steps: Of the training.
-            ranks: Who does the training.
-            tokens_after: From a number of steps to the tokens that these train on.
+            curve: Destination; None keeps nothing.
+            steps: Number of steps of the training.
+            ranks: Ranks of the training.
+            tokens_after: Returns the tokens trained on after a number of steps.
         """
         self.rows: list[TrainingStep] = []
         self._curve = curve
@@ -144,25 +143,25 @@ class Drawing:
         self._said_step, self._said_s = 0, time.monotonic()
 
     def begin(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Go on after some steps, of which a checkpoint has kept rows."""
+        """Continue after some steps, with the rows of a checkpoint."""
         self.rows = [TrainingStep(**row) for row in rows]
         self._said_step = step
 
     def keeps(self, step: int) -> bool:
-        """Whether a step, from 1, has a row."""
+        """Return whether a step (from 1) has a row."""
         return self._curve is not None and is_kept(step, self._steps)
 
     def adding(self, step: int) -> AbstractContextManager[None]:
-        """Take what `add_to_curve` is given meanwhile, where the step has a row."""
+        """Collect metrics of `add_to_curve` inside, if the step has a row."""
         self._added.clear()
         return _adding_to(self._added if self.keeps(step) else None)
 
     def drop(self) -> None:
-        """Forget what was added: the step is done again."""
+        """Discard the metrics of a step that is repeated."""
         self._added.clear()
 
     def _means(self) -> dict[str, float | None]:
-        """The mean of what was added under each name, over all ranks."""
+        """Return the mean of the metrics under each name, over all ranks."""
         sums = {
             name: (sum(float(total) for total, _ in parts), sum(count for _, count in parts))
             for name, parts in self._added.items()
@@ -175,16 +174,16 @@ class Drawing:
         return found
 
     def add(self, step: int, loss: float, norm: Tensor | None, rate: float) -> None:
-        """Take a step that is done. All ranks call it together.
+        """Record a finished step. All ranks call it together.
 
         Args:
-            step: Its number, from 1.
-            loss: Of its batch.
-            norm: Of its gradient before it was clipped; None where the step has no row.
+            step: Step number, from 1.
+            loss: Loss of its batch.
+            norm: Gradient norm before clipping; None if the step has no row.
             rate: Its learning rate.
 
         Raises:
-            JobError: What was added to it is more than a curve has, or has no name that can be printed.
+            JobError: Too many metrics were added, or a name is not printable.
         """
         if self._curve is None:
             return
@@ -203,13 +202,13 @@ class Drawing:
         }
         try:
             self.rows.append(foreign.converted(row, TrainingStep))
-        except foreign.ForeignDataError as error:  # with the first step, not when the output is held to its format
+        except foreign.ForeignDataError as error:  # at the first step rather than when the output is validated
             name = self._curve.training
             raise errors.JobError(f"the curve of {name!r} cannot have what is added to it: {error}") from error
         self._say(self.rows[-1])
 
     def save(self) -> None:
-        """Write all rows to the job's output, beside those of trainings before."""
+        """Write all rows to the job's output, after those of earlier trainings."""
         if self._curve is not None and self._ranks.is_first:
             write_curve(self._curve.folder, self.rows)
 
@@ -225,7 +224,7 @@ class Drawing:
 
 
 def line_of(row: TrainingStep, tokens_per_s: float) -> str:
-    """A step for the job's log."""
+    """Format a step for the job's log."""
     parts = [f"step {row.step:,}/{row.steps:,}", f"loss {_shown(row.loss)}", f"lr {row.learning_rate:.1e}"]
     parts.append(f"grad norm {_shown(row.grad_norm)}")
     parts += [f"{name} {_shown(value)}" for name, value in row.extra.items()]
@@ -239,15 +238,15 @@ def _shown(value: float | None) -> str:
 
 
 def computing_in(dtype: DType, device: str, ranks: Ranks = ALONE) -> AbstractContextManager[object]:
-    """Forward passes in `bfloat16` where that is asked for; sums and losses stay in float32 (torch.autocast).
+    """Return a context with forward passes in `bfloat16` if asked for; sums and losses stay in float32 (autocast).
 
-    Weights that are trained are float32, whatever this is. `float16` computes in float32: its range is too small
-    for gradients without a scale for the loss.
+    Trained weights are float32 in any case. `float16` computes in float32: its range is too small for gradients
+    without a scale for the loss.
 
     Args:
-        dtype: `system.dtype`.
+        dtype: The setting `system.dtype`.
         device: ``cpu`` or ``cuda``.
-        ranks: Who shares the models; where FSDP gathers them in that type nothing is left to do.
+        ranks: Ranks that share the models; if FSDP gathers weights in that type, the context does nothing.
     """
     if dtype is not DType.bfloat16 or ranks.gathers_rounded:
         return nullcontext()
@@ -257,11 +256,12 @@ def computing_in(dtype: DType, device: str, ranks: Ranks = ALONE) -> AbstractCon
 _REMEDY = "Try training.gradient_checkpointing=true, {}shorter texts, or a device with more memory."
 
 LossOf = Callable[[sequences.Batch, NDArray[np.int64], NDArray[np.int64]], Tensor]
-"""From a micro-batch, the places of its sequences and those of its whole batch to its share of the batch's loss:
-the shares of all micro-batches add up to it."""
+"""Function from a micro-batch, the indices of its sequences, and those of its whole batch to its share of the
+batch's loss: the shares of all micro-batches add up to it."""
 
 Prepare = Callable[[Sequence[NDArray[np.int64]]], Callable[[int], None]]
-"""From the places of the sequences of each step's batch to what is called before each step, with its number."""
+"""Function from the sequence indices of each step's batch to a function called before each step, with its number.
+"""
 
 
 def _unprepared(_: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
@@ -270,15 +270,15 @@ def _unprepared(_: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """What a model is trained on.
+    """The data that a model is trained on, with the loss.
 
     Attributes:
         data: The sequences, whole groups.
-        loss_of: Of a micro-batch.
-        group: Sequences that belong together, and are adjacent: no batch and no micro-batch ever splits them.
-        about: What ``training.json`` says of them.
-        told: Lists that `loss_of` adds to, which are kept as losses are and end in ``training.json``.
-        prepare: For a loss that needs to know something of the whole batch.
+        loss_of: Loss of a micro-batch.
+        group: Number of adjacent sequences that belong together: no batch and no micro-batch splits them.
+        about: Entries for ``training.json``.
+        told: Lists to which `loss_of` appends, which are kept like losses and written to ``training.json``.
+        prepare: For a loss that needs to know the whole batch.
     """
 
     data: sequences.Sequences
@@ -291,24 +291,24 @@ class TrainingSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """How a model is trained, whatever the loss.
+    """Settings of a training, for any loss.
 
     Attributes:
-        learning_rate: At its highest.
+        learning_rate: Peak learning rate.
         training: Optimizer, schedule, micro-batch size, clipping.
         batch_size: Sequences per optimizer step.
         epochs: Passes over the data.
-        head_learning_rate: The same for a value model's head; None takes `learning_rate`.
-        seed: Of the order of the data.
+        head_learning_rate: Peak learning rate of a value model's head; None takes `learning_rate`.
+        seed: Seed of the order of the data.
         device: ``cpu`` or ``cuda``.
-        dtype: To compute in; see `computing_in`.
+        dtype: Compute type; see `computing_in`.
         clear_cache_interval: Steps between calls of `torch.cuda.empty_cache`; 0 never.
-        on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen
-            so far, by all ranks and before an interruption too.
-        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
-        hints: Folder of batch sizes that fitted; None remembers nothing.
-        ranks: Who else does this training; `training.micro_batch_size` is for each of them.
-        curve: Where the training's curve goes, see `JobContext.curve`; None draws none.
+        on_step: Called after each step with the sequences seen so far, those of all epochs, and the tokens seen so
+            far, over all ranks and including the steps before an interruption.
+        checkpoint: Checkpoints to resume from and save to; None starts anew and saves nothing.
+        hints: Folder with batch sizes that fit; None remembers none.
+        ranks: Ranks of this training; `training.micro_batch_size` is per rank.
+        curve: Destination of the training's curve, see `JobContext.curve`; None draws none.
     """
 
     learning_rate: float
@@ -329,15 +329,15 @@ class Fitting:
     def micro_batch(
         self, model: nn.Module, most: int, *, longest: int, group: int, policy: bool, work: str = ""
     ) -> BatchSize:
-        """How many sequences of a model go at once, as many as have fitted before.
+        """Return the micro-batch size of a model: as many sequences as have fitted before.
 
         Args:
             model: On its device.
-            most: Sequences that there are.
-            longest: Tokens of one.
+            most: Number of sequences.
+            longest: Tokens of the longest sequence.
             group: Sequences that belong together.
-            policy: Whether adapters would take less memory.
-            work: What it is remembered for, besides how it is trained.
+            policy: Whether to suggest adapters when memory runs out.
+            work: Name under which the size is remembered, besides the training settings.
         """
         kind = "train with gradient checkpointing" if self.training.gradient_checkpointing else "train"
         kind += " without padding" if self.training.padding_free else ""
@@ -352,12 +352,12 @@ class Fitting:
         )
 
     def losses(self, made: TrainingSet, rows: NDArray[np.int64], micro_batch: BatchSize) -> Iterator[Tensor]:
-        """This rank's share of the losses of a batch, one for each micro-batch.
+        """Yield this rank's losses of a batch, one per micro-batch.
 
         Args:
-            made: What is trained on.
-            rows: Places of the sequences of the batch.
-            micro_batch: How many go at once.
+            made: The data and the loss.
+            rows: Indices of the batch's sequences.
+            micro_batch: Sequences at once.
         """
         if self.training.group_by_length and len(rows) > micro_batch.size * self.ranks.size:
             rows = by_length(rows, made.data.lengths, made.group)
@@ -369,14 +369,14 @@ class Fitting:
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------
-# Each keeps tensors and plain values alone, as checkpoints can hold.
+# Each keeps only tensors and plain values, which checkpoints can hold.
 
 
 Group = dict[str, Any]
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers of different parameters as one: with one state, in the order of their groups."""
+    """Several optimizers of different parameters as one: one state, in the order of their groups."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
@@ -384,11 +384,11 @@ class Together(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take a step of each."""
+        """Take a step of each optimizer."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         groups = iter(self.param_groups)
         for part in self._parts:
-            # Both are other objects once a state has been loaded.
+            # Loading a state replaces both objects.
             part.param_groups = [next(groups) for _ in part.param_groups]
             part.state = self.state
             part.step()
@@ -396,16 +396,16 @@ class Together(torch.optim.Optimizer):
 
 
 def all_at_once(trained: Sequence[nn.Parameter]) -> dict[str, bool]:
-    """How AdamW takes many parameters in one go."""
+    """Return AdamW's options for updating many parameters at once."""
     # On the CPU `foreach` has MKL take square roots, which begin with an approximation of the processor's own.
     fused = all(weight.device.type == "cpu" and not hasattr(weight, "full_tensor") for weight in trained)
-    # On a GPU it takes 4 bytes for each parameter at once beside what is kept, `fused` none.
+    # On a GPU it needs 4 temporary bytes per parameter, `fused` needs none.
     fused |= all(weight.device.type == "cuda" for weight in trained)
     return {"fused" if fused else "foreach": True}
 
 
 def _only(groups: Sequence[Group], some: set[int], *, among: bool) -> list[Group]:
-    """The groups with those parameters alone that are among some, or are not; none that is empty."""
+    """Return the groups restricted to parameters that are (or are not) among some; empty groups are dropped."""
     found = [
         {**group, "params": [one for one in group["params"] if (id(one) in some) is among]} for group in groups
     ]
@@ -413,7 +413,7 @@ def _only(groups: Sequence[Group], some: set[int], *, among: bool) -> list[Group
 
 
 def _hidden_matrices(model: nn.Module) -> set[int]:
-    """Ids of what torch says Muon is for: matrices that are neither embeddings nor output layers."""
+    """Return ids of the parameters that torch recommends for Muon: matrices except embeddings and outputs."""
     others = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     if (outputs := getattr(model, "get_output_embeddings", lambda: None)()) is not None:
         others.add(id(outputs.weight))
@@ -426,7 +426,7 @@ def _hidden_matrices(model: nn.Module) -> set[int]:
 
 
 def _optimizer(model: nn.Module, how: Fitting) -> torch.optim.Optimizer:
-    """Over the parameters to train, by learning rate; `scale` is what that of a step is multiplied by."""
+    """Return an optimizer over the trainable parameters; a group's `scale` multiplies a step's learning rate."""
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     groups: list[Group] = [{"params": [*trained.values()]}]
     if how.head_learning_rate is not None:
@@ -443,7 +443,8 @@ def _optimizer(model: nn.Module, how: Fitting) -> torch.optim.Optimizer:
     matrices = _hidden_matrices(model) if asked.optimizer is Optimizer.muon else set()
     parts: list[torch.optim.Optimizer] = []
     if of_muon := _only(groups, matrices, among=True):
-        # One rate serves both parts: with this adjustment a step is as large as one of AdamW (arXiv 2502.16982).
+        # One learning rate serves both parts: with this adjustment a step is as large as AdamW's (arXiv
+        # 2502.16982).
         parts.append(torch.optim.Muon(of_muon, **shared, adjust_lr_fn="match_rms_adamw"))
     if others := _only(groups, matrices, among=False) or ([] if parts else groups):
         adamw |= all_at_once([weight for group in others for weight in group["params"]])
@@ -452,12 +453,12 @@ def _optimizer(model: nn.Module, how: Fitting) -> torch.optim.Optimizer:
 
 
 def rate_at(step: int, how: Fitting, end: float) -> float:
-    """Learning rate of a step.
+    """Return the learning rate of a step.
 
     Args:
-        step: From 0, and counted from the first training that this one goes on from.
-        how: The highest rate, the schedule and its warm-up.
-        end: Steps over which the schedule falls; infinity for a rate that stays after its warm-up.
+        step: Step from 0, counted from the first training that this one continues.
+        how: Peak rate, schedule and warm-up.
+        end: Last step of the schedule; infinity for a constant rate after the warm-up.
     """
     schedule, warmup_steps = how.training.schedule, how.training.warmup_steps
     if schedule is Schedule.cosine_from_start:
@@ -473,8 +474,8 @@ def rate_at(step: int, how: Fitting, end: float) -> float:
 
 @lru_cache
 def _factor(schedule: Schedule, learning_rate: float, warmup_steps: int, steps: float) -> Callable[[float], float]:
-    """From a step to what transformers' scheduler multiplies the rate by."""
-    from transformers import get_scheduler  # after the device has been pinned, and only where one is asked for
+    """Return the function from a step to the factor of transformers' scheduler."""
+    from transformers import get_scheduler  # after the device was pinned, and only if a schedule is used
 
     nothing = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=learning_rate)
     found: Callable[[float], float] = get_scheduler(
@@ -488,14 +489,14 @@ def _factor(schedule: Schedule, learning_rate: float, warmup_steps: int, steps: 
 
 @dataclass
 class TrainState:
-    """Everything a training needs to go on: what a checkpoint holds.
+    """Everything that a training needs to resume: the content of a checkpoint.
 
     Attributes:
         drawing: Its curve.
-        micro_batch: Sequences at once, which may have had to be fewer than configured.
-        told: Lists that its losses add to.
-        step: Steps done.
-        history: The loss of each.
+        micro_batch: Sequences at once, possibly reduced after running out of memory.
+        told: Lists to which its losses append.
+        step: Number of steps done.
+        history: Loss of each step.
     """
 
     model: nn.Module
@@ -508,7 +509,7 @@ class TrainState:
     history: list[float] = field(default_factory=list)
 
     def snapshot(self) -> saved.State:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return saved.training_state(
             self.model,
             self.optimizer,
@@ -519,7 +520,7 @@ class TrainState:
         )
 
     def resume(self, checkpoint: saved.Checkpoints) -> None:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if there is one."""
         found = checkpoint.latest(lambda each: saved.state_problem(each.state, self.model, self.optimizer))
         if found is not None:
             own = saved.restore_training(found.state, self.model, self.optimizer, ranks=self.how.ranks)
@@ -527,7 +528,7 @@ class TrainState:
             self.drawing.begin(self.step, own["curve"])
             for name, values in own["told"].items():
                 self.told[name][:] = values
-            # Not a size that others have found since: the rest must be what it would have been.
+            # Not a size found by other jobs since: the rest must be the same as without interruption.
             self.micro_batch.start_at(int(own["micro_batch_size"]))
 
 
@@ -546,34 +547,33 @@ def train(
     goes_on_from: Path | None = None,
     leaves_to: Path | None = None,
 ) -> list[float]:
-    """Train a model in place; where several ranks do it, all of them call this together.
+    """Train a model in place; with several ranks, all of them call this together.
 
     Args:
         model: Its parameters that require gradients are trained.
-        how: Learning rate, optimizer, checkpoints, ranks, curve; the rest is for `losses_of`.
+        how: Learning rate, optimizer, checkpoints, ranks, curve; the other fields are for `losses_of`.
         steps: Optimizer steps.
         losses_of: Step -> the losses of its micro-batches, weighted so that they add up to the loss of the batch.
-            Each is back-propagated before the next is asked for, so that only one is in memory. The step is the
-            position in the data: it may be asked for again, and the first to be asked for need not be 0. Of
-            several ranks it gives the part of this one; see `Ranks.share`.
-        micro_batch: Its `size` is what `losses_of` cuts batches by. When memory runs out it is halved, the
-            gradients of the step are dropped, and the step is done again.
-        tokens_after: From a number of steps to the tokens that these train on, for the curve.
-        told: Lists that `losses_of` adds to. They are kept as the losses are: with checkpoints, and without what a
-            step has told that is done again.
-        before: Called before each step, outside of what is done again where memory runs out.
-        steps_before: Steps of the trainings that this one goes on from, which warm-up and schedule count too.
-        horizon: Steps, those before included, over which a schedule falls; None for all of this training, infinity
-            for a rate that stays after its warm-up.
-        goes_on_from: Output of a training that has left its optimizer there; None begins with a new one.
-        leaves_to: Folder to leave the optimizer in for the next training; None for none.
+            Each is back-propagated before the next is requested, so that only one is in memory. The step is the
+            position in the data: it may be requested again, and the first one need not be 0. With several ranks it
+            gives this rank's part; see `Ranks.share`.
+        micro_batch: `losses_of` splits batches by its `size`. When memory runs out the size is halved, the
+            gradients of the step are dropped, and the step is repeated.
+        tokens_after: Returns the tokens trained on after a number of steps, for the curve.
+        told: Lists to which `losses_of` appends. They are kept like losses: in checkpoints, and without the
+            entries of a step that is repeated.
+        before: Called before each step, outside of the part that is repeated when memory runs out.
+        steps_before: Steps of the trainings that this one continues; warm-up and schedule count them too.
+        horizon: Steps, including those before, of the schedule; None for all of this training, infinity for a
+            constant rate after the warm-up.
+        goes_on_from: Output of a training that has left its optimizer state; None starts with a new one.
+        leaves_to: Folder in which to leave the optimizer state for the next training; None for none.
 
     Returns:
-        The loss of every step, of all ranks together. A model that is spread stays so: `distributed.save_model`
-        saves it.
+        The loss of every step, over all ranks. A sharded model stays so: `distributed.save_model` saves it.
 
     Raises:
-        JobError: The optimizer that it is to go on with is another model's, or is damaged.
+        JobError: The optimizer state belongs to another model, or is damaged.
         JobStopped: The run is about to end; the checkpoint is saved.
         OutOfMemory: Not even the smallest micro-batch fits.
     """
@@ -610,7 +610,7 @@ def _step(
     trained: list[nn.Parameter],
     losses_of: Callable[[int], Iterator[Tensor]],
 ) -> tuple[float, Tensor | None]:
-    """One optimizer step: its loss, and the norm of its gradient where that is at hand or kept."""
+    """Do one optimizer step; return its loss, and the norm of its gradient if computed."""
     for group in state.optimizer.param_groups:
         group["lr"] = rate * group.get("scale", 1.0)
     before, told = saved.random_state(), {name: len(values) for name, values in state.told.items()}
@@ -628,7 +628,7 @@ def _step(
         total = torch.zeros((), dtype=torch.float64)
         for loss in losses_of(state.step):
             (loss * ranks.gradient_scale if ranks.is_sharded else loss).backward()
-            # Not as a number yet, which would wait for the device with every micro-batch.
+            # Stays a tensor, as converting it would wait for the device at every micro-batch.
             total = total + loss.detach().double()
         return total.item()
 
@@ -646,11 +646,11 @@ def _step(
     with drawing.adding(state.step + 1):
         total, norm = state.micro_batch.run(gradients, undo=drop)
     if ranks.size > 1:
-        # Not to be repeated by one rank alone: the others would be a message ahead.
+        # Not to be repeated by one rank alone, which would be out of step with the others.
         ranks.add_up_gradients(trained)
         norm = clip()
         total = ranks.sum(total)
-    # Outside of what is repeated: it changes weights and moments in place, so this attempt is over.
+    # Outside of the part that is repeated: weights and moments change in place, so a failure ends this attempt.
     try:
         state.optimizer.step()
     except (RuntimeError, MemoryError) as error:
@@ -666,11 +666,11 @@ def _step(
 
 
 def _together(work: Callable[[], float], state: TrainState) -> float:
-    """Do this rank's part of a step; if one rank runs out of memory, all have, so that all do it again.
+    """Do this rank's part of a step; if one rank runs out of memory, it counts for all, so that all repeat it.
 
     Raises:
         MemoryError: Another rank ran out of memory.
-        OutOfMemory: This one did, in the middle of what it does with the others.
+        OutOfMemory: This rank did, in the middle of a collective.
     """
     ranks = state.how.ranks
     if ranks.size == 1:
@@ -681,8 +681,8 @@ def _together(work: Callable[[], float], state: TrainState) -> float:
         if not is_out_of_memory(error):
             raise
         if ranks.is_sharded:
-            # The others wait for this one to gather a block of the model; the attempt is over, and the next one
-            # starts with less.
+            # The others wait for this rank's part of a block; the attempt fails, and the next one starts with a
+            # smaller size.
             raise state.micro_batch.give_up(error) from error
         ranks.any_of(True)
         raise
@@ -697,19 +697,19 @@ def _together(work: Callable[[], float], state: TrainState) -> float:
 def fit(
     model: nn.Module, made: TrainingSet, fitting: Fitting, *, backbone: PreTrainedModel | None = None
 ) -> list[float]:
-    """Train a model in place on sequences that are there beforehand.
+    """Train a model in place on existing sequences.
 
     Args:
         model: Its parameters that require gradients are trained.
         made: The sequences, and their loss.
-        fitting: How.
-        backbone: What gradient checkpointing is switched on for; None where that is the model.
+        fitting: Settings of the training.
+        backbone: Module for gradient checkpointing; None for the model itself.
 
     Returns:
         The loss of every step.
 
     Raises:
-        ValueError: The batch size or the data do not consist of whole groups.
+        ValueError: The batch size or the data are not whole groups.
     """
     data, group, size = made.data, made.group, fitting.batch_size
     if size % group or len(data) % group:
@@ -720,7 +720,7 @@ def fit(
     longest, policy = int(data.lengths.max()), backbone is None
     micro_batch = fitting.micro_batch(model, len(order), longest=longest, group=group, policy=policy)
     batches = [order[at : at + size] for at in range(0, len(order), size)]
-    # Of the data and not counted on the way: one that is resumed begins with what the steps before have done.
+    # Computed from the data instead of counted, so that a resumed training includes earlier steps.
     tokens = np.cumsum(data.lengths[order])
 
     def tokens_after(steps: int) -> int:
@@ -742,25 +742,25 @@ def fit(
 
 
 def keep_few_activations(model: Any, fitting: Fitting) -> None:
-    """Have a model that is trained compute activations again in the backward pass, where that is asked for."""
+    """Enable gradient checkpointing if the settings ask for it."""
     if fitting.training.gradient_checkpointing:
         load.checkpoint_activations(model)
-        # With frozen weights below adapters no gradient would reach these otherwise.
+        # Otherwise no gradient would reach it with frozen weights below adapters.
         model.enable_input_require_grads()
 
 
 def grouped_order(count: int, group: int, epochs: int, seed: int) -> NDArray[np.int64]:
-    """Indices of all epochs, groups in an order of their own in each, their members adjacent."""
+    """Return indices of all epochs: groups in a new random order in each, with adjacent members."""
     groups = sequences.epoch_order(count // group, epochs, seed)
     return (groups[:, None] * group + np.arange(group)).reshape(-1)
 
 
 def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int32], group: int) -> NDArray[np.int64]:
-    """The sequences of a batch, groups with long ones last, so that those of a micro-batch are about as long.
+    """Sort a batch by length, groups with long sequences last, so that lengths in a micro-batch are similar.
 
     Args:
-        rows: Their indices, members of a group adjacent; they stay so.
-        lengths: Of all sequences.
+        rows: Their indices; members of a group are adjacent and stay so.
+        lengths: Lengths of all sequences.
         group: Sequences that belong together.
     """
     groups = rows.reshape(-1, group)
@@ -769,16 +769,16 @@ def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int32], group: int) -
 
 
 def trained_tokens(data: sequences.Sequences, epochs: int) -> int:
-    """Tokens of prompts and completions that a training goes over."""
+    """Return the tokens of prompts and completions that a training goes over."""
     return int(data.lengths.sum()) * epochs
 
 
 def sft_set(model: nn.Module, data: sequences.Sequences) -> TrainingSet:
-    """Completions to imitate; a batch's loss is the mean over the tokens of its completions.
+    """Return completions to imitate; a batch's loss is the mean over the tokens of its completions.
 
     Args:
-        model: The policy that is trained, on its device.
-        data: Completions, whatever their labels.
+        model: The trained policy, on its device.
+        data: Completions; labels are ignored.
     """
     tokens = data.supervised
 
@@ -789,5 +789,5 @@ def sft_set(model: nn.Module, data: sequences.Sequences) -> TrainingSet:
 
 
 def fit_sft(model: nn.Module, data: sequences.Sequences, fitting: Fitting) -> list[float]:
-    """Train a policy in place; see `sft_set`. Returns the loss of every step, in nats per token."""
+    """Train a policy in place; see `sft_set`. Return the loss of every step, in nats per token."""
     return fit(model, sft_set(model, data), fitting)

@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: put around a model for training, merged into it to see what became of it."""
+"""Low-rank adapters with peft: added around a model for training, and merged into it to use the result."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 _BELOW = ".base_layer"
-"""What peft calls a layer below its adapter."""
+"""Name of the original layer below its adapter in peft."""
 
 
 def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> PreTrainedModel | PeftModel:
-    """Freeze a model and give it adapters that are trained in its place; without a rank, leave it as it is.
+    """Freeze a model and add trainable adapters; without a rank, return it unchanged.
 
     Args:
         model: Changed in place.
         settings: Rank, scale and layers.
-        seed: Of the adapters' initialisation.
+        seed: Seed of the adapters' initialisation.
 
     Raises:
         ConfigError: The model has no layers of the names given.
@@ -59,10 +59,10 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
 
 @torch.no_grad()
 def with_weights_of(model: PreTrainedModel | PeftModel, folder: Path) -> PreTrainedModel | PeftModel:
-    """Give a model with adapters the weights of stored ones of the same shape, in place.
+    """Load stored adapter weights of the same shape into a model with adapters, in place.
 
     Raises:
-        JobError: They are of other layers or ranks.
+        JobError: They have other layers or ranks.
     """
     stored = load_file(folder / kinds.WEIGHTS)
     assert isinstance(model, PeftModel)
@@ -73,7 +73,7 @@ def with_weights_of(model: PreTrainedModel | PeftModel, folder: Path) -> PreTrai
 
 
 def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:
-    """Refuse layers that share their weights with others: these would take over what an adapter has learnt.
+    """Refuse layers that share weights with others: an adapter of one would also change the others.
 
     Raises:
         ConfigError: There are some, as in Zamba2, or where the output layer is the embedding.
@@ -92,19 +92,19 @@ def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:
 
 
 def unfit_layers(model: PreTrainedModel) -> list[str] | None:
-    """Names of linear layers that do nothing with an adapter, or fail, or read no text."""
+    """Return names of linear layers on which an adapter has no effect or fails, or that read no text."""
     names = set(_beside_text(model) or ())
     for name, module in model.named_modules():
         if hasattr(module, "conv1d") and hasattr(module, "D"):
-            # State spaces read these weights themselves, past any adapter.
+            # State-space layers read these weights themselves, bypassing any adapter.
             names |= {"conv1d", "dt_proj", "out_proj", "x_proj"}
         if isinstance(module, nn.Linear) and type(module).__name__.endswith("Router"):
-            names.add(name.rpartition(".")[2])  # which gives more than a product
+            names.add(name.rpartition(".")[2])  # it returns more than a product
     return sorted(names) or None
 
 
 def _beside_text(model: PreTrainedModel) -> list[str] | None:
-    """Names of layers by which a model sees or hears; their names within may be those of layers that read text."""
+    """Return names of vision and audio layers; modules in them may be named like those of text layers."""
     if model.config.get_text_config() is model.config:
         return None
     read = {id(module) for part in load.text_parts(model) for module in part.modules()}
@@ -115,12 +115,12 @@ def _beside_text(model: PreTrainedModel) -> list[str] | None:
 def merged(
     model: PreTrainedModel | PeftModel, exact: Callable[[], PreTrainedModel | PeftModel] | None = None
 ) -> PreTrainedModel:
-    """The model as any other: adapters added into the weights they belong to.
+    """Return the plain model, with adapters added into its weights.
 
     Args:
         model: As it was trained.
-        exact: Makes what its training started from once more, with adapters and in float32, where the weights
-            below the adapters were rounded: added to those, most of an update would be lost. None adds to these.
+        exact: Loads the start of the training again, with adapters and in float32, if the weights below the
+            adapters were rounded: added to rounded weights, most of an update would be lost. None merges in place.
     """
     if not isinstance(model, PeftModel):
         return model

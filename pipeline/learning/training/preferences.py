@@ -1,8 +1,8 @@
-"""Direct preference optimisation (Rafailov et al., arXiv 2305.18290), with the losses of TRL.
+"""Direct preference optimisation (Rafailov et al., arXiv 2305.18290), with TRL's losses.
 
-TRL's trainer cannot be the loop: it tokenizes text, writes pickled checkpoints, and knows no micro-batch that
-shrinks when memory runs out. So the loop is ours, and what happens between log-probabilities and the loss is
-`trl.DPOTrainer`'s own code. The tests compare the two as a whole.
+TRL's trainer cannot be the loop: it tokenizes text, writes pickled checkpoints, and cannot reduce the micro-batch
+when memory runs out. So the loop is ours, and `trl.DPOTrainer`'s own code computes the loss from
+log-probabilities. Tests compare whole trainings of both.
 
 Shapes: P pairs, in 2P sequences: chosen and rejected one after the other; B sequences of a micro-batch, T tokens.
 """
@@ -27,7 +27,7 @@ from pipeline.learning.training.sequences import UNKNOWN, Batch, Sequences
 
 
 class DPOObjective(Protocol):
-    """The settings of the loss, which are of `DPOConfig`."""
+    """Settings of the loss, from `DPOConfig`."""
 
     loss_type: DPOLoss
     beta: float
@@ -36,7 +36,7 @@ class DPOObjective(Protocol):
 
 
 class _Given:
-    """An accelerator of one process: everything is here already."""
+    """Stand-in for accelerate with one process: every tensor is already local."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -49,9 +49,9 @@ class _Given:
 
 @cache
 def _dpo_trainer() -> Any:
-    """TRL's, which takes seconds to import, for trainings on pairs alone.
+    """Return TRL's trainer class; importing it takes seconds, needed only by trainings on pairs.
 
-    TRL would import wandb, which makes folders for files at once, and leaves them when the worker is killed.
+    Keeps TRL from importing wandb, which would create folders at once and leave them when the worker is killed.
     """
     hidden: dict[str, Any] = sys.modules
     absent = "wandb" not in hidden
@@ -65,16 +65,16 @@ def _dpo_trainer() -> Any:
 
 
 class PairLoss:
-    """TRL's loss of pairs, and what it reports of them.
+    """TRL's loss of pairs, and its metrics of them.
 
     Attributes:
-        reports: Name of a measure -> its value at every micro-batch, for example ``rewards/accuracies``.
+        reports: Metric -> its value at every micro-batch, for example ``rewards/accuracies``.
     """
 
     def __init__(self, objective: DPOObjective, device: str) -> None:
         self.objective = objective
         self.reports: Mapping[str, list[float]] = defaultdict(list)
-        # What `DPOTrainer._compute_loss` looks at of its trainer.
+        # The attributes that `DPOTrainer._compute_loss` reads of its trainer.
         self._trainer = SimpleNamespace(
             model=SimpleNamespace(training=True),
             accelerator=_Given(torch.device(device)),
@@ -95,12 +95,12 @@ class PairLoss:
         )
 
     def __call__(self, logprobs: Tensor, batch: Batch, anchor: Tensor) -> Tensor:
-        """The mean loss of a micro-batch's pairs.
+        """Return the mean loss of a micro-batch's pairs.
 
         Args:
-            logprobs: Of the policy that is trained, shape [B, T]; 0 where nothing is supervised.
-            batch: Its pairs.
-            anchor: Of each whole completion under the anchor, shape [B].
+            logprobs: Log-probabilities under the trained policy, shape [B, T]; 0 where nothing is supervised.
+            batch: The pairs.
+            anchor: Log-probability of each whole completion under the anchor, shape [B].
         """
         # TRL wants all chosen ones before all rejected ones, and positions shifted by one.
         both = [torch.arange(side, len(batch.ids), 2, device=logprobs.device) for side in (0, 1)]
@@ -128,14 +128,14 @@ class PairLoss:
 def dpo_set(
     model: nn.Module, pairs: Sequences, anchor: NDArray[np.float64], objective: DPOObjective, device: str
 ) -> loop.TrainingSet:
-    """Pairs, and the loss of a policy on them.
+    """Return pairs, and the loss of a policy on them.
 
     Args:
-        model: The policy that is trained, on its device.
-        pairs: Chosen and rejected completions, one after the other.
+        model: The trained policy, on its device.
+        pairs: Chosen and rejected completions in turn.
         anchor: Log-probability of each completion under the anchor, shape [2P].
         objective: Settings of the loss.
-        device: Of the model.
+        device: Device of the model.
     """
     loss = PairLoss(objective, device)
 
@@ -157,14 +157,14 @@ def dpo_set(
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
-# Kahneman-Tversky optimisation (Ethayarajh et al., arXiv 2402.01306). Tests hold it to TRL's trainer. What a
-# completion's log-ratio is held against, an estimate of the divergence from the anchor, is of the whole batch
-# of a step, by a pass of its own before: so neither micro-batches nor ranks change it. Shapes: N completions,
-# B of a micro-batch.
+# Kahneman-Tversky optimisation (Ethayarajh et al., arXiv 2402.01306); tests compare it with TRL's trainer. A
+# completion's log-ratio is compared with an estimate of the KL divergence from the anchor. The estimate is over
+# the whole batch of a step, from a separate pass before it, so it does not depend on micro-batches or ranks.
+# Shapes: N completions, B of a micro-batch.
 
 
 Score = Callable[[Sequences], NDArray[np.float64]]
-"""From completions to the log-probability of each."""
+"""Function from completions to the log-probability of each."""
 
 
 def kto_set(
@@ -178,17 +178,17 @@ def kto_set(
     of_policy: Score,
     context: int | None = None,
 ) -> loop.TrainingSet:
-    """Completions that are desirable or not, and the loss of a policy on them (equation 7).
+    """Return completions that are desirable or undesirable, and the loss of a policy on them (equation 7).
 
     Args:
-        model: The policy that is trained, on its device.
-        data: Labelled 1 where they are desirable, else 0.
-        beta: Strength of the pull towards the anchor.
-        weights: Of the losses of desirable completions, and of those of the others.
-        device: Of the model.
-        of_anchor: Scores by the anchor.
-        of_policy: Scores by the policy as it is; all ranks call it together.
-        context: Tokens that fit into the model's context; None for no limit.
+        model: The trained policy, on its device.
+        data: Completions, labelled 1 if desirable, else 0.
+        beta: Strength of the KL penalty towards the anchor.
+        weights: Weights of the losses of desirable and of undesirable completions.
+        device: Device of the model.
+        of_anchor: Log-probabilities under the anchor.
+        of_policy: Log-probabilities under the current policy; all ranks call it together.
+        context: Tokens of the model's context; None for no limit.
     """
     anchor = of_anchor(data).astype(np.float32)
     divergence = [0.0]
@@ -222,15 +222,15 @@ def kto_set(
 
 
 def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: int | None = None) -> Sequences:
-    """The prompts of each batch, one batch after the other, with the completions of other prompts of it.
+    """Return the prompts of each batch in turn, combined with completions of other prompts of that batch.
 
-    The completions are moved on by as few places as leave the fewest where they belong: by one, as TRL does, where
-    no two neighbours have one prompt.
+    The completions are shifted by the smallest offset that leaves the fewest with their own prompt: by one, as in
+    TRL, if no two neighbours share a prompt.
 
     Args:
         data: Completions, with ids of their prompts.
-        batches: Places of those of each batch.
-        context: Tokens after which what comes of it is cut.
+        batches: Indices of the completions of each batch.
+        context: Tokens after which results are truncated.
     """
     ones, others = [np.zeros(0, np.int64), *batches], [np.zeros(0, np.int64)]
     for rows in batches:
@@ -254,25 +254,25 @@ def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: i
 
 
 # -- unanchored --------------------------------------------------------------------------------------------------
-# Losses of pairs by the policy's own likelihood alone: ORPO (arXiv 2403.07691) and SimPO (arXiv 2405.14734).
-# Both go by the log-probability per token of each completion. Tests hold them to TRL's trainers. Shapes: P
-# pairs, in 2P sequences: chosen and rejected one after the other.
+# Losses of pairs without an anchor: ORPO (arXiv 2403.07691) and SimPO (arXiv 2405.14734). Both use the
+# log-probability per token of each completion; tests compare them with TRL's trainers. Shapes: P pairs, in 2P
+# sequences: chosen and rejected in turn.
 
 
 _SURE = -1e-7
-"""Log-probability per token from which on odds have no finite logarithm in float32."""
+"""Log-probability per token above which log-odds are not finite in float32."""
 
 
 def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> loop.TrainingSet:
-    """Pairs, and the loss of ORPO on them (equations 6 and 7, with the odds of equation 4).
+    """Return pairs, and the loss of ORPO on them (equations 6 and 7, with the odds of equation 4).
 
     As in TRL and in the authors' code, the likelihood is of all tokens of prompt and chosen completion.
 
     Args:
-        model: The policy that is trained, on its device.
-        pairs: Chosen and rejected completions, one after the other.
+        model: The trained policy, on its device.
+        pairs: Chosen and rejected completions in turn.
         beta: Weight of the odds ratio; the paper's lambda.
-        device: Of the model.
+        device: Device of the model.
     """
 
     def log_odds(mean: Tensor) -> Tensor:
@@ -289,14 +289,14 @@ def orpo_set(model: nn.Module, pairs: Sequences, beta: float, device: str) -> lo
 def simpo_set(
     model: nn.Module, pairs: Sequences, beta: float, gamma: float, device: str, alpha: float = 0.0
 ) -> loop.TrainingSet:
-    """Pairs, and the loss of SimPO on them (equation 6).
+    """Return pairs, and the loss of SimPO on them (equation 6).
 
     Args:
-        model: The policy that is trained, on its device.
-        pairs: Chosen and rejected completions, one after the other.
+        model: The trained policy, on its device.
+        pairs: Chosen and rejected completions in turn.
         beta: Scale of the log-probability per token.
-        gamma: Margin by which the chosen one is to be ahead.
-        device: Of the model.
+        gamma: Margin by which the chosen reward should exceed the other.
+        device: Device of the model.
         alpha: Weight of the chosen completions' negative log-likelihood.
     """
 
@@ -316,17 +316,17 @@ def _pair_set(
     read: Sequences,
     likelihood: float,
 ) -> loop.TrainingSet:
-    """Pairs, their loss by what is said per token, and some weight of the likelihood of tokens of the chosen.
+    """Return pairs with a loss on their log-probabilities per token, plus a weighted likelihood of chosen tokens.
 
     Args:
         model: The policy.
-        pairs: As above.
+        pairs: Chosen and rejected completions in turn.
         loss: From the log-probabilities per token of chosen and rejected completions, each of shape [P], to the
             losses.
-        device: Of the model.
-        scale: What the curve's rewards have beside these log-probabilities.
-        read: The same sequences, with all tokens supervised that are to be likely.
-        likelihood: Weight of the negative log-likelihood of these, a mean over the tokens of a batch.
+        device: Device of the model.
+        scale: Factor from these log-probabilities to the rewards of the curve.
+        read: The same sequences, with all tokens supervised that the likelihood covers.
+        likelihood: Weight of their negative log-likelihood, averaged over the tokens of a batch.
     """
     tokens = read.supervised
 

@@ -1,4 +1,4 @@
-"""What models make of sequences that are given: log-probabilities, divergences, scores; without a training.
+"""Compute log-probabilities, divergences and scores of given sequences, without training.
 
 Shapes: B sequences of a micro-batch, T positions.
 """
@@ -27,43 +27,42 @@ from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
 
 # -- unpadded ----------------------------------------------------------------------------------------------------
-# Forward passes over the tokens of a micro-batch alone: its sequences stand behind each other, without
-# padding. What works token by token does not notice. Attention alone has to know where sequences begin; for
-# these passes it is replaced, through the interface that transformers has for that, by attention within each
-# sequence. Which models that is right for is tried out, with two short texts: others are read in padded rows,
-# as if nothing was asked for. Shapes: B sequences, T positions of the longest, N tokens in all, H heads, D
-# size of a head.
+# Forward passes over the tokens of a micro-batch alone: its sequences stand behind each other, without padding.
+# Layers that work token by token are not affected. Only attention must know where sequences begin; for these
+# passes it is replaced, through transformers' attention interface, by attention within each sequence. Two short
+# texts test whether this is right for a model; other models read padded rows. Shapes: B sequences, T positions of
+# the longest, N tokens in all, H heads, D size of a head.
 
 
 NAME = "pipeline_unpadded"
-"""Of the attention function, as transformers knows it."""
+"""Name of the attention function in transformers."""
 _CHANGES = ("position_bias", "s_aux", "softcap")
-"""Arguments by which some models change what attention computes."""
+"""Arguments with which some models change what attention computes."""
 _TRIED = ((5, 7, 11, 13, 17), (3, 5, 7))
-"""Two texts, as ids."""
+"""Two test texts, as token ids."""
 _CLOSE = 1e-3
-"""By how much of their size hidden states may differ: of a text that sees another one they do by far more."""
+"""Largest relative difference of hidden states: it is far larger if one text attends to another."""
 
 
 def inner_model(model: nn.Module) -> Any:
-    """A model without the adapters that are around it."""
-    peft: Any = sys.modules.get("peft")  # which takes long to import, and has made what is around a model
+    """Return a model without the adapters around it."""
+    peft: Any = sys.modules.get("peft")  # slow to import, and already imported if a model has adapters
     return model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
 
 
 class _CannotStand(Exception):  # noqa: N818 - not an error: the caller has another way
-    """The attention of a model is more than is computed here."""
+    """Raised when a model's attention is more than is computed here."""
 
 
 @contextmanager
 def without_padding(model: nn.Module, asked: bool) -> Iterator[None]:
-    """Have a model's passes over batches without padding meanwhile, where that is asked for and right for it.
+    """Run a model's passes without padding inside, if requested and right for the model.
 
-    Backward passes belong in it as well: with gradient checkpointing they repeat forward passes.
+    Backward passes must be inside as well: with gradient checkpointing they repeat forward passes.
 
     Args:
         model: A causal language model, with adapters or without, or the backbone of a value model.
-        asked: `training.padding_free`.
+        asked: The setting `training.padding_free`.
     """
     if not asked:
         yield
@@ -78,19 +77,19 @@ def without_padding(model: nn.Module, asked: bool) -> Iterator[None]:
 
 
 def is_unpadded(model: nn.Module) -> bool:
-    """Whether passes over a model are to be without padding now."""
+    """Return whether passes of a model are without padding now."""
     config = getattr(inner_model(model), "config", None)
     return getattr(config, "_attn_implementation", None) == NAME
 
 
 def inputs_of(batch: Batch) -> dict[str, Any]:
-    """What a model reads of a batch without padding; its outputs are those of N tokens, shape [1, N, ...]."""
+    """Return the model inputs of a batch without padding; outputs are for N tokens, shape [1, N, ...]."""
     ids = batch.ids.view(-1).index_select(0, on_device(batch, places_of_tokens(batch)))
     return _inputs(ids[None], batch.lengths)
 
 
 def places_of_tokens(batch: Batch) -> NDArray[np.int64]:
-    """Where in the rows of a batch, one after the other, its tokens are: shape [N]."""
+    """Return the indices of tokens in the flattened rows of a batch, shape [N]."""
     width = batch.ids.shape[1]
     found: NDArray[np.int64] = np.concatenate(
         [row * width + np.arange(length) for row, length in enumerate(batch.lengths)]
@@ -99,7 +98,10 @@ def places_of_tokens(batch: Batch) -> NDArray[np.int64]:
 
 
 def in_rows(values: Tensor, batch: Batch, places: NDArray[np.int64]) -> Tensor:
-    """Values of some places, shape [M, ...], laid out as the batch is, shape [B, T, ...]; 0 elsewhere."""
+    """Return values of some positions, shape [M, ...], in the layout of the batch, shape [B, T, ...].
+
+    0 elsewhere.
+    """
     rows, width = batch.ids.shape
     empty = values.new_zeros(rows * width, *values.shape[1:])
     laid: Tensor = empty.index_copy(0, on_device(batch, places), values).unflatten(0, (rows, width))
@@ -107,7 +109,7 @@ def in_rows(values: Tensor, batch: Batch, places: NDArray[np.int64]) -> Tensor:
 
 
 def on_device(batch: Batch, places: NDArray[np.int64]) -> Tensor:
-    """Places in the rows of a batch, where the batch is."""
+    """Move positions to the device of the batch."""
     return torch.from_numpy(places).to(batch.ids.device)
 
 
@@ -133,7 +135,7 @@ def _replaced(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _is_right_for(model: nn.Module) -> bool:
-    """Whether texts behind each other are to a model what they are apart."""
+    """Return whether concatenated texts give a model the same results as separate ones."""
     inner = inner_model(model)
     config = inner.config.get_text_config()
     first = next(inner.parameters())
@@ -147,26 +149,26 @@ def _is_right_for(model: nn.Module) -> bool:
         with _replaced(model):
             beside = _outputs(model, _inputs(torch.cat(texts, 1), [len(text) for text in _TRIED]))
     except torch.OutOfMemoryError:
-        raise  # which tells nothing of the model
+        raise  # which says nothing about the model
     except (_CannotStand, AttributeError, TypeError, ValueError, RuntimeError):
         return False
     finally:
         _windows.reset(token)
     whole = len(windows) == getattr(config, "num_hidden_layers", None)
-    # One that says its window by a mask alone would lose it.
+    # A model that expresses its window only by a mask would lose it.
     told = not getattr(config, "sliding_window", None) or any(windows)
     return whole and told and bool((beside - apart).abs().max() <= _CLOSE * apart.abs().max())
 
 
 def _outputs(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-    """Logits of a policy, hidden states of a backbone."""
+    """Return logits of a policy, or hidden states of a backbone."""
     found = model(**inputs)
     outputs: Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state
     return outputs
 
 
 _windows: ContextVar[list[object] | None] = ContextVar("windows", default=None)
-"""Where calls of attention note how far back they see, while a model is tried out."""
+"""Records the window sizes of attention calls while a model is tested."""
 
 
 def _attention(
@@ -180,21 +182,21 @@ def _attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each text.
+    """Compute causal attention within each text.
 
     Args:
         module: The layer.
         query: Shape [1, H, N, D].
         key: Shape [1, H or fewer that are shared, N, D].
-        value: Likewise.
-        attention_mask: None: transformers makes none for an attention that it does not know.
-        scaling: Of the products of queries and keys.
-        dropout: Is switched off in training.
-        sliding_window: How far back tokens see.
-        options: What else a model gives its attention, the lengths of texts among it.
+        value: As `key`.
+        attention_mask: None: transformers makes no mask for an attention that it does not know.
+        scaling: Factor of the products of queries and keys.
+        dropout: Disabled in training.
+        sliding_window: How many tokens back a token attends.
+        options: Further arguments of a model's attention, among them the lengths of texts.
 
     Returns:
-        Shape [1, N, H, D], and no weights.
+        Shape [1, N, H, D], and no attention weights.
     """
     changed = [name for name in _CHANGES if options.get(name) is not None]
     if changed or not getattr(module, "is_causal", True):
@@ -214,7 +216,7 @@ def _attention(
 
 
 def _band(query: Tensor, window: int | None) -> Tensor | None:
-    """What each token of a text sees, where that is less than all before it."""
+    """Return which tokens each token of a text attends to, if not all before it."""
     if window is None or query.shape[2] <= window:
         return None
     places = torch.arange(query.shape[2], device=query.device)
@@ -225,21 +227,20 @@ def _band(query: Tensor, window: int | None) -> Tensor | None:
 AttentionInterface.register(NAME, _attention)
 
 # -- logits ------------------------------------------------------------------------------------------------------
-# Log-probabilities of the tokens that were taken, without logits of all tokens at once. A token has as many
-# logits as the vocabulary has entries, and each takes some 12 bytes in training: 25 GB for 8 texts of 2,048
-# tokens and 128,000 entries. Here the output layer runs over a part of the positions at a time, and again in
-# the backward pass. So only on GPUs. Shapes: B sequences, T positions, V tokens of the vocabulary, H the
-# width of the model.
+# Log-probabilities of given tokens without materialising all logits. A token has as many logits as the vocabulary
+# has entries, and each takes about 12 bytes in training: 25 GB for 8 texts of 2,048 tokens and 128,000 entries.
+# Here the output layer runs over a part of the positions at a time, and again in the backward pass; so it is used
+# only on GPUs. Shapes: B sequences, T positions, V tokens of the vocabulary, H the width of the model.
 
 
 _CACHED = 1 << 18
 _LOWEST = torch.finfo(torch.float32).min
 _plain: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
-"""Models that were looked at -> whether their logits are what the output layer makes of the last hidden states."""
+"""Tested models -> whether their logits are the output layer applied to the last hidden states."""
 
 
 def is_cut(model: nn.Module, ids: Tensor) -> bool:
-    """Whether logits of a batch are too many to be there at once, and the model lets them be made part by part.
+    """Return whether a batch has too many logits to hold at once, and the model allows computing them in parts.
 
     Args:
         model: A causal language model, with adapters or without.
@@ -249,13 +250,13 @@ def is_cut(model: nn.Module, ids: Tensor) -> bool:
 
 
 def is_too_much(model: nn.Module, tokens: int) -> bool:
-    """Whether the logits of so many tokens are more than may be there at once."""
+    """Return whether the logits of `tokens` tokens are too many to hold at once."""
     return tokens * _vocabulary(model) > LOGITS_AT_ONCE
 
 
 @torch.no_grad()
 def is_plain(model: nn.Module, ids: Tensor) -> bool:
-    """Whether a model's logits are those of its output layer as they are: some families cap or scale them."""
+    """Return whether a model's logits are its plain output layer: some families cap or scale them."""
     if isinstance(model, FSDPModule):
         return False  # the output layer is whole only while the whole model runs
     if model not in _plain:
@@ -265,19 +266,19 @@ def is_plain(model: nn.Module, ids: Tensor) -> bool:
             hidden = _hidden(model, {"input_ids": few, "use_cache": False})
             _plain[model] = torch.equal(_head(model)(hidden), whole)
         except torch.OutOfMemoryError:
-            raise  # which tells nothing of the model
-        except (AttributeError, TypeError, RuntimeError):  # built in another way than most
+            raise  # which says nothing about the model
+        except (AttributeError, TypeError, RuntimeError):  # built differently from most models
             _plain[model] = False
     return _plain[model]
 
 
 def read_off(logprobs: Tensor, targets: Tensor, *, entropy: bool) -> Tensor:
-    """Log-probabilities of tokens, and the entropies of their distributions in nats if asked for.
+    """Return log-probabilities of tokens, and the entropies of their distributions in nats if requested.
 
     Args:
         logprobs: Shape [..., V].
         targets: Shape [...].
-        entropy: Whether to give both.
+        entropy: Whether to return both.
 
     Returns:
         Shape [...], or [..., 2].
@@ -285,21 +286,21 @@ def read_off(logprobs: Tensor, targets: Tensor, *, entropy: bool) -> Tensor:
     taken = logprobs.gather(-1, targets[..., None]).squeeze(-1)
     if not entropy:
         return taken
-    # What has no probability is -inf, which 0 times is no number.
+    # Tokens without probability are -inf, and 0 times that is NaN.
     return torch.stack([taken, -(logprobs.exp() * logprobs.clamp(min=_LOWEST)).sum(-1)], -1)
 
 
 def logprobs_in_parts(
     model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool = False
 ) -> Tensor:
-    """Log-probabilities of tokens given what precedes them, of some tokens at a time.
+    """Return log-probabilities of tokens given what precedes them, computing some tokens at a time.
 
     Args:
-        model: For which `is_plain`.
+        model: A model for which `is_plain` holds.
         hidden: Last hidden states before the tokens, shape [M, H].
         targets: The tokens, shape [M].
-        temperature: Of the policy.
-        entropy: Whether that of each distribution is asked for too.
+        temperature: Temperature of the policy.
+        entropy: Whether to return entropies too.
 
     Returns:
         Shape [M], float32; with entropies [M, 2].
@@ -316,15 +317,16 @@ def logprobs_in_parts(
 
 
 def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0, *, entropy: bool = False) -> Tensor:
-    """Log-probabilities of tokens, in the memory that their logits have, which are of no use afterwards.
+    """Return log-probabilities of tokens, reusing the memory of their logits, which are overwritten.
 
-    Log-probabilities take the place of logits, and gradients theirs. As torch has it each is kept by itself.
+    Log-probabilities overwrite logits, and gradients overwrite log-probabilities; torch would keep each
+    separately.
 
     Args:
         logits: Shape [M, V], any floating type.
         targets: Shape [M].
-        temperature: Of the policy.
-        entropy: See `logprobs_in_parts`; then each is kept by itself here too.
+        temperature: Temperature of the policy.
+        entropy: As for `logprobs_in_parts`; then nothing is overwritten here either.
 
     Returns:
         Shape [M], float32; with entropies [M, 2].
@@ -339,7 +341,7 @@ def taken_of(logits: Tensor, targets: Tensor, temperature: float = 1.0, *, entro
 
 
 class _Taken(torch.autograd.Function):
-    """Whoever asks for gradients a second time is told by torch that what they need was changed in place."""
+    """Autograd function; a second backward pass fails in torch, as its inputs were changed in place."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
@@ -359,7 +361,7 @@ class _Taken(torch.autograd.Function):
 
 
 def _rows_at_once(logits: Tensor) -> int:
-    """So many that a processor's cache holds them from one operation to the next."""
+    """Return the number of rows that stay in a processor's cache from one operation to the next."""
     return max(1, _CACHED // logits.shape[1]) if not logits.is_cuda else max(1, len(logits))
 
 
@@ -372,15 +374,18 @@ def _head(model: nn.Module) -> Any:
 
 
 def _hidden(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-    """The last hidden states, shape [B, T, H]."""
+    """Return the last hidden states, shape [B, T, H]."""
     hidden: Tensor = inner_model(model).base_model(**inputs).last_hidden_state
     return hidden
 
 
 def _of_supervised(model: nn.Module, batch: Batch, temperature: float, *, entropy: bool) -> Tensor:
-    """Log-probabilities of supervised tokens alone, without padding or part by part; with entropies [B, T, 2]."""
+    """Return log-probabilities of supervised tokens only, without padding or in parts.
+
+    With entropies [B, T, 2].
+    """
     width, begins = batch.ids.shape[1], np.cumsum([0, *batch.lengths])
-    firsts = np.maximum(batch.starts, 1)  # nothing goes before the first token of a text
+    firsts = np.maximum(batch.starts, 1)  # nothing precedes the first token of a text
     places = [np.arange(first, end) for first, end in zip(firsts, batch.lengths, strict=True)]
     asked = np.concatenate([row * width + at for row, at in enumerate(places)])
     targets = batch.ids.view(-1).index_select(0, on_device(batch, asked))
@@ -395,31 +400,31 @@ def _of_supervised(model: nn.Module, batch: Batch, temperature: float, *, entrop
         taken = logprobs_in_parts(model, hidden, targets, temperature, entropy=entropy)
     else:
         logits = model(**inputs, logits_to_keep=read).logits
-        # Some families know no `logits_to_keep`, and give all.
+        # Some families do not support `logits_to_keep`, and return all.
         logits = logits[0] if logits.shape[1] == len(read) else logits[0].index_select(0, read)
         taken = taken_of(logits, targets, temperature, entropy=entropy)
     return in_rows(taken, batch, asked)
 
 
 def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:
-    """Log-probabilities of the supervised tokens of whole sequences.
+    """Return log-probabilities of the supervised tokens of whole sequences.
 
     Args:
         model: A causal language model.
         batch: Padded on the right.
-        temperature: Of the policy.
+        temperature: Temperature of the policy.
 
     Returns:
-        Shape [B, T], float32: at position t that of token t given what precedes it; 0 where nothing is supervised.
+        Shape [B, T], float32: position t has token t given what precedes it; 0 where nothing is supervised.
     """
     return _completion_values(model, batch, temperature, entropy=False)
 
 
 def logprobs_and_entropies(model: nn.Module, batch: Batch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probabilities as `completion_logprobs` gives them, and entropies of what their tokens were drawn from.
+    """Return log-probabilities as `completion_logprobs`, and the entropies of the tokens' distributions.
 
     Returns:
-        Both of shape [B, T], with their gradients; entropies in nats, over the whole vocabulary.
+        Both of shape [B, T], with gradients; entropies in nats, over the whole vocabulary.
     """
     logprobs, entropies = _completion_values(model, batch, temperature, entropy=True).unbind(-1)
     return logprobs, entropies
@@ -438,16 +443,16 @@ def _completion_values(model: nn.Module, batch: Batch, temperature: float, *, en
 def sequence_divergence(
     model: nn.Module, reference: nn.Module, batch: Batch, temperature: float, top_p: float = 1.0
 ) -> Tensor:
-    """KL divergence of a policy from the reference at every supervised position, summed over each sequence.
+    """Return the KL divergence of a policy from the reference at every supervised position, summed per sequence.
 
-    Exact: over the whole vocabulary at each step of the sequences that are given.
+    It is exact: over the whole vocabulary at each step of the given sequences.
 
     Args:
         model: The policy.
-        reference: What it is compared with.
+        reference: The model to compare with.
         batch: Sequences that the policy has drawn.
-        temperature: Of both.
-        top_p: Nucleus that the policy is sampled from; the reference is whole.
+        temperature: Temperature of both.
+        top_p: Nucleus of the policy; the reference has no nucleus.
 
     Returns:
         In nats, shape [B], float64.
@@ -461,15 +466,15 @@ def sequence_divergence(
 
 
 def _next_token_logprobs(model: nn.Module, batch: Batch, temperature: float) -> tuple[Tensor, int]:
-    """Distributions from position `first` to the last but one: those that supervised tokens are drawn from."""
-    # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
+    """Return distributions from position `first` to the last but one: those of the supervised tokens."""
+    # Padding on the right needs no mask: causal attention never sees it, and it has no loss.
     first, width = batch.first, batch.ids.shape[1]
     logits = model(input_ids=batch.ids, use_cache=False, logits_to_keep=width - first).logits
-    # Some families know no `logits_to_keep`, and give all.
+    # Some families do not support `logits_to_keep`, and return all.
     return policy_logprobs(logits[:, first - width : -1], temperature), first
 
 
-# Not `inference_mode`: what is spread over ranks is gathered into tensors that are used again.
+# Not `inference_mode`: sharded weights are gathered into tensors that are used again.
 @torch.no_grad()
 def score_sequences(
     data: Sequences,
@@ -483,18 +488,18 @@ def score_sequences(
     sizes: batch_size.BatchSizes | None = None,
     work: str = "score",
 ) -> NDArray[np.float64]:
-    """Evaluate a function of sequences without gradients, longest ones apart from short ones.
+    """Evaluate a function of sequences without gradients, in batches of similar length.
 
     Args:
         data: The sequences.
-        score: From a batch to one row per sequence, shape [B] or [B, T].
+        score: Function from a batch to one row per sequence, shape [B] or [B, T].
         micro_batch_size: Sequences at once.
         device: ``cpu`` or ``cuda``.
-        width: Columns of the result where `score` gives shape [B, T]; None where it gives [B].
-        ranks: Who shares the work. All must call this together, and all get the whole result.
-        together: Whether ranks compute each score together, so that memory that runs out ends the attempt.
-        sizes: Remembers how many sequences fitted where memory ran out; None remembers nothing.
-        work: What they are remembered for.
+        width: Columns of the result if `score` gives shape [B, T]; None if it gives [B].
+        ranks: Ranks that share the work. All must call this together, and all get the whole result.
+        together: Whether ranks compute each score together, so that running out of memory ends the attempt.
+        sizes: Remembers how many sequences fit after running out of memory; None remembers nothing.
+        work: Name under which sizes are remembered.
 
     Returns:
         Shape [N], or [N, width] padded with 0.
@@ -513,7 +518,7 @@ def score_sequences(
                 yield rows, values
 
     def in_parts() -> _Parts:
-        """By itself a process takes fewer at once when memory runs out."""
+        """Score in parts; a single process reduces the batch when memory runs out."""
         batch = (sizes or batch_size.BatchSizes(None, device)).begin(
             work,
             micro_batch_size,
@@ -540,15 +545,15 @@ def score_sequences(
 
 
 _Parts = Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]
-"""Rows, and what is found of them."""
+"""Rows, and their results."""
 
 
 def note_scored(data: Sequences, *models: nn.Module) -> None:
-    """Count that these models have read sequences for their log-probabilities."""
+    """Count the FLOPs of models that read sequences for their log-probabilities."""
     flops.spend("scoring", sum(flops.model_cost(model).forward(passes_of(model, data)) for model in models))
 
 
 def passes_of(model: nn.Module, data: Sequences) -> flops.Pass:
-    """What a model reads of sequences: a policy's outputs matter from one before the first supervised token on."""
+    """Return the pass of a model over sequences: outputs are needed from the first supervised token on."""
     whole = isinstance(model, ValueModel)
     return flops.whole_texts(data.lengths, None if whole else int((data.lengths - data.starts).sum()) + len(data))

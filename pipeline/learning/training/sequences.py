@@ -1,4 +1,4 @@
-"""Labelled sequences: what value models are trained on, as files of token ids and as batches.
+"""Labelled sequences, the training data of models: as files of token ids, and as batches.
 
 Shapes: N sequences, T tokens of the longest, B sequences of a micro-batch.
 """
@@ -23,7 +23,7 @@ from pipeline.outputs.formats import read_input
 
 FILE = "sequences.safetensors"
 UNKNOWN = -1
-"""Stands for a prompt that is not told."""
+"""Id of an unknown prompt."""
 _KINDS = {"i": "whole numbers", "f": "floating numbers", "b": "true or false"}
 
 
@@ -32,14 +32,14 @@ class Sequences:
     """Sequences of token ids, each with one label for its tail.
 
     Attributes:
-        ids: Prompt and completion as sampled, padded on the right with 0, shape [N, T], int32.
-        lengths: Tokens of each, shape [N], int32.
-        starts: First position that is supervised, shape [N], int32.
+        ids: Prompt and completion as drawn, padded on the right with 0, shape [N, T], int32.
+        lengths: Length of each in tokens, shape [N], int32.
+        starts: First supervised position, shape [N], int32.
         labels: Target for these positions, in [0, 1], shape [N], float32.
         prompts: Id of the prompt's row, or `UNKNOWN`, so that sequences of one prompt can be kept together,
             shape [N], int64.
-        left_out: Positions from there to the end that are not supervised, such as turns of a user within an
-            answer, shape [N, T], bool; None where all are.
+        left_out: Later positions that are not supervised, such as turns of a user within an answer, shape [N, T],
+            bool; None if all are.
     """
 
     ids: NDArray[np.int32]
@@ -64,9 +64,9 @@ class Sequences:
         Args:
             ids: Prompt and completion of each sequence.
             starts: Its first supervised position.
-            labels: Its target.
-            prompts: Id of its prompt's row. None where nobody asks: a value model is then calibrated on nothing,
-                since no prompts can be held out.
+            labels: Target of each sequence.
+            prompts: Row id of each prompt. None if not needed: then a value model has no calibration, since no
+                prompts can be held out.
         """
         lengths = np.array([len(row) for row in ids], np.int32)
         padded = np.zeros((len(ids), int(lengths.max(initial=0))), np.int32)
@@ -82,13 +82,13 @@ class Sequences:
         labels: Sequence[float],
         prompts: Sequence[int] | None = None,
     ) -> Sequences:
-        """Pad lists of tokens of which any may be supervised.
+        """Pad lists of tokens with any supervised positions.
 
         Args:
             ids: Prompt and completion of each sequence.
-            supervised: Which of its positions are, as long.
-            labels: Its target.
-            prompts: As `of` takes them.
+            supervised: Whether each position is supervised, as long as `ids`.
+            labels: Target of each sequence.
+            prompts: As for `of`.
         """
         starts = [row.index(True) if True in row else len(row) for row in supervised]
         whole = Sequences.of(ids, starts, labels, prompts)
@@ -99,17 +99,17 @@ class Sequences:
 
     @property
     def supervised(self) -> NDArray[np.int64]:
-        """Positions of each that are supervised, shape [N]."""
+        """Number of supervised positions of each sequence, shape [N]."""
         return (self.lengths - self.starts).astype(np.int64) - (
             0 if self.left_out is None else self.left_out.sum(1, dtype=np.int64)
         )
 
     def mask(self, rows: NDArray[np.int64] | slice = slice(None), width: int | None = None) -> NDArray[np.bool_]:
-        """Which positions are supervised.
+        """Return which positions are supervised.
 
         Args:
-            rows: Places of the sequences that are asked for.
-            width: Positions of each; None for all.
+            rows: Indices of the sequences.
+            width: Number of positions; None for all.
 
         Returns:
             Shape [rows, width].
@@ -119,10 +119,10 @@ class Sequences:
         return found if self.left_out is None else found & ~self.left_out[rows, :width]
 
     def some(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Sequences:
-        """Some of them, as wide as before.
+        """Return some of the sequences, with the same width.
 
         Args:
-            rows: Their places, or of each whether it is one of them, shape [N].
+            rows: Their indices, or a mask of shape [N].
         """
         arrays: dict[str, Any] = {
             name: None if array is None else array[rows] for name, array in vars(self).items()
@@ -130,7 +130,7 @@ class Sequences:
         return Sequences(**arrays)
 
     def silenced(self, rows: NDArray[np.bool_]) -> Sequences:
-        """The same, with no position supervised of those that `rows` says, shape [N]."""
+        """Return the same sequences, with no supervised position in those of `rows`, a mask of shape [N]."""
         if not rows.any():
             return self
         left_out = np.zeros(self.ids.shape, np.bool_) if self.left_out is None else self.left_out.copy()
@@ -138,7 +138,7 @@ class Sequences:
         return replace(self, left_out=left_out)
 
     def save(self, folder: Path, name: str = FILE) -> None:
-        """Write them to a folder; prompts only where they are known, and what is left out where anything is."""
+        """Write the sequences to a folder; prompts only if known, and `left_out` only if used."""
         arrays = {name: array for name, array in vars(self).items() if array is not None}
         if (self.prompts == UNKNOWN).all():
             del arrays["prompts"]
@@ -149,7 +149,7 @@ class Sequences:
         """Read and join the sequences of several folders, in their order.
 
         Raises:
-            JobError: A file is missing or holds something else; says which job wrote it.
+            JobError: A file is missing or invalid; the message says which job wrote it.
         """
         parts = [read_input(folder, name, _read) for folder in folders]
         width = max(part["ids"].shape[1] for part in parts)
@@ -188,15 +188,15 @@ def read_arrays(
     Args:
         path: The file.
         expected: Name -> kind of number (``i`` whole, ``f`` floating, ``b`` true or false) and the names of its
-            dimensions: ``iN,T``. Dimensions of the same name are equally long.
+            dimensions: ``iN,T``. Dimensions of the same name have equal length.
         optional: Names that may be missing.
 
     Raises:
-        ForeignDataError: It holds something else.
+        ForeignDataError: The content differs from that.
         OSError: It cannot be read.
     """
     try:
-        with open_plain(path):  # a named pipe in its place would hold the reader below for ever
+        with open_plain(path):  # a named pipe in its place would block the reader below for ever
             found = load_file(path)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ForeignDataError(f"this is no safetensors file that numpy can read ({error})") from error
@@ -229,8 +229,8 @@ class Batch:
         ids: Shape [B, T], int64.
         mask: True where a position is supervised, shape [B, T].
         labels: Shape [B], float32.
-        lengths: Tokens of each sequence.
-        starts: The first position of each that is supervised.
+        lengths: Length of each sequence in tokens.
+        starts: First supervised position of each.
     """
 
     ids: Tensor
@@ -241,24 +241,24 @@ class Batch:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether any position is, that something goes before."""
+        """Whether any position after the first is supervised."""
         return any(max(start, 1) < end for start, end in zip(self.starts, self.lengths, strict=True))
 
     @property
     def first(self) -> int:
-        """The position before the first supervised token of any sequence; 0 where one has none."""
+        """Position before the first supervised token of any sequence; 0 if one has none."""
         both = zip(self.starts, self.lengths, strict=True)
         return max(0, min(start if start < end else 0 for start, end in both) - 1)
 
 
 def epoch_order(count: int, epochs: int, seed: int) -> NDArray[np.int64]:
-    """Indices of all epochs one after the other, each epoch in an order of its own, shape [epochs * count]."""
+    """Return indices of all epochs in turn, each in a random order of its own, shape [epochs * count]."""
     generator = np.random.Generator(np.random.Philox(key=[seed, 3]))
     return np.concatenate([generator.permutation(count) for _ in range(epochs)])
 
 
 def batch_of(data: Sequences, rows: NDArray[np.int64], device: str) -> Batch:
-    """Some sequences as tensors, as wide as the longest of them."""
+    """Return some sequences as tensors, as wide as the longest of them."""
     width = int(data.lengths[rows].max())
     return Batch(
         ids=torch.from_numpy(data.ids[rows, :width].astype(np.int64)).to(device),
@@ -270,24 +270,23 @@ def batch_of(data: Sequences, rows: NDArray[np.int64], device: str) -> Batch:
 
 
 # -- folds -------------------------------------------------------------------------------------------------------
-# Folds of prompts, so that none is scored by a model that was fitted to it. Shapes: P pairs; N completions; K
-# folds.
+# Folds of prompts, so that no prompt is scored by a model fitted to it. Shapes: P pairs; N completions; K folds.
 
 
 def prompt_folds(
     pairs: NDArray[np.int64], completions: NDArray[np.int64], count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Deal prompts into folds of equal size, one more or less; all that is of a prompt is in one fold.
+    """Divide prompts into folds of equal size, up to one; all data of a prompt are in one fold.
 
     Args:
-        pairs: Prompt of each pair that models are fitted to, by the id of its row, shape [P].
-        completions: Prompt of each completion that they score, shape [N].
-        count: Folds, K.
+        pairs: Prompt of each training pair, as row id, shape [P].
+        completions: Prompt of each completion to score, shape [N].
+        count: Number of folds, K.
 
     Returns:
         The fold of each pair, shape [P], and of each completion, shape [N]: 0 up to K - 1.
     """
-    # Pairs alone are fitted to, so they are what is dealt out evenly; prompts without any may go anywhere.
+    # Only pairs are training data, so they are divided evenly; prompts without pairs may be in any fold.
     paired = np.unique(pairs)
     ids = np.concatenate([paired, np.setdiff1d(completions, paired)])
     places = np.argsort(ids, kind="stable")

@@ -52,7 +52,7 @@ def token_atoms(values: Tensor, mask: Tensor, labels: Tensor, rate: float = 0.0)
         values: Logits, shape [B, T, n], float32.
         mask: True where a token is supervised, shape [B, T].
         labels: In [0, 1], shape [B].
-        rate: What is kept in the split.
+        rate: Rate for which the split preserves the soft value.
 
     Returns:
         The sum over supervised tokens, a scalar.
@@ -63,16 +63,16 @@ def token_atoms(values: Tensor, mask: Tensor, labels: Tensor, rate: float = 0.0)
 
 
 def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
-    """Split labels between the two atoms beside them, so that ``E[exp(rate * label)]`` is kept.
+    """Split labels between their two neighbouring atoms, so that ``E[exp(rate * label)]`` is preserved.
 
-    A tilt adds ``log E[exp(R / eta)]``, which is then exact at that eta; with labels on [0, 1] the rate is the
-    width of the range over eta. A rate of 0 keeps the mean (as in Bellemare et al., arXiv 1707.06887, section 4),
-    of which the tilt makes up to 0.47 nats too much at a rate of 20 with 11 atoms.
+    Guidance adds ``log E[exp(R / eta)]``, which is then exact at that eta; with labels on [0, 1] the rate is the
+    width of the range over eta. A rate of 0 preserves the mean (as in Bellemare et al., arXiv 1707.06887, section
+    4); then the offset is up to 0.47 nats too large at a rate of 20 with 11 atoms.
 
     Args:
         labels: In [0, 1], shape [B].
-        count: Atoms, evenly spaced on [0, 1], at least 2.
-        rate: Not negative.
+        count: Number of atoms, evenly spaced on [0, 1], at least 2.
+        rate: 0 or more.
 
     Returns:
         Shape [B, count], float32; each row sums to 1.
@@ -84,7 +84,7 @@ def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
     if step >= SMALLEST_STEP:
         # (exp(share * step) - 1) / (exp(step) - 1), written so that nothing overflows.
         share = ((share - 1) * step).exp() * torch.expm1(-share * step) / math.expm1(-step)
-        share = share.clamp(0, 1)  # rounding may leave it a last digit above
+        share = share.clamp(0, 1)  # rounding may put it slightly above
     weights = torch.zeros(len(labels), count, dtype=torch.float64, device=labels.device)
     lower = below.long()[:, None]
     weights.scatter_(1, lower, 1 - share[:, None])
@@ -92,21 +92,21 @@ def atom_weights(labels: Tensor, count: int, rate: float = 0.0) -> Tensor:
 
 
 def expected_labels(values: Tensor, atoms: int) -> Tensor:
-    """The mean label that logits stand for, shape [B, T]."""
+    """Return the mean label of logits, shape [B, T]."""
     if atoms == 1:
         return values.sigmoid()
     return values.softmax(-1) @ torch.linspace(0, 1, atoms, device=values.device)
 
 
 def chosen_values(values: Tensor, ids: Tensor) -> Tensor:
-    """From the outputs of a Q head, the value of each token that was taken.
+    """Return the value of each token that was taken, from the outputs of a Q head.
 
     Args:
         values: Output at each position for every next token, shape [B, T, V], or [B, T, V, n] with n atoms.
         ids: Token ids, shape [B, T].
 
     Returns:
-        Shape [B, T] or [B, T, n]: at position t the value of token t given what precedes it; 0 at the first one.
+        Shape [B, T] or [B, T, n]: position t has the value of token t given what precedes it; 0 at the first one.
     """
     if values.ndim == 4:
         places = ids[:, 1:, None, None].expand(-1, -1, 1, values.shape[-1])
@@ -121,8 +121,8 @@ def fit_value(model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate
     Args:
         model: On its device.
         data: Labelled sequences.
-        fitting: How to train.
-        rate: What is kept where a label is split between atoms; see `atom_weights`.
+        fitting: Settings of the training.
+        rate: Rate for which splitting a label between atoms preserves its soft value; see `atom_weights`.
 
     Returns:
         The loss of every step, in nats per token.
@@ -141,7 +141,7 @@ def fit_value(model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate
 
 
 def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
-    """How far the prediction at each supervised token is above what a head without fault would say, shape [M]."""
+    """Return the excess loss of each supervised token over that of a perfect head, shape [M]."""
     labels = batch.labels
     if atoms > 1:
         labels = atom_weights(labels, atoms, rate) @ torch.linspace(0, 1, atoms, device=labels.device)
@@ -150,7 +150,7 @@ def _errors(values: Tensor, batch: Batch, atoms: int, rate: float) -> Tensor:
 
 
 def batch_values(model: ValueModel, batch: Batch) -> Tensor:
-    """As `token_values`, of a batch, and without its padding where that is asked for; there values are 0."""
+    """Return `token_values` of a batch, without its padding if requested; there values are 0."""
     if not scoring.is_unpadded(model.backbone):
         return token_values(model, batch.ids)
     inputs = scoring.inputs_of(batch)
@@ -158,13 +158,13 @@ def batch_values(model: ValueModel, batch: Batch) -> Tensor:
     if model.config.head != HeadType.v.name:
         values = chosen_values(values, inputs["input_ids"])
         begins = (inputs["position_ids"] == 0).view(1, -1, *[1] * (values.ndim - 2))
-        values = values.masked_fill(begins, 0.0)  # where a text before it has said something
+        values = values.masked_fill(begins, 0.0)  # if a text precedes it in the batch
     return scoring.in_rows(values[0], batch, scoring.places_of_tokens(batch))
 
 
 def token_values(model: ValueModel, ids: Tensor) -> Tensor:
-    """Value of every token of whole sequences, padded on the right; shape [B, T], or [B, T, n] with n atoms."""
-    # Padding on the right needs no mask: causal attention never looks at it, and no loss is taken there.
+    """Return the value of every token of whole sequences, padded on the right; shape [B, T], or [B, T, n]."""
+    # Padding on the right needs no mask: causal attention never sees it, and it has no loss.
     if model.config.head == HeadType.v.name:
         values: Tensor = model(ids)
         return values
@@ -175,37 +175,38 @@ def token_values(model: ValueModel, ids: Tensor) -> Tensor:
 
 
 def is_by_row(ids: Tensor) -> bool:
-    """Whether a head "q" computes values of the tokens that were taken alone, which round otherwise.
+    """Return whether a head "q" computes values only of the tokens that were taken, which rounds differently.
 
-    Outputs for the whole vocabulary take 4 bytes each and more. So only on GPUs.
+    This saves outputs for the whole vocabulary of at least 4 bytes each, and is used only on GPUs.
     """
     return ids.is_cuda
 
 
 # -- calibration -------------------------------------------------------------------------------------------------
-# How good a value model is on held-out prompts: whether it tells good tokens from bad, and how sure it may
-# be. Shapes: N sequences, T positions, M supervised tokens.
+# Calibration of a value model on held-out prompts: whether it separates good tokens from bad, and whether its
+# probabilities are right. Shapes: N sequences, T positions, M supervised tokens.
 
 
 BINS = 10
-"""Of the expected calibration error, each of the same width."""
+"""Number of bins of equal width of the expected calibration error."""
 LEAST_OF_LABEL = 5
-"""Prompts that must have a label for an error to be told: that of four is itself uncertain by 40 %."""
+"""Fewest prompts with a label for a standard error: with four it is itself uncertain by 40 %."""
 Floats = NDArray[np.float64]
 
 
 def held_out(prompts: NDArray[np.int64], seed: int, share: float) -> NDArray[np.bool_]:
-    """Which sequences are of prompts that are held out.
+    """Return which sequences belong to held-out prompts.
 
-    A prompt is held out in every round or in none, so a model that goes on from the round before has not seen it.
+    A prompt is held out in every round or in none, so a model that continues from the previous round has not seen
+    it.
 
     Args:
         prompts: Of each sequence, shape [N].
-        seed: Of the chain.
-        share: Of the prompts.
+        seed: Seed of the chain.
+        share: Fraction of the prompts to hold out.
 
     Returns:
-        Shape [N]; nothing is held out where prompts are not told, or where nothing would be left.
+        Shape [N]; nothing is held out if prompts are unknown, or if nothing would be left.
     """
     chosen: NDArray[np.bool_] = uniforms(sample_keys(seed, "held out", prompts, 1), 1).reshape(-1) < share
     return np.zeros_like(chosen) if chosen.all() or (prompts == UNKNOWN).any() else chosen
@@ -214,14 +215,14 @@ def held_out(prompts: NDArray[np.int64], seed: int, share: float) -> NDArray[np.
 def calibrate(
     model: ValueModel, data: Sequences, fitting: loop.Fitting, *, rate: float = 0.0
 ) -> Calibration | None:
-    """Hold a value model's predictions against labels; None where there are no sequences.
+    """Compare a value model's predictions with labels; None if there are no sequences.
 
     Args:
         model: On its device.
         data: Sequences of held-out prompts.
-        fitting: How it was trained. All ranks must call this together.
-        rate: By which labels were split between atoms in training, see `atom_weights`: predictions are then of the
-            mean of the split, which lies above the label.
+        fitting: Settings of its training. All ranks must call this together.
+        rate: Rate for which labels were split between atoms in training, see `atom_weights`: predictions then
+            estimate the mean of the split, which lies above the label.
     """
     if not len(data):
         return None
@@ -249,7 +250,7 @@ def calibrate(
 
 
 def fitted_labels(labels: NDArray[np.float32], atoms: int, rate: float) -> Floats:
-    """What a head that fits labels without fault predicts on average: their mean over the atoms, shape [N]."""
+    """Return the mean prediction of a head that fits labels perfectly: their mean over the atoms, shape [N]."""
     if atoms == 1:
         return labels.astype(np.float64)
     split = atom_weights(torch.from_numpy(labels), atoms, rate).double().numpy()
@@ -257,19 +258,19 @@ def fitted_labels(labels: NDArray[np.float32], atoms: int, rate: float) -> Float
 
 
 def calibration_of(predicted: Floats, labels: Floats, prompts: NDArray[np.int64]) -> Calibration | None:
-    """Hold predictions against labels; None where there are none.
+    """Compare predictions with labels; None if there are none.
 
     Args:
         predicted: In [0, 1], shape [M].
         labels: In [0, 1], shape [M].
-        prompts: Of each token, shape [M].
+        prompts: Prompt of each token, shape [M].
     """
     if not len(predicted):
         return None
     about = Calibration(prompts=len(np.unique(prompts)), tokens=len(labels), base_rate=float(labels.mean()))
     if not np.isfinite(predicted).all():
         return about
-    predicted = np.clip(predicted, 0, 1)  # a sum of probabilities may be a rounding error above 1
+    predicted = np.clip(predicted, 0, 1)  # a sum of probabilities may exceed 1 by rounding
     brier, spread = float(((predicted - labels) ** 2).mean()), float(labels.var())
     ranked = np.isin(labels, (0, 1)).all() and spread > 0
     auc, auc_se = area_under_curve(predicted, labels == 1, prompts) if ranked else (None, None)
@@ -281,19 +282,19 @@ def calibration_of(predicted: Floats, labels: Floats, prompts: NDArray[np.int64]
 def area_under_curve(
     predicted: Floats, positive: NDArray[np.bool_], prompts: NDArray[np.int64]
 ) -> tuple[float, float | None]:
-    """Area under the ROC curve, and its standard error where prompts are what is drawn (Obuchowski, 1997).
+    """Return the area under the ROC curve, and its standard error with prompts as the unit (Obuchowski, 1997).
 
-    Tokens of a prompt depend on each other, so the error goes by prompts: each adds what its tokens have placed
-    before or behind those of the other label. What is said of a label rests on the prompts that have it, and these
+    Tokens of a prompt are dependent, so the error is computed over prompts from the mean rank of each prompt's
+    tokens among those of the other label. The uncertainty of a label depends on the prompts that have it, which
     may be far fewer than all.
 
     Args:
         predicted: Shape [M].
-        positive: Which are labelled 1; some are, some are not. Shape [M].
-        prompts: Of each, shape [M].
+        positive: Whether each is labelled 1; some are, some are not. Shape [M].
+        prompts: Prompt of each, shape [M].
 
     Returns:
-        The area, and the error; None where fewer than `LEAST_OF_LABEL` prompts have one of the labels.
+        The area, and the error; None if fewer than `LEAST_OF_LABEL` prompts have one of the labels.
     """
     ones, zeros = np.sort(predicted[positive]), np.sort(predicted[~positive])
     place = np.where(positive, _share_below(zeros, predicted), 1 - _share_below(ones, predicted))
@@ -309,33 +310,32 @@ def area_under_curve(
 
 
 def expected_calibration_error(predicted: Floats, labels: Floats) -> float:
-    """Mean distance of prediction and label over bins of equal width, by their tokens (Guo et al., 2017)."""
+    """Return the mean distance of prediction and label over equal bins, weighted by tokens (Guo et al., 2017)."""
     bins = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
     return float(np.abs(np.bincount(bins, predicted - labels)).sum() / len(labels))
 
 
 def _share_below(ordered: Floats, values: Floats) -> Floats:
-    """Share of ordered numbers below each value, equal ones counting half."""
+    """Return the fraction of ordered numbers below each value, equal ones counting half."""
     below, up_to = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
     shares: Floats = (below + up_to) / (2 * len(ordered))
     return shares
 
 
 # -- reward model ------------------------------------------------------------------------------------------------
-# A reward model fitted to preferences: a scalar on the value models' backbone, read at the last token.
-# Shapes: P pairs, in 2P sequences: chosen and rejected one after the other; B sequences of a micro-batch, T
-# tokens.
+# A reward model fitted to preferences: a scalar head on the value models' backbone, read at the last token.
+# Shapes: P pairs, in 2P sequences: chosen and rejected in turn; B sequences of a micro-batch, T tokens.
 
 
 def scale_of(scores: NDArray[np.float64]) -> tuple[float, float]:
-    """Mean and deviation of raw scores, by which they become standardised ones; a deviation of 1 of equal ones."""
+    """Return mean and standard deviation of raw scores, to standardise them; a deviation of 0 becomes 1."""
     if not len(scores) or (deviation := float(scores.std())) <= 1e-8:
         deviation = 1.0
     return float(scores.mean()) if len(scores) else 0.0, deviation
 
 
 def sequence_scores(model: ValueModel, batch: Batch) -> Tensor:
-    """The score of each sequence, shape [B]: the value at its last token."""
+    """Return the score of each sequence, shape [B]: the value at its last token."""
     values = batch_values(model, batch)
     width = batch.ids.shape[1]
     last = width - 1 - batch.mask.int().flip(-1).argmax(-1)
@@ -350,8 +350,8 @@ def fit_reward_model(model: ValueModel, pairs: Sequences, fitting: loop.Fitting)
 
     Args:
         model: With head "v", on its device.
-        pairs: Chosen and rejected completions, one after the other.
-        fitting: How to train.
+        pairs: Chosen and rejected completions in turn.
+        fitting: Settings of the training.
 
     Returns:
         The loss of every step, in nats per pair.
@@ -376,9 +376,9 @@ def reward_scores(
     purpose: flops.Purpose = "rewards",
     hints: Path | None = None,
 ) -> NDArray[np.float64]:
-    """Raw scores of sequences, shape [N].
+    """Return raw scores of sequences, shape [N].
 
-    Their FLOPs count as spent on `purpose`; `hints` is where batch sizes that fitted are remembered.
+    Their FLOPs count for `purpose`; batch sizes that fit are remembered in the folder `hints`.
     """
     model.eval()
     flops.spend(purpose, flops.model_cost(model).forward(flops.whole_texts(data.lengths)))
@@ -393,10 +393,10 @@ def reward_scores(
 
 
 def share_preferred(scores: NDArray[np.float64]) -> float | None:
-    """Share of pairs whose chosen completion scores higher, equals counting half; None without pairs.
+    """Return the fraction of pairs whose chosen completion scores higher, ties counting half; None without pairs.
 
     Args:
-        scores: Of chosen and rejected completions, one after the other, shape [2P].
+        scores: Scores of chosen and rejected completions in turn, shape [2P].
     """
     ahead = np.sign(scores[0::2] - scores[1::2])
     return float((ahead + 1).mean() / 2) if len(ahead) else None
