@@ -78,6 +78,12 @@ REWARDS = {
 REWARD_MODEL = "model"
 """The reward that is a sequence-classification model rather than a function."""
 
+JUDGE = "judge"
+"""The reward that asks a language model, in the worker or behind an endpoint."""
+
+MODEL_REWARDS = (REWARD_MODEL, JUDGE)
+"""Rewards that are models: made in the worker of their settings, where functions are called."""
+
 TRL_REWARDS = {
     "accuracy_reward": "trl.rewards:accuracy_reward",
     "get_cosine_scaled_reward": "trl.rewards:get_cosine_scaled_reward",
@@ -88,7 +94,7 @@ TRL_REWARDS = {
 }
 """TRL's own rewards, and the functions that make one of their settings."""
 
-REWARD_NAMES = (*REWARDS, REWARD_MODEL, *TRL_REWARDS)
+REWARD_NAMES = (*REWARDS, *MODEL_REWARDS, *TRL_REWARDS)
 """Rewards with a name; any other one is the dotted path of a function with TRL's signature."""
 
 

@@ -106,6 +106,7 @@ _READERS: Mapping[str, Callable[[Path], object]] = {
     formats.GENERATION: formats.read_generation,
     formats.REWARD: formats.read_reward_fit,
     formats.FAULTS: formats.read_faults,
+    formats.ASKED: formats.read_asked,
     formats.CURVES: lambda path: formats.read_curve(path.parent),
     formats.GUIDANCE: formats.read_guidance,
     formats.ADAPTERS: formats.read_adapters,

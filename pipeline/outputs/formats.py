@@ -10,10 +10,10 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from msgspec import Meta
 
@@ -26,6 +26,7 @@ METRICS, SAMPLES, TRAINING = "metrics.json", "samples.jsonl", "training.json"
 GENERATION, REWARD, POINTER = "generation.json", "reward.json", "model.json"
 DATASET = "dataset.json"
 FAULTS = "faults.json"
+ASKED = "asked.json"
 TOKENIZED = "prompts.json"
 PROMPTS = "prompts.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -284,6 +285,34 @@ class Faults:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Of ``asked.json``, by reward: the replies of a judge behind an endpoint that the scores of a job rest on.
+
+    Attributes:
+        model: That was asked for.
+        models: What the endpoint calls those that have replied -> replies.
+        read: Tokens of the prompts, as the endpoint counts them.
+        written: Tokens of the replies, likewise.
+        cost: By the price that was set; None without one.
+    """
+
+    model: str
+    models: dict[str, Count]
+    read: Count
+    written: Count
+    cost: Number | None = None
+
+    def __add__(self, other: Self) -> Self:
+        """Both together."""
+        models = {
+            name: self.models.get(name, 0) + other.models.get(name, 0) for name in self.models | other.models
+        }
+        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
+        read, written = self.read + other.read, self.written + other.written
+        return replace(self, models=models, read=read, written=written, cost=cost)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pointer:
     """``model.json``: where the reference's model is, if it is not in the output itself.
 
@@ -395,6 +424,7 @@ read_reward_fit = partial(read_json_file, kind=RewardFit)
 read_prepared_rows = partial(read_json_file, kind=PreparedRows)
 read_tokenized = partial(read_json_file, kind=Tokenized)
 read_faults = partial(read_json_file, kind=Faults)
+read_asked = partial(read_json_file, kind=dict[str, Asked])
 read_pointer = partial(read_json_file, kind=Pointer)
 
 

@@ -164,7 +164,7 @@ def build_plan(
             builder.add_reference(chain)
             continue
         for number in range(chain.rounds_from, config.rounds_of_training + 1):
-            for stage in registry.planned_stages(chain.kind, chain.config, config):
+            for stage in registry.planned_stages(chain.kind, chain.config, config, chain.dataset):
                 builder.add_stage(chain, number, stage)
     jobs, edges = builder.with_rows()
     plan = Plan(with_priorities(jobs, edges, config), edges)

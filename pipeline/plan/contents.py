@@ -20,6 +20,7 @@ from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import GENERATE, START_TRAIN, Algorithm, Stage
 from pipeline.learning.algos.policy_config import start_of, starts_of
 from pipeline.learning.algos.registry import PREPARE, Preparation, Reference, load_algorithm
+from pipeline.learning.rewards.judge import keyed_options
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 from pipeline.plan.compatibility import decodes_itself, with_attention
@@ -395,6 +396,9 @@ class JobContents:
             source = self.sources.get(chain.dataset, {})
             if files := source.get(FILES):
                 known["dataset"] = {**_without_places(known["dataset"], files), FILES: files}
+            if stage.judges and (judges := keyed_options(self.config.datasets[chain.dataset])):
+                grading = known["dataset"]["grading"]
+                known["dataset"]["grading"] = {**grading, "options": {**grading["options"], **judges}}
             if stage.judges and (files := source.get(REWARD_FILES)):
                 grading = known["dataset"]["grading"]
                 grading = {**grading, "options": _without_places(grading["options"], files)}

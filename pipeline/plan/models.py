@@ -20,7 +20,7 @@ from packaging.version import Version
 from safetensors import SafetensorError, safe_open
 
 from pipeline.config.schema import PATH, AlgoConfig, Config, DatasetConfig, ModelConfig
-from pipeline.config.tables import REWARD_MODEL
+from pipeline.config.tables import JUDGE, MODEL_REWARDS
 from pipeline.errors import ConfigError, install_command
 from pipeline.files import file_sha256, open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json, recall, remember
@@ -489,9 +489,12 @@ def _of_rewards(given: str, section: DatasetConfig, file_hash: Callable[[Path], 
     options = {name: dict(own or {}) for name, own in section.grading.options.items()}
     models = {}
     for name, own in options.items():
-        if own.get("use", name) == REWARD_MODEL and isinstance(path := own.get("path"), str):
+        used, path = own.get("use", name), own.get("path")
+        if used in MODEL_REWARDS and isinstance(path, str):
             models[f"{name}.path"] = identity_of(path, None, file_hash)
             del own["path"]
+        if used == JUDGE:  # what a model is called at an endpoint, a template: texts, whatever files there are
+            own.clear()
     return models | _named(given, options, file_hash)
 
 

@@ -29,6 +29,7 @@ from pipeline.learning.datasets.base import check_demonstrations, demonstration_
 from pipeline.learning.datasets.files import HubDataset, in_cache
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
+from pipeline.learning.rewards.judge import judges_of, key_of
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
 from pipeline.plan.models import CONFIG, TEMPLATES, is_gguf, read_config, reason
@@ -302,6 +303,9 @@ def try_rewards(
         for name, algo in config.algos.items()
         if algo.enabled and isinstance(algo, QSharpConfig) and not isinstance(algo, CDConfig) and algo.atoms == 1
     ]
+    for name in used:
+        for reward, settings in judges_of(config.datasets[name]).items():
+            key_of(f"{reward} of datasets.{name}", settings)
     to_read = [name for name in used if in_local_files(config.datasets[name])]
     asked = {
         name: section

@@ -246,7 +246,7 @@ def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
         for note in _notes_of(store, job):
             rounds.setdefault((job.chain, note), []).append(job.round)
     notes = [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
-    return [*notes, *_of_texts(store, ordered)]
+    return [*notes, *_of_texts(store, ordered), *_of_judges(store, ordered)]
 
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, formats.PreparedRows]:
@@ -327,6 +327,23 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
         if number:
             said = f"rewards see texts without {count(number, 'special token')}, none an end"
             yield f"{place}: {said}: generation.skip_special_tokens=false keeps them"
+
+
+def _of_judges(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
+    """One line for every dataset and judge behind an endpoint: who has replied, and what that took."""
+    found: dict[tuple[str, str], formats.Asked] = {}
+    for job in jobs:
+        with suppress(OSError, ForeignDataError):
+            for name, asked in formats.read_asked(store.path(job.key) / formats.ASKED).items():
+                place = job.dataset, name
+                found[place] = found[place] + asked if place in found else asked
+    for (dataset, name), asked in found.items():
+        who = ", ".join(f"{model} ({count(number, 'time')})" for model, number in asked.models.items())
+        cost = "" if asked.cost is None else f", {asked.cost:,.4g} by the price that is set"
+        yield (
+            f"datasets.{dataset}: the reward '{name}' asked for {asked.model}, and what replied was {who}: "
+            f"{asked.read:,} tokens read, {asked.written:,} written{cost}. Asked anew, it may reply otherwise"
+        )
 
 
 def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:

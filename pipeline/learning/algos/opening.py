@@ -36,6 +36,7 @@ from pipeline.learning.models.flops import answered, metered, spend
 from pipeline.learning.models.load import context_length, load_policy, load_tokenizer, load_value, train_text
 from pipeline.learning.models.source import reference_folder, value_folder
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
+from pipeline.learning.rewards.judge import asks_reference
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.training import lora
@@ -196,17 +197,34 @@ def score(
     batch_size: int,
 ) -> Scored:
     """Score completions with all rewards of the dataset, one row per completion."""
+    references = _of_reference(ctx, rows) if asks_reference(ctx.config.dataset) else None
     settings = repr(asdict(ctx.config.dataset))
     make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
 
     def scored_here() -> Scored:
         scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
-        return scorer.score(rows, texts, completions, batch_size)
+        return scorer.score(rows, texts, completions, batch_size, references)
 
     # Only one rank calls the rewards: they may cost money, and need not be deterministic.
     scored = ctx.ranks.made_by_first(scored_here)
     ctx.failures.add(scored.faults, scored.first_fault, ctx.out)
+    if scored.asked:
+        path, asked = ctx.out / formats.ASKED, dict(scored.asked)
+        before = formats.read_asked(path) if path.exists() else {}
+        asked |= {name: before[name] + of for name, of in asked.items() if name in before}
+        path.write_text(json_text({name: asdict(of) for name, of in asked.items()}, indent=1) + "\n")
     return scored
+
+
+def _of_reference(ctx: JobContext, rows: Sequence[Row]) -> list[str]:
+    """Return the greedy completion of the reference for each row."""
+    different = list({row.id: row for row in rows}.values())
+    policy = reference_policy(ctx, open_dataset(ctx))
+    with metered() as meter:  # it is no answer that is evaluated
+        drawn = policy.complete(encode(ctx, policy, different), None).tokens
+    spend("rewards", meter.total)
+    texts = dict(zip((row.id for row in different), policy.text(drawn, different), strict=True))
+    return [texts[row.id] for row in rows]
 
 
 # -- policy weights ----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pipeline.config.user_code import import_object, other_arguments, ships
 from pipeline.learning.algos import base, policy_config, toolbox
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage
 from pipeline.learning.models.kinds import TinyModelConfig
+from pipeline.learning.rewards.judge import asks_reference
 from pipeline.outputs.formats import TRAINING
 
 # -- reference ---------------------------------------------------------------------------------------------------
@@ -283,7 +284,9 @@ _TO_READ[base.START_TRAIN.algo] = [base.START_TRAIN.stage]
 """Whose stages an algorithm may read besides its own."""
 
 
-def planned_stages(kind: type[Algorithm], settings: schema.AlgoConfig, config: schema.Config) -> list[Stage]:
+def planned_stages(
+    kind: type[Algorithm], settings: schema.AlgoConfig, config: schema.Config, dataset: str | None = None
+) -> list[Stage]:
     """Return the stages of an algorithm in a request, with only the inputs that exist.
 
     See `Algorithm.stages_with`, `Stage.only_with`, and ``start`` in `Read.algo`.
@@ -292,8 +295,18 @@ def planned_stages(kind: type[Algorithm], settings: schema.AlgoConfig, config: s
         kind: The algorithm.
         settings: Its section.
         config: The request.
+        dataset: Of the chain; where its rewards compare with the reference, what scores draws by it as well.
     """
     stages = kind.stages_with(settings)
+    if dataset is not None and asks_reference(config.datasets[dataset]):
+        stages = tuple(
+            replace(
+                stage, reads=(base.REFERENCE_TRAIN, *stage.reads), config=(*base.TEXT, "data_collection", "algo")
+            )
+            if stage.name == base.SCORE.name and stage.config == base.SCORE.config
+            else stage
+            for stage in stages
+        )
     without = () if policy_config.start_of(settings) else ("start",)
     return [
         replace(stage, reads=tuple(read for read in stage.reads if read.algo not in without))

@@ -37,6 +37,7 @@ from pipeline.learning.datasets.prepared import PreparedDataset
 from pipeline.learning.datasets.rows import LOOK_S, Look, look_at
 from pipeline.learning.rewards.answers import is_missing
 from pipeline.learning.rewards.calling import Mismatch, columns_of, items_of, mismatch, needed_columns
+from pipeline.learning.rewards.judge import judges_of
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, known_rewards, load_functions, ships
 from pipeline.learning.rewards.scoring import Graded, GraderPool, is_correct
 from pipeline.machine.children import Channel
@@ -171,6 +172,13 @@ def check_rewards(
         ConfigError: A reward cannot work, whatever the completions.
     """
     _check_judge(name, config)
+    for judge, settings in judges_of(config).items():
+        if settings.mode == "pair" and settings.against == "answer" and row.answer is None:
+            raise ConfigError(
+                f"datasets.{name}: the reward '{judge}' compares with the answer of a row, and row {row.id} has "
+                f"none. Set grading.options.{judge}.against=reference, or name the column by "
+                f"datasets.{name}.columns={{completion: COLUMN}}"
+            )
     rewards, known = load_functions(config), list(columns)
     for reward in rewards:
         if found := mismatch(reward.function, columns_of(row) | dict.fromkeys(known), reward.arguments):

@@ -3,19 +3,21 @@
 import dis
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.schema import NOTHING, DatasetConfig
-from pipeline.config.tables import REWARD_MODEL, REWARDS, TRL_REWARDS
+from pipeline.config.tables import JUDGE, MODEL_REWARDS, REWARD_MODEL, REWARDS, TRL_REWARDS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, install_command, unknown_name
 from pipeline.learning.rewards.calling import GIVEN, Bound, bind, makes_rewards
+from pipeline.learning.rewards.judge import Asker, Judge, JudgeSettings, judge_settings, key_of
 from pipeline.learning.rewards.traits import RewardTraits
 
 MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
+JUDGE_TRAITS = replace(MODEL_TRAITS, judges="what a model thinks of it", pointwise=True)
 _NAMED = REWARDS | TRL_REWARDS
 
 
@@ -52,10 +54,11 @@ def load_reward(name: str) -> Callable[..., Any]:
     Raises:
         ConfigError: The name is unknown, or the path names nothing that can be called.
     """
-    if name == REWARD_MODEL:
-        raise ConfigError("the reward 'model' needs settings: grading.options={model: {path: FOLDER_OR_HUB_ID}}")
+    if name in MODEL_REWARDS:
+        example = f"grading.options={{{name}: {{path: FOLDER_OR_HUB_ID}}}}"
+        raise ConfigError(f"the reward '{name}' needs settings: {example}")
     if name not in _NAMED and "." not in name:
-        known = [*_NAMED, REWARD_MODEL]
+        known = [*_NAMED, *MODEL_REWARDS]
         raise ConfigError(unknown_name("reward", name, known) + " Or give the dotted path of a function.")
     reward = import_object(_NAMED.get(name, name))
     if not callable(reward):
@@ -84,7 +87,7 @@ def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
     Raises:
         ConfigError: A name or a setting is wrong.
     """
-    return [one for one in known_rewards(dataset) if one.path != REWARD_MODEL]
+    return [one for one in known_rewards(dataset) if one.path not in MODEL_REWARDS]
 
 
 def known_rewards(dataset: DatasetConfig) -> list[LoadedReward]:
@@ -105,7 +108,7 @@ def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
         ConfigError: A name or a setting is wrong.
     """
     named = {str(each[2].get("use", each[0])): each for each in _settings(dataset)}
-    return {used: _load(*each).traits for used, each in named.items() if used == REWARD_MODEL or used in _NAMED}
+    return {used: _load(*each).traits for used, each in named.items() if used in (*MODEL_REWARDS, *_NAMED)}
 
 
 def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]:
@@ -164,6 +167,10 @@ def _load(
         return LoadedReward(
             model, MODEL_TRAITS, options, name=name, weight=weight, path=REWARD_MODEL, options=options
         )
+    if used == JUDGE:
+        settings = judge_settings(name, options)
+        asked = _not_loaded if device is None else Judge(settings, _asker(name, settings, device, hints))
+        return LoadedReward(asked, JUDGE_TRAITS, options, name=name, weight=weight, path=JUDGE, options=options)
     named: Callable[..., Any] = load_reward(used)
     _check_options(name, named, options, lenient=used not in REWARDS)
     bound = bind(named, options, name)
@@ -171,6 +178,17 @@ def _load(
         raise ConfigError(f"the reward '{name}' needs a package: {install_command('math')}")
     path = _NAMED.get(used, used)
     return LoadedReward(**vars(bound), name=name, weight=weight, path=path, options=options)
+
+
+def _asker(name: str, settings: JudgeSettings, device: str, hints: Path | None) -> Asker:
+    """Who replies as a judge; imports what only that one needs."""
+    if settings.endpoint:
+        from pipeline.learning.rewards.endpoint import Endpoint
+
+        return Endpoint(settings, key_of(name, settings), None if hints is None else hints / "replies")
+    from pipeline.learning.rewards.judge_model import JudgeModel
+
+    return JudgeModel(settings, device, hints)
 
 
 def _not_loaded(**_: Any) -> list[float]:

@@ -24,7 +24,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from itertools import groupby
 from pathlib import Path
@@ -34,16 +34,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import DatasetConfig, GradingConfig
-from pipeline.config.tables import REWARD_MODEL
+from pipeline.config.tables import JUDGE, REWARD_MODEL
 from pipeline.config.user_code import import_object
 from pipeline.errors import JobError, PipelineError, WorkerError, describe_exit, told
 from pipeline.foreign import parse_json
-from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.base import Row, plain_text
 from pipeline.learning.datasets.chat import ARGUMENTS
 from pipeline.learning.rewards import calling
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards, ships
-from pipeline.learning.rewards.traits import WrongScores, is_async
+from pipeline.learning.rewards.traits import WrongScores, is_async, text_of
 from pipeline.machine.children import Child, end
+from pipeline.outputs.formats import Asked
 
 Fault = Literal["error", "timeout", "crash"]
 FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
@@ -398,6 +399,7 @@ class Scored:
         answers: What a completion votes for in maj@k; None where the reward that judges cannot tell answers.
         faults: How a reward failed, or None.
         first_fault: What is said of the first one; "" where there is none.
+        asked: What it took to ask judges behind endpoints, by the reward.
     """
 
     values: NDArray[np.float64]
@@ -406,6 +408,7 @@ class Scored:
     answers: Sequence[str | None]
     faults: Sequence[Fault | None]
     first_fault: str = ""
+    asked: Mapping[str, Asked] = field(default_factory=dict)
 
     def some(self, places: Sequence[int] | NDArray[np.int64]) -> Scored:
         """Those of the completions at some places."""
@@ -454,6 +457,7 @@ class Scorer:
         completions: Sequence[str],
         completion_ids: Sequence[Sequence[int]],
         batch_size: int = 256,
+        references: Sequence[str] | None = None,
     ) -> Scored:
         """Score completions.
 
@@ -462,15 +466,31 @@ class Scorer:
             completions: Texts, without special tokens.
             completion_ids: The sampled token ids.
             batch_size: Completions per call at most, unless a row alone has more.
+            references: What the reference says to each row, where a judge compares with it.
 
         Raises:
             JobError: A reward fails at every completion, returns the wrong number of scores, or cannot be run.
         """
         asked = (rows, completions, completion_ids)
-        graded = {reward.name: self._grade(reward, *asked, batch_size) for reward in self.rewards}
+        graded, spent = dict[str, list[Graded]](), dict[str, Asked]()
+        for reward in self.rewards:
+            if reward.path == JUDGE:
+                others: Sequence[str | None] = [
+                    None if row.answer is None else text_of(row.answer) for row in rows
+                ]
+                if reward.options.get("against") == "reference" and references is not None:
+                    others = references
+                prompts = [plain_text(row.prompt) for row in rows]
+                values, took = reward.function(prompts, completions, others)
+                graded[reward.name] = [
+                    Graded(value, fault="error" if problem else None, message=problem) for value, problem in values
+                ]
+                spent |= {reward.name: took} if took else {}
+            else:
+                graded[reward.name] = self._grade(reward, *asked, batch_size)
         for reward in self.rewards:
             _report(reward, graded[reward.name])
-        return _combine(self.rewards, graded, self._judge, len(rows))
+        return replace(_combine(self.rewards, graded, self._judge, len(rows)), asked=spent)
 
     def _grade(
         self,

@@ -1,0 +1,240 @@
+"""A judge behind an OpenAI-compatible endpoint: many requests at once, each reply saved as soon as it is there.
+
+A reply is known by the address, the model, the prompt and the sampling, so it is paid for once for all jobs of a
+store, whichever of them was killed. The key is in the header of requests alone: no redirect is followed, and what
+a server says is written down without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from pipeline.errors import JobError, told
+from pipeline.files import json_text
+from pipeline.foreign import ForeignDataError, converted, read_json, read_plain
+from pipeline.learning.rewards.calling import loop
+from pipeline.learning.rewards.judge import JudgeSettings, Reply
+
+_LARGEST = 4 << 20
+"""Bytes of a response: no reply is so long."""
+_LARGEST_FILE = 4 << 30
+_LONGEST_WAIT_S = 600.0
+_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+_OF_PROMPT = {400, 413, 422}
+"""What is refused of one prompt, as one that is too long."""
+_SHOWN = 200
+
+
+class Endpoint:
+    """A server that is asked."""
+
+    backoff_s = 1.0
+    """Before the second attempt; twice as long before each further one."""
+
+    def __init__(self, settings: JudgeSettings, key: str, folder: Path | None) -> None:
+        """Ask nothing yet.
+
+        Args:
+            settings: Whom to ask, and how.
+            key: For the server; "" for none.
+            folder: Of replies; None keeps none.
+        """
+        path = "/chat/completions"
+        self._url = settings.endpoint.rstrip("/").removesuffix(path) + path
+        self._settings, self._key = settings, key
+        # Judges that ask otherwise have nothing in common.
+        self._folder = None if folder is None else folder / self._id("")[:16]
+        self._file: Path | None = None
+        self._seen: dict[str, int] = {}
+        self._known: dict[str, Reply] = {}
+        self._free_at = 0.0
+
+    def ask(self, prompts: Sequence[str]) -> list[Reply]:
+        """Ask what was never asked before.
+
+        Raises:
+            JobError: The server refuses the key or the model, or does not answer however often it is asked.
+        """
+        ids = [self._id(prompt) for prompt in prompts]
+        if any(each not in self._known for each in ids):
+            self._known |= dict(self._saved())
+        new = {each: prompt for each, prompt in zip(ids, prompts, strict=True) if each not in self._known}
+        found: dict[str, Reply] = {}
+        if new:
+            try:
+                loop().run(self._ask_all(new, found))
+            except BaseExceptionGroup as group:  # all others were given up with the first
+                raise group.exceptions[0] from group.exceptions[0].__cause__
+        return [self._known.get(each) or found[each] for each in ids]
+
+    def _body(self, prompt: str) -> dict[str, Any]:
+        given = self._settings
+        body = {
+            "model": given.model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": given.temperature,
+            "top_p": given.top_p,
+            "max_tokens": given.max_tokens,
+            **given.body,
+        }
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _id(self, prompt: str) -> str:
+        asked = json.dumps([self._url, self._body(prompt)], sort_keys=True)
+        return hashlib.sha256(asked.encode()).hexdigest()
+
+    # -- replies ---------------------------------------------------------------------------------------------
+
+    def _saved(self) -> Iterator[tuple[str, Reply]]:
+        """Replies of all workers; each has a file of its own, whose last line may be cut off."""
+        for file in sorted(self._folder.glob("*.jsonl")) if self._folder and self._folder.is_dir() else ():
+            lines: list[bytes] = []
+            with suppress(OSError, ForeignDataError):
+                size = file.stat().st_size
+                if file != self._file and self._seen.get(file.name) != size:
+                    lines, self._seen[file.name] = read_plain(file, _LARGEST_FILE).splitlines(), size
+            for line in lines:
+                with suppress(ForeignDataError, KeyError):
+                    of = read_json(line, dict[str, Any])
+                    yield str(of.pop("id")), converted(of, Reply)
+
+    def _save(self, name: str, reply: Reply) -> None:
+        self._known[name] = reply
+        if self._folder is None:
+            return
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._folder / f"{uuid.uuid4().hex}.jsonl"
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json_text({"id": name, **asdict(reply)}) + "\n")
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    async def _ask_all(self, new: Mapping[str, str], found: dict[str, Reply]) -> None:
+        waiting = iter(new.items())
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+        async def work(client: httpx2.AsyncClient) -> None:
+            for name, prompt in waiting:
+                found[name] = await self._ask_one(client, self._body(prompt))
+                if not found[name].problem:
+                    self._save(name, found[name])
+
+        async with (
+            httpx2.AsyncClient(
+                headers=headers, timeout=self._settings.timeout_s, follow_redirects=False
+            ) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(min(self._settings.at_once, len(new))):
+                group.create_task(work(client))
+
+    async def _ask_one(self, client: httpx2.AsyncClient, body: Mapping[str, Any]) -> Reply:
+        settings, why = self._settings, ""
+        cause: Exception | None = None
+        for attempt in range(settings.attempts):
+            if attempt:
+                await asyncio.sleep(min(_LONGEST_WAIT_S, self.backoff_s * 2 ** (attempt - 1)))
+            await self._turn()
+            try:
+                async with asyncio.timeout(settings.timeout_s):
+                    async with client.stream("POST", self._url, json=body) as response:
+                        content = await _content(response)
+            except (httpx2.TransportError, TimeoutError) as error:
+                why, cause = f"{type(error).__name__} {error}".strip(), error
+                continue
+            except httpx2.DecodingError as error:
+                why, cause = str(error), None
+                continue
+            if response.status_code == httpx2.codes.OK:
+                reply = self._read(content)
+                if not reply.problem:
+                    return reply
+                why, cause = reply.problem, None
+            elif response.status_code in _AGAIN:
+                why = f"HTTP {response.status_code}"
+                cause = httpx2.HTTPStatusError(why, request=response.request, response=response)
+                self._free_at = max(self._free_at, time.monotonic() + _wait_s(response.headers.get("retry-after")))
+            elif response.status_code in _OF_PROMPT:
+                return Reply(problem=f"HTTP {response.status_code}: {self._shown(content)}")
+            else:
+                raise JobError(self._refusal(response, content))
+        if cause is None:
+            return Reply(problem=why)
+        raise JobError(
+            f"{self._url} gives no answer, asked {settings.attempts} times: {self._clean(why)[:_SHOWN]}. What was "
+            "answered is kept; run it again, or see at_once, per_minute, attempts and timeout_s of the judge"
+        ) from cause
+
+    async def _turn(self) -> None:
+        """Wait for when a request may begin."""
+        begin = max(time.monotonic(), self._free_at)
+        spacing = 60 / self._settings.per_minute if self._settings.per_minute else 0.0
+        self._free_at = begin + spacing
+        await asyncio.sleep(begin - time.monotonic())
+
+    def _read(self, content: bytes | None) -> Reply:
+        if content is None:
+            return Reply(problem=f"a response of more than {_LARGEST:,} bytes")
+        try:
+            found = read_json(content, dict[str, Any])
+            reply = {"text": found["choices"][0]["message"]["content"] or "", "model": found.get("model") or ""}
+            usage = found.get("usage") or {}
+            counts = {"read": usage.get("prompt_tokens", 0), "written": usage.get("completion_tokens", 0)}
+            return converted({**{name: self._clean(text) for name, text in reply.items()}, **counts}, Reply)
+        except (ForeignDataError, LookupError, TypeError, AttributeError) as error:
+            return Reply(problem=f"the response is no chat completion ({self._clean(told(error))[:_SHOWN]})")
+
+    def _refusal(self, response: httpx2.Response, content: bytes | None) -> str:
+        status, variable = response.status_code, self._settings.key_env
+        if status in (401, 403):  # a server may repeat parts of the key
+            given = (
+                f"the key in {variable}" if variable else "a request without a key; name its variable by key_env"
+            )
+            return f"{self._url} refuses {given} (HTTP {status})"
+        if response.is_redirect:
+            to = self._clean(response.headers.get("location", ""))[:_SHOWN]
+            return (
+                f"{self._url} sends on to {to} (HTTP {status}), and is not followed. Set endpoint to what is right"
+            )
+        return f"{self._url} refuses to answer (HTTP {status}): {self._shown(content)}"
+
+    def _shown(self, content: bytes | None) -> str:
+        return " ".join(self._clean((content or b"").decode(errors="replace")).split())[:_SHOWN]
+
+    def _clean(self, text: str) -> str:
+        """A text of the server, without the key where that says it again."""
+        return text.replace(self._key, "***") if self._key else text
+
+
+async def _content(response: httpx2.Response) -> bytes | None:
+    """What a response holds; None where that is too much."""
+    found = bytearray()
+    async for part in response.aiter_bytes():
+        found += part
+        if len(found) > _LARGEST:
+            return None
+    return bytes(found)
+
+
+def _wait_s(header: str | None) -> float:
+    """How long a server asks to wait: seconds or a date; 0 where it says nothing that can be read."""
+    wait_s = 0.0
+    with suppress(ValueError, TypeError, OverflowError):
+        try:
+            wait_s = float(header or 0)
+        except ValueError:
+            wait_s = parsedate_to_datetime(header or "").timestamp() - time.time()
+    return min(_LONGEST_WAIT_S, max(0.0, wait_s)) if wait_s == wait_s else 0.0
