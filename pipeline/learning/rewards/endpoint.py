@@ -28,7 +28,7 @@ from pipeline.learning.rewards.calling import loop
 from pipeline.learning.rewards.judge import JudgeSettings, Reply
 
 _LARGEST = 4 << 20
-"""Bytes of a response: no reply is so long."""
+"""Bytes that are read of a response: no reply is so long."""
 _LARGEST_FILE = 4 << 30
 _LONGEST_WAIT_S = 600.0
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
@@ -124,7 +124,8 @@ class Endpoint:
 
     async def _ask_all(self, new: Mapping[str, str], found: dict[str, Reply]) -> None:
         waiting = iter(new.items())
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
 
         async def work(client: httpx2.AsyncClient) -> None:
             for name, prompt in waiting:
@@ -150,13 +151,10 @@ class Endpoint:
             await self._turn()
             try:
                 async with asyncio.timeout(settings.timeout_s):
-                    async with client.stream("POST", self._url, json=body) as response:
+                    async with client.stream("POST", self._url, content=json_text(body)) as response:
                         content = await _content(response)
-            except (httpx2.TransportError, TimeoutError) as error:
-                why, cause = f"{type(error).__name__} {error}".strip(), error
-                continue
-            except httpx2.DecodingError as error:
-                why, cause = str(error), None
+            except (httpx2.RequestError, TimeoutError) as error:
+                why, cause = f"{type(error).__name__} {error}", error
                 continue
             if response.status_code == httpx2.codes.OK:
                 reply = self._read(content)
@@ -168,13 +166,13 @@ class Endpoint:
                 cause = httpx2.HTTPStatusError(why, request=response.request, response=response)
                 self._free_at = max(self._free_at, time.monotonic() + _wait_s(response.headers.get("retry-after")))
             elif response.status_code in _OF_PROMPT:
-                return Reply(problem=f"HTTP {response.status_code}: {self._shown(content)}")
+                return Reply(problem=f"HTTP {response.status_code}: {self._brief(content)}")
             else:
                 raise JobError(self._refusal(response, content))
         if cause is None:
             return Reply(problem=why)
         raise JobError(
-            f"{self._url} gives no answer, asked {settings.attempts} times: {self._clean(why)[:_SHOWN]}. What was "
+            f"{self._url} gives no answer, asked {settings.attempts} times: {self._brief(why)}. What was "
             "answered is kept; run it again, or see at_once, per_minute, attempts and timeout_s of the judge"
         ) from cause
 
@@ -185,47 +183,46 @@ class Endpoint:
         self._free_at = begin + spacing
         await asyncio.sleep(begin - time.monotonic())
 
-    def _read(self, content: bytes | None) -> Reply:
-        if content is None:
-            return Reply(problem=f"a response of more than {_LARGEST:,} bytes")
+    def _read(self, content: bytes) -> Reply:
         try:
             found = read_json(content, dict[str, Any])
-            reply = {"text": found["choices"][0]["message"]["content"] or "", "model": found.get("model") or ""}
             usage = found.get("usage") or {}
-            counts = {"read": usage.get("prompt_tokens", 0), "written": usage.get("completion_tokens", 0)}
-            return converted({**{name: self._clean(text) for name, text in reply.items()}, **counts}, Reply)
+            plain = {
+                "text": self._clean(found["choices"][0]["message"]["content"] or ""),
+                "model": self._brief(found.get("model") or self._settings.model),
+                "read": usage.get("prompt_tokens", 0),
+                "written": usage.get("completion_tokens", 0),
+            }
+            return converted(plain, Reply)
         except (ForeignDataError, LookupError, TypeError, AttributeError) as error:
-            return Reply(problem=f"the response is no chat completion ({self._clean(told(error))[:_SHOWN]})")
+            return Reply(problem=f"the response is no chat completion ({self._brief(told(error))})")
 
-    def _refusal(self, response: httpx2.Response, content: bytes | None) -> str:
-        status, variable = response.status_code, self._settings.key_env
-        if status in (401, 403):  # a server may repeat parts of the key
-            given = (
-                f"the key in {variable}" if variable else "a request without a key; name its variable by key_env"
-            )
-            return f"{self._url} refuses {given} (HTTP {status})"
+    def _refusal(self, response: httpx2.Response, content: bytes) -> str:
+        said = f"{self._url} refuses to answer (HTTP {response.status_code})"
+        if response.status_code in (401, 403):  # a server may repeat parts of the key
+            return f"{said}: is the key right? Its variable is key_env={self._settings.key_env or 'null'}"
         if response.is_redirect:
-            to = self._clean(response.headers.get("location", ""))[:_SHOWN]
-            return (
-                f"{self._url} sends on to {to} (HTTP {status}), and is not followed. Set endpoint to what is right"
-            )
-        return f"{self._url} refuses to answer (HTTP {status}): {self._shown(content)}"
+            to = self._brief(response.headers.get("location", ""))
+            return f"{said} but sends on to {to}, which is not followed. Set endpoint to the right one"
+        return f"{said}: {self._brief(content)}"
 
-    def _shown(self, content: bytes | None) -> str:
-        return " ".join(self._clean((content or b"").decode(errors="replace")).split())[:_SHOWN]
+    def _brief(self, text: str | bytes) -> str:
+        """A text of the server for a message: in one line, and not much of it."""
+        text = self._clean(text if isinstance(text, str) else text.decode(errors="replace"))
+        return "".join(each if each.isprintable() else " " for each in " ".join(text.split())[:_SHOWN])
 
     def _clean(self, text: str) -> str:
         """A text of the server, without the key where that says it again."""
         return text.replace(self._key, "***") if self._key else text
 
 
-async def _content(response: httpx2.Response) -> bytes | None:
-    """What a response holds; None where that is too much."""
+async def _content(response: httpx2.Response) -> bytes:
+    """What a response holds, without an end where that is too much."""
     found = bytearray()
     async for part in response.aiter_bytes():
         found += part
         if len(found) > _LARGEST:
-            return None
+            break
     return bytes(found)
 
 

@@ -22,7 +22,7 @@ from pipeline.config.plain import refuse_all
 from pipeline.config.schema import LONGEST_S, DatasetConfig, hint, number, one_of
 from pipeline.config.tables import JUDGE
 from pipeline.errors import ConfigError
-from pipeline.outputs.formats import Asked
+from pipeline.outputs.formats import Asked, Count
 
 SCORE_TEMPLATE = """\
 Please act as an impartial judge and evaluate the quality of the response to a prompt. Consider factors such as \
@@ -203,8 +203,8 @@ class Reply:
     text: str = ""
     problem: str = ""
     model: str = ""
-    read: int = 0
-    written: int = 0
+    read: Count = 0
+    written: Count = 0
 
 
 class Asker(Protocol):

@@ -162,6 +162,16 @@ def test_what_replied_and_what_it_took_is_told(server: ChatServer) -> None:
     assert server.keys == [None] * 3
 
 
+def test_what_a_server_says_is_shown_in_one_plain_line(server: ChatServer) -> None:
+    server.answer = lambda prompt, _: Answer(
+        model="m\x1b[31m\nx" * 99, **({"status": 400, "raw": b"\x1b[31m no\n\xff"} if "odd" in prompt else {})
+    )
+    found = score(dataset(server), "odd", "half of a pair: \ud800")
+    (model,) = found.asked["judge"].models
+    assert (model + found.first_fault).isprintable()
+    assert len(model) <= 200
+
+
 def test_a_request_may_be_given_another_body(server: ChatServer) -> None:
     score(dataset(server, body={"max_tokens": None, "max_completion_tokens": 9, "seed": 1}), "a")
     assert "max_tokens" not in server.bodies[0]
@@ -177,11 +187,25 @@ def test_a_request_may_be_given_another_body(server: ChatServer) -> None:
         Answer(raw=b"garbage"),
         Answer(raw=b'{"choices": []}'),
         Answer(raw=b'{"choices": [{"message": {"content": 7}}]}'),
+        Answer(raw=b'{"choices": [{"message": {"content": "[[1]]"}}], "usage": {"prompt_tokens": -1}}'),
+        Answer(raw=b'{"choices": [{"message": {"content": "[[1]]"}}], "model": 7}'),
         Answer(raw=b"[" * 100_000),
         Answer(raw=b"x" * (endpoint._LARGEST + 1)),
         Answer(headers={"Content-Encoding": "gzip"}, raw=b"no gzip"),
     ],
-    ids=["500", "503", "broken off", "garbage", "no choice", "wrong type", "nested", "huge", "encoding"],
+    ids=[
+        "500",
+        "503",
+        "broken off",
+        "garbage",
+        "no choice",
+        "wrong type",
+        "count",
+        "name",
+        "nested",
+        "huge",
+        "encoding",
+    ],
 )
 def test_what_fails_once_is_asked_again(server: ChatServer, fault: Answer) -> None:
     server.answer = lambda _, before: Answer() if before else fault
