@@ -1,8 +1,8 @@
-"""A judge behind an OpenAI-compatible endpoint: many requests at once, each reply saved as soon as it is there.
+"""A judge behind an OpenAI-compatible endpoint: concurrent requests, and replies that are stored at once.
 
-A reply is known by the address, the model, the prompt and the sampling, so it is paid for once for all jobs of a
-store, whichever of them was killed. The key is in the header of requests alone: no redirect is followed, and what
-a server says is written down without it.
+Replies are stored by URL, model, prompt and sampling settings, so no job of a store pays twice for the same reply,
+even after a kill. The API key is only in the header of requests: redirects are not followed, and the key is
+removed from all text of the server.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from pipeline.learning.rewards.calling import loop
 from pipeline.learning.rewards.judge import JudgeSettings, Reply
 
 _LARGEST = 4 << 20
-"""Bytes that are read of a response: no reply is so long."""
+"""Bytes of a response that are read; replies are far shorter."""
 _LARGEST_FILE = 4 << 30
 _LONGEST_WAIT_S = 600.0
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 _OF_PROMPT = {400, 413, 422}
-"""What is refused of one prompt, as one that is too long."""
+"""Status codes about one prompt, such as a prompt that is too long."""
 _SHOWN = 200
 
 
 class Endpoint:
-    """A server that is asked."""
+    """A client of one server."""
 
     backoff_s = 1.0
-    """Before the second attempt; twice as long before each further one."""
+    """Seconds before the second attempt; doubled for each further attempt."""
 
     def __init__(self, settings: JudgeSettings, key: str, folder: Path | None) -> None:
-        """Ask nothing yet.
+        """Prepare; no request is sent.
 
         Args:
-            settings: Whom to ask, and how.
-            key: For the server; "" for none.
-            folder: Of replies; None keeps none.
+            settings: Settings of the judge.
+            key: API key; "" for none.
+            folder: Folder for replies; None stores none.
         """
         path = "/chat/completions"
         self._url = settings.endpoint.rstrip("/").removesuffix(path) + path
@@ -62,10 +62,10 @@ class Endpoint:
         self._free_at = 0.0
 
     def ask(self, prompts: Sequence[str]) -> list[Reply]:
-        """Ask what was never asked before.
+        """Return a reply to each prompt, in order; only prompts without a stored reply are sent.
 
         Raises:
-            JobError: The server refuses the key or the model, or does not answer however often it is asked.
+            JobError: The server refuses the key or the model, or fails at all attempts.
         """
         ids = [self._id(prompt) for prompt in prompts]
         if any(each not in self._known for each in ids):
@@ -98,7 +98,7 @@ class Endpoint:
     # -- replies ---------------------------------------------------------------------------------------------
 
     def _saved(self) -> Iterator[tuple[str, Reply]]:
-        """Replies of all workers; each has a file of its own, whose last line may be cut off."""
+        """Yield the stored replies of all workers; each has its own file, whose last line may be cut off."""
         for file in sorted(self._folder.glob("*.jsonl")) if self._folder and self._folder.is_dir() else ():
             lines: list[bytes] = []
             with suppress(OSError, ForeignDataError):
@@ -177,7 +177,7 @@ class Endpoint:
         ) from cause
 
     async def _turn(self) -> None:
-        """Wait for when a request may begin."""
+        """Wait until the limits allow the next request."""
         begin = max(time.monotonic(), self._free_at)
         spacing = 60 / self._settings.per_minute if self._settings.per_minute else 0.0
         self._free_at = begin + spacing
@@ -207,17 +207,17 @@ class Endpoint:
         return f"{said}: {self._brief(content)}"
 
     def _brief(self, text: str | bytes) -> str:
-        """A text of the server for a message: in one line, and not much of it."""
+        """Return the start of a text of the server as one printable line."""
         text = self._clean(text if isinstance(text, str) else text.decode(errors="replace"))
         return "".join(each if each.isprintable() else " " for each in " ".join(text.split())[:_SHOWN])
 
     def _clean(self, text: str) -> str:
-        """A text of the server, without the key where that says it again."""
+        """Remove the key from a text of the server."""
         return text.replace(self._key, "***") if self._key else text
 
 
 async def _content(response: httpx2.Response) -> bytes:
-    """What a response holds, without an end where that is too much."""
+    """Read the body of a response, cut off at the limit."""
     found = bytearray()
     async for part in response.aiter_bytes():
         found += part
@@ -227,7 +227,7 @@ async def _content(response: httpx2.Response) -> bytes:
 
 
 def _wait_s(header: str | None) -> float:
-    """How long a server asks to wait: seconds or a date; 0 where it says nothing that can be read."""
+    """Return the seconds of a Retry-After header, given as seconds or a date; 0 if it cannot be parsed."""
     wait_s = 0.0
     with suppress(ValueError, TypeError, OverflowError):
         try:

@@ -1,8 +1,8 @@
 """A language model as a judge: how good a completion is, or which of two is better.
 
-It is asked as in MT-Bench (Zheng et al., arXiv 2306.05685): a model that is loaded in the worker (`judge_model`),
-or one behind an endpoint (`endpoint`). Either gives a `Reply` to each prompt. Judges prefer the answer that they
-read first, so two are compared in both orders. Light on purpose: settings are read where a run is planned.
+The prompts follow MT-Bench (Zheng et al., arXiv 2306.05685). The model is loaded in the worker (`judge_model`) or
+behind an endpoint (`endpoint`). Judges tend to prefer the answer in first position, so pairs are compared in both
+orders. This module imports no torch, since planning reads the settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A judge that is loaded in the worker, and decodes as policies do. No code from its folder is run."""
+"""A judge that is loaded in the worker and decoded like policies. No code from its folder is run."""
 
 import hashlib
 import re
@@ -22,14 +22,14 @@ from pipeline.learning.rewards.judge import JudgeSettings, Reply
 
 
 class _Prompts(Dataset):
-    """What judges are asked: of any length, and in no table."""
+    """A dataset without rows or limits, which `TextPolicy` needs."""
 
     def row(self, row_id: int) -> Row:
         raise AssertionError("there are no rows")
 
 
 class JudgeModel:
-    """A causal language model, asked by its chat template where it has one."""
+    """A causal language model, prompted through its chat template if it has one."""
 
     def __init__(self, settings: JudgeSettings, device: str, hints: Path | None) -> None:
         """Load model and tokenizer.
@@ -64,7 +64,7 @@ class JudgeModel:
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
     def ask(self, prompts: Sequence[str]) -> list[Reply]:
-        """Write a reply to each prompt, but to those that leave no room for one in the model's context."""
+        """Return a reply to each prompt, in order; a prompt too long for the context gets a problem instead."""
         texts = [self._plain(prompt) for prompt in prompts]
         chats = self._tokenizer.chat_template is not None
         ids = self._policy.encode([[{"role": "user", "content": text}] if chats else text for text in texts])
@@ -83,7 +83,7 @@ class JudgeModel:
         return Reply(problem=f"its prompt of {length} tokens leaves no room for a reply in the judge's context")
 
     def _plain(self, text: str) -> str:
-        """A text without special tokens, by which what is judged could speak in the name of others."""
+        """Break special tokens in a text, so that a completion cannot forge a turn of the conversation."""
         return (
             text
             if self._special is None
