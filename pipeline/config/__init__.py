@@ -1,1 +1,1 @@
-"""The request: typed schema, loading, and the rules that tie its fields together."""
+"""Configuration: typed schema, loading, and rules between its fields."""

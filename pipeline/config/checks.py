@@ -1,7 +1,7 @@
-"""What neither types nor ranges express: fields that must fit each other, and settings that change nothing.
+"""Check what types and ranges cannot express: fields that must fit each other, and settings without effect.
 
-All such faults are told at once. Rules that join fields of one class of settings are its `problems` and `idle`;
-here are those of the run and of what all have.
+All such faults are reported at once. Rules within one settings class are its methods `problems` and `idle`; this
+module has the rules of the run and of the shared sections.
 """
 
 import re
@@ -26,22 +26,22 @@ def check_config(config: Config) -> None:
     """Refuse a request that cannot work.
 
     Raises:
-        ConfigError: Lists every rule that is broken.
+        ConfigError: The message lists every broken rule.
     """
     refuse_all(config_problems(config))
 
 
 def config_problems(config: Config) -> list[str]:
-    """What is wrong with a request, each once."""
+    """Return the problems of a request, each once."""
     return list(dict.fromkeys(_problems(config)))
 
 
 def check_together(*checks: Callable[[], object]) -> None:
-    """Make checks that do not depend on each other, so that the faults of all are told at once.
+    """Run independent checks, and report the faults of all of them at once.
 
     Raises:
-        PipelineError: What the only one that failed said.
-        ConfigError: What several said.
+        PipelineError: The error of the only failed check.
+        ConfigError: The messages of several failed checks.
     """
     failed: list[PipelineError] = []
     for check in checks:
@@ -61,7 +61,7 @@ def _problems(config: Config) -> Iterator[str]:
     yield from _experiment(config)
     yield from _ranks(config)
     yield from _tables(config)
-    # What joins numbers makes sense only of numbers that are right by themselves.
+    # Rules between numbers are checked only if each number is valid by itself.
     if not singly:
         beats = config.execution
         if beats.heartbeat_timeout_s <= beats.heartbeat_s:
@@ -144,7 +144,7 @@ def _joined(config: Config) -> Iterator[str]:
 
 
 def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
-    """What a section says of itself, and those inside it, in its lists and tables too, of themselves."""
+    """Yield the problems that a section reports, and those of sections inside it, also in lists and tables."""
     if isinstance(section, Settings):
         yield from _told_by(key, section, config)
     for below, entry in held(section, key):
@@ -152,7 +152,7 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
 
 
 def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:
-    """The messages of `problems`; who writes none may return None."""
+    """Yield the messages of `problems`; a user's method may return None."""
     who = f"{key}: problems() of {type(section).__name__}"
     given: object = ask(who, lambda: section.problems(key, config))
     if isinstance(given, str) or not isinstance(given, Iterable | None):
@@ -191,19 +191,19 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
 
 
 # -- settings that change nothing --------------------------------------------------------------------------------
-# Told once, since a typing error looks the same. Only what stands on the command line counts: a file, above all a
-# profile, may well set what one run does not use.
+# Settings without effect: reported, since a typing error looks the same. Only the command line is checked: a file,
+# above all a profile, may contain settings that a run does not use.
 
 
 _SHOWN = 80
 
 
 def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tuple[str, ...]:
-    """Name the settings of a command line that have no effect in a run, each with the reason.
+    """Return the settings of a command line that have no effect in a run, each with the reason.
 
     Args:
         config: The checked request.
-        overrides: The settings; of one that is given twice the last counts, as Hydra takes it.
+        overrides: The settings; the last one counts if a key is repeated, as in Hydra.
         gpu: Whether the run uses GPUs.
     """
     given = {}
@@ -216,7 +216,7 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
 
 
 def _why_idle(key: str, config: Config, *, gpu: bool) -> str:
-    """Why a key has no effect; "" where it has one, of a front on any of its points."""
+    """Say why a key has no effect; "" if it has one, for a front on any of its points."""
     table, _, rest = key.partition(".")
     name, _, setting = rest.partition(".")
     if table in TABLES and setting:
@@ -231,7 +231,7 @@ def _why_idle(key: str, config: Config, *, gpu: bool) -> str:
 
 
 def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
-    """What the section of a key says of it, or one inside of that: the innermost speaks first."""
+    """Say why a key has no effect according to its section or one inside it; the innermost is asked first."""
     algo, point = point_of(name)
     section: object = getattr(config, table).get(name)
     if table == "algos" and section is not None and setting != "enabled" and not config.algos[name].enabled:
@@ -250,9 +250,9 @@ def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
 
 
 def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]:
-    """Patterns of keys, whether they have no effect in this run, and why; the first that applies counts."""
+    """Yield patterns of keys, whether they have no effect in this run, and why; the first match counts."""
     used = {point_of(name)[0]: algo for name, algo in config.algos.items() if algo.enabled}
-    own = any(algo.class_path for algo in used.values())  # what these do is not known
+    own = any(algo.class_path for algo in used.values())  # which settings these use is unknown
     guides = own or any(algo.guides for algo in used.values())
     trains = own or any(each.is_trained for each in config.models.values()) or any(a.trains for a in used.values())
     tracking, execution, schedule = config.tracking, config.execution, config.training.schedule

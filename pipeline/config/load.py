@@ -1,7 +1,7 @@
-"""From the command line, or the plain data of a run folder, to typed configuration.
+"""Load the configuration from the command line, or from the plain data of a run folder.
 
-Hydra composes plain values, which it does not look at. They are then checked here against the classes of settings,
-in one pass that collects all that is wrong.
+Hydra composes plain values without checking them. They are then checked against the settings classes, in one pass
+that collects all faults.
 """
 
 import os
@@ -30,17 +30,17 @@ from pipeline.config.tables import TABLES, all_shipped, conf_dir, settings_class
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 # -- explain -----------------------------------------------------------------------------------------------------
-# One line on what cannot be, with what there is.
+# One-line messages about invalid settings, with the valid ones.
 
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError, RecursionError)
-"""What composing a configuration raises of what a user wrote."""
+"""Errors that composing a user's configuration may raise."""
 _LONGEST = 1500
-"""Characters of a message, so that a setting of thousands does not bury what is said of it."""
+"""Longest message in characters, so that a very long setting does not hide the rest of the message."""
 
 
 def explain(error: Exception) -> ConfigError:
-    """Say in one message what is wrong with what the user wrote, and what to try."""
+    """Return a readable error: what is wrong with the user's settings, and what to try."""
     if isinstance(error, ConfigError):
         return error
     said = _explanation(error)
@@ -52,7 +52,8 @@ def _explanation(error: Exception) -> str:
         return "the configuration is nested too deeply, or refers to itself (${...})"
     if isinstance(error, MissingConfigException) and "/" in (error.missing_cfg_file or ""):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-        return unknown_choice(group, choice, error.options or choices_of(group))  # of one in a list Hydra has none
+        # Hydra sets none for a choice inside a list
+        return unknown_choice(group, choice, error.options or choices_of(group))
     key = getattr(error, "full_key", "") or ""
     cause = error.__cause__
     hidden = cause is not None and str(cause) not in str(error)
@@ -65,12 +66,12 @@ def _explanation(error: Exception) -> str:
 
 
 def choices_of(group: str) -> list[str]:
-    """Names of the files that ship of a group."""
+    """Return the names of a group's shipped files."""
     return [file.stem for file in (conf_dir() / group).glob("*.yaml")]
 
 
 def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
-    """What to say of a file that a group does not have."""
+    """Return the message for a file that a group does not have."""
     said = unknown_name({"algos": "algorithm"}.get(group, group), name, options)
     said += f" (files in {group}/ of conf/ and of --config-dir)"
     own: Mapping[str, str] = {
@@ -81,29 +82,29 @@ def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
 
 
 # -- as meant ----------------------------------------------------------------------------------------------------
-# Settings of a command line where Hydra would read others: 1.10 as a number, None as a text. What is rewritten is
-# the word, before Hydra sees it, and by the type of its key alone:
+# Fix settings of the command line that Hydra would read differently: 1.10 as a number, None as a text. The word is
+# rewritten before Hydra reads it, by the type of its key:
 #
-# - what stands for a text is the text that was typed: ``experiment.name=1.10``, ``1e3``, ``true``;
-# - ``None``, as Python writes it, is null where a key takes null, and so is ``~`` for a text that is no path;
-# - in texts that models read (`schema.model_text`) ``\n`` is a line break and ``\t`` a tab;
-# - ``KEY=~/folder`` is in the home folder: bash expands it where the key has no dot, Hydra never.
+# - a text is taken as typed: ``experiment.name=1.10``, ``1e3``, ``true``; - ``None``, Python's spelling, is null
+# if a key accepts null, and so is ``~`` for a text that is not a path; - in texts that models read
+# (`schema.model_text`) ``\n`` is a line break and ``\t`` a tab; - ``KEY=~/folder`` means the home folder: bash
+# expands it only if the key has no dot, Hydra never.
 #
-# In quotes of Hydra's own (``key="'None'"``) a word stays a text.
+# A word in Hydra's own quotes (``key="'None'"``) stays a text.
 
 
 _MEANT = re.compile(r"^([^-=~][^=]*=)~(?=/|$)")
 _ESCAPED = re.compile(r"[\\()\[\]{}:=, \t]")
-"""What Hydra would read as part of its grammar in a value without quotes."""
+"""Characters that Hydra's grammar would interpret in a value without quotes."""
 
 
 _LONGEST_WORD = 10_000
-"""Characters of a setting that is looked at for what was meant."""
+"""Longest setting in characters that is searched for what was meant."""
 _WORD = re.compile(r"(\+{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _ELEMENT = re.compile(
     r"""'(?:\\.|[^'\\])*' | "(?:\\.|[^"\\])*" | [^\s,\[\]{}()'"][^,\[\]{}()'"]*""", re.DOTALL | re.VERBOSE
 )
-"""A value inside a list, a table or a choice, in a table with its key before it."""
+"""A value inside a list, table or choice, in a table with its key before it."""
 _LATEX = (
     *("nabla", "ncong", "ne", "nearrow", "neg", "neq", "newline", "nexists", "ngeq", "ni", "nleq", "nmid"),
     *("nolimits", "nonumber", "not", "notin", "nsim", "nsubseteq", "nu", "nwarrow"),
@@ -111,14 +112,14 @@ _LATEX = (
     *("tilde", "times", "to", "top", "triangle", "triangleq"),
 )
 _ESCAPE = re.compile(rf"\\(?:\\(?=[nt])|(?!(?:{'|'.join(_LATEX)})(?![A-Za-z]))[nt])")
-"""An escape that people type; what a command of LaTeX begins with is none."""
+"""An escape that people type, but not the start of a LaTeX command."""
 _MEANS = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
 
 
 def as_meant(words: Sequence[str]) -> list[str]:
     """Rewrite the settings of a command line so that Hydra reads what was meant.
 
-    What cannot be read stays as it is, to be refused as what was typed.
+    An unreadable setting stays unchanged, so that the error shows what was typed.
     """
     own = {table: dict(class_paths(table, words)) for table in ("algos", "datasets")}
     home = _ESCAPED.sub(lambda found: f"\\{found[0]}", os.path.expanduser("~"))  # noqa: PTH111 - where there is none, "~"
@@ -127,11 +128,11 @@ def as_meant(words: Sequence[str]) -> list[str]:
 
 @cache
 def _declared(key: str, class_path: str | None) -> tuple[Any, Mapping[str, Any]] | None:
-    """Return the type of a key and what else its field declares; None where that is not known.
+    """Return the type of a key and the metadata of its field; None if unknown.
 
     Args:
         key: Dotted.
-        class_path: Of the class of the user's own that its section of a table belongs to.
+        class_path: Path of the user's class in the key's section of a table.
     """
     table, *parts = key.split(".")
     if table not in TABLES:
@@ -139,7 +140,7 @@ def _declared(key: str, class_path: str | None) -> tuple[Any, Mapping[str, Any]]
     try:
         given = {"class_path": class_path}
         schemas = [settings_class(table, parts[0], given)] if class_path else all_shipped(table).values()
-    except PipelineError:  # told by whoever registers it
+    except PipelineError:  # reported where it is registered
         return None
     return next((found for schema in schemas if (found := _field(schema, parts[1:]))), None)
 
@@ -173,7 +174,7 @@ def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
         return _ESCAPE.sub(lambda each: _MEANS[each[0]], text) if MODEL_TEXT in metadata else text
 
     def one(given: str) -> str:
-        """One value, rewritten where Hydra would read it otherwise."""
+        """Return one value, rewritten if Hydra would read it differently."""
         typed = given.strip()
         if typed in ("None", "null") and optional and single:
             return "null"
@@ -201,7 +202,7 @@ def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def _read(value: str) -> Any:
-    """What Hydra reads; None for null, and for what it cannot read."""
+    """Return the value as Hydra reads it; None for null, and for what it cannot read."""
     try:
         return OverridesParser.create().parse_override(f"key={value}").value()
     except (HydraException, ValueError, RecursionError):
@@ -218,7 +219,7 @@ def _quoted(text: str) -> str:
 
 VERSION_BASE = "1.3"
 
-# Here, since a launcher of Hydra's may carry out a run in a process that registers nothing else.
+# Here, since a launcher of Hydra may run a job in a process that registers nothing else.
 OmegaConf.register_new_resolver("shipped", lambda name: str(conf_dir() / name), replace=True)
 
 
@@ -229,7 +230,7 @@ def load_config(overrides: Sequence[str]) -> Config:
         overrides: As on the command line.
 
     Raises:
-        ConfigError: Something the user wrote is wrong; says all of it.
+        ConfigError: The user's settings are wrong; the message lists all faults.
     """
     words, faults = read_settings(as_meant(overrides))
     try:
@@ -242,12 +243,12 @@ def load_config(overrides: Sequence[str]) -> Config:
 def read_settings(
     words: Sequence[str], *, several: bool = False, own_files: bool = False
 ) -> tuple[list[str], list[str]]:
-    """The settings that Hydra can read and put somewhere, and what is wrong with the others.
+    """Return the settings that Hydra can read and place, and the faults of the others.
 
     Args:
-        words: Settings, as `as_meant` gives them.
-        several: Whether they may have several values, for a run for each.
-        own_files: Whether there are files of the user's own, of which only Hydra knows.
+        words: Settings from `as_meant`.
+        several: Whether a setting may have several values, one per run.
+        own_files: Whether the user has own files, which only Hydra knows.
     """
     own_files = own_files or any("hydra.searchpath" in word for word in words)
     good, faults, parser = [], [], OverridesParser.create()
@@ -274,7 +275,7 @@ def _unreadable(word: str, error: Exception) -> str:
 
 
 def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
-    """What is wrong with a setting as far as its words tell; "" where nothing is."""
+    """Say what is wrong with a setting, as far as its words show it; "" for nothing."""
     key, given = override.key_or_group, (override.input_line or "").partition("=")[2]
     top = re.split(r"[./]", key)[0]
     if override.is_sweep_override() and not several and top != "hydra":
@@ -298,7 +299,7 @@ def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
 
 
 def _composed(words: Sequence[str]) -> DictConfig:
-    """What Hydra composes of settings, in a program that may use Hydra itself."""
+    """Compose settings with Hydra, also in a program that uses Hydra itself."""
     outer = GlobalHydra.instance().hydra
     try:
         register_schemas()
@@ -310,7 +311,7 @@ def _composed(words: Sequence[str]) -> DictConfig:
 
 
 def register_schemas() -> None:
-    """Tell Hydra the defaults, as plain values, and that further ones may stand beside them."""
+    """Register the defaults with Hydra as plain values, and allow further keys."""
     store = ConfigStore.instance()
     if "schema" not in store.repo:
         store.store(group="schema", name="defaults", node=_defaults(), package="_global_")
@@ -319,7 +320,8 @@ def register_schemas() -> None:
 def _defaults() -> DictConfig:
     values = dict(plain.default_values(Config))
     values["evaluation"] = {**values["evaluation"], "num_prompts": UNSET}
-    # Algorithms that ship are all there, disabled, so that a profile may set values of one that is not chosen.
+    # All shipped algorithms are included but disabled, so that a profile may set values of one that is not
+    # selected.
     values["algos"] = {
         name: {key: value for key, value in plain.default_values(schema).items() if key != "enabled"}
         for name, schema in tables.all_shipped("algos").items()
@@ -332,18 +334,18 @@ def _defaults() -> DictConfig:
 
 
 # -- held out ----------------------------------------------------------------------------------------------------
-# On how many held-out prompts policies are evaluated where nobody has said it: on those that there are.
+# The default number of held-out prompts for evaluation: as many as the datasets have.
 
 
 USUAL = EvaluationConfig().num_prompts
 UNSET = "${usual_prompts:}"
-"""In the place of the default while Hydra composes: a number that a file gives may be the same as the default."""
+"""Placeholder of this default while Hydra composes: a file may set the same number as the default."""
 
 OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 
 def _fewest(config: Config) -> int:
-    """How many prompts the smallest dataset holds out; what is no number yet is refused later."""
+    """Return the number of held-out prompts of the smallest dataset; invalid numbers are refused later."""
     sizes = [getattr(each, f"{config.evaluation.split}_size", None) for each in config.datasets.values()]
     return min([USUAL, *(size for size in sizes if isinstance(size, int) and size > 0)])
 
@@ -356,10 +358,11 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
 
     Args:
         composed: Plain values.
-        faults: What is wrong with the request as far as it is known.
+        faults: Faults of the request found so far.
 
     Raises:
-        ConfigError: Says all that is wrong; where anything is, also what `check_config` would say of the rest.
+        ConfigError: The message lists all faults; if there are any, also those that `check_config` finds in the
+            rest.
     """
     try:
         given = OmegaConf.to_container(composed, resolve=False)
@@ -378,10 +381,10 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
 
 
 def config_from_plain(values: Mapping[str, Any]) -> Config:
-    """Rebuild what `to_plain` made of a `Config`.
+    """Rebuild a `Config` from the result of `to_plain`.
 
     Raises:
-        ConfigError: It is of no `Config`.
+        ConfigError: The values are not those of a `Config`.
     """
     faults: list[str] = []
     try:
@@ -398,7 +401,7 @@ def _refused(faults: Sequence[str]) -> NoReturn:
 
 
 def _others(config: Config) -> list[str]:
-    """What else is wrong with a request of which something was left out."""
+    """Return further faults of a request from which invalid settings were removed."""
     try:
         return [said for said in checks.config_problems(config) if not said.startswith(_FOLLOWS)]
     except PipelineError as error:
@@ -406,16 +409,16 @@ def _others(config: Config) -> list[str]:
 
 
 _FOLLOWS = ("experiment.name=", "no algorithm is enabled", *(f"{table} is empty" for table in TABLES))
-"""What is wrong where something else was left out."""
+"""Faults that only follow from removing invalid settings."""
 
 
 def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
-    """The settings that plain values are; what is wrong is left out, and added to the faults."""
+    """Convert plain values to settings; invalid ones are removed, and added to the faults."""
     kept = {table: _sections(table, values.get(table), faults) for table in TABLES}
     classes = {(table, name): kind for table in kept for name, (_, kind) in kept[table].items()}
 
     def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
-        if path != ("experiment", "name") or value != MISSING:  # told below
+        if path != ("experiment", "name") or value != MISSING:  # reported below
             used = classes.items() if hint is None else ()
             known = [each.key for at, kind in used for each in meanings_of(kind, ".".join(at))]  # type: ignore[arg-type]  # classes are hashable
             faults.append(_fault(path, value, schema, hint, known))
@@ -437,7 +440,7 @@ def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
 
 
 def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[dict[str, Any], type[Any]]]:
-    """The sections of a table, each with its class; those of points in the place of a front."""
+    """Return the sections of a table, each with its class; a front is replaced by its points."""
     about, found = TABLES[table], dict[str, tuple[dict[str, Any], type[Any]]]()
     if not isinstance(given, dict | NoneType):
         choose = f"choose one with {about.group}={given}"
@@ -459,7 +462,7 @@ def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[d
 
 
 def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
-    """A section with what follows from its name and class, or the points of its front."""
+    """Return a section with the settings that its name and class imply, or the points of its front."""
     is_own = node.get("class_path") is not None
     if table == "algos":
         node = {"enabled": is_own, **node}
@@ -478,8 +481,8 @@ def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, known: Sequence[str]) -> str:
-    """What to say of a value that a class of settings does not take."""
-    if path[0] == "algos" and len(path) > 2:  # a value of a front was typed under that
+    """Return the message for a value that a settings class does not accept."""
+    if path[0] == "algos" and len(path) > 2:  # a value of a front was typed under its key
         algo, point = tables.point_of(path[1])
         path = ("algos", algo, *(["front"] if path[2] in tables.settings_of(point) else []), *path[2:])
     key = ".".join(path)

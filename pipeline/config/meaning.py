@@ -1,7 +1,7 @@
-"""What every key means, read from where it is declared, and which one was meant by a key that there is not.
+"""Read the meaning of every key from its declaration, and find the key meant by an unknown one.
 
-Settings of users' own classes are read in the same way, so what is written of a field once is what `pipeline help`
-says and what the reference of all keys has.
+Settings of users' own classes are read in the same way, so the text below a field appears in `pipeline help` and
+in the reference of all keys.
 """
 
 import ast
@@ -33,22 +33,22 @@ _WORDS: Mapping[object, tuple[str, str]] = {
     bool: ("true or false", "of true or false"),
     Any: ("anything", "anything"),
 }
-"""Type -> what one and what several of it are called."""
+"""Type -> singular and plural name for users."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What is known of a key.
+    """Documentation of a key.
 
     Attributes:
         key: Dotted, as it is typed: ``training.grad_clip``, ``algos.PITA.eta``.
-        type: In words: ``number``, ``list of whole numbers``, ``text or null``.
-        default: As it is typed; "" where a value must be given.
+        type: Type in words: ``number``, ``list of whole numbers``, ``text or null``.
+        default: Default as typed; "" if a value is required.
         allowed: The range of its numbers in words, or "".
-        choices: What may be chosen -> what that means, or "".
-        text: What it means, with its unit, in one paragraph; "" where nothing is written.
-        affects_result: Whether other values lead to other results; what does not is in no key of a result.
-        keyed: Of what does not by itself: where or by what they do all the same, or "".
+        choices: Valid choice -> its meaning, or "".
+        text: Meaning, with its unit, in one paragraph; "" if not documented.
+        affects_result: Whether other values change results; keys of results leave out the others.
+        keyed: For a key that does not by itself: where or how results depend on it all the same, or "".
     """
 
     key: str
@@ -62,11 +62,11 @@ class Meaning:
 
     @property
     def line(self) -> str:
-        """The first sentence of what it means."""
+        """First sentence of its meaning."""
         return first_sentence(self.text)
 
     def must(self, given: object = None) -> str:
-        """What a value must be, in words: its type, range and default; of one that was given, what was meant."""
+        """Say what a value must be: its type, range and default; for a given value also what was meant."""
         several = "a list of " if self.type.startswith("list") else ""
         if self.choices:
             texts = given if isinstance(given, list) else [given]
@@ -81,7 +81,7 @@ class Meaning:
 
 
 def shipped_meanings() -> dict[str, Meaning]:
-    """Every key that may be set with what ships, in the order of the configuration."""
+    """Return every key that shipped code accepts, in the order of the configuration."""
     found = [each for each in meanings_of(Config, "") if each.key not in TABLES]
     for table in TABLES:
         for name, schema in all_shipped(table).items():
@@ -91,12 +91,12 @@ def shipped_meanings() -> dict[str, Meaning]:
 
 @cache
 def meanings_of(schema: type[Any], prefix: str) -> tuple[Meaning, ...]:
-    """`meanings` with the defaults of the class, read once."""
+    """Return `meanings` with the defaults of the class, cached."""
     return tuple(meanings(schema, prefix))
 
 
 def shipped_sections() -> dict[str, str]:
-    """What every group of keys is about: ``training``, ``execution.retry``, ``algos.PITA``."""
+    """Return the description of every group of keys: ``training``, ``execution.retry``, ``algos.PITA``."""
     found = dict(sections(Config))
     for table in TABLES:
         for name, schema in all_shipped(table).items():
@@ -106,12 +106,12 @@ def shipped_sections() -> dict[str, str]:
 
 
 def meanings(schema: type[Any], prefix: str = "", defaults: object = None) -> Iterator[Meaning]:
-    """The keys of a class of settings, in its order; those of settings inside it follow where they stand.
+    """Yield the keys of a settings class, in order, including those of nested settings.
 
     Args:
         schema: The dataclass.
-        prefix: The key of such settings, as ``algos.PITA``.
-        defaults: Settings that have the defaults, where these are not those of the class.
+        prefix: Key of these settings, as ``algos.PITA``.
+        defaults: Settings with the defaults, if other than those of the class.
     """
     hints, settings = get_type_hints(schema), defaults or schema()
     for item in fields(schema):
@@ -123,7 +123,7 @@ def meanings(schema: type[Any], prefix: str = "", defaults: object = None) -> It
 
 
 def sections(schema: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The key of all settings inside of others, and what they are about."""
+    """Yield the keys of nested settings, with their descriptions."""
     settings = schema()
     for item in fields(schema):
         if is_dataclass(inside := getattr(settings, item.name)):
@@ -133,7 +133,7 @@ def sections(schema: type[Any], prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first full stop, or semicolon, that ends a sentence."""
+    """Return the text up to the first full stop or semicolon that ends a sentence."""
     for at, sign in enumerate(text):
         if sign in ".;" and text[at + 1 : at + 2] in ("", " ") and not text[:at].endswith(("e.g", "i.e")):
             return text[:at]
@@ -141,7 +141,7 @@ def first_sentence(text: str) -> str:
 
 
 def typed(value: Any) -> str:
-    """A value as one types it behind ``KEY=``."""
+    """Format a value as typed after ``KEY=``."""
     if isinstance(value, Enum):
         return str(value.name)
     if value is None or isinstance(value, bool):
@@ -173,7 +173,7 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
 
 
 def in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), path: bool = False) -> str:
-    """A type in words: ``list of whole numbers``."""
+    """Format a type in words: ``list of whole numbers``."""
     if get_origin(hint) in (Union, UnionType):
         kinds = [in_words(kind, words=words, path=path) for kind in get_args(hint) if kind is not NoneType]
         return " or ".join([*kinds, *(["null"] if NoneType in get_args(hint) else [])])
@@ -190,15 +190,15 @@ def in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), pat
 
 
 def settings_of(schema: type[Any], given: Mapping[str, Any], key: str = "") -> Any:
-    """Make settings of single values that a program or an option gives.
+    """Make settings from single values that a program or an option passes.
 
     Args:
         schema: Their class.
         given: Plain values; whatever is absent keeps its default.
-        key: What stands before their names in messages.
+        key: Prefix of their names in messages.
 
     Raises:
-        ConfigError: Names a value that is none of a setting.
+        ConfigError: A value is invalid; the message names its setting.
     """
 
     def refuse(path: tuple[str, ...], value: Any, _: object, hint: Any) -> None:
@@ -213,7 +213,7 @@ def settings_of(schema: type[Any], given: Mapping[str, Any], key: str = "") -> A
 
 
 def about(kind: type[Any]) -> str:
-    """The first paragraph of a class's own docstring."""
+    """Return the first paragraph of a class's own docstring."""
     return " ".join((vars(kind).get("__doc__") or "").partition("\n\n")[0].split())
 
 
@@ -221,13 +221,13 @@ def about(kind: type[Any]) -> str:
 
 
 def _written(schema: type[Any], name: str) -> str:
-    """What is written of a field or member; where a class declares it anew without a word, what its base says."""
+    """Return the documentation of a field or member; an undocumented override inherits it."""
     return next((text for kind in schema.__mro__ if (text := _texts(kind).get(name))), "")
 
 
 @cache
 def _texts(kind: type[Any]) -> dict[str, str]:
-    """Field -> the text below it, else the remark behind it, of what a class itself declares."""
+    """Return field -> the text below it, else the comment behind it, for fields that a class itself declares."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     found = _classes(file).get(kind.__qualname__) if file else None
     return found or {}
@@ -235,7 +235,7 @@ def _texts(kind: type[Any]) -> dict[str, str]:
 
 @cache
 def _classes(file: str) -> dict[str, dict[str, str]]:
-    """Class -> what is written of its fields, of all classes in a file; nothing where it cannot be read."""
+    """Return class -> documentation of its fields, for all classes in a file; empty if it cannot be read."""
     try:
         source = Path(file).read_text(encoding="utf-8")
         remarks = _remarks(source)
@@ -267,7 +267,7 @@ def _string(node: ast.stmt | None) -> str:
 
 
 def _remarks(source: str) -> dict[int, str]:
-    """Line -> the remark at its end; those for the tools that check code are none."""
+    """Return line -> the comment at its end, except directives of linters."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = [token for token in tokens if token.type == tokenize.COMMENT]
     remarks = {token.start[0]: token.string.lstrip("#:").strip() for token in comments}
@@ -295,23 +295,26 @@ _OTHER_NAMES = {
     "train_dataset": "datasets.hf.path",
     "warmup_ratio": "training.warmup_steps",
 }
-"""What other programs call a setting, besides the arguments of TRL's configurations: its key, or the end of it."""
+"""Names of settings in other programs besides TRL's arguments -> the key here, or its end."""
 
 
 def known_keys() -> list[str]:
-    """Every key that may be set with what ships, dotted."""
+    """Return every key that shipped code accepts, dotted."""
     return [*shipped_meanings(), *TABLES]
 
 
 def other_names(name: str, algo: str = "") -> list[str]:
-    """Name the keys, or their ends, that another program calls so, of an algorithm; the name where none does."""
-    keys_of = import_object("pipeline.learning.from_trl.keys_of")  # seldom needed
+    """Return the keys, or their ends, for another program's name of a setting.
+
+    The name itself if there are none.
+    """
+    keys_of = import_object("pipeline.learning.from_trl.keys_of")  # rarely needed
     found = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else list(map(str, keys_of(name, algo)))
     return [name] if not found or name in (each.rpartition(".")[2] for each in found) else found
 
 
 def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
-    """Name what was probably meant: a key of the same section, else those that end alike, else the most alike."""
+    """Return the keys that were probably meant: of the same section, with the same end, or the most similar."""
     keys = dict.fromkeys(known)
     section, _, last = key.rpartition(".")
     names = other_names(last, section.removeprefix("algos."))
@@ -326,7 +329,7 @@ def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
     ends = [each for each in general if each.endswith((f".{name}", f".{name}s"))]
     if near := [name] if name in beside else _alike(name, beside) if section or not ends else []:
         return [beside[near[0]]]
-    if ends and section:  # of a section that is misspelt, or of another one
+    if ends and section:  # of a misspelt section, or of another one
         return get_close_matches(key, ends, n=1, cutoff=0.7) or ends[:1]
     if ends or (section and beside):
         return ends[:3]
@@ -340,17 +343,20 @@ def _alike(name: str, names: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(key: str, known: Iterable[str], ending: str = "") -> str:
-    """Word what follows a key that there is not, or flag: what was probably meant; "" where nothing is near."""
+    """Return a suffix for the message about an unknown key or flag: what was probably meant.
+
+    "" if nothing is similar.
+    """
     near = " or ".join(f"{each}{ending}" if ending else f"'{each}'" for each in nearest_keys(key, known))
     return f" Did you mean {near}?" if near else ""
 
 
 def unknown_key(key: str, known: Iterable[str] = ()) -> str:
-    """Word the message for a key that there is not: the one that was meant, and which there are.
+    """Return the message for an unknown key: the key that was meant, and the keys that exist.
 
     Args:
         key: What was typed.
-        known: The keys of the request; those of what ships are known besides.
+        known: The keys of the request; those of shipped code are always known.
     """
     keys = list(dict.fromkeys([*known, *known_keys()]))
     section = key.rpartition(".")[0]
@@ -362,14 +368,14 @@ def unknown_key(key: str, known: Iterable[str] = ()) -> str:
 
 
 def class_paths(table: str, overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Names and classes that a command line adds to a table."""
+    """Yield the names and classes that a command line adds to a table."""
     for override in overrides:
         if match := re.fullmatch(rf"\+{{0,2}}{table}\.([\w-]+)\.class_path=(['\"]?)([^'\"]+)\2", override):
             yield match[1], match[3]
 
 
 # -- help keys ---------------------------------------------------------------------------------------------------
-# ``python -m pipeline help KEY``: what a key means, or which there are, from where each is declared.
+# ``python -m pipeline help KEY``: explain a key, or list keys, from their declarations.
 
 
 _COLUMN = 11
@@ -379,14 +385,14 @@ Line = tuple[str, str]
 
 
 def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
-    """What there is to say of a word, line by line.
+    """Yield the help on a word, line by line.
 
     Args:
-        word: A key or the end of one, a group of keys or of files, or one of their names; "" for what there is.
-        settings: As for a run; they make algorithms and datasets of one's own known.
+        word: A key or the end of one, a group of keys or of files, or one of their names; "" for an overview.
+        settings: Settings as for a run; they make the user's own algorithms and datasets known.
 
     Raises:
-        ConfigError: There is nothing of that name; says what was meant.
+        ConfigError: Nothing has that name; the message says what was meant.
     """
     word = word.lstrip("+~").partition("=")[0].strip(".")
     keys, named = _known(settings)
@@ -413,7 +419,7 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
 
 
 def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]:
-    """Keys, and groups of them with what they are: those that ship, files of ``conf/`` add, and settings name."""
+    """Return keys, and groups with descriptions: of shipped code, of files in ``conf/``, and of settings."""
     if wrong := [setting for setting in settings if "=" not in setting]:
         raise ConfigError(f"cannot read '{wrong[0]}'. After the key come settings as for a run: KEY=VALUE.")
     keys, named = dict(shipped_meanings()), dict(shipped_sections())
@@ -433,7 +439,7 @@ def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]
 
 
 def _kinds_of_files(group: str) -> dict[str, str]:
-    """The kind that each file of a group is of, by the file's name."""
+    """Return the kind of each file of a group, by the file's name."""
     files = sorted((conf_dir() / group).glob("*.yaml"))
     found = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
     return {name: kind[1] for name, kind in found.items() if kind}
@@ -483,7 +489,7 @@ def _files_of(group: str) -> Iterator[Line]:
 
 
 def _same_end(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
-    """Keys that end alike: those that mean the same are explained together."""
+    """Yield keys with the same end; those with the same meaning are explained together."""
     alike: dict[tuple[str, str], list[str]] = {}
     for key in keys:
         alike.setdefault((known[key].text, known[key].allowed), []).append(key)

@@ -1,6 +1,7 @@
-"""Typed configuration as plain data, which workers receive, and back; each value against what its field takes.
+"""Convert typed configuration to plain data for workers and back, and check each value against its field.
 
-Free of Hydra: only who composes a request needs it, and its import would be a sixth of a worker's start.
+This module does not import Hydra, which only composing a request needs: the import would take a sixth of a
+worker's start.
 """
 
 import json
@@ -20,14 +21,15 @@ from pipeline.config.user_code import ask, import_object
 from pipeline.errors import ConfigError
 
 # -- filled in ---------------------------------------------------------------------------------------------------
-# Plain values as settings: onto the defaults of a class, each converted to what its field declares.
+# Convert plain values to settings: start from the defaults of a class, and convert each value to the type of its
+# field.
 
 
 _TRUTH = {"true": True, "yes": True, "on": True, "y": True, "false": False, "no": False, "off": False, "n": False}
 Path = tuple[str, ...]
 Refuse = Callable[[Path, Any, type[Any], Any], None]
-"""Told of a value that is left out: where it stands, the value, the class of settings there, and the type of its
-field, or None where there is none."""
+"""Called for a value that is left out, with its path, the value, the settings class there, and the type of its
+field, or None for an unknown field."""
 
 
 def _raise(path: Path, _value: Any, schema: type[Any], hint: Any) -> None:
@@ -47,9 +49,9 @@ def filled(
     Args:
         schema: The class.
         plain: Plain values; whatever is absent keeps its default.
-        path: Where they stand.
-        refuse: Told of what cannot be; by default it raises.
-        sections: Fields that are settings already.
+        path: Their path.
+        refuse: Called for each invalid value; by default it raises.
+        sections: Fields that are already settings.
 
     Raises:
         ConfigError: A field is unknown, or the `__post_init__` of a class failed.
@@ -79,17 +81,17 @@ def _changed(
 
 
 def is_no_value(value: object, hint: Any) -> bool:
-    """Return whether a value is still to be given, or is Python's word for none where null would be one."""
+    """Return whether a value is still missing, or is Python's `None` as text where null is meant."""
     if isinstance(value, list):
         return any(is_no_value(each, None) for each in value)
     return value == MISSING or (value == "None" and {str, NoneType} <= set(kinds_of(hint)))
 
 
 def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) -> Any:
-    """Return a plain value as a field of a type has it; a table is added to the default.
+    """Convert a plain value to the type of a field; a table is merged into the default.
 
     Raises:
-        ValueError: It is of another type; a text must be one, as `1.10` is read as 1.1.
+        ValueError: It has another type; texts are not converted from numbers, as `1.10` is read as 1.1.
     """
     kinds = kinds_of(hint)
     if isinstance(value, dict):
@@ -130,13 +132,13 @@ def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) 
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types of which a value may be one."""
+    """Return the types that a value may have."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 @cache
 def hints_of(kind: type[Any]) -> dict[str, Any]:
-    """The types of the fields of a class of settings."""
+    """Return the types of the fields of a settings class."""
     hints = get_type_hints(kind)
     return {each.name: hints[each.name] for each in fields(kind)}
 
@@ -147,18 +149,18 @@ def _default(schema: type[Any]) -> Any:
 
 
 def default_values(schema: type[Any]) -> dict[str, Any]:
-    """The plain values that fields of a class have by default."""
+    """Return the plain default values of the fields of a class."""
     return to_plain(_default(schema))  # type: ignore[arg-type]  # classes are hashable
 
 
 def to_plain(config: object) -> dict[str, Any]:
-    """Any configuration dataclass as plain JSON data; enums become their names."""
+    """Convert a configuration dataclass to plain JSON data; enums become their names."""
     plain: dict[str, Any] = _plain(config, Any)
     return plain
 
 
 def _plain(value: Any, hint: Any) -> Any:
-    """A value as its field has it: a whole number is a number where that is asked for."""
+    """Convert a value by the type of its field: an integer becomes a float if the field has floats."""
     if is_dataclass(value):
         hints = hints_of(type(value))  # type: ignore[arg-type]  # classes are hashable
         return {each.name: _plain(getattr(value, each.name), hints[each.name]) for each in fields(value)}
@@ -177,8 +179,8 @@ def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
     """Rebuild the sections that a stage declared; reading any other one raises.
 
     Args:
-        plain: Section name -> plain data. The sections ``algo``, ``dataset`` and ``model`` carry the name of
-            their schema under ``_schema_``.
+        plain: Section name -> plain data. The sections ``algo``, ``dataset`` and ``model`` have the name of their
+            schema under ``_schema_``.
     """
     config = StageConfig()
     for section in fields(StageConfig):
@@ -186,7 +188,7 @@ def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
             data = dict(plain[section.name])
             schema = data.pop("_schema_", None)
             kind: Any = import_object(schema) if schema else type(getattr(config, section.name))
-            made = deepcopy(_filled(kind, json.dumps(data)))  # a stage may do with its settings as it likes
+            made = deepcopy(_filled(kind, json.dumps(data)))  # a stage may change its settings
             setattr(config, section.name, made)
         else:
             delattr(config, section.name)
@@ -195,24 +197,24 @@ def stage_config_from_plain(plain: Mapping[str, Any]) -> StageConfig:
 
 @lru_cache(maxsize=256)
 def _filled(kind: type[Any], data: str) -> Any:
-    """Kept, since the stages of a run have the same few sections and OmegaConf takes long."""
+    """Convert a section, cached: the stages of a run share a few sections, and OmegaConf is slow."""
     return filled(kind, json.loads(data))
 
 
 def schema_path(config: object) -> str:
-    """Dotted path of a configuration's dataclass, as ``module:Class``."""
+    """Return the path of a configuration's dataclass, as ``module:Class``."""
     return f"{type(config).__module__}:{type(config).__qualname__}"
 
 
 # -- values ------------------------------------------------------------------------------------------------------
-# Every single value of a request against what its field was declared to take, and the form of what is told.
-# Rules that join several fields are in `pipeline.config.checks`.
+# Check every single value of a request against its field's declaration, and format the messages. Rules between
+# fields are in `pipeline.config.checks`.
 
 
 _LONGEST_TEXT = 100_000
 _LONGEST_NAME = 255
 _LONGEST_PATH = 3_000
-"""Bytes; Linux takes 4,095, and paths of outputs are longer than the folder that is given."""
+"""Longest path in bytes; Linux allows 4,095, and paths of outputs are longer than the given folder."""
 _SHOWN = 80
 
 
@@ -232,7 +234,7 @@ def value_problems(section: object) -> Iterator[str]:
 
 
 def held(value: object, key: str) -> Iterator[tuple[str, Any]]:
-    """What settings, a list or a table hold, each under its key; nothing of a single value."""
+    """Yield the entries of settings, a list or a table, each with its key; nothing for a single value."""
     if is_dataclass(value):
         prefix = f"{key}." if key else ""
         yield from ((f"{prefix}{item.name}", getattr(value, item.name)) for item in fields(value))
@@ -243,23 +245,23 @@ def held(value: object, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def brief(value: object) -> str:
-    """A value as a message shows it: in one line, and not much of it."""
+    """Format a value for a message: in one line, shortened."""
     try:
         text = repr(value) if isinstance(value, str) else str(value)
-    except ValueError:  # Python writes no integer of thousands of digits
+    except ValueError:  # Python refuses to print integers of thousands of digits
         return "(a huge number)"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
 
 
 def short(value: float) -> str:
-    """A number in few digits where these are all of it: ``0.1``, ``1e+06``, and ``0.10000001`` whole."""
+    """Format a number in few digits if they are exact: ``0.1``, ``1e+06``, but ``0.10000001`` in full."""
     text = f"{value:g}"
     return text if float(text) == value else repr(value)
 
 
 def nearest_choice(given: str, choices: Iterable[str]) -> str | None:
-    """The one of a few words that was probably meant, in letters of any case."""
-    from difflib import get_close_matches  # which workers import in vain
+    """Return the choice that was probably meant, ignoring case, or None."""
+    from difflib import get_close_matches  # not needed in workers
 
     by_lower = {choice.lower(): choice for choice in choices}
     near = get_close_matches(given.lower(), by_lower, n=1, cutoff=0.7)
@@ -308,7 +310,7 @@ def _path_problem(text: str) -> str | None:
 
 
 def _leaves(value: object, key: str, declared: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any, Any]]:
-    """Key, value and declaration of everything that is no table or list; names in tables are texts, too."""
+    """Yield key, value and declaration of everything except tables and lists; names in tables count as texts."""
     if is_dataclass(value):
         for item, (below, entry) in zip(fields(value), held(value, key), strict=True):
             yield from _leaves(entry, below, item.metadata)
@@ -322,18 +324,18 @@ def _leaves(value: object, key: str, declared: Mapping[str, Any] | None = None) 
 
 
 # -- told --------------------------------------------------------------------------------------------------------
-# The form of what is told of a request, apart from the libraries that read one: Hydra takes long to import.
+# Formatting of messages about a request, without the libraries that read one: Hydra is slow to import.
 
 
 _TOLD = 20
-"""Problems of one request that are told at most."""
+"""Most problems of one request to report."""
 
 
 def refuse_all(problems: Sequence[str]) -> None:
-    """Tell all problems in one message, if there are any.
+    """Raise one error with all problems, if there are any.
 
     Raises:
-        ConfigError: There are.
+        ConfigError: There are problems.
     """
     if len(problems) == 1:
         raise ConfigError(problems[0])
@@ -344,7 +346,7 @@ def refuse_all(problems: Sequence[str]) -> None:
 
 
 def one_line(text: str) -> str:
-    """A message of several lines in one, without what helps only those who know Hydra."""
+    """Join the lines of a message, without parts that only help users of Hydra."""
     lines = (line.strip() for line in text.splitlines())
     noise = re.compile(r"(full_key|object_type|reference_type)[:=]|See https?:|Set HYDRA_FULL_ERROR")
     return " ".join(line for line in lines if line and not noise.match(line)).rstrip(".") + "."

@@ -1,8 +1,8 @@
-"""The tables of a request, `algos`, `datasets` and `models`: whose settings each of their sections holds.
+"""Tables of a request, `algos`, `datasets` and `models`: which settings class each of their sections has.
 
-A section has the settings of the class that makes it: the one that ships under its name or kind, or one of the
-user's own. Which they are its `config_class` says. Classes are imported by their dotted paths, when asked for.
-Those that ship stand here, one line for each. An algorithm may be run at several values of its settings (a front).
+A section has the settings (`config_class`) of its class: the shipped class of its name or kind, or one of the
+user's own. Classes are imported by dotted path when needed. Shipped classes are listed here, one per line. An
+algorithm may run at several values of its settings (a front).
 """
 
 import math
@@ -20,7 +20,7 @@ from pipeline.config.user_code import check_settings_class, import_object, ships
 from pipeline.errors import ConfigError, unknown_name
 
 # -- shipped -----------------------------------------------------------------------------------------------------
-# What ships, by name: dotted paths, of which nothing is imported before it is asked for. One line for each.
+# Shipped code by name: dotted paths, imported only when needed. One line each.
 
 
 ALGORITHMS = {
@@ -56,13 +56,13 @@ DATASETS = {
     "star_graph": "pipeline.learning.datasets.shipped:StarGraph",
     "tldr": "pipeline.learning.datasets.shipped:TLDR",
 }
-"""Kind -> class, likewise."""
+"""Kind -> class, whose `config_class` has the settings."""
 
 MODELS = {
     "hf": "pipeline.learning.models.kinds:HFModelConfig",
     "tiny": "pipeline.learning.models.kinds:TinyModelConfig",
 }
-"""Kind -> the settings themselves: a model has no class of ours."""
+"""Kind -> the settings class itself: a model has no class of ours."""
 
 REWARDS = {
     "boxed": "pipeline.learning.rewards.answers:boxed",
@@ -76,13 +76,13 @@ REWARDS = {
 """Name -> function."""
 
 REWARD_MODEL = "model"
-"""The reward that is a sequence-classification model rather than a function."""
+"""Name of the reward that is a sequence-classification model rather than a function."""
 
 JUDGE = "judge"
-"""The reward that asks a language model, in the worker or behind an endpoint."""
+"""Name of the reward that asks a language model, in the worker or behind an endpoint."""
 
 MODEL_REWARDS = (REWARD_MODEL, JUDGE)
-"""Rewards that are models: made in the worker of their settings, where functions are called."""
+"""Rewards that are models: workers load them from their settings, instead of calling a function."""
 
 TRL_REWARDS = {
     "accuracy_reward": "trl.rewards:accuracy_reward",
@@ -92,41 +92,41 @@ TRL_REWARDS = {
     "reasoning_accuracy_reward": "trl.rewards:reasoning_accuracy_reward",
     "think_format_reward": "trl.rewards:think_format_reward",
 }
-"""TRL's own rewards, and the functions that make one of their settings."""
+"""TRL's own rewards, with the functions that create those with settings."""
 
 REWARD_NAMES = (*REWARDS, *MODEL_REWARDS, *TRL_REWARDS)
-"""Rewards with a name; any other one is the dotted path of a function with TRL's signature."""
+"""Rewards with a name; any other reward is the dotted path of a function with TRL's signature."""
 
 
 # -- fronts ------------------------------------------------------------------------------------------------------
-# One algorithm at several values of its settings: points of a front of reward against divergence.
-# ``algos.DPO.front={beta: [0.03, 0.1]}`` stands for two algorithms, ``DPO@beta=0.03`` and ``DPO@beta=0.1``,
-# which have everything else in common. They are made before anything else looks at the request.
+# Fronts: one algorithm at several values of its settings, as points of reward against KL divergence.
+# ``algos.DPO.front={beta: [0.03, 0.1]}`` stands for two algorithms, ``DPO@beta=0.03`` and ``DPO@beta=0.1``, with
+# all other settings equal. They are created before anything else reads the request.
 
 
 _MARK = "@"
 _TEXT = re.compile(r"[A-Za-z0-9._+-]{1,40}")
 SUFFIX = rf"({_MARK}[A-Za-z0-9._+=,-]{{1,100}})?"
-"""What may follow the name of an algorithm."""
+"""Suffix that may follow the name of an algorithm."""
 _NO_SETTINGS = {"front", "enabled", "class_path"}
 MOST_POINTS = 1000
-"""Of one front. More are a mistake, and each is a chain of jobs of its own."""
+"""Most points of one front. More are probably a mistake, as each is a chain of jobs of its own."""
 
 
 def point_of(name: str) -> tuple[str, str]:
-    """The algorithm that a point is of, and what tells it from others, "" for none: ``("DPO", "beta=0.1")``."""
+    """Split a name into its algorithm and the point's settings, "" for none: ``("DPO", "beta=0.1")``."""
     algo, _, point = name.partition(_MARK)
     return algo, point
 
 
 def by_settings(name: str) -> tuple[object, ...]:
-    """What names are sorted by: the algorithm, then its points by their settings, numbers by their size."""
+    """Return the sort key of a name: the algorithm, then its points by their settings, numbers by size."""
     algo, point = point_of(name)
     return algo, by_values(point)
 
 
 def by_values(point: str) -> list[tuple[str, bool, float, str]]:
-    """What points of one algorithm are sorted by."""
+    """Return the sort key of the points of one algorithm."""
     return [_by_value(part) for part in point.split(",")] if point else []
 
 
@@ -138,16 +138,16 @@ def _by_value(part: str) -> tuple[str, bool, float, str]:
 
 
 def settings_of(point: str) -> list[str]:
-    """Names of the settings that make a point: ``beta`` and ``epochs`` of ``beta=1,epochs=2``."""
+    """Return the names of a point's settings: ``beta`` and ``epochs`` for ``beta=1,epochs=2``."""
     return [part.partition("=")[0] for part in point.split(",")] if point else []
 
 
 def as_typed(said: str, names: Iterable[str]) -> str:
-    """A message about a setting of a point by the key that was typed, that of the front.
+    """Replace the key of a point's setting in a message by the key that was typed, that of the front.
 
     Args:
         said: The message.
-        names: Of algorithms and points.
+        names: Names of algorithms and points.
     """
     for name in names:
         algo, point = point_of(name)
@@ -157,14 +157,14 @@ def as_typed(said: str, names: Iterable[str]) -> str:
 
 
 def points_of(name: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The points of the front of an algorithm, by name.
+    """Return the points of an algorithm's front, by name.
 
     Args:
-        name: Of the algorithm.
-        settings: All of it, plain.
+        name: Name of the algorithm.
+        settings: All of its settings, plain.
 
     Raises:
-        ConfigError: What makes the points is no table of lists of plain values.
+        ConfigError: The front is not a table of lists of plain values.
     """
     key, asked = f"algos.{name}.front", settings["front"]
     if not isinstance(asked, Mapping) or not all(isinstance(values, list) and values for values in asked.values()):
@@ -189,7 +189,7 @@ def points_of(name: str, settings: Mapping[str, Any]) -> dict[str, dict[str, Any
 
 
 def _meant(text: str) -> float | str:
-    """The number that a text is, so that 1000000 and 1e6 are one."""
+    """Return a text as a number if it is one, so that 1000000 and 1e6 are equal."""
     try:
         return float(text)
     except ValueError:
@@ -204,7 +204,7 @@ def _text(key: str, value: object) -> str:
 
 
 def conf_dir() -> Path:
-    """The folder of configuration groups: beside the package in a checkout, inside it when installed."""
+    """Return the folder of configuration groups: beside the package in a checkout, inside it when installed."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -215,12 +215,12 @@ class Table:
     """A table of sections.
 
     Attributes:
-        what: What a section is, for messages.
-        group: The folder of ``conf/`` with files for it.
-        base: What settings of a section build on.
-        shipped: Name or kind -> dotted path of what ships.
-        parent: Dotted path of what a class of the user's own builds on; "" where there can be none.
-        example: A setting, for messages.
+        what: Name of a section in messages.
+        group: Its folder in ``conf/``.
+        base: Base class of settings.
+        shipped: Name or kind -> dotted path of shipped code.
+        parent: Dotted path of the base class for users' own classes; "" if there can be none.
+        example: An example setting, for messages.
     """
 
     what: str
@@ -243,15 +243,15 @@ TABLES = {
 
 
 def settings_class(table: str, name: str, section: Mapping[str, Any]) -> type[Any]:
-    """The dataclass of the settings of a section.
+    """Return the settings class of a section.
 
-    A class of the user's own may have the name or kind of what ships. Its settings are then those of what ships
-    if it asks for no others.
+    A user's class may have the name or kind of a shipped one. Without settings of its own it has those of the
+    shipped one.
 
     Args:
         table: ``algos``, ``datasets`` or ``models``.
-        name: Of the section.
-        section: Its plain settings: ``class_path`` and, where the name does not say it, ``kind``.
+        name: Name of the section.
+        section: Its plain settings: ``class_path`` and, if the name does not imply it, ``kind``.
 
     Raises:
         ConfigError: The name or kind is unknown, or the class has no settings dataclass.
@@ -271,13 +271,16 @@ def settings_class(table: str, name: str, section: Mapping[str, Any]) -> type[An
 
 
 def all_shipped(table: str) -> dict[str, type[Any]]:
-    """Settings of all that ships of a table, by name or kind."""
+    """Return the settings classes of all shipped code of a table, by name or kind."""
     return {name: shipped_settings(path) for name, path in TABLES[table].shipped.items()}
 
 
 @cache
 def shipped_settings(path: str) -> type[Any]:
-    """The settings of something that ships, by its dotted path; of a model the path is that of its settings."""
+    """Return the settings class of shipped code by its dotted path.
+
+    For a model the path is that of its settings.
+    """
     found = import_object(path)
     schema: type[Any] = getattr(found, "config_class", found)
     return schema
@@ -296,7 +299,7 @@ def _own_settings(owner: str, path: str, about: Table) -> type[Any]:
 
 
 def _refuse_other_family(owner: str, found: type[Any], schema: type[Any]) -> None:
-    """Refuse settings without the fields that the methods of a class of ours read, which a class builds on."""
+    """Refuse a settings class without the fields that the shipped base class of its owner reads."""
     ours = next((base for base in getattr(found, "__mro__", ()) if ships(base)), None)
     needed = getattr(ours, "config_class", schema)
     if ours is not None and not issubclass(schema, needed):

@@ -1,6 +1,6 @@
-"""Code that is named by a dotted path, mostly the user's own: importing it, saying why that fails, what it uses.
+"""Import the user's own code by dotted path, explain failures, and find out which code it uses.
 
-The current folder comes last in `sys.path`, whatever script was started, and workers are given the same list.
+The current folder comes last in `sys.path`, for every script, and workers get the same list.
 """
 
 import ast
@@ -37,7 +37,7 @@ def import_object(path: str) -> Any:
     """Import ``package.module.Name`` or ``package.module:Name``.
 
     Raises:
-        ConfigError: There is no such module or name, or the module fails while it is imported.
+        ConfigError: There is no such module or name, or importing the module fails.
     """
     module, name = split_path(path)
     found: Any = _import_module(module, path)
@@ -49,10 +49,10 @@ def import_object(path: str) -> Any:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """The module and the name in it of a dotted path.
+    """Split a dotted path into module and name.
 
     Raises:
-        ConfigError: It is no dotted path.
+        ConfigError: The path is not a dotted path.
     """
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
     parts = [*module.split("."), *name.split(".")]
@@ -66,7 +66,7 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 def find_module(path: str) -> ModuleSpec:
-    """Find the module of a dotted path without running it; the packages around it are imported.
+    """Find the module of a dotted path without running it; its parent packages are imported.
 
     Raises:
         ConfigError: There is no such module.
@@ -83,7 +83,7 @@ def find_module(path: str) -> ModuleSpec:
 
 
 def source_file(path: str) -> Path | None:
-    """The Python file of a dotted path, or None where its module has none.
+    """Return the Python file of a dotted path, or None if its module has none.
 
     Raises:
         ConfigError: There is no such module.
@@ -94,10 +94,11 @@ def source_file(path: str) -> Path | None:
 
 @cache
 def source_hash(path: str) -> str | None:
-    """Hash of the code that a dotted path reaches in files of the user's own; None where it has no file.
+    """Return a hash of the user's code that a dotted path reaches; None if it has no file.
 
-    Comments and layout are not in it; see `reached_hash`. Of an installed module it is the file. Taken once in a
-    process, as the module is imported once: an edit takes effect, and gives new keys, from the next start on.
+    Comments and layout do not count; see `reached_hash`. For an installed module it is the hash of its file. It is
+    computed once per process, as the module is imported once: an edit takes effect, and changes keys, from the
+    next start on.
 
     Raises:
         ConfigError: There is no such module.
@@ -111,28 +112,31 @@ def source_hash(path: str) -> str | None:
 
 
 def _own_file(module: str, further: Sequence[str]) -> Path | None:
-    """The file of a module that is not Python's, of an installed package or of this one; nothing is imported."""
+    """Return the file of a module, unless it belongs to Python, an installed package or this one.
+
+    Imports nothing.
+    """
     top, *inner = module.split(".")
     if top in {_OURS, *sys.stdlib_module_names}:
         return None
     _look_in_current_folder()
     try:
         spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, further)
-        for part in inner:  # a dotted name would need its parents imported where one has no __init__.py
+        for part in inner:  # a dotted name without __init__.py would need its parents imported
             inside = spec.submodule_search_locations if spec else None
             spec = None if inside is None else PathFinder.find_spec(part, list(inside))
-    except (ImportError, ValueError, KeyError):  # of a module that was made in memory, of none, of a folder's
+    except (ImportError, ValueError, KeyError):  # created in memory, nonexistent, or a folder
         return None
     origin = None if spec is None else spec.origin
     if origin is None or not Path(origin).is_file() or is_installed(origin):
         return None
-    # Packages of `pip --target` lie beside what says that they are installed.
+    # Packages of `pip --target` have their metadata beside them.
     folder = Path(origin).parents[len(inner) + (Path(origin).name == "__init__.py")]
     return None if next(folder.glob("*.dist-info"), None) else Path(origin)
 
 
 def check_unchanged(planned: Mapping[str, str | None]) -> None:
-    """Refuse to run code that is not what the plan was made with.
+    """Refuse to run code that differs from the code at planning.
 
     Args:
         planned: Dotted path -> `source_hash` in the engine.
@@ -149,14 +153,14 @@ def check_unchanged(planned: Mapping[str, str | None]) -> None:
 
 
 def ask(owner: str, question: Callable[[], _Answer]) -> _Answer:
-    """What code answers that may be the user's own, and so may fail in any way.
+    """Ask a question of code that may be the user's own, and so may fail in any way.
 
     Args:
-        owner: What is asked, for messages.
-        question: Asks it.
+        owner: Name of the code, for messages.
+        question: Function that asks it.
 
     Raises:
-        ConfigError: It failed.
+        ConfigError: It raised.
     """
     try:
         return question()
@@ -167,15 +171,15 @@ def ask(owner: str, question: Callable[[], _Answer]) -> _Answer:
 
 
 def check_settings_class(owner: str, schema: object, base: type) -> None:
-    """Refuse a class of settings that a worker could not rebuild.
+    """Refuse a settings class that a worker could not rebuild.
 
     Args:
         owner: Dotted path of the class whose `config_class` it is.
         schema: The settings class.
-        base: What it must build on.
+        base: Required base class.
 
     Raises:
-        ConfigError: Says what is wrong with it.
+        ConfigError: The message says what is wrong with it.
     """
     wanted = f"a dataclass that builds on pipeline.{base.__name__}"
     if not (isinstance(schema, type) and issubclass(schema, base)):
@@ -190,7 +194,7 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
         raise ConfigError(
             f"{owner}: its config_class {schema.__name__} has no @dataclass(kw_only=True) above it, {lost}"
         )
-    from omegaconf import OmegaConf  # slow to import, and seldom needed
+    from omegaconf import OmegaConf  # slow to import, and rarely needed
     from omegaconf.errors import OmegaConfBaseException
 
     try:
@@ -207,11 +211,11 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
 
 
 def other_arguments(kind: type, told: Collection[str] = ()) -> Iterator[str]:
-    """What is wrong with the arguments of methods, which would show in the midst of a run.
+    """Yield problems with the arguments of methods, which would otherwise show during a run.
 
     Args:
-        kind: A class that builds on one of ours.
-        told: Methods of which that is told elsewhere.
+        kind: A subclass of one of ours.
+        told: Methods that are checked elsewhere.
     """
     for name in sorted(dir(kind)):
         owner = next(base for base in kind.__mro__ if name in vars(base))
@@ -232,12 +236,12 @@ def other_arguments(kind: type, told: Collection[str] = ()) -> Iterator[str]:
 
 
 def ships(kind: type) -> bool:
-    """Whether a class is one of this package."""
+    """Return whether a class is from this package."""
     return kind.__module__.partition(".")[0] == _OURS
 
 
 def _look_in_current_folder() -> None:
-    """Last, so that no file there takes the place of a module that is installed."""
+    """Add the current folder last, so that no file there shadows an installed module."""
     folder = str(Path.cwd())
     if "" not in sys.path and folder not in sys.path:
         sys.path.append(folder)
@@ -249,7 +253,7 @@ def _import_module(module: str, path: str) -> Any:
         importlib.invalidate_caches()
     try:
         return importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # a module may do anything while it is imported
+    except (Exception, SystemExit) as error:  # importing a module may do anything
         name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
         said = f"cannot import '{path}': {told(error)}"
         missing = name and f"{module}.".startswith(f"{name}.")
@@ -288,43 +292,45 @@ def _near(name: str, known: Iterable[str]) -> str:
 
 
 # -- reached -----------------------------------------------------------------------------------------------------
-# What code of the user's own a name reaches, as text without comments. Read from the source, and never run.
-# Modules count that what counts imports, of which there count all statements that do more than to bind a name,
-# as calls and branches, and those that bind one which stands in what counts, in whichever module. So does what
-# its texts name: files, variables of the environment and modules, whichever function then reads them. In doubt
-# a key covers more than it need to. What else is found while the code runs cannot be seen, as names of files
-# that are computed whole.
+# Find the user's code that a name reaches, as text without comments, by parsing and never running it. All modules
+# count that counted code imports. In a module, statements count that do more than bind a name, such as calls and
+# branches, and those that bind a name used in counted code of any module. Files, environment variables and modules
+# named by texts in counted code count too. In doubt more is covered than necessary. Names that are only computed
+# at run time cannot be seen.
 
 
 Find = Callable[[str, Sequence[str]], Path | None]
-"""Takes a module's dotted name, and folders besides `sys.path`; gives its file, or None if not the user's own."""
+"""Function from a module's dotted name, and folders besides `sys.path`, to its file, or None if it is not the
+user's own."""
 _COMPUTED = {
     *("__dict__", "__import__", "__init_subclass__", "__subclasses__", "attrgetter", "eval", "exec", "getattr"),
     *("getmembers", "globals", "import_module", "locals", "modules", "setattr", "vars"),
 }
-"""Names by which code may reach what does not stand in it: all of its modules count then."""
+"""Names through which code may reach anything; then all of its modules count completely."""
 _IMPORTS = {
     *("__import__", "get_class", "get_method", "get_object", "import_module", "import_string", "instantiate"),
     *("locate", "resolve_name", "run_module", "run_path", "spec_from_file_location"),
 }
-"""By which it may import what a text names; where the name is computed, whatever lies beside it."""
+"""Names through which code may import a module named by a text; if the name is computed, all neighbouring modules
+count."""
 _DOTENV = {"BaseSettings", "dotenv_values", "load_dotenv", "read_env"}
-"""By which a library reads variables from a file ``.env``; of a `BaseSettings` fields name them."""
+"""Names through which a library reads variables from a file ``.env``; fields of a `BaseSettings` name the
+variables."""
 _SET = re.compile(r"""^[ \t]*(?:export[ \t]+)?(\w+)[ \t]*=[ \t]*['"]?(.*?)['"]?[ \t\r]*$""", re.MULTILINE)
 _VARIABLES = {"environ", "environb", "expandvars", "getenv", *_DOTENV}
 _SAID = {"__doc__", "from_callable", "get_json_schema", "getdoc", "model_json_schema", "signature"}
-"""By which it may use what functions and classes say of themselves."""
+"""Names through which code may use docstrings."""
 _WRITES = {"touch", "write", "write_bytes", "write_text", "writelines"}
-"""Methods of what they write to."""
+"""Methods that write to their object."""
 _WRITES_TO = re.compile(
     r"write_\w+|dump|save\w*|to_(csv|json|parquet|pickle)|\w*FileHandler|(basic|dict|file)Config|rename|move|\w*Lock"
     r"|SqliteDict|logger\.add|shelve\.open"
 )
-"""Functions that write to what they are given."""
+"""Functions that write to their arguments."""
 _MODE = re.compile("[rbt]*[wax+][bt+]*")
-"""With which `open` writes."""
+"""Modes with which `open` writes."""
 _KEEPS = re.compile(r"(INSERT|REPLACE) INTO|INSERT OR", re.IGNORECASE)
-"""In code that keeps in the data base that it connects to what it has found."""
+"""Names in code that caches its data in a database."""
 _SAVED = (
     "adapter_config.json",
     "config.cfg",
@@ -333,20 +339,20 @@ _SAVED = (
     "dataset_info.json",
     "modules.json",
 )
-"""In folders of models and datasets, which libraries read as a whole; as are those of tokenizers."""
+"""Files in folders of models, datasets and tokenizers, which libraries read as a whole."""
 _LISTS = {"FileSystemLoader", "iterdir", "listdir", "load_dataset", "rglob", "scandir", "walk"}
-"""By which it may read whatever is in a folder that a text names."""
+"""Names through which code may read everything in a folder that a text names."""
 _MOST_LISTED = 10_000
-"""Files there, or that a pattern means."""
+"""Most files in such a folder, or for a pattern."""
 _PATTERN = re.compile(r"[^*]*\w/.*|.*\.\w+")
-"""With a folder or an ending."""
+"""A pattern with a folder or a suffix."""
 _DEEPEST = 4
-"""Folders in each other that texts may name one by one."""
+"""Most levels of nested folders that texts may name one by one."""
 _LONGEST_NAME = 1000
-"""Characters of a path."""
+"""Longest path in characters."""
 _OF_MACHINE = ("/proc", "/sys", "/dev")
 _PLACE = re.compile(r"%(?:\(\w+\))?[-\d.]*[dfis]|\{[^{}]*\}|\$(?:\w+|\{\w+\})")
-"""Where something else is put into a text, as by `format`, `%` and string templates."""
+"""Placeholders of `format`, `%` and string templates in a text."""
 _OUTSIDE = re.compile(
     "(KEY|TOKEN|SECRET|PASSWORD|^RANK|(LOCAL|NODE|GROUP|ROLE)_RANK|WORLD_SIZE|_THREADS|VISIBLE_DEVICES)$"
     "|^(CUDA|CUBLAS|GLOO|MASTER|NCCL|OMPI|PMI|PMIX|PYTHON|PYTORCH|RAY|SLURM|TORCH|TORCHELASTIC|WANDB)_"
@@ -355,21 +361,21 @@ _OUTSIDE = re.compile(
     "|^(_|TERM|TMPDIR|TOKENIZERS_PARALLELISM|USER|XDG_[A-Z]+_HOME)$",
     re.IGNORECASE,
 )
-"""Variables that give access, or that say where a process is, whose it is and by which arithmetic it computes:
-they change no result, or are in keys as what computes, and workers have others."""
+"""Variables with credentials, or that describe the process or its arithmetic. They change no result, or keys cover
+them otherwise, and workers have other values."""
 _HARMLESS = {"dataclass", "cache", "lru_cache", "wraps", "contextmanager", "total_ordering", "staticmethod"}
 """Decorators that register nothing."""
 _IMPORTED: WeakKeyDictionary[ModuleType, bytes] = WeakKeyDictionary()
-"""Modules that this process has imported -> their files as first seen."""
+"""Imported modules -> their files as first seen."""
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def reached_hash(module: str, name: str, find: Find) -> str | None:
-    """Hash all code that a name of a module reaches; None where the module is not the user's own.
+    """Hash all code that a name of a module reaches; None if the module is not the user's own.
 
     Args:
         module: Dotted name.
-        name: Of a function, class or object in it; of a part of one, with dots.
+        name: Name of a function, class or object in it, or a dotted part of one.
         find: Finds files of modules.
     """
     reached = _Reached(module, name, find)
@@ -388,9 +394,9 @@ class _Module:
     """A module of the user's own: its statements, and which of them count.
 
     Attributes:
-        bound: What each of them binds, if it does no more; see `_bound`.
-        taken: Places of those that count.
-        unread: Hash of a file that is no Python which can be read, and so counts as bytes.
+        bound: Names that each of them binds if it does nothing else; see `_bound`.
+        taken: Indices of the statements that count.
+        unread: Hash of the bytes of a file that is not readable Python.
     """
 
     name: str
@@ -402,23 +408,23 @@ class _Module:
 
     @property
     def package(self) -> str:
-        """What relative imports start from."""
+        """Package from which relative imports start."""
         return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
 
     def text(self, *, said: bool) -> str:
-        """The code that counts, with or without what it says of itself."""
+        """Return the code that counts, with or without docstrings."""
         texts = (_text(self.statements[at], said=said) for at in sorted(self.taken))
         return "\n".join([self.name, *filter(None, [*texts, self.unread])])
 
 
 class _Reached:
-    """All that a name of a module reaches.
+    """All code that a name of a module reaches.
 
     Attributes:
-        modules: Those of the user's own, by name.
-        nodes: Of statements that count.
-        words: Names that stand there.
-        texts: Texts there that may name something, and parts of them; but for variables that are set.
+        modules: The user's own modules, by name.
+        nodes: Nodes of statements that count.
+        words: Names used there.
+        texts: Texts there that may name something, and parts of them, except variables that are set.
     """
 
     def __init__(self, module: str, name: str, find: Find) -> None:
@@ -428,7 +434,8 @@ class _Reached:
         self.texts: set[str] = set()
         self._find = find
         self._imports: set[tuple[str, str, str, str]] = set()
-        self._handed: set[str] = set()  # names that stand before no dot, so that of a module all may be used
+        # names used without attribute access, so that all of such a module may be used
+        self._handed: set[str] = set()
         self._asked = {module}
         self._sought: set[str] = set()
         self._whole: set[str] = set()
@@ -440,8 +447,9 @@ class _Reached:
             self._grow()
 
     def _grow(self) -> None:
-        """Take what is known to count now."""
-        if self._further != (folders := [*map(str, self.folders)]):  # where modules may be looked for besides
+        """Add everything that counts by now."""
+        # further folders in which modules may be searched
+        if self._further != (folders := [*map(str, self.folders)]):
             self._further, self._sought = folders, set()
         computed = not self.words.isdisjoint(_COMPUTED)
         for importer, source, inner, name in [*self._imports]:
@@ -463,13 +471,13 @@ class _Reached:
             self._visit(name)
 
     def _take(self, module: _Module, at: int) -> None:
-        """Have a statement count."""
+        """Count a statement."""
         module.taken.add(at)
         nodes = list(ast.walk(module.statements[at]))
         self.nodes += nodes
         names = {node for node in nodes if isinstance(node, ast.Name | ast.Attribute)}
         self.words |= set(map(_last_name, names))
-        # A class that registers its subclasses has those that other modules define.
+        # A class that registers its subclasses also uses those defined in other modules.
         self.words |= _COMPUTED & {node.name for node in nodes if isinstance(node, _FUNCTIONS)}
         before_a_dot = {node.value for node in names if isinstance(node, ast.Attribute)}
         self._handed |= set(map(_last_name, names - before_a_dot))
@@ -484,7 +492,7 @@ class _Reached:
                 self._asked |= {source, f"{source}.{inner}"} if inner not in ("", "*") else {source}
 
     def _visit(self, name: str) -> None:
-        """Read a module, and the packages around it, as importing it does; nothing that is not the user's own."""
+        """Parse a module and its parent packages, as importing it would run them; only the user's own."""
         if name in self._sought:
             return
         self._sought.add(name)
@@ -498,12 +506,12 @@ class _Reached:
             content = _IMPORTED.setdefault(sys.modules[name], content)
         try:
             module.statements = ast.parse(content if file.suffix == ".py" else b"(").body
-        except (SyntaxError, ValueError):  # importing it will tell
+        except (SyntaxError, ValueError):  # importing it will report this
             module.unread = hashlib.sha256(content).hexdigest()
         module.bound = [*map(_bound, module.statements)]
 
     def _named(self) -> Iterator[str]:
-        """Modules that texts name, where a text may be imported; where one is computed, those that it may mean."""
+        """Yield modules that texts name, if texts may be imported; for computed names those that may be meant."""
         if self.words.isdisjoint(_IMPORTS) and "-m" not in self.texts:
             return
         packages = {own.package for own in self.modules.values()}
@@ -521,7 +529,7 @@ class _Reached:
             yield from self._beside()
 
     def _beside(self) -> Iterator[str]:
-        """Modules in folders of those that are reached, and in folders that texts name."""
+        """Yield modules in the folders of reached modules, and in folders that texts name."""
         texts = [part for each in self.texts for part in (each, each.rpartition(".")[0], each.rpartition("/")[0])]
         named, own = {each.replace(".", "/") for each in texts}, [*self.modules.values()]
         for top in {each.file.parents[each.name.count(".") + (each.file.name == "__init__.py")] for each in own}:
@@ -532,14 +540,14 @@ class _Reached:
 
     @property
     def around(self) -> set[Path]:
-        """Folders of modules, those around them and the current one; the user's, where code asks for that."""
+        """Folders of modules, their parents and the current folder; those of the user, if code asks for them."""
         home = {Path.home()} if "home" in self.words else set()
         files = [each.file.absolute() for each in self.modules.values()]
         return {Path(), *home, *(folder for file in files for folder in (file.parent, file.parent.parent))}
 
     @property
     def folders(self) -> list[Path]:
-        """Those, and the folders in them that texts of any module name."""
+        """These folders, and the folders in them that texts of any module name."""
         packages = {each.replace(".", "/") for each in self.texts if re.fullmatch(r"\w+(\.\w+)+", each)}
         named, found = sorted(self.texts | packages), dict.fromkeys(sorted(self.around))
         inside = [*found]
@@ -550,7 +558,7 @@ class _Reached:
         return [each for each in found if not str(each).startswith(_OF_MACHINE)]
 
     def variables(self, written: Collection[str]) -> list[tuple[str, str]]:
-        """Variables that texts name which name nothing that is written, with their values."""
+        """Return the variables that texts name, except names of written files, with their values."""
         if self.words.isdisjoint(_VARIABLES):
             return []
         known = [*os.environ.items()]
@@ -562,12 +570,12 @@ class _Reached:
         return [each for each in known if _is_named(each[0], named) and not _OUTSIDE.search(each[0])]
 
     def files(self, written: Collection[str], variables: Iterable[tuple[str, str]]) -> Iterator[str]:
-        """The files that texts and values of variables name or mean, and those of folders read as a whole.
+        """Yield the files that texts and values of variables name, and those of folders that are read as a whole.
 
-        What one names may lie in a folder that another names.
+        A text may name a file in a folder that another text names.
 
         Args:
-            written: Texts that name what is written, and so no data.
+            written: Texts that name written files, which are no input.
             variables: Names and values.
         """
         values = {value for _, value in variables if re.search(r"\w", value)}
@@ -577,7 +585,7 @@ class _Reached:
             files = [*named, *(each.file.name for each in self.modules.values())]
             named |= {f"{os.path.splitext(each)[0]}{end}" for each in files for end in ends}  # noqa: PTH122
         if not self.words.isdisjoint(_DOTENV):
-            named -= {".env"}  # of which no more counts than its variables do
+            named -= {".env"}  # such a file counts only for its variables
         folders = [*self.folders, *(Path(each) for each in values if os.path.isdir(each))]  # noqa: PTH112
         for folder, name in product(folders, sorted(named)):
             place = folder / name
@@ -591,7 +599,7 @@ class _Reached:
         whole = [each for each in folders if lists or any((each / name).is_file() for name in _SAVED)]
         several += [(each, "./**") for each in whole if each not in around and each.name not in written]
         for folder, pattern in several:
-            deep = "/" in pattern.partition("*")[0]  # not through all of the current folder
+            deep = "/" in pattern.partition("*")[0]  # not through the whole current folder
             names = iglob(pattern, root_dir=folder, recursive=deep)  # noqa: PTH207 - a pattern may be absolute
             found = [folder / name for name in islice(names, _MOST_LISTED)]
             data = [each for each in found if not each.suffix.startswith(".py") and each.name not in written]
@@ -599,14 +607,14 @@ class _Reached:
 
 
 def _contents(said: str, files: Iterable[Path], folder: Path | None = None) -> Iterator[str]:
-    """What the content of files is, each by its place in a folder, if it is of one."""
+    """Yield the content of files, each with its path in a folder, if it is in one."""
     for file in files:
-        with suppress(OSError):  # who reads it will tell
+        with suppress(OSError):  # the reader will report this
             yield f"{said} {file.relative_to(folder) if folder else '.'} {file_sha256(file, follow=True)}"
 
 
 def _dotenv(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
-    """Variables of the file ``.env`` that is nearest to each module, and to the current folder."""
+    """Yield the variables of the file ``.env`` nearest to each module, and to the current folder."""
     for folder in {Path.cwd(), *(each.absolute().parent for each in files)}:
         with suppress(OSError, StopIteration):
             nearest = next(file for each in (folder, *folder.parents) if (file := each / ".env").is_file())
@@ -614,14 +622,14 @@ def _dotenv(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
 
 
 def _is_named(variable: str, texts: Collection[str]) -> bool:
-    """Whether texts name a variable of the environment, or begin or end its name, as ``APP_`` does."""
+    """Return whether texts name an environment variable, or the start or end of its name, such as ``APP_``."""
     starts = tuple(each for each in texts if len(each) > 2 and each.endswith("_"))
     ends = tuple(each for each in texts if len(each) > 2 and each.startswith("_"))
     return variable in texts or variable.startswith(starts) or variable.endswith(ends)
 
 
 def _parts(value: str | bytes) -> set[str]:
-    """A text and parts of it, as far as they may name something."""
+    """Return a text and its parts that may name something."""
     text = value if isinstance(value, str) else value.decode(errors="ignore")
     if len(text) > _LONGEST_NAME or not text.isprintable():
         return set()
@@ -630,7 +638,7 @@ def _parts(value: str | bytes) -> set[str]:
 
 
 def _formed(node: ast.expr) -> str:
-    """A text that is put together, with ``*`` for what is no text in the code."""
+    """Return a composed text, with ``*`` for parts that are not texts in the code."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -646,17 +654,17 @@ def _last_name(node: object) -> str:
 
 
 class _Written:
-    """Finds texts that name what code writes: those of calls that write, and of what names in these stand for.
+    """Finds texts that name files which code writes: in calls that write, and in the values of names used there.
 
     Attributes:
-        texts: They.
+        texts: The texts found.
     """
 
     def __init__(self, nodes: Sequence[ast.AST]) -> None:
         self.texts: set[str] = set()
         self._calls: list[ast.Call] = []
-        self._within: dict[ast.AST, ast.AST] = {}  # node -> the innermost function that it stands in
-        self._made: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}  # function, name -> what it may be
+        self._within: dict[ast.AST, ast.AST] = {}  # node -> the innermost function that contains it
+        self._made: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}  # (function, name) -> its possible values
         self._seen: set[ast.AST] = set()
         said = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
         self._keeps = any(map(_KEEPS.search, said))
@@ -670,7 +678,7 @@ class _Written:
                 self._follow(place)
 
     def _bind(self, node: ast.AST) -> None:
-        """Note what a node makes names stand for."""
+        """Record which values a node binds to names."""
         if isinstance(node, ast.Call):
             self._calls.append(node)
         if isinstance(node, ast.keyword):
@@ -687,7 +695,7 @@ class _Written:
             self._made.setdefault((owner, _last_name(each)), []).extend(filter(None, values))
 
     def _places(self, call: ast.Call) -> list[ast.AST]:
-        """What a call writes to; nothing of one that writes nothing."""
+        """Return the targets that a call writes to; empty if it does not write."""
         name, given = _last_name(call.func), [*call.args, *(each.value for each in call.keywords)]
         if name in _WRITES:
             return [call.func]
@@ -696,7 +704,7 @@ class _Written:
             return [call.func, *given]
         dotted = f"{_last_name(getattr(call.func, 'value', None))}.{name}"
         if name == "dump" and len(call.args) > 1:
-            given = given[1:]  # what is dumped comes first
+            given = given[1:]  # the dumped object comes first
         writes = _WRITES_TO.fullmatch(name) or _WRITES_TO.fullmatch(dotted) or (name == "connect" and self._keeps)
         return [*given] if writes else []
 
@@ -716,7 +724,7 @@ class _Written:
                     self._follow(value)
 
     def _given(self, function: ast.AST | None, name: str) -> Iterator[ast.AST]:
-        """What a parameter of a function is given."""
+        """Yield the arguments passed for a parameter of a function."""
         if not isinstance(function, _FUNCTIONS):
             return
         named = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
@@ -725,14 +733,14 @@ class _Written:
         yield from [*function.args.defaults, *filter(None, function.args.kw_defaults)]
         at = named.index(name) - (named[0] in {"self", "cls"}) if name in named else len(named)
         for call in self._calls:
-            # A class is called by another name than the method that makes one.
+            # A class is called by its own name, not by that of its method.
             if function.name in {_last_name(call.func), "__init__"}:
                 yield from call.args[at : at + 1]
                 yield from (each.value for each in call.keywords if each.arg == name)
 
 
 def _imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, str, str]]:
-    """What a statement imports: a module, a name of it or "", and what it binds."""
+    """Yield what a statement imports: a module, a name in it or "", and the name that it binds."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             top = alias.name.partition(".")[0]
@@ -746,13 +754,15 @@ def _imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, str, str]]:
 
 
 def _bound(statement: ast.stmt) -> set[str] | None:
-    """Names that a statement binds and nothing else; None for one that does more, or what cannot be told.
+    """Return the names that a statement binds if it does nothing else.
 
-    One for those who start the module as a program binds none.
+    None if it does more, or if that is unknown.
+
+    A block that runs only if the module is the main program binds none.
     """
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-            # Decorators may register it somewhere, from where it is reached by no name.
+            # A decorator may register it, and then code reaches it without its name.
             each = [one.func if isinstance(one, ast.Call) else one for one in statement.decorator_list]
             called = set(map(_last_name, each))
             return {statement.name} if called <= _HARMLESS and not statement.name.startswith("__") else None
@@ -768,7 +778,7 @@ def _bound(statement: ast.stmt) -> set[str] | None:
 
 
 def _text(statement: ast.stmt, *, said: bool) -> str:
-    """The code of a statement: no comments and layout, nor, unless used, texts that say what it does."""
+    """Return the code of a statement without comments and layout, and without docstrings unless they are used."""
     for node in ast.walk(statement) if not said else ():
         body = getattr(node, "body", None)
         if isinstance(body, list):
