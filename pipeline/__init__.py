@@ -85,7 +85,7 @@ def look_up(module: str, name: str) -> Any:
 
 @cache
 def _homes(module: str) -> dict[str, str]:
-    """Name -> module, of what a module offers."""
+    """Return name -> module, for the public names of a module."""
     text = Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8")
     return {name: home for home, name in re.findall(r"^    from (\S+) import (\w+) as \2$", text, re.MULTILINE)}
 

@@ -34,7 +34,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Options before a command."""
+    """Handle the options before a command."""
 
 
 @app.command(

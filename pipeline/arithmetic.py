@@ -41,19 +41,19 @@ _pinned: set[str] = set()
 
 
 def covers(machine: str) -> bool:
-    """Whether results can be the same as elsewhere on such a machine, as `platform.machine` names it."""
+    """Return whether a machine (by `platform.machine`) can compute the same results as others."""
     return machine in ("x86_64", "AMD64")
 
 
 def pinned(environment: Mapping[str, str], *libraries: str) -> dict[str, str]:
-    """An environment in which these libraries compute alike on every processor."""
+    """Return an environment in which these libraries compute the same results on every processor."""
     contrary = {name for library in libraries for name in _CONTRARY[library]}
     kept = {name: value for name, value in environment.items() if name not in contrary}
     return kept | {name: value for library in libraries for name, value in PINS[library].items()}
 
 
 def is_pinned(environment: Mapping[str, str], *libraries: str) -> bool:
-    """Whether an environment is one that `pinned` gives."""
+    """Return whether an environment is a result of `pinned`."""
     # Asked of each output: a copy of the environment to compare with takes ten times as long.
     return not any(name in environment for library in libraries for name in _CONTRARY[library]) and all(
         environment.get(name) == value for library in libraries for name, value in PINS[library].items()
@@ -82,14 +82,14 @@ def imported_unpinned() -> list[str]:
 
 
 def outside(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment as it would be had this process pinned nothing: for programs that are not ours."""
+    """Return the environment without this process's pins, for programs that are not ours."""
     ours = {name for library in PINS for name in (*PINS[library], *_CONTRARY[library])}
     kept = {name: value for name, value in environment.items() if name not in ours}
     return kept | {name: value for name, value in _OUTSIDE.items() if name in ours}
 
 
 def overridden(*libraries: str) -> list[str]:
-    """Variables that somebody has set outside to something else, as ``NAME=value``, where these are pinned."""
+    """Return variables, as ``NAME=value``, that the user has set to values other than the pins."""
     wanted = pinned({}, *libraries)
     names = [*wanted, *(name for library in libraries for name in _CONTRARY[library]), *UNASKED]
     given = {name: _OUTSIDE[name] for name in names if name in _OUTSIDE}
@@ -97,7 +97,7 @@ def overridden(*libraries: str) -> list[str]:
 
 
 def describe(environment: Mapping[str, str], device: str, name: str) -> str:
-    """What computes on a device of this process, for manifests: ``portable``, or a processor or GPU.
+    """Describe what computes on a device of this process, for manifests: ``portable``, or a processor or GPU.
 
     Args:
         environment: That of the process.
@@ -114,7 +114,7 @@ def describe(environment: Mapping[str, str], device: str, name: str) -> str:
 
 @cache
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The name of the processor, or the kind of machine where it has none."""
+    """Return the name of the processor, or else the kind of machine."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

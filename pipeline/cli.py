@@ -170,7 +170,7 @@ Looking at runs, GPUs and the store:
 
 
 def usage() -> str:
-    """The text, with the command as it was typed."""
+    """Return the usage text, with the command as it was typed."""
     command = typed_command()
     groups = [folder for folder in sorted(tables.conf_dir().iterdir()) if any(folder.glob("*.yaml"))]
     return _TEXT.format(
@@ -181,7 +181,7 @@ def usage() -> str:
 
 
 def typed_command() -> str:
-    """How the main command was called: by its script, by the package or by the installed program."""
+    """Return how the main command was called: as a script, the package or the installed program."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return "python -m pipeline run"

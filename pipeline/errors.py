@@ -9,7 +9,7 @@ class PipelineError(Exception):
     """Base of every error this package raises on purpose; `cli` and notebooks show it without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
-        """The lines that IPython shows in the place of a traceback: what is wrong is said, and no code of ours."""
+        """Return the lines that IPython shows instead of a traceback: the message only."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -157,7 +157,7 @@ _PACKAGES = {"site-packages", "dist-packages"}
 
 
 def own_place(error: BaseException) -> str:
-    """The innermost line of the user's own code that an error went through, as ``my_file.py:12``; else "".
+    """Return the innermost line of the user's own code in an error's traceback, as ``my_file.py:12``; else "".
 
     What was raised for the user to read (`PipelineError`) says by itself what it is about, so it has none.
     """
@@ -170,7 +170,7 @@ def own_place(error: BaseException) -> str:
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line, with its place in the user's code: ``NameError: ... (my_file.py:12)``.
+    """Describe an exception in one line, with its place in the user's code: ``NameError: ... (my_file.py:12)``.
 
     One of ours is told as it is.
     """
@@ -184,7 +184,7 @@ def told(error: BaseException) -> str:
 
 
 def defined_at(thing: Callable[..., Any]) -> str:
-    """Where something of the user's is defined, as `` (my_file.py:12)``."""
+    """Return where an object of the user is defined, as `` (my_file.py:12)``."""
     import inspect
 
     try:
@@ -194,12 +194,12 @@ def defined_at(thing: Callable[..., Any]) -> str:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is neither part of this package nor installed."""
+    """Return whether a file is neither part of this package nor installed."""
     return not file.startswith("<") and not Path(file).is_relative_to(_PACKAGE) and not is_installed(file)
 
 
 def is_installed(path: str) -> bool:
-    """Whether a file or folder belongs to Python or to an installed package."""
+    """Return whether a file or folder belongs to Python or to an installed package."""
     import sysconfig
 
     folders = sysconfig.get_paths()
@@ -221,13 +221,13 @@ DISTRIBUTION = "posttrain-pipeline"
 
 
 def checkout() -> Path | None:
-    """The folder of the project that the package lies in, or None where it was installed from a wheel."""
+    """Return the folder of the project checkout, or None if the package was installed from a wheel."""
     root = Path(__file__).resolve().parents[1]
     return root if (root / "pyproject.toml").is_file() and (root / "conf").is_dir() else None
 
 
 def has_package(name: str) -> bool:
-    """Whether there is a package to import; nothing is imported."""
+    """Return whether a package can be imported, without importing it."""
     import importlib.util
 
     spec = importlib.util.find_spec(name)
@@ -235,7 +235,7 @@ def has_package(name: str) -> bool:
 
 
 def install_command(extra: str = "") -> str:
-    """What to type for the package with all that it needs.
+    """Return the command that installs the package with an extra.
 
     Args:
         extra: Name of an optional group of dependencies, such as ``math``.

@@ -126,7 +126,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def plain_target(path: Path) -> Path:
-    """Where to write a file that a user has named: what a link leads to.
+    """Return where to write a file that a user has named: the target of a link.
 
     Raises:
         OSError: There is something that is no plain file, as a device or a pipe, which a new file would replace.
@@ -408,7 +408,7 @@ def claim(path: Path | str, *, wait: bool = False, strict: bool = False) -> Clai
 
 
 def is_held(path: Path) -> bool:
-    """Whether someone has the claim whose file this is; no one has that of a file which does not exist.
+    """Return whether someone holds the claim of this file; False if the file does not exist.
 
     Raises:
         LocksUnsupportedError: The file system has no locks.

@@ -150,7 +150,7 @@ _LENIENT = json.JSONDecoder()
 
 
 def _found(value: Any, said: str) -> str:
-    """What stands where an error was found: msgspec tells the place and, of a range, not the number."""
+    """Return the value where an error was found: msgspec tells the place, but for a range not the number."""
     if not (place := _PLACE.search(said)):
         return ""
     for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", place[1]):

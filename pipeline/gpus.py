@@ -62,7 +62,7 @@ class GpuInfo(TypedDict):
 
 
 def get_available_gpus() -> list[int]:
-    """Ids of the GPUs that this process may use: ``[0, 1, ...]``, empty without any.
+    """Return the ids of the GPUs that this process may use: ``[0, 1, ...]``, empty without any.
 
     Raises:
         DeviceError: CUDA_VISIBLE_DEVICES names what does not exist, or the driver does not work.
@@ -71,7 +71,7 @@ def get_available_gpus() -> list[int]:
 
 
 def get_gpu_info() -> list[GpuInfo]:
-    """What each GPU is and does.
+    """Return the description and current use of each GPU.
 
     Raises:
         DeviceError: As `get_available_gpus`.
@@ -96,7 +96,7 @@ def select_gpus(
     num_gpus: int | None = None,
     min_memory_mb: int | None = None,
 ) -> list[int]:
-    """Ids of GPUs that meet every condition.
+    """Return the ids of GPUs that meet every condition.
 
     Args:
         gpu_ids: Choose among these; all of them are taken unless `num_gpus` says fewer.
@@ -143,7 +143,7 @@ def set_visible_gpus(gpu_ids: Sequence[int]) -> None:
 
 
 def get_optimal_device(gpu_ids: Sequence[int] | None = None) -> str:
-    """The device to compute on, as torch names it; ``torch.device`` and ``model.to`` take it as it is.
+    """Return the device to compute on, as accepted by ``torch.device`` and ``model.to``.
 
     Args:
         gpu_ids: What `set_visible_gpus` was given. CUDA numbers what it shows from 0, so the answer is ``cuda:0``
@@ -156,7 +156,7 @@ def get_optimal_device(gpu_ids: Sequence[int] | None = None) -> str:
 
 
 def auto_select_gpus_for_model(model_size_gb: float, safety_margin: float = 1.5) -> list[int]:
-    """Ids of the fewest GPUs that hold a model, the idlest first; never all of them to be on the safe side.
+    """Return the ids of the fewest GPUs that hold a model, the idlest first.
 
     Args:
         model_size_gb: What it needs in all, in 10**9 bytes. Training with Adam takes 8 to 9 times the 16-bit

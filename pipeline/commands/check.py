@@ -64,7 +64,7 @@ gc.freeze()  # nor does it end sooner for going through all of it
 
 
 def run_checks(output_dir: Path) -> Iterator[Check]:
-    """Every check in order; one that raises has failed, and the others go on."""
+    """Run every check in order; one that raises counts as failed, and the others go on."""
     several: dict[str, Callable[[], Iterable[Check]]] = {
         "machine": lambda: machine_checks(ask_torch()),
         "devices": check_devices,
@@ -84,7 +84,7 @@ def main(output_dir: Path = Path("outputs")) -> int:
 
 
 def script(arguments: Sequence[str]) -> int:
-    """``python test_parallel_setup.py``: 2 if it was given arguments, of which it takes none."""
+    """Run ``python test_parallel_setup.py``; return 2 if it was given arguments, as it takes none."""
     if not arguments:
         return main()
     return refuse(ConfigError(f"test_parallel_setup.py {' '.join(arguments)}: it takes no arguments"))
@@ -125,7 +125,7 @@ def check_devices() -> Iterator[Check]:
 
 
 def check_store(output_dir: Path) -> Iterator[Check]:
-    """Outputs can be written and renamed."""
+    """Check that outputs can be written and renamed."""
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output_dir) as folder:
@@ -166,7 +166,7 @@ def ask_torch() -> dict[str, Any]:
 
 
 def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
-    """What the system says of it, beside what `ask_torch` has said."""
+    """Check what the system reports, beside the answers from `ask_torch`."""
     if "failure" in torch:
         yield failed("imports", torch["failure"], f"run `{install_command()}` again")
     else:
@@ -196,7 +196,7 @@ def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _gpu_checks(machine: inventory.Machine, driver: str, torch: Mapping[str, Any]) -> Iterator[Check]:
-    """The driver answers for every GPU, the mask means what it seems to, and torch sees what the driver lists."""
+    """Check that the driver answers for every GPU, that the mask is valid, and that torch sees the same GPUs."""
     if machine.broken:
         places = {uuid: place for place, uuid in enumerate(machine.uuids)}
         seen = "; ".join(f"GPU {places[uuid]}: {why}" for uuid, why in machine.broken.items())
@@ -256,7 +256,7 @@ def _gpu_memory(machine: inventory.Machine, visible: Sequence[inventory.Device])
 
 
 def _cgroup() -> Path:
-    """The folder of this process's cgroup, or the root of the hierarchy inside a container."""
+    """Return the folder of this process's cgroup, or the root of the hierarchy inside a container."""
     root = Path("/sys/fs/cgroup")
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -318,7 +318,7 @@ def compare(found: str, versions: Mapping[str, str]) -> Check:
 
 
 def check_generation(workers: int | None = None) -> Iterator[Check]:
-    """Every worker generates the same text on a device of its own, through the real engine.
+    """Check that every worker generates the same text on a device of its own, through the real engine.
 
     On CPUs one of them, which has all imported by then, computes the fingerprint of arithmetic as well.
     """
@@ -349,7 +349,7 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
 
 
 def which_device(devices: Sequence[inventory.Device], reports: Sequence[Mapping[str, Any]]) -> Check:
-    """Whether each worker had a process and a device of its own."""
+    """Check whether each worker had a process and a device of its own."""
     seen = "; ".join(f"pid {report['pid']} on {_place(report)}" for report in reports)
     pids, remedy = {report["pid"] for report in reports}, ""
     if len(pids) != len(reports) or os.getpid() in pids:
@@ -368,7 +368,7 @@ def _place(report: Mapping[str, Any]) -> str:
 
 
 def same_text(reports: Sequence[Mapping[str, Any]]) -> Check:
-    """Whether they wrote the same."""
+    """Check whether all workers wrote the same text."""
     if len({report["text"] for report in reports}) > 1:
         seen = "workers generated different text from the same seed"
         return warned("same results", seen, "mixed GPU models round differently: keep a run on one kind")

@@ -65,7 +65,7 @@ AGAIN = "again"
 
 @contextmanager
 def held_model(run: LoadedRun, chain: str | None, number: int | None, console: Console) -> Iterator[Trained]:
-    """A model that a run has trained, with its weights, while the block lasts.
+    """Hold a model that a run has trained, with its weights, inside the block.
 
     Args:
         run: The run.
@@ -236,7 +236,7 @@ def _fill(found: Trained, folder: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """The files that a loaded model follows from."""
+    """Copy the files that a loaded model depends on."""
     target.mkdir()
     for file in model_files(source):
         copy = target / file.relative_to(source)
@@ -371,23 +371,26 @@ def _origin(found: Trained) -> str:
 
 
 def _before(found: Trained) -> list[str]:
-    """The methods whose policies it began with, the first one first."""
+    """Return the methods whose policies it started from, in order."""
     algos = found.config.algos
     return starts_of(algos[found.job.algo], algos)[::-1] if found.job.algo in algos else []
 
 
 def _source(found: Trained) -> str:
-    """What a model was made of that the run did not train itself; "" where it did."""
+    """Say what a model was made from if the run did not train that itself; "" otherwise."""
     return "" if found.model.is_trained else _called(found.model.path or "")
 
 
 def _called(path: str) -> str:
-    """The name of a file or folder of this machine, whose place says nothing elsewhere; a hub id as it is."""
+    """Return the name of a local file or folder without its path, which means nothing elsewhere.
+
+    A hub id unchanged.
+    """
     return Path(path).name if Path(path).is_absolute() else path
 
 
 def _settings(found: Trained) -> dict[str, Any]:
-    """The sections of the configuration that had a part in it."""
+    """Return the sections of the configuration that affected it."""
     config = found.config
     sections: dict[str, Any] = {
         name: to_plain(getattr(config, name)) for name in _SECTIONS if name in found.sections
@@ -401,7 +404,7 @@ def _settings(found: Trained) -> dict[str, Any]:
 
 
 def _example(found: Trained, usage: formats.Usage) -> dict[str, Any]:
-    """A prompt of the evaluation, where prompts are texts as they are; else a plain question, in its template."""
+    """Return a prompt of the evaluation if prompts are plain texts; else a plain question, in its template."""
     template = usage.prompting.prompt_template
     if template is None:
         prompt = _QUESTION if usage.prompting.chat else next(_prompts(found.run, found), _QUESTION)

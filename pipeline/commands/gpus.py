@@ -29,7 +29,7 @@ _LEAST_HOLDER = 16
 
 
 def gpu_table() -> FittedTable:
-    """Every GPU of the machine: what it does, which run holds it, who else computes there.
+    """Return a table of every GPU of the machine: its use, the run that holds it, other processes.
 
     Raises:
         DeviceError: The driver does not work, or CUDA_VISIBLE_DEVICES names what does not exist.
@@ -78,7 +78,7 @@ def gpu_table() -> FittedTable:
 
 
 def _processes(use: GpuUsage) -> str:
-    """Each with its memory."""
+    """Return each process with its memory."""
     if use.processes is None:
         return "?"
     sizes = {one.pid: one.memory_bytes for one in use.processes}
@@ -160,7 +160,7 @@ def fit(
 
 
 def fit_table(fit: memory.Fit) -> FittedTable:
-    """How a training fits: a row for each strategy, with what takes the memory of each GPU."""
+    """Return a table of how a training fits: a row per strategy, with the memory of each GPU by purpose."""
     work = fit.work
     what = f"adapters of rank {work.lora_rank}" if work.lora_rank else "all weights"
     ranks = {"weights": 11, "grads": 14, "optim": 12, "work": 15, "activ": 13, "logits": 16}
@@ -191,7 +191,7 @@ def fit_table(fit: memory.Fit) -> FittedTable:
 def of_writing(
     shape: memory.ModelShape, rows: int, work: memory.Workload, available: int, free_bytes: Callable[[int], int]
 ) -> str:
-    """On how few GPUs a model writes texts, in a line.
+    """Say on how few GPUs a model can generate text, in one line.
 
     Args:
         shape: The model.
@@ -215,7 +215,7 @@ def of_writing(
 
 
 def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Callable[[int], int]]:
-    """How many GPUs there are to fit a model on, and what is free on the fullest of the best so many.
+    """Return the number of GPUs to fit a model on, and a function for the free memory of the best n of them.
 
     Args:
         count: GPUs to imagine, with `memory_gib` each; None takes those that are visible here, of which the idlest
@@ -237,7 +237,7 @@ def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Calla
 
 
 def summary(found: memory.Fit, effective_batch: int | None) -> str:
-    """What to do, in a line or two.
+    """Return advice in a line or two.
 
     Args:
         found: Every way that was tried.

@@ -62,7 +62,7 @@ def launch(
 def requested(
     *, program: Sequence[str] | None, gpus: str | None, device: DeviceChoice, grace: int, **others: Any
 ) -> LaunchRequest:
-    """What the options of the command ask for, by their names.
+    """Build the launch request from the options of the command.
 
     Raises:
         ConfigError: One cannot be read, or they contradict each other.
@@ -82,7 +82,7 @@ def requested(
 
 
 def parse_ids(text: str, option: str) -> list[int]:
-    """``4,5,6,7`` as numbers.
+    """Parse ``4,5,6,7`` to numbers.
 
     Args:
         text: What was given.

@@ -108,7 +108,7 @@ def watch_run(run: LoadedRun, console: Console, every_s: float) -> None:
 
 
 def _glances(output_dir: Path) -> list[dict[str, Any]]:
-    """The newest run of each experiment in one row; one that cannot be read has a row that says so."""
+    """Return one row for the newest run of each experiment; the row of an unreadable run says so."""
 
     def glance(name: str) -> dict[str, Any]:
         try:
@@ -154,7 +154,7 @@ def logs(
 
 @contextmanager
 def log_output() -> Iterator[LogOutput]:
-    """Where a log is printed to, until nobody reads it any more."""
+    """Return where to print a log, until nobody reads it any more."""
     out = LogOutput(raw=not make_console().is_terminal)
     try:
         yield out
@@ -188,7 +188,7 @@ def _log_of_job(
 
 
 def _log_of(run: LoadedRun, job_id: str, attempt: int | None) -> Path:
-    """The log of an attempt or of the last; of a job that was stored, the log of the run that made it."""
+    """Return the log of an attempt or of the last one; for a stored job, the log of the run that made it."""
     found = logs_of(run.folder, job_id)
     if not found:
         made_by = _maker(run, job_id)
@@ -204,7 +204,7 @@ def _log_of(run: LoadedRun, job_id: str, attempt: int | None) -> Path:
 
 
 def _maker(run: LoadedRun, job_id: str) -> RunFolder | None:
-    """The last earlier run that has logs of the job and made the output that this run uses."""
+    """Return the last earlier run that has logs of the job and made the output that this run uses."""
     for folder in reversed(runs_before(run.folder)):
         output = folder.job(job_id) / "output"
         if logs_of(folder, job_id) and output.is_symlink() and output.readlink().name == run.plan.jobs[job_id].key:

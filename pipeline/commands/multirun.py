@@ -57,12 +57,12 @@ class RunFailed(PipelineError):  # noqa: N818 - it names what happened
 
 
 def in_multirun() -> bool:
-    """Whether Hydra carries out this run as one of several."""
+    """Return whether Hydra carries out this run as one of several."""
     return HydraConfig.initialized() and HydraConfig.get().mode is RunMode.MULTIRUN
 
 
 def group_of_run() -> str:
-    """What the runs of a multirun or a sweep have in common, and no other run has; "" for a run of its own."""
+    """Return the group shared by the runs of a multirun or a sweep, and by no other run; "" for a single run."""
     if in_multirun():
         return str(HydraConfig.get().sweep.dir)
     trial = own_trial()
@@ -70,7 +70,7 @@ def group_of_run() -> str:
 
 
 def run_label(arguments: Sequence[str]) -> str:
-    """The settings in which this run differs from the others of its multirun, else its number.
+    """Return the settings that distinguish this run in its multirun, or else its number.
 
     Args:
         arguments: The command line of the multirun.
@@ -85,7 +85,7 @@ def run_label(arguments: Sequence[str]) -> str:
 
 
 def requests(words: Sequence[str]) -> Iterator[list[str]]:
-    """The settings of the first run, then with each further value of one of them; of intervals none is known.
+    """Yield the settings of the first run, then with each further value of one setting; intervals have none.
 
     Raises:
         ConfigError: One stands for no value at all.

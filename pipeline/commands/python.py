@@ -95,7 +95,7 @@ def load_run(name: str, run: str | None = None, output_dir: str | Path = "output
 
 
 def _settings(settings: Sequence[str]) -> list[str]:
-    """The settings of a request, flags of devices turned into settings.
+    """Return the settings of a request, with device flags converted to settings.
 
     Raises:
         ConfigError: They are no list of texts, or have other flags.
@@ -253,7 +253,7 @@ def _of_run(found: Trained) -> _Found:
 
 
 def _of_folder(folder: Path) -> _Found:
-    """An exported model."""
+    """Return an exported model."""
     usage = _read(folder / formats.USAGE, formats.read_usage)
     if usage is None:
         other = "give an experiment, a run by pipeline.load_run, or what `pipeline export` has written"
@@ -270,7 +270,7 @@ def _of_folder(folder: Path) -> _Found:
 
 
 def _reference_of(folder: Path, exported: Pointer | None) -> str:
-    """Where the reference of an exported model is."""
+    """Return the path of an exported model's reference."""
     if exported is not None and exported.path is not None:
         place = (folder / exported.path).resolve()
         if place.is_relative_to(folder) and place.is_dir():  # anyone may have written where it is

@@ -39,7 +39,7 @@ _STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 def is_standard_output(path: Path | None) -> bool:
-    """Whether a user means what the command prints, by one of the names that it has."""
+    """Return whether a user means standard output, by one of its names."""
     return str(path) in _STANDARD_OUTPUT
 
 
@@ -184,7 +184,7 @@ def _compare_methods(
 
 
 def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
-    """The runs that a user means.
+    """Return the runs that a user means.
 
     Args:
         output_dir: Folder of all runs.
@@ -214,7 +214,7 @@ def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
 
 
 def _runs_meant(output_dir: Path, name: str, *, alone: bool) -> list[LoadedRun]:
-    """Of an experiment the newest run of each combination of settings, in the order in which these came first."""
+    """Return the newest run for each combination of settings of an experiment, in order of first appearance."""
     newest = load(choose_run(output_dir, name))
     runs = [load(folder) for folder in runs_of(output_dir, name) if folder.config.is_file()] or [newest]
     if sweep_folder(output_dir, name).begun:

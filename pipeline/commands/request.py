@@ -75,11 +75,11 @@ class Request:
         return select.make_layout(self.devices, self.execution)
 
     def used_datasets(self, missing: Collection[str]) -> list[str]:
-        """Names of the datasets that jobs are still to use; rows that are stored may not suit another model."""
+        """Return the names of the datasets that jobs still use; stored rows may not suit another model."""
         return sorted({self.plan.jobs[job_id].dataset for job_id in missing} - {""})
 
     def needed_models(self, missing: Collection[str]) -> list[str]:
-        """Names of the models with which something is still to be done."""
+        """Return the names of the models that the run still uses."""
         jobs = map(self.plan.jobs.__getitem__, missing)
         reads = (PREPARE.name, CHECK.name)  # which read rows alone
         return sorted({job.model for job in jobs if job.algo != contents.PREPARING or job.stage not in reads})
@@ -188,7 +188,7 @@ def planned(config: Config) -> graph.Plan:
 
 
 def on_cluster(config: Config) -> bool:
-    """Whether the devices of a run are those of a cluster that is there, and none of this machine's."""
+    """Return whether the devices of a run are those of an existing cluster, not of this machine."""
     return config.system.use_parallel_execution and config.execution.backend is Backend.ray
 
 
@@ -278,7 +278,7 @@ def look_up(request: Request, problem_of: Callable[[str], str | None], shared: C
 
 
 def keeper_of(request: Request, missing: Collection[str], scratch: Path) -> Keeper:
-    """What removes weights in a run.
+    """Return the object that removes weights in a run.
 
     Args:
         request: What is asked for.
@@ -301,7 +301,7 @@ def keeper_of(request: Request, missing: Collection[str], scratch: Path) -> Keep
 
 
 def score_of(store: Store, job: graph.Job) -> float | None:
-    """How well a policy evaluates: the figure that results are judged by, of the job that measures it."""
+    """Return the score of a policy by the primary metric, from the output of the job that measures it."""
     try:
         rows = {row.metric: row.value for row in read_metrics(store.path(job.key)).rows}
     except (OSError, ForeignDataError):  # results say so; here it is a round of which nothing is known
@@ -324,7 +324,7 @@ def tell_removed(keeper: Keeper, console: Console) -> None:
 
 
 def said_of_best(config: Config) -> str | None:
-    """What to say where the round whose weights stay is chosen by the very prompts that are reported."""
+    """Warn if the round whose weights stay is selected on the prompts of the reported results; else None."""
     if config.execution.keep is not Keep.best or config.evaluation.split != "test":
         return None
     return (
@@ -357,7 +357,7 @@ def check_room(request: Request, stored: Stored) -> None:
 
 
 def _free(request: Request) -> int | None:
-    """Bytes that are free on the disk of the store, which need not be there yet; None where nobody can tell."""
+    """Return the free bytes on the disk of the store, which need not exist yet; None if unknown."""
     store = request.store.root
     try:
         return shutil.disk_usage(next(one for one in (store, *store.parents) if one.is_dir())).free
@@ -366,7 +366,7 @@ def _free(request: Request) -> int | None:
 
 
 def _print_need(request: Request, stored: Stored, console: Console) -> None:
-    """What the models that the rest of a plan trains take of the disk, and what is free."""
+    """Print the disk space that the rest of a plan's trained models take, and what is free."""
     if not stored.missing:
         return
     need, free = estimates.disk_need(request.plan, request.config, stored.missing), _free(request)
@@ -397,7 +397,7 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
 
 
 def in_short(request: Request, stored: Stored) -> str:
-    """How many jobs there are, are stored, and are to run, and about how long that takes."""
+    """Say how many jobs there are, are stored, and are to run, and about how long that takes."""
     plan, missing, workers = request.plan, stored.missing, request.layout.workers
     text = f"{count(len(plan.jobs), 'job')}: {len(plan.jobs) - len(missing):,} stored"
     text += f"{stored.in_shared}, {len(missing):,} to run on "
@@ -413,7 +413,7 @@ def in_short(request: Request, stored: Stored) -> str:
 
 
 def fewer_rows(rows: Mapping[str, Mapping[str, int]], asked: int) -> list[str]:
-    """A line on each dataset that has fewer rows to train on than a round asks for.
+    """Return a line for each dataset with fewer training rows than a round asks for.
 
     Args:
         rows: Dataset -> rows of each split, as far as they are known.
@@ -428,7 +428,7 @@ def fewer_rows(rows: Mapping[str, Mapping[str, int]], asked: int) -> list[str]:
 
 
 def how_sure(known: Sequence[bool]) -> str:
-    """What to say behind an estimate, by whether each kind of job was timed."""
+    """Return a suffix for an estimate: whether each kind of job was timed."""
     if not any(known):
         return " (a guess, until the first run)"
     return "" if all(known) else " (in part a guess: some of it has not run here yet)"

@@ -135,7 +135,7 @@ def tracked(
 
 
 def looked_at(config: Config, console: Console) -> Collection[str]:
-    """The keys of what is in the shared store of a request, if it has one that can be reached; nothing is written.
+    """Return the keys in the shared store of a request, if it has one that can be reached; writes nothing.
 
     Raises:
         ConfigError: It may not be used.
@@ -150,7 +150,7 @@ def looked_at(config: Config, console: Console) -> Collection[str]:
 
 @contextmanager
 def sharing(request: Request, verified: Verified, console: Console) -> Iterator[Request]:
-    """The same request with its shared store in use, if it has one.
+    """Yield the same request with its shared store in use, if it has one.
 
     Raises:
         ConfigError: It may not be used.
@@ -297,7 +297,7 @@ class TrialRounds:
 
 
 def is_judged(config: Config, row: record.ResultRow) -> bool:
-    """Whether settings are chosen by the chain that a row is of."""
+    """Return whether settings are selected by the chain of a row."""
     if (pattern := config.evaluation.objective) is None:
         return True
     several = len(config.models[row.model].references) > 1
@@ -306,7 +306,7 @@ def is_judged(config: Config, row: record.ResultRow) -> bool:
 
 
 def values_of(rows: Sequence[record.ResultRow]) -> dict[str, float]:
-    """The means over chains of what all chains of a round have; by the first primary metric they are judged."""
+    """Return the means over the chains of a round, for metrics that all of them have."""
     found: dict[str, list[float]] = defaultdict(list)
     chains = {record.place_of(row) for row in rows}
     for row in rows:

@@ -128,7 +128,7 @@ def _check_arithmetic(request: Request) -> None:
 
 @contextmanager
 def notes_of(request: Request) -> Iterator[Verified]:
-    """Where a run notes which outputs it found good; first what runs that are gone have left there is removed."""
+    """Yield a run's notes on which outputs are intact; leftovers of ended runs are removed first."""
     store = request.store
     experiment = request.config.experiment.name.replace("/", "-")
     name = f"{experiment}-verified-{secrets.token_hex(4)}-{os.getpid()}"
@@ -252,7 +252,7 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
 
 
 def incomplete_chains(plan: graph.Plan, outcome: Outcome) -> list[str]:
-    """One line for every chain that lacks results because jobs failed: what is missing, and the root cause."""
+    """Return one line per chain that lacks results because jobs failed: what is missing, and the root cause."""
     missing: dict[str, tuple[set[int], set[str]]] = {}
     for job_id, status in outcome.jobs.items():
         if status in (state.JobStatus.failed, state.JobStatus.blocked):

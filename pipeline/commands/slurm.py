@@ -43,7 +43,7 @@ class _WithSbatch(TyperCommand):
     """A command that takes every option of sbatch beside its own, as ``--sbatch NAME=VALUE``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Click does."""
+        """Parse arguments as Click does."""
         own = {"help": True}  # name -> whether it takes no value
         for each in self.params:
             own |= {name[2:]: getattr(each, "is_flag", False) for name in each.opts if name.startswith("--")}
@@ -188,7 +188,7 @@ def checked(words: Sequence[str], *, ray: bool = False) -> batch.JobRequest:
 
 
 def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Mapping[str, Any]:
-    """The arguments of a command of a family, by their names; `of` is what stands before its name.
+    """Return the parsed arguments of a command, by name; `of` is the prefix of its name.
 
     Raises:
         ConfigError: It would not take them.

@@ -52,7 +52,7 @@ def start(command: str, *arguments: object) -> NoReturn:
 
 
 def settle(code: int) -> None:
-    """From now on signals end the process at once, with this code: what it was there for is done.
+    """Make signals end the process at once from now on, with this exit code: its work is done.
 
     Args:
         code: The exit code. Nothing changes in a process that did not begin in `start`.
@@ -62,7 +62,7 @@ def settle(code: int) -> None:
 
 
 def pipeline() -> NoReturn:
-    """The command ``pipeline``."""
+    """Run the command ``pipeline``."""
     start("pipeline.__main__:main")
 
 
@@ -105,7 +105,7 @@ def _fault() -> int:
 
 
 def _missing(module: str | None) -> str:
-    """What to do about a package that this Python lacks."""
+    """Say what to do about a package that this Python lacks."""
     import shlex
 
     from pipeline.errors import install_command
@@ -146,7 +146,7 @@ def refuse(error: PipelineError) -> int:
 
 
 def unless_unwritten(code: int) -> int:
-    """The exit code of a command that is there to show something: no longer 0 if that could not be written.
+    """Return the exit code of a command that only prints; never 0 if printing failed.
 
     A reader that has seen enough is no failure; a full disk is.
     """

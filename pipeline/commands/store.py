@@ -117,7 +117,7 @@ def gc(
 
 
 def _kept(store: Store, folders: Sequence[Path], keep_runs: int | None) -> list[garbage.RunReference]:
-    """The runs whose outputs stay."""
+    """Return the runs whose outputs are kept."""
     runs = garbage.find_runs(folders, store.root)
     if not runs:
         there = ", ".join(map(str, folders)) or "any folder"
@@ -149,6 +149,6 @@ def _root(store: Path | None, output_dir: Path | None) -> Path:
 
 
 def _output_dirs(store: Store, output_dir: Path | None) -> list[Path]:
-    """Where runs that use a store may lie: the given folder, and those that the store knows of."""
+    """Return where runs that use a store may be: the given folder, and those that the store knows of."""
     given = [output_dir.absolute()] if output_dir else []
     return list(dict.fromkeys([*given, *users(store.root)]))

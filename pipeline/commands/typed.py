@@ -22,14 +22,14 @@ def experiments(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def keys(incomplete: str) -> list[str]:
-    """Keys of the configuration that begin so."""
+    """Return the keys of the configuration with a prefix."""
     from pipeline.config.meaning import shipped_meanings
 
     return [f"{key}=" for key in shipped_meanings() if key.startswith(incomplete)]
 
 
 def examples(*commands: str) -> str:
-    """Commands that the help of one ends with, each on a line; ``#`` begins a remark."""
+    """Format example commands for the end of a help text, one per line; ``#`` begins a comment."""
     return "Examples:\n\n" + "\n\n".join(commands)
 
 
@@ -100,7 +100,7 @@ class Later(TyperGroup):
         return found
 
     def make_context(self, *arguments: Any, **named: Any) -> Any:
-        """As Click does, of the command itself."""
+        """Make the context as Click does, for the command itself."""
         return self.whole.make_context(*arguments, **named)
 
 
@@ -132,7 +132,7 @@ class Commands(TyperGroup):
 
 
 def in_words(error: Any) -> str:
-    """What is wrong with a command line, and where to read what may be given; "" where help was printed."""
+    """Say what is wrong with a command line, and where to find the options; "" if help was printed."""
     # typer has pydantic read the values of options, which speaks to programmers.
     said = str(error.format_message()).strip().replace("Value error, ", "").replace("Input should be", "must be")
     if hasattr(error.__cause__, "errors"):

@@ -72,7 +72,7 @@ class Channel:
 
     @classmethod
     def inherited(cls, descriptor: int) -> Channel:
-        """The end that this process was started with, and that none which it starts is to have."""
+        """Return the end of the channel that this process inherited; its own children do not inherit it."""
         os.set_inheritable(descriptor, False)
         return cls(socket.socket(fileno=descriptor))
 
@@ -100,7 +100,7 @@ class Channel:
                     self._wait_for_room(give_up)
 
     def receive(self) -> Iterator[bytes]:
-        """The whole lines that have arrived, without waiting for more; sets `closed` at the end of the stream.
+        """Yield the complete lines that have arrived, without waiting; sets `closed` at the end of the stream.
 
         Raises:
             WorkerError: A line is too long.
@@ -120,7 +120,7 @@ class Channel:
                 return  # that was all; a hang-up after it is told by the next wait
 
     def lines(self) -> Iterator[bytes]:
-        """Every line until the other side hangs up, each waited for.
+        """Yield every line, waiting for each, until the other side hangs up.
 
         Raises:
             OSError: The socket was closed here.
@@ -159,7 +159,7 @@ _POLL_S = 0.01
 
 
 def command(module: str, environment: Mapping[str, str], **settings: Any) -> tuple[list[str], dict[str, str]]:
-    """What starts a module of this package as a process: a command line, and an environment.
+    """Return the command line and the environment that start a module of this package as a process.
 
     Args:
         module: Its dotted path. The process calls `begin` first.
@@ -251,7 +251,7 @@ class Child:
                 os.killpg(pid, number)
 
     def has_ended(self) -> bool:
-        """Whether it is over, with all its threads. It is not reaped, so that its number cannot go to another."""
+        """Return whether it is over, with all its threads. It is not reaped, so that its pid is not reused."""
         if self.process.returncode is not None:
             return True
         try:
@@ -304,7 +304,7 @@ _LINES = 15
 
 
 def tail(log: Path) -> str:
-    """Its last lines, each after a line feed and indented, without what a terminal obeys; "" where there is none.
+    """Return the log's last lines, indented and without control characters; "" if there are none.
 
     Args:
         log: A file of any size, in which a process may have written anything.

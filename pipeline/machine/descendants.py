@@ -59,12 +59,12 @@ class Process(NamedTuple):
 
 
 def new_tag() -> str:
-    """A tag that no other process has."""
+    """Return a tag that no other process has."""
     return os.urandom(8).hex()
 
 
 def with_tag(environ: Mapping[str, str], tag: str) -> dict[str, str]:
-    """An environment with one more tag; those that are in it stay."""
+    """Return an environment with one more tag; existing tags stay."""
     return {**environ, VARIABLE: _SEPARATOR.join(filter(None, (environ.get(VARIABLE), tag)))}
 
 
@@ -98,7 +98,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def tagged(tags: Collection[str], since: int = 0) -> set[Process]:
-    """The processes that carry one of some tags.
+    """Return the processes that carry one of some tags.
 
     Args:
         tags: The tags.
@@ -110,7 +110,7 @@ def tagged(tags: Collection[str], since: int = 0) -> set[Process]:
 
 
 def below(*roots: int) -> set[Process]:
-    """The processes whose chain of parents leads to one of some processes, without these."""
+    """Return the descendants of some processes, without these."""
     children: dict[int, list[Process]] = {}
     for process in _all():
         children.setdefault(process.parent, []).append(process)
@@ -124,13 +124,13 @@ def below(*roots: int) -> set[Process]:
 
 
 def alive(processes: Iterable[Process]) -> set[Process]:
-    """Those of some processes that are not over yet, as they are now."""
+    """Return those of some processes that are still alive, in their current state."""
     now = ((process, _look(process.pid)) for process in processes)
     return {found for process, found in now if found and found.began == process.began and not found.is_over}
 
 
 def began(pid: int) -> int | None:
-    """When the process of a number started, as in `Process`; None where none is found."""
+    """Return when the process of a pid started, as in `Process`; None if there is none."""
     found = _look(pid)
     return None if found is None else found.began
 
@@ -154,14 +154,14 @@ def _look(pid: int) -> Process | None:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """What the kernel says of a process, from its state on; see proc(5)."""
+    """Return what the kernel reports on a process, from its state on; see proc(5)."""
     with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - hundreds of times in a row
         # The name, in parentheses, may itself hold parentheses and spaces.
         return file.read().rpartition(b")")[2].split()
 
 
 def tags_of(pid: int) -> set[str]:
-    """What a process is tagged with; nothing where that cannot be seen."""
+    """Return the tags of a process; empty if they cannot be read."""
     name = f"{VARIABLE}=".encode()
     give_up = time.monotonic() + _PATIENCE_S
     try:
@@ -183,7 +183,7 @@ def _read_environment(pid: int) -> bytes:
 
 
 def _is_starting(pid: int) -> bool:
-    """Whether a process is about to run another program: it has memory by then, and no environment in it yet."""
+    """Return whether a process is about to run another program: it has memory but no environment yet."""
     fields = _stat(pid)
     return len(fields) > _ENVIRONMENT_ENDS and fields[_MEMORY] != b"0" and fields[_ENVIRONMENT_ENDS] == b"0"
 
@@ -325,7 +325,7 @@ class Reaper:
         self._tell(["watch", kind, what, began(int(what)) if kind == "group" else None])
 
     def forget(self, kind: Literal["group", "tag", "path"], what: int | str) -> None:
-        """It is gone, or is to stay; the number of a group may soon belong to someone else."""
+        """Forget a process or group that has ended or should stay; its number may soon be reused."""
         self._tell(["forget", kind, what, None])
 
     def close(self) -> None:

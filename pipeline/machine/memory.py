@@ -26,7 +26,7 @@ def own_memory_bytes() -> tuple[int, int]:
 
 
 def usable_bytes(free_bytes: int) -> int:
-    """What a process can fill of free GPU memory: some is fragmented, some goes to CUDA and NCCL."""
+    """Return the usable part of free GPU memory: some is fragmented, some goes to CUDA and NCCL."""
     return max(0, int(USABLE_SHARE * free_bytes) - _RESERVE_BYTES)
 
 
@@ -48,7 +48,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def imported_for_good() -> Iterator[None]:
-    """What is imported within stays, so it is never looked through for garbage: neither meanwhile nor later.
+    """Exclude everything that is imported inside from garbage collection, now and later.
 
     Modules as large as torch and transformers make hundreds of thousands of objects, none of which go.
     """

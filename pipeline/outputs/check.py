@@ -38,7 +38,7 @@ def check_output(folder: Path) -> dict[str, os.stat_result]:
 
 
 def _is_shown(name: str) -> bool:
-    """Whether it is a file of samples of one of several policies."""
+    """Return whether a file has samples of one of several policies."""
     parent, _, last = name.rpartition("/")
     return last == formats.SAMPLES and (
         parent == formats.GREEDY or (parent.startswith(formats.ETA) and "/" not in parent)
@@ -46,7 +46,7 @@ def _is_shown(name: str) -> bool:
 
 
 def _look_through(folder: Path) -> tuple[set[str], dict[str, os.stat_result]]:
-    """The names in a folder that are held to a format, wherever they lie, and all that is there.
+    """Return the names in a folder that must follow a format, at any depth, and all files that exist.
 
     Raises:
         JobError: There are more than an output may have.

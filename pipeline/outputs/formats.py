@@ -181,7 +181,7 @@ class PreparedRows:
     warnings: list[Note] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Their numbers in words."""
+        """Describe the numbers in words."""
         return ", ".join(f"{number:,} {split}" for split, number in self.rows.items()) + " rows"
 
 
@@ -303,7 +303,7 @@ class Asked:
     cost: Number | None = None
 
     def __add__(self, other: Self) -> Self:
-        """Both together."""
+        """Add two of them."""
         models = {
             name: self.models.get(name, 0) + other.models.get(name, 0) for name in self.models | other.models
         }
@@ -375,7 +375,7 @@ def read_lines(path: Path, kind: type[_T]) -> Iterator[_T]:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has, which need not be of any type.
+    """Count the lines of a file, of whatever type.
 
     Raises:
         ForeignDataError: It is no plain file.
@@ -429,7 +429,7 @@ read_pointer = partial(read_json_file, kind=Pointer)
 
 
 def problem_in_words(error: ForeignDataError | OSError) -> str:
-    """What is wrong with a file that could not be read."""
+    """Say what is wrong with a file that could not be read."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
 
 
@@ -485,12 +485,12 @@ FIELDS = tuple(name for name in TrainingStep.__dataclass_fields__ if name != "ex
 
 
 def is_kept(step: int, steps: int) -> bool:
-    """Whether a step, from 1, has a line: the first, the last, and at equal distances `MAX_STEPS` at most."""
+    """Return whether a step (from 1) has a line: the first, the last, and up to `MAX_STEPS` at equal distances."""
     return step in (1, steps) or step % math.ceil(steps / MAX_STEPS) == 0
 
 
 def kept_number(value: float) -> float | None:
-    """A number as a line has it; None for what is no finite number, or too large for one."""
+    """Return a number for a line; None if it is not finite, or too large."""
     return float(f"{value:.{_DIGITS}g}") if abs(value) <= LARGEST else None
 
 
@@ -537,7 +537,7 @@ def _row(line: bytes) -> TrainingStep:
 
 
 def by_training(rows: Iterable[TrainingStep]) -> Mapping[str, list[TrainingStep]]:
-    """The steps of each training, in the order in which trainings begin."""
+    """Group steps by training, in the order in which trainings begin."""
     found: dict[str, list[TrainingStep]] = {}
     for row in rows:
         found.setdefault(row.training, []).append(row)
@@ -675,7 +675,7 @@ class Usage:
 
 
 def is_key(name: str) -> bool:
-    """Whether a name is a key of the store, as that of the folder of a stored output is."""
+    """Return whether a name is a key of the store, as the name of a stored output's folder."""
     return re.fullmatch(_KEY, name) is not None
 
 
@@ -734,7 +734,7 @@ def read_adapters(path: Path) -> Adapters:
 
 
 def adapter_folders(output: Path) -> list[Path]:
-    """The folders of adapters that a policy is made of, in order; none of one that is stored whole.
+    """Return the folders of adapters that a policy consists of, in order; empty if all weights are stored.
 
     Raises:
         JobError: What says which these are cannot be read.

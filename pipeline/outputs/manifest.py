@@ -42,7 +42,7 @@ class StillChangingError(Exception):
 
 
 def plain_files(folder: Path, entries: Mapping[str, os.stat_result] | None = None) -> dict[str, os.stat_result]:
-    """The files of an output by relative name, without its manifest.
+    """Return the files of an output by relative name, without its manifest.
 
     Args:
         folder: The output.
@@ -67,7 +67,7 @@ def plain_files(folder: Path, entries: Mapping[str, os.stat_result] | None = Non
 def describe(
     key: str, folder: Path, about: Mapping[str, Any], entries: Mapping[str, os.stat_result] | None = None
 ) -> bytes:
-    """The manifest of a finished folder; every file is read.
+    """Return the manifest of a finished folder; reads every file.
 
     Args:
         key: Its key.
@@ -99,12 +99,12 @@ def describe(
 
 
 def _marks(files: Mapping[str, os.stat_result]) -> set[tuple[str, tuple[int, ...]]]:
-    """What tells each of some files from what it may become."""
+    """Return a fingerprint of each file that changes when the file does."""
     return {(name, (one.st_ino, one.st_size, one.st_mtime_ns)) for name, one in files.items()}
 
 
 def entomb(key: str, folder: Path, names: Iterable[str], why: str) -> bytes:
-    """The tombstone of an output: some of its files, with what the manifest says of them.
+    """Return the tombstone of an output: its removed files, with their entries in the manifest.
 
     Args:
         key: Its key.
@@ -148,7 +148,7 @@ def read_manifest(key: str, folder: Path) -> dict[str, Any]:
 
 
 def read_tombstone(key: str, folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Which files of an output were removed, with what its manifest says of them; none where it has no tombstone.
+    """Return which files of an output were removed, with their entries in the manifest; empty without a tombstone.
 
     Raises:
         NotAnOutputError: The tombstone is altered, or does not go with the manifest.
@@ -162,7 +162,7 @@ def read_tombstone(key: str, folder: Path, manifest: Mapping[str, Any]) -> dict[
 
 
 def why_removed(key: str, folder: Path) -> str:
-    """What asked for the weights of an output to be removed, as its tombstone says; "" where none can be read."""
+    """Return why the weights of an output were removed, from its tombstone; "" without a readable one."""
     try:
         why = _read_sealed(folder, TOMBSTONE, "its tombstone", (TOMBSTONE_FORMAT, key)).get("why")
     except NotAnOutputError:
@@ -171,7 +171,7 @@ def why_removed(key: str, folder: Path) -> str:
 
 
 def _read_sealed(folder: Path, name: str, what: str, expected: tuple[int, str]) -> dict[str, Any]:
-    """A file in the canonical form, of some format and key."""
+    """Read a file in canonical form, of a given format and key."""
     try:
         status = (folder / name).lstat()
         if not stat.S_ISREG(status.st_mode):
@@ -192,7 +192,7 @@ def _read_sealed(folder: Path, name: str, what: str, expected: tuple[int, str]) 
 
 
 def job_of(folder: Path) -> str:
-    """Id of the job that made an output, even if its manifest is not what it was."""
+    """Return the id of the job that made an output, even if its manifest is damaged."""
     try:
         job = parse_json(read_plain(folder / MANIFEST, _LIMIT))["about"]["job"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -201,7 +201,7 @@ def job_of(folder: Path) -> str:
 
 
 def shown(name: str) -> str:
-    """A file's name so that it can be printed, whatever bytes it is made of."""
+    """Return a file's name in printable form, whatever bytes it has."""
     readable = name.encode("utf-8", "backslashreplace").decode()
     return readable if readable.isprintable() else repr(readable)
 

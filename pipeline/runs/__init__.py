@@ -1,1 +1,1 @@
-"""What runs leave in their folders: read back, pooled into results, and shown."""
+"""Runs on disk: read back, pooled into results, and shown."""

@@ -1,8 +1,7 @@
-"""Runs side by side: settings in which they differ, and what each method has reached after its last round.
+"""Compare runs: the settings in which they differ, and what each method has reached after its last round.
 
-A setting is compared among the runs that have it, and said in the rows that it is for: ``algos.PITA.eta`` in those
-of PITA, in the one column ``algos.*.eta`` that it shares with other algorithms. Rows that then say the same of
-several runs are one row.
+A setting is compared among the runs that have it, and shown in the rows that it affects: ``algos.PITA.eta`` in
+those of PITA, in the column ``algos.*.eta`` shared with other algorithms. Equal rows of several runs are merged.
 """
 
 import math
@@ -25,12 +24,12 @@ from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, t
 Key = tuple[str, ...]
 """A setting by its path; names of algorithms may have dots in them."""
 _OWN = {"experiment.name", "output_dir", "dry_run", "stage"}
-"""Settings that say which run it is, or how much of it was asked for."""
+"""Settings that identify a run, or say how many rounds and seeds it has."""
 _ENABLED = "enabled"
 _TABLES = {"algos": "algo", "datasets": "dataset", "models": "model"}
-"""Settings of one algorithm, dataset or model -> what of a row they are for."""
+"""Settings of one algorithm, dataset or model -> the field of a row that they affect."""
 _OF_REFERENCES = ("datasets.", "models.")
-"""What settings begin with that say which reference it is; two may have reached the same by chance."""
+"""Prefixes of settings that determine the reference; two different ones may have the same result by chance."""
 _KL, _J = "kl_per_sequence", "regularized_reward"
 
 
@@ -39,14 +38,14 @@ class RunRow:
     """A method of a run after its last round.
 
     Attributes:
-        runs: Labels of the runs of which this holds.
-        state: Of the first of them.
-        settings: Setting that differs -> its value here, as it is typed; without those that are not for this row
-            or that the run does not have.
-        result: Of the metric by which the runs are judged.
-        kl: Divergence from the reference in nats per sequence.
-        j: Reward less the common price of divergence.
-        cost: What the method took, where it is known.
+        runs: Labels of the runs that this row describes.
+        state: State of the first of them.
+        settings: Setting that differs -> its value here, as typed; without settings that do not affect this row or
+            that the run does not have.
+        result: Value of the metric by which the runs are judged.
+        kl: KL divergence from the reference in nats per sequence.
+        j: Reward minus the common price of KL divergence.
+        cost: Cost of the method, if known.
     """
 
     runs: tuple[str, ...]
@@ -70,15 +69,15 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunComparison:
-    """Runs side by side.
+    """Comparison of runs.
 
     Attributes:
-        states: Label of each run, in order -> the run in one word.
-        settings: Those that differ, in the order of the configuration, as ``algos.*.eta`` -> its heading, as short
-            as it can be without being another one.
-        rows: By dataset, model, method and settings.
-        bounded: Methods whose divergence is an upper bound.
-        splits: Of the datasets, on which methods were evaluated; without those of results that do not say it.
+        states: Label of each run, in order -> its state in one word.
+        settings: Settings that differ, in the order of the configuration, as ``algos.*.eta`` -> the shortest
+            unambiguous heading.
+        rows: Rows by dataset, model, method and settings.
+        bounded: Methods whose KL divergence is an upper bound.
+        splits: Splits on which methods were evaluated, as far as the results record it.
     """
 
     states: Mapping[str, str]
@@ -89,11 +88,11 @@ class RunComparison:
 
 
 def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunComparison:
-    """Put runs side by side, in the order in which they are given.
+    """Compare runs, in the given order.
 
     Args:
         runs: The runs.
-        labels: What each is called; names of experiments and timestamps if left out.
+        labels: Names of the runs; by default those of experiments and timestamps.
 
     Raises:
         PipelineError: Results of one cannot be read.
@@ -104,8 +103,8 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
     for run, label, own in zip(runs, labels, settings, strict=True):
         shown = {key: value for key, value in own.items() if _column(key) in columns}
         for row in _rows(run, label, shown, primary):
-            # What no round has changed is the same whatever the rounds were to be: the reference of a model on a
-            # dataset is said once, with the settings that these runs share.
+            # A reference does not depend on the number of rounds: it has one row for each model and dataset, with
+            # the settings that these runs share.
             telling = [
                 (name, value)
                 for name, value in row.settings.items()
@@ -127,7 +126,7 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
 
 
 def same_settings(config: Mapping[str, Any]) -> str:
-    """What two runs have in common whose settings lead to the same results."""
+    """Return a key that is equal for runs whose settings lead to the same results."""
     return repr(sorted(settings_of(config)))
 
 
@@ -135,7 +134,10 @@ def same_settings(config: Mapping[str, Any]) -> str:
 
 
 def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
-    """Settings that may change a result, with their values as they are typed; of algorithms, those that run."""
+    """Yield settings that may change a result, with their values as typed.
+
+    For algorithms only the enabled ones.
+    """
     algos = config.get("algos")
     if isinstance(algos, Mapping):
         chosen = {
@@ -148,7 +150,7 @@ def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
 
 
 def _flat(section: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, str]]:
-    from pipeline.config.meaning import typed  # and OmegaConf, which whoever takes the headings alone does without
+    from pipeline.config.meaning import typed  # OmegaConf too, which readers of the headings do not need
 
     for name, value in section.items():
         key = (*path, str(name))
@@ -166,7 +168,10 @@ def _without_effect() -> frozenset[str]:
 
 
 def _differing(settings: Sequence[Mapping[Key, str]]) -> list[str]:
-    """The columns of those that differ among the runs that have them. A table, as `rewards`, may lack an entry."""
+    """Return the columns of settings that differ among the runs that have them.
+
+    Entries of a table may be missing.
+    """
     entries = [{key[:2] for key in own} for own in settings]
     keys = dict.fromkeys(key for own in settings for key in own)
 
@@ -182,16 +187,16 @@ def _column(key: Key) -> str:
 
 
 def _is_of_one(key: Key) -> bool:
-    """Whether it is a setting of one algorithm, dataset or model."""
+    """Return whether it is a setting of one algorithm, dataset or model."""
     return key[0] in _TABLES and len(key) > 2
 
 
 def headings_of(columns: Sequence[str], among: Iterable[str] = ()) -> dict[str, str]:
-    """The ends of columns that no other one has; one that is itself the end of another keeps its name.
+    """Return the shortest unique end of each column; a column that is itself the end of another keeps its name.
 
     Args:
         columns: Names with dots.
-        among: Names that have no column, and that a heading is not to be taken for either.
+        among: Further names with which a heading must not be confused.
     """
     every = {*columns, *among}
 
@@ -218,7 +223,7 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
 
 
 def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str]:
-    """What methods of a dataset and model are judged by in all runs."""
+    """Return the metric by which methods of a dataset and model are judged in all runs."""
     found: dict[tuple[str, str], list[ByMetric]] = {}
     for run in runs:
         for place, methods in by_method(run.results.pooled).items():
@@ -246,7 +251,7 @@ def _rows(
 
 def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:
     def sortable(value: str) -> tuple[float, str]:
-        """Numbers by their size, before texts."""
+        """Return a sort key: numbers by size, before texts."""
         try:
             return float(value), value
         except ValueError:
@@ -257,10 +262,10 @@ def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:
 
 
 def run_names(runs: Sequence[LoadedRun]) -> list[str]:
-    """A name for each run: of its experiment, or of several runs of one the settings that tell them apart.
+    """Return a name for each run: its experiment, or the settings that distinguish several runs of one experiment.
 
-    ``eta=0.3`` and ``eta=1``, with the timestamp where settings do not suffice, and with the experiment before
-    them where it is not that of all.
+    For example ``eta=0.3`` and ``eta=1``, with the timestamp if settings do not suffice, and after the experiment
+    if there are several.
     """
     found = {}
     times = Counter(run.name for run in runs)
@@ -285,7 +290,7 @@ def _brief(value: str, most: int = 32) -> str:
 
 
 def telling_apart(rows: Sequence[tuple[str, Mapping[str, str]]], settings: Sequence[str]) -> list[str]:
-    """Settings that tell rows of each method apart, as few as will do: those that tell most apart go first.
+    """Return few settings that distinguish the rows of each method: those that distinguish most rows first.
 
     Args:
         rows: Method and settings of each.
@@ -314,7 +319,7 @@ _ELSEWHERE = "a wider terminal or --csv has them"
 
 
 def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
-    """One table for each dataset and model: a row for each method and combination of settings that differ."""
+    """Return one table per dataset and model: a row for each method and combination of differing settings."""
     tables = []
     prompts = f"{' and '.join(comparison.splits)} prompts" if comparison.splits else ""
     for place, found in groupby(comparison.rows, key=lambda row: row.place):
@@ -329,7 +334,7 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
 
 
 def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[Told]:
-    """What tells rows apart, what they have reached, and then what else there is, as a narrow page ends early."""
+    """Return the columns: those that distinguish rows, results, and others, as a narrow page cuts off the end."""
     shown = [key for key in comparison.settings if any(key in row.settings for row in rows)]
     telling = telling_apart([(row.algo, row.settings) for row in rows], shown)
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
@@ -375,7 +380,7 @@ def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[Told]:
 
 
 def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: int) -> Told:
-    """A column of a setting, fractions with four digits where these tell its values apart."""
+    """Return the column of a setting; fractions have four digits if these distinguish its values."""
     column = Column(heading=comparison.settings[key], right=True, rank=rank, least=LEAST_NAME)
     shown = {row.settings[key]: row.settings[key] for row in rows if key in row.settings}
     brief = dict(shown)
@@ -407,7 +412,7 @@ _TAKEN = {"training_flops": "flops", "flops_per_answer": "answer", "device_s": "
 
 
 def comparison_csv(comparison: RunComparison) -> str:
-    """The same with every number in full, as a table for other programs."""
+    """Return the comparison with every number in full, as a table for other programs."""
     place, rested = ("dataset", "model", "algo"), ("references", "seeds", "n")
     names = ["runs", "state", *place, *comparison.settings, *_MEASURED, "kl_per_sequence", "j", *_TAKEN, *rested]
     return csv_text(

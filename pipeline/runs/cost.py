@@ -1,7 +1,7 @@
-"""What results took to make, as the store remembers it: tokens, FLOPs and device time by chain and round.
+"""Costs of results, from the store: tokens, FLOPs and device time by chain and round.
 
-Device time depends on the machine, and what a store remembers may be lost where its outputs are not, so none of
-this is in ``results.json``; it goes to ``compute.json``.
+Costs are in ``compute.json`` and not in ``results.json``, because device time depends on the machine, and a store
+may lose costs but keep the outputs.
 """
 
 import math
@@ -34,27 +34,26 @@ _Where = tuple[str, str, str, int | None, int, str]
 
 @dataclass(frozen=True, order=True)
 class ComputeRow:
-    """What a stage of one round of a chain took, as far as it was carried out; what methods draw once, each took.
+    """Cost of a stage in one round of a chain, as far as it ran; each method counts draws that methods share.
 
-    A number is None where it is not known of some output, as its cost was lost: the rest would be too little.
+    A number is None if it is unknown for some output, since the sum of the others would be too small.
 
     Attributes:
         dataset: Name of the dataset.
         model: Name of the model.
-        reference: Seed of the reference that the chain rests on; None where there is no such seed.
+        reference: Seed of the reference of the chain; None if it has no such seed.
         algo: Algorithm, ``reference``, or ``dataset`` for its preparation.
         seed: Seed of the chain; None for work that all seeds share.
-        round: Of the chain.
-        stage: Of the round.
-        tokens: Generated, and those that trainings go over, prompts included, as often as they do.
-        device_s: Seconds that a device was held, without `load_s` and attempts that failed; a job on several
-            devices holds all of them, and one that shares a device counts as if it did not.
-        load_s: Seconds besides that it was held for importing libraries and loading models, which whoever comes
-            first to a worker pays for all.
+        round: Number of the round.
+        stage: Name of the stage.
+        tokens: Tokens generated, plus tokens trained on, prompts included, counting every pass.
+        device_s: Seconds that devices were in use, without `load_s` and failed attempts; a multi-GPU job counts
+            all of its devices, and a job on a shared device counts like one that is alone.
+        load_s: Further seconds of importing libraries and loading models; the first job of a worker pays for all.
         answers: Completions that were evaluated.
-        flops: What was computed, see `learning.models.flops`.
-        flops_by_purpose: The same by what they went into: ``decoding``, ``guidance``, ``scoring``, ``rewards``,
-            ``training``; without outputs of which it is not known.
+        flops: FLOPs, see `learning.models.flops`.
+        flops_by_purpose: FLOPs by purpose: ``decoding``, ``guidance``, ``scoring``, ``rewards``, ``training``;
+            without outputs for which this is unknown.
     """
 
     dataset: str
@@ -74,18 +73,18 @@ class ComputeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class CostRow:
-    """What a chain of a method takes up to the end of a round: the mean over those that its result rests on.
+    """Cost of a method's chain up to the end of a round: the mean over the chains of its result.
 
     Attributes:
         dataset: Name of the dataset.
         model: Name of the model.
         algo: The method.
-        round: Of the chains; 0 for the reference.
-        flops: Without evaluation; None where they are not known.
-        answer: FLOPs of an answer after that round, likewise.
-        device_s: Seconds that a device was held, without evaluation and loading, likewise.
-        load_s: Seconds besides, for loading, likewise.
-        tokens: Drawn, and gone over by trainings with their prompts; without evaluation, likewise.
+        round: Number of the round; 0 for the reference.
+        flops: FLOPs without evaluation; None if unknown.
+        answer: FLOPs of one answer after that round; None if unknown.
+        device_s: Seconds that devices were in use, without evaluation and loading; None if unknown.
+        load_s: Further seconds of loading; None if unknown.
+        tokens: Tokens drawn, plus tokens trained on with their prompts, without evaluation; None if unknown.
     """
 
     dataset: str
@@ -101,25 +100,25 @@ class CostRow:
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRow:
-    """A method at a training budget: after its last round whose training, all rounds before included, is within.
+    """A method's last round whose cumulative training FLOPs fit the budget.
 
     Attributes:
         dataset: Name of the dataset.
         model: Name of the model.
         algo: The method.
-        budget: FLOPs that a chain may take.
-        is_known: Whether FLOPs are known of every round that may be within; where they are not, no later field is.
-        round: The round; None where the first one takes more.
-        flops: What it has taken, the mean over the chains.
-        metric: What methods are judged by.
+        budget: FLOPs per chain.
+        is_known: Whether FLOPs are known for every round that may fit; if not, later fields are None.
+        round: The round; None if the first one exceeds the budget.
+        flops: Its cumulative FLOPs, the mean over the chains.
+        metric: Metric by which methods are judged.
         value: The result after that round.
         ci_low: Lower end of its interval.
         ci_high: Upper end.
-        kl: Divergence from the reference in nats per sequence.
+        kl: KL divergence from the reference in nats per sequence.
         over: What the interval holds for.
-        references: Number of references that the value is over; None where there is no value, as are the next two.
-        seeds: Number of seeds, which every one of the references has.
-        n: Prompts.
+        references: Number of references in the mean; None without a value, like the next two.
+        seeds: Number of seeds of each reference.
+        n: Number of prompts.
     """
 
     dataset: str
@@ -142,12 +141,12 @@ class BudgetRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What ``compute.json`` says.
+    """Content of ``compute.json``.
 
     Attributes:
-        rows: Of stages.
-        costs: Of methods by round.
-        budgets: Of methods at training budgets.
+        rows: Costs of stages.
+        costs: Costs of methods by round.
+        budgets: Methods at training budgets.
     """
 
     rows: list[ComputeRow] = field(default_factory=list)
@@ -156,7 +155,7 @@ class Compute:
 
 
 def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
-    """Add up the shards of every stage, those that were carried out."""
+    """Add up the costs of each stage over the shards that ran."""
     every = list(jobs)
     made = _made(store, every)
     every += _drawn_for_others(every)
@@ -170,21 +169,21 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
 
 
 def _drawn_for_others(jobs: Sequence[Job]) -> list[Job]:
-    """Jobs that draw for several methods, as those of the methods that they are not named after."""
+    """Return jobs that draw for several methods, copied for each method but the one in their name."""
     draws = {job.key: job for job in jobs if job.stage == GENERATE.name}
     found = {(key, job.algo) for job in jobs for keys in job.inputs.values() for key in keys if key in draws}
     return [replace(draws[key], algo=algo) for key, algo in sorted(found) if draws[key].algo != algo]
 
 
 def total(amounts: Iterable[float | None]) -> float | None:
-    """Their sum, 0 of none; None where one is not known."""
+    """Return the sum, 0 for no amounts; None if one is unknown."""
     found = list(amounts)
     known = [amount for amount in found if amount is not None]
     return sum(known) if len(known) == len(found) else None
 
 
 def _made(store: Store, jobs: Iterable[Job]) -> set[str]:
-    """Keys of outputs that are stored, and of those that they rest on, which may have been lost since."""
+    """Return the keys of stored outputs, and of their inputs, which may have been removed since."""
     inputs = {job.key: [key for keys in job.inputs.values() for key in keys] for job in jobs}
     made: set[str] = set()
     left = [key for key in inputs if store.is_committed(key)]
@@ -218,19 +217,19 @@ def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mappi
 
 
 def write_compute(folder: Path, compute: Compute, makers: Iterable[Maker] = ()) -> None:
-    """Write ``compute.json`` to the folder of a run: what was spent, and what the outputs were made with."""
+    """Write ``compute.json`` to the folder of a run: costs, and the versions that made the outputs."""
     found = {**asdict(compute), "made_with": [asdict(maker) for maker in makers]}
     write_whole(folder / FILE, json_text(found, indent=1) + "\n")
 
 
 def read_compute(folder: Path) -> Compute:
-    """Read ``compute.json`` of a run; empty where it has none that can be used, as it is for people only."""
+    """Read ``compute.json`` of a run; empty if it is missing or invalid, as it is for people only."""
     return recall(folder / FILE, Compute, follow=True) or Compute()
 
 
 # -- of chains and methods -------------------------------------------------------------------------------------
-# What methods take: the mean over the chains that their results rest on. A chain that has failed or was
-# interrupted has no result after that round, so what it has taken until then counts for none.
+# Costs of methods: the mean over the chains of their results. A failed or interrupted chain has no result after
+# that round, so its cost does not count.
 
 
 _Method = tuple[str, str, str]
@@ -240,14 +239,14 @@ _KL = "kl_per_sequence"
 def costs_of(
     results: Iterable[record.ResultRow], compute: Iterable[ComputeRow], starts: Mapping[str, str]
 ) -> list[CostRow]:
-    """What every method takes up to the end of each round; methods of which nothing is known are left out.
+    """Return the costs of every method up to each round; methods without known costs are left out.
 
     Args:
         results: Rows of all chains.
-        compute: What their stages took.
-        starts: Method -> that whose last policy it begins with, so that it takes all that that one takes.
+        compute: Costs of their stages.
+        starts: Method -> the method whose last policy it starts from, whose whole cost it includes.
     """
-    from pipeline.runs.pooling import whole_grid  # and numpy, which reading costs does without
+    from pipeline.runs.pooling import whole_grid  # numpy too, which reading costs does not need
 
     spent: dict[_Method, list[ComputeRow]] = {}
     for row in compute:
@@ -258,7 +257,7 @@ def costs_of(
         cells.setdefault((method, result.round), set()).add((record.place_of(result)[2], result.seed))
 
     def of_chain(method: _Method, cell: tuple[int, int], number: float) -> list[ComputeRow]:
-        """What a chain has taken up to a round: of its own, what all seeds share, and what it began with."""
+        """Return the rows of a chain up to a round: its own, those shared by seeds, and its start policy's."""
         (reference, seed), (dataset, model, algo) = cell, method
         own = [
             row
@@ -286,7 +285,7 @@ def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) 
         found = total(getattr(row, name) for row in trained)
         return None if found is None else found / len(chains)
 
-    # What guides an answer or picks it counts, and further completions that it is picked from.
+    # Guidance and selection of an answer count, and all completions from which it is selected.
     answers, answer = total(row.answers for row in evaluated), None
     if answers and all(row.flops is not None for row in evaluated):
         answer = sum(row.flops_by_purpose.get(name, 0) for row in evaluated for name in ANSWERING) / answers
@@ -297,12 +296,12 @@ def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) 
 def at_budgets(
     pooled: Iterable[record.PooledRow], costs: Iterable[CostRow], budgets: Sequence[float]
 ) -> list[BudgetRow]:
-    """What every method has reached within each budget after its last round; rounds are never interpolated.
+    """Return each method's last round within each budget; rounds are never interpolated.
 
     Args:
         pooled: Numbers of methods.
-        costs: What they took.
-        budgets: FLOPs that the training of one chain may take, all rounds together.
+        costs: Their costs.
+        budgets: Training FLOPs of one chain, all rounds together.
     """
     spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}
     found: list[BudgetRow] = []
@@ -319,9 +318,9 @@ def at_budgets(
 
 
 def _last_within(taken: Mapping[int, float | None], budget: float) -> int | None:
-    """The last round that is within a budget, or may be; None where each is known to take more.
+    """Return the last round that is, or may be, within a budget; None if each is known to exceed it.
 
-    A round that is not known takes no less than the rounds before it.
+    A round of unknown cost takes at least as much as the rounds before it.
     """
     beyond = [number for number, flops in taken.items() if flops is not None and flops > budget]
     too_much = min(beyond, default=math.inf)
@@ -343,7 +342,7 @@ def _after(
 
 
 # -- of a run --------------------------------------------------------------------------------------------------
-# The end of a run and whoever looks at one that is not over come here, so that both tell the same.
+# Shared by the end of a run and by readers of a run in progress, so that both show the same.
 
 
 def results_of(
@@ -355,17 +354,17 @@ def results_of(
     bounded: Iterable[str],
     tell: record.Told | None = None,
 ) -> record.Results:
-    """The results of the jobs that are stored.
+    """Return the results of the stored jobs.
 
     Args:
         store: The store.
         jobs: Jobs of a plan.
-        last_round: Of the run.
-        settings: How the run judges.
-        bounded: Algorithms whose divergence is an upper bound.
-        tell: Takes what cannot be read of a job's stored output, in words.
+        last_round: Last round of the run.
+        settings: Evaluation settings of the run.
+        bounded: Algorithms whose KL divergence is an upper bound.
+        tell: Called with a message for an unreadable stored output.
     """
-    # Not with the other imports: scipy takes time to load, which commands that pool nothing need not wait for.
+    # Imported here: scipy is slow to load, and commands without pooling do not need it.
     from pipeline.runs.pooling import fronts, pooled
 
     rows = record.collect_rows(store, jobs, tell)
@@ -392,12 +391,12 @@ def results_of(
 
 
 def compute_of(store: Store, jobs: Iterable[Job], results: record.Results, budgets: Sequence[float]) -> Compute:
-    """What the results took, as far as the store remembers it.
+    """Return the costs of the results, as far as the store has them.
 
     Args:
         store: The store.
         jobs: All jobs of the plan.
-        results: What came out.
+        results: The results.
         budgets: FLOPs of training at which methods are compared.
     """
     rows = collect_compute(store, jobs)

@@ -68,7 +68,7 @@ class Limit:
     answers: float = 0.0
 
     def amount(self, cost: CostRow | None, kl: float | None) -> float | None:
-        """What is limited of a method after a round; None where it is not known."""
+        """Return the limited amount of a method after a round; None if unknown."""
         if self.name == "kl" or cost is None:
             return kl if self.name == "kl" else None
         if self.name == _TOTAL:
@@ -77,7 +77,7 @@ class Limit:
         return {"flops": cost.flops, "tokens": cost.tokens, "flops_per_answer": cost.answer}[self.name]
 
     def judged(self, amounts: Mapping[int, float | None]) -> dict[int, bool | None]:
-        """Of each round whether it is within, or None where nobody knows."""
+        """Return for each round whether it is within the limit, or None if unknown."""
         if self.most == math.inf:
             return dict.fromkeys(amounts, True)
         found = {number: None if one is None else one <= self.most for number, one in amounts.items()}
@@ -193,7 +193,7 @@ class Block:
 
 
 def blocks_of(run: LoadedRun, asked: Sequence[Limits]) -> list[Block]:
-    """A block for each of what is asked for, of every dataset and model.
+    """Return a block for each of the requested limits, for every dataset and model.
 
     Raises:
         ConfigError: No method is within some limits.
@@ -235,7 +235,7 @@ class _Stored:
         self._group = group
 
     def block(self, place: tuple[str, str], at: Limits) -> Block:
-        """What methods reach within some limits."""
+        """Return what methods reach within some limits."""
         rounds = self.places[place]
         metric = record.primary_metric(record.cells_of(rounds)) or ""
         methods = [self._reached(place, algo, at, metric) for algo in sorted(rounds)]
@@ -299,7 +299,7 @@ def _least(one: Reached) -> str:
 
 
 def block_tables(block: Block, results: record.Results) -> list[FittedTable]:
-    """What methods have reached, and which of them differ."""
+    """Return tables of what methods have reached, and of which methods differ."""
     return [_methods_table(block, results), _pairs_table(block, 1 - results.confidence)]
 
 
@@ -425,7 +425,7 @@ _OF_PAIR = {
 
 
 def block_data(block: Block) -> dict[str, Any]:
-    """All of it as plain data."""
+    """Return a block as plain data."""
     return {
         **dict(zip(_PLACE, (block.at.text, block.dataset, block.model, block.metric), strict=True)),
         "methods": [_method_data(one) for one in block.methods],
@@ -452,7 +452,7 @@ def _method_data(one: Reached) -> dict[str, Any]:
 
 
 def blocks_csv(blocks: Iterable[Block]) -> str:
-    """The same as a table: a row for each method, with its difference to the reference, then one for each pair."""
+    """Return blocks as a table: a row per method, with its difference to the reference, then one per pair."""
     names = [*_PLACE, "algo", "state", "round", *_OF_RESULT, _KL, *_OF_COST, "second", "second_round", *_OF_PAIR]
     rows = [row for block in blocks for row in _csv_rows(block_data(block))]
     return record.csv_text(names, ([row.get(name) for name in names] for row in rows))

@@ -56,7 +56,7 @@ log = logging.getLogger("pipeline")
 
 
 def tracked_chains(plan: RecordedPlan, experiment: str) -> list[trackers.TrackedChain]:
-    """The chains of a plan, in its order; references are chains too."""
+    """Return the chains of a plan, in its order; references are chains too."""
     jobs: dict[str, list[Job]] = {}
     for job in plan.jobs.values():
         jobs.setdefault(job.chain, []).append(job)
@@ -74,7 +74,7 @@ def tracked_chains(plan: RecordedPlan, experiment: str) -> list[trackers.Tracked
 
 
 def _id(experiment: str, chain: str, jobs: list[Job]) -> str:
-    """Of what the first round rests on: its keys cover every setting, and further rounds change none of them."""
+    """Return the id of a chain: a hash of its first round's keys, so that further rounds do not change it."""
     first = min(job.round for job in jobs)
     keys = sorted(job.key for job in jobs if job.round == first)
     return hashlib.sha256(json.dumps([experiment, chain, keys]).encode()).hexdigest()[:16]
@@ -118,7 +118,7 @@ class BatchReader:
         self._steps: Counter[str] = Counter()
 
     def new(self, is_there: Callable[[Job], bool]) -> list[trackers.Batch]:
-        """Those of outputs that were not there before, in the order of the plan; many have nothing in them."""
+        """Return the batches of outputs that are new, in the order of the plan; many are empty."""
         found = [job for job in self._left if is_there(job)]
         self._left = [job for job in self._left if job not in found]
         return [self._batch(job, self._store.path(job.key)) for job in found]
@@ -144,7 +144,7 @@ class BatchReader:
         return trackers.Batch(id=job.key, round=job.round, time=made, axis=axis, rows=rows, samples=samples)
 
     def _time(self, number: int) -> dict[str, float]:
-        """Seconds that devices were held by the stages of a round, and what they made in one of them."""
+        """Return the device seconds of a round's stages, and its throughput."""
         sums: dict[str, Counter[str]] = defaultdict(Counter)
         for job in self._chain.jobs:
             if job.round == number and job.stage != METRICS_STAGE:
@@ -165,19 +165,19 @@ def _of_step(step: formats.TrainingStep) -> dict[str, float]:
 
 
 def telling(chain: trackers.TrackedChain) -> list[Job]:
-    """The jobs of a chain that may have something for a tracker: none of those that are split, as they draw."""
+    """Return the jobs of a chain that may have data for a tracker: those that are not split."""
     return [job for job in chain.jobs if job.shard is None]
 
 
 def _result(row: formats.Metric) -> Iterator[tuple[str, float]]:
-    """The number and the ends of its interval, apart from it so that trackers show numbers first."""
+    """Yield the number and the ends of its interval, named separately so that trackers show numbers first."""
     name = row.metric
     told = {f"eval/{name}": row.value, f"interval/{name}/low": row.ci_low, f"interval/{name}/high": row.ci_high}
     yield from ((place, value) for place, value in told.items() if value is not None)
 
 
 def _completions(number: int, sample: Mapping[str, Any]) -> Iterator[trackers.Shown]:
-    """A row for each completion of a sample; it may hold anything, as it is for people."""
+    """Yield a row for each completion of a sample, which may contain anything."""
     completions = sample.get("completions")
     for completion in completions if isinstance(completions, list) else []:
         if isinstance(completion, dict):
@@ -248,7 +248,7 @@ class Feed:
                 self._close(chain)
 
     def close(self) -> None:
-        """Nothing more will be told."""
+        """Close the tracker; nothing more is sent."""
         for chain in self._left:
             self._close(chain)
 
@@ -288,7 +288,7 @@ class Feed:
         self._write()
 
     def _free_name(self, chain: trackers.TrackedChain) -> str:
-        """The name of a chain, or with its id if that of other settings has it already."""
+        """Return the name of a chain, with its id if a chain with other settings has that name already."""
         taken = chain.name in {told.name for told in self._told.values()}
         return f"{chain.name}@{chain.id[:6]}" if taken else chain.name
 

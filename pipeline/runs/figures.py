@@ -1,7 +1,7 @@
-"""What a run found, as figures for a paper: the same bytes from the same run, with no date in them.
+"""Figures of a run for a paper: the same bytes from the same run, without a date.
 
-They are as wide as a column of a paper, in colours that the colour-blind tell apart, with text as text. A method
-that ran at several values of its settings has a front; elsewhere each of its points stands for itself.
+They are one column wide, in colours for the colour-blind, with text as text. A method that ran at several values
+of its settings has a Pareto front; in other figures each of its points is a method of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
 }
-"""Nothing of when and with what: equal data makes equal files."""
+"""No date and no versions in the file: equal data give equal files."""
 Format = Enum("Format", {"pdf": "pdf", "svg": "svg", "png": "png"})
 _SIZE_IN = (3.25, 2.5)
 """Width and height in inches: of a column of a paper of two."""
@@ -83,7 +83,7 @@ class Point(NamedTuple):
 
 
 Series = Mapping[str, Sequence[Point]]
-"""Method, front, ``reference`` or ``optimum`` -> its points, in the order in which they are joined."""
+"""Method, front, ``reference`` or ``optimum`` -> its points, in the order of the line."""
 
 
 def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Path]:
@@ -92,7 +92,7 @@ def write_figures(run: LoadedRun, out: Path, formats: Sequence[str]) -> list[Pat
     Args:
         run: The run.
         out: Folder to write to; made where it is missing.
-        formats: Of `Format`, by name.
+        formats: Names of `Format`.
 
     Returns:
         The files.
@@ -144,7 +144,7 @@ def _places(results: Results) -> list[Place]:
 
 
 def methods_of(results: Results, place: Place) -> Methods:
-    """The numbers that there are of a dataset and model, methods as they are read."""
+    """Return the numbers of methods for a dataset and model, in reading order."""
     methods = by_method(results.pooled).get(place, {})
     return {name: methods[name] for name in sorted(methods, key=words.reading_order)}
 
@@ -154,7 +154,7 @@ def _metric(methods: Methods) -> str:
 
 
 def reward_against_kl(results: Results, place: Place) -> Series:
-    """Fronts, methods after their last round, the reference, and the optimum where it is known."""
+    """Return fronts, methods after their last round, the reference, and the optimum if known."""
     methods = methods_of(results, place)
     metric = _metric(methods)
     found: dict[str, list[Point]] = {}
@@ -177,7 +177,7 @@ def _against(x: PooledRow, y: PooledRow) -> Point:
 
 
 def _over_rounds(methods: Methods) -> Series:
-    """The result of each method after every round; the reference at round 0."""
+    """Return the result of each method after every round; the reference at round 0."""
     metric = _metric(methods)
     return {
         name: [_at(number, cell[metric]) for number, cell in rounds.items() if metric in cell]
@@ -186,7 +186,7 @@ def _over_rounds(methods: Methods) -> Series:
 
 
 def _against_flops(methods: Methods, costs: Iterable[CostRow], place: Place) -> Series:
-    """The result of each method after every round, by what its training took until then."""
+    """Return the result of each method after every round, against its training FLOPs so far."""
     metric = _metric(methods)
     spent = {(cost.algo, cost.round): cost.flops for cost in costs if (cost.dataset, cost.model) == place}
     found = {
@@ -214,7 +214,7 @@ Look = Mapping[str, Any]
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw in this style, whatever the user's own settings of matplotlib are."""
+    """Draw in this style inside, regardless of the user's matplotlib settings."""
     import matplotlib as mpl
 
     with mpl.rc_context(), warnings.catch_warnings():
@@ -225,7 +225,7 @@ def styled() -> Iterator[None]:
 
 
 def looks(methods: Sequence[str]) -> dict[str, Look]:
-    """A look for each method, by its place among them; for the reference and the optimum too."""
+    """Return a style for each method, by its index; also for the reference and the optimum."""
     marks, dashes = list(words.MARKS.values()), list(words.DASHES.values())
     found: dict[str, Look] = {}
     for at, name in enumerate(methods):
@@ -237,7 +237,7 @@ def looks(methods: Sequence[str]) -> dict[str, Look]:
 
 
 def _front(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
-    """Reward against divergence, with both intervals; settings of a front are joined."""
+    """Draw reward against KL divergence, with both intervals; the points of a front are joined."""
     figure, axes = _figure()
     _points(axes, {name: points for name, points in series.items() if name != _OPTIMUM}, look)
     (low, high), (bottom, top) = seen = axes.get_xlim(), axes.get_ylim()
@@ -253,7 +253,7 @@ def _front(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
 
 
 def _rounds(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
-    """Results over rounds, with bands; the reference is a level."""
+    """Draw results over rounds, with bands; the reference is a horizontal line."""
     figure, axes = _figure()
     for name, points in series.items():
         own = look[name]
@@ -274,7 +274,7 @@ def _rounds(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
 
 
 def _flops(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
-    """Results against what training took."""
+    """Draw results against training FLOPs."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
     figure, axes = _figure()
@@ -293,7 +293,7 @@ def _flops(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
 
 
 def _points(axes: Axes, series: Series, look: Mapping[str, Look]) -> None:
-    """Points with the intervals that they have; one of a bootstrap need not hold the estimate."""
+    """Draw points with their intervals; a bootstrap interval need not contain the estimate."""
 
     def off(value: float, low: float | None, high: float | None) -> tuple[float, float]:
         return (0.0 if low is None else max(0.0, value - low), 0.0 if high is None else max(0.0, high - value))
@@ -320,7 +320,7 @@ def _figure() -> tuple[Figure, Any]:
 
 
 def _with_legend(figure: Figure, axes: Axes) -> Figure:
-    """A legend below; for one of many lines the figure grows, so that the axes do not shrink."""
+    """Add a legend below; the figure grows for a long one, so that the axes keep their size."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = _SIZE_IN
     longest = max(map(len, labels), default=1)
@@ -332,6 +332,6 @@ def _with_legend(figure: Figure, axes: Axes) -> Figure:
 
 
 def _label(name: str) -> str:
-    """A name as text; a legend would leave out one that begins with an underscore."""
+    """Return a name as a label; a legend would leave out one that begins with an underscore."""
     text = printable(name)
     return f" {text}" if text.startswith("_") else text

@@ -1,8 +1,8 @@
-"""A run on disk, for whoever looks at one: found by its name, and all that it left, read when it is asked for.
+"""A run on disk: found by its name, with everything that it left, read on demand.
 
-The run may be over, still going on, or killed in the middle: then its results are those of what is stored so far.
-Nothing here writes, imports torch, or trusts a file. What is missing is empty; what is there and cannot be read
-raises a `PipelineError` that says so, or costs its own part where many files make the whole.
+If the run is still going on or was killed, its results are those stored so far. This module does not write, import
+torch, or trust a file. Missing files give empty results; an unreadable file raises a `PipelineError`, or is left
+out where many files are combined.
 """
 
 import logging
@@ -40,15 +40,15 @@ from pipeline.runs.report.format import command
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
 _STARTING_S = 10.0
-"""Seconds that an engine may take from making its folder to the first line of its journal."""
+"""Seconds that an engine may take from creating its folder to the first line of its journal."""
 
 
 def _process_runs(view: RunView) -> bool | None:
-    """Whether the recorded process lives, on its own machine only; None where nobody can tell."""
+    """Return whether the recorded process lives, on its own machine only; None if unknown."""
     if view.pid is None or view.started is None or view.host != socket.gethostname():
         return None
     try:
-        # A process that began after the run has only been given the same number.
+        # A process that began after the run only has the same id.
         return psutil.Process(view.pid).create_time() <= view.started + 1
     except psutil.NoSuchProcess:
         return False
@@ -85,7 +85,7 @@ class LoadedRun:
         return self.folder.stamp
 
     def refresh(self) -> None:
-        """Look again at a run that goes on: its journal from where it was read to, and results anew."""
+        """Read again a run in progress: its journal from the last position, and its results completely."""
         if "view" in self.__dict__:
             self._follow(self.view)
         for name in ("results", "compute"):
@@ -102,10 +102,10 @@ class LoadedRun:
             return {}
 
     def read_config(self) -> dict[str, Any]:
-        """The same, for those who cannot do without.
+        """Return the resolved configuration as plain data.
 
         Raises:
-            ConfigError: It cannot be read; says why.
+            ConfigError: It cannot be read; the message says why.
         """
         try:
             loaded = read_resolved(read_plain(self.folder.config, RESOLVED * LARGEST_FILE, follow=True))
@@ -118,12 +118,12 @@ class LoadedRun:
 
     @cached_property
     def origin(self) -> Origin:
-        """What was typed, where and with which versions."""
+        """The command, folder and versions of the run."""
         return read_origin(self.folder.path)
 
     @cached_property
     def plan(self) -> RecordedPlan:
-        """Its jobs as they were planned.
+        """The planned jobs.
 
         Raises:
             PlanError: There is no plan, or it cannot be read.
@@ -137,7 +137,7 @@ class LoadedRun:
 
     @cached_property
     def jobs(self) -> Mapping[str, Job]:
-        """Id -> job, in the order of the plan; none where there is no plan that can be read."""
+        """Id -> job, in the order of the plan; empty without a readable plan."""
         try:
             return self.plan.jobs
         except PlanError as error:
@@ -146,7 +146,7 @@ class LoadedRun:
 
     @cached_property
     def store(self) -> Store:
-        """Where its outputs are."""
+        """The store of its outputs."""
         execution = self.config.get("execution")
         chosen = execution.get("store") if isinstance(execution, dict) else None
         default = self.folder.path.parent.parent / ".store"
@@ -156,7 +156,7 @@ class LoadedRun:
 
     @cached_property
     def view(self) -> RunView:
-        """Jobs, attempts and workers as the journal tells of them, up to the last `refresh`.
+        """Jobs, attempts and workers from the journal, up to the last `refresh`.
 
         Raises:
             StoreError: The journal cannot be read.
@@ -170,7 +170,7 @@ class LoadedRun:
         return JournalReader(self.folder.journal)
 
     def _follow(self, view: RunView) -> None:
-        """Take what the journal has got since the last time, and of jobs that run how far they are."""
+        """Apply new events of the journal, and the progress of running jobs."""
         view.feed(self._reader.new_events())
         self._progress = read_progress(self.folder)
         if self._progress and view.finished is None:
@@ -183,12 +183,12 @@ class LoadedRun:
 
     @property
     def unreadable(self) -> int:
-        """How many lines of the journal are no events, as far as it was read."""
+        """Number of lines of the journal that are no events, as far as it was read."""
         return self._reader.unreadable
 
     @property
     def progress(self) -> Progress | None:
-        """How far it is and how long it will still take, up to the last `refresh`; None where no engine tells it.
+        """Progress and remaining time, up to the last `refresh`; None if no engine reports it.
 
         Raises:
             StoreError: The journal cannot be read.
@@ -196,15 +196,15 @@ class LoadedRun:
         return self._progress if self.engine_runs() else None
 
     def engine_runs(self) -> bool | None:
-        """Whether the process that carries it out lives; None where nobody can tell.
+        """Return whether the engine process of the run lives; None if unknown.
 
-        A running engine holds a lock on its journal, which the kernel gives back when the process ends, however it
-        ends. Where the file system has no locks the recorded process is looked up.
+        A running engine holds a lock on its journal, which the kernel frees when the process ends, in any way.
+        Without locks in the file system, the recorded process id is looked up.
         """
         if self.view.finished is not None:
             return False
         if self.view.started is None and time.time() - self.folder.path.stat().st_mtime < _STARTING_S:
-            # Not looked at yet: an engine that is about to lock its journal must find it free.
+            # Not checked yet: an engine that is about to lock its journal must find it unlocked.
             return True
         try:
             with open_plain(self.folder.journal, follow=True) as file:
@@ -223,22 +223,22 @@ class LoadedRun:
 
     @property
     def lost_attempts(self) -> list[tuple[JobView, AttemptView]]:
-        """Attempts that were under way when the run was killed; they end with its last sign of life."""
+        """Attempts in progress when the run was killed; they end with its last sign of life."""
         found = self.view.attempts(killed=self.state == "killed")
         return [(job, attempt) for job, attempt in found if attempt.outcome == "lost"]
 
     def timeline(self) -> list[Span]:
-        """Who used which device when, by begin; a job on several devices has a span for each."""
+        """Return who used which device when, by start time; a multi-GPU job has a span for each device."""
         return self.view.timeline(self.jobs, killed=self.state == "killed")
 
     # -- what came out -----------------------------------------------------------------------------------------
 
     @cached_property
     def results(self) -> Results:
-        """What ``results.json`` says; where the run has not come to write it, what is stored so far says.
+        """Content of ``results.json``; before the run has written it, the results stored so far.
 
         Raises:
-            StoreError: There is a ``results.json`` that holds something else.
+            StoreError: The ``results.json`` has invalid content.
         """
         if self.folder.results_json.exists():
             return read_results(self.folder.results_json)
@@ -254,7 +254,7 @@ class LoadedRun:
 
     @cached_property
     def compute(self) -> Compute:
-        """What ``compute.json`` says, or what is stored so far."""
+        """Content of ``compute.json``, or the costs stored so far."""
         if (self.folder.path / COMPUTE).exists():
             return read_compute(self.folder.path)
         return compute_of(self.store, list(self.jobs.values()), self.results, self._judging.budgets)
@@ -262,17 +262,15 @@ class LoadedRun:
     def samples(
         self, wanted: Callable[[Job], bool] | None = None, most_each: int | None = None
     ) -> Iterator[tuple[Job, formats.Sample]]:
-        """Every evaluated completion that is stored, by dataset, model, reference, algorithm, seed and round.
+        """Yield every stored evaluated completion, by dataset, model, reference, algorithm, seed and round.
 
         Args:
-            wanted: Says of a job that evaluates whether its completions are; all if left out.
-            most_each: Completions of each job after which no further prompt is begun; all if left out.
+            wanted: Returns whether to include the completions of an evaluating job; all if left out.
+            most_each: Completions of each job after which no new prompt is begun; all if left out.
         """
         for job in filter(wanted or (lambda _: True), self._in_order()):
             output = self.store.path(job.key)
-            if not (
-                output / formats.METRICS
-            ).exists():  # that has those picked for people, of the same completions
+            if not (output / formats.METRICS).exists():  # its samples are selected from the same completions
                 with reading(job, formats.SAMPLES):
                     for sample in _first_prompts(
                         formats.read_lines(output / formats.SAMPLES, formats.Sample), most_each
@@ -280,7 +278,7 @@ class LoadedRun:
                         yield job, sample
 
     def curves(self) -> list[tuple[Job, list[formats.TrainingStep]]]:
-        """The steps of every training that is stored, by job in the order of `samples`."""
+        """Return the steps of every stored training, by job in the order of `samples`."""
         found: list[tuple[Job, list[formats.TrainingStep]]] = []
         for job in self._in_order():
             with reading(job, formats.CURVES):
@@ -304,7 +302,7 @@ def load(folder: RunFolder | Path) -> LoadedRun:
     """Load a run.
 
     Args:
-        folder: Its folder, or that of an experiment, whose newest run it is then.
+        folder: Folder of the run, or of an experiment, which means its newest run.
 
     Raises:
         ConfigError: There is no run.
@@ -319,7 +317,7 @@ def load(folder: RunFolder | Path) -> LoadedRun:
 
 
 def load_planned(folder: RunFolder) -> LoadedRun:
-    """Load a run for those who ask about its jobs.
+    """Load a run whose plan is needed.
 
     Raises:
         PlanError: It has no plan that can be read.
@@ -330,7 +328,7 @@ def load_planned(folder: RunFolder) -> LoadedRun:
 
 
 def _first_prompts(found: Iterable[formats.Sample], most: int | None) -> Iterator[formats.Sample]:
-    """Those to the first prompts, to each of them all: at least so many where there are."""
+    """Yield the completions of the first prompts, all for each prompt, until there are `most` or more."""
     row = None
     for number, sample in enumerate(found):
         if most is not None and number >= most and sample.row != row:
@@ -343,12 +341,12 @@ def _first_prompts(found: Iterable[formats.Sample], most: int | None) -> Iterato
 
 
 def removed_weights(run: LoadedRun) -> dict[str, list[int]]:
-    """Chain -> rounds whose weights were removed."""
+    """Return chain -> rounds whose weights were removed."""
     return _rounds(_removed(run))
 
 
 def lost_outputs(run: LoadedRun) -> dict[str, list[int]]:
-    """Chain -> rounds that the run has trained and whose outputs are in the store no more."""
+    """Return chain -> rounds that the run has trained but whose outputs are no longer in the store."""
     return _rounds(
         job
         for job in run.jobs.values()
@@ -357,7 +355,7 @@ def lost_outputs(run: LoadedRun) -> dict[str, list[int]]:
 
 
 def removed_by(run: LoadedRun) -> list[str]:
-    """What asked for weights to be removed, as ``execution.keep=last``, in this run or another."""
+    """Return the settings that had weights removed, as ``execution.keep=last``, in this run or another."""
     return sorted({why_removed(job.key, run.store.path(job.key)) for job in _removed(run)} - {""})
 
 
@@ -373,20 +371,20 @@ def _rounds(jobs: Iterable[Job]) -> dict[str, list[int]]:
 
 
 # -- job logs ----------------------------------------------------------------------------------------------------
-# The logs of jobs, in the folder of their run: where they are, and what they said last.
+# Logs of jobs in the folder of their run.
 
 
 def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
-    """Number of attempt -> its log, of the attempts at a job in this run that have one."""
+    """Return attempt number -> its log, for the attempts at a job in this run that have one."""
     return logs_in(folder.job(job_id))
 
 
 def logs_in(folder: Path) -> dict[int, Path]:
-    """Number of attempt -> its log, in the folder of what was attempted."""
+    """Return attempt number -> its log, in a job's folder."""
     found: dict[int, Path] = {}
     try:
         paths = list(folder.iterdir())
-    except (OSError, ValueError):  # there are none; a journal may name a job as no folder can be named
+    except (OSError, ValueError):  # there are none; a journal may contain a job id that cannot be a folder name
         return {}
     for path in paths:
         if match := re.fullmatch(r"log(?:\.(\d{1,9}))?\.txt", path.name):
@@ -395,48 +393,48 @@ def logs_in(folder: Path) -> dict[int, Path]:
 
 
 def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Path | None:
-    """The log of an attempt, where there is one: in the run's folder, which may have been moved since."""
+    """Return the log of an attempt if it exists: in the run's folder, which may have been moved since."""
     return None if attempt is None else logs_of(folder, job_id).get(attempt.number)
 
 
 # -- index -------------------------------------------------------------------------------------------------------
-# Which runs there are: experiments, the runs of one, and the one that a user means.
+# Find runs: experiments, the runs of one, and the run that a user means.
 
 
 # -- by name -----------------------------------------------------------------------------------------------------
-# The job that a user means, or another thing whose name has parts: by its name, some of it, or a pattern.
+# Find a job, or another object with a hierarchical name: by name, part of it, or a pattern.
 
 
 MAX_LISTED = 20
 
 
 def find_job(job_ids: Iterable[str], given: str) -> str:
-    """The job that a user means: by its id, a part of it, or a pattern with ``*``; also by its chain.
+    """Return the job that a user means: by id, a part of it, or a pattern with ``*``; also by its chain.
 
     Args:
         job_ids: Ids of all jobs.
-        given: What the user wrote. Ids that end with it go before ids that contain it.
+        given: The user's text. Ids that end with it are preferred to ids that contain it.
 
     Raises:
-        ConfigError: No job fits, or several do; says which are near or which they are.
+        ConfigError: No job matches, or several do; the message lists similar or matching ones.
     """
     known = list(job_ids)
-    # Ids of jobs that depend on no seed have no part for it; names of their chains do.
+    # Ids of jobs that do not depend on a seed have no part for it; names of their chains do.
     without = "/".join(part for part in given.strip("/").split("/") if part != ANY)
     of_chain = without and not _fitting(known, given.strip("/")) and _fitting(known, without)
     return find_named(known, without if of_chain else given, "job")
 
 
 def find_named(names: Iterable[str], given: str, what: str) -> str:
-    """As `find_job`, of other names that are made alike.
+    """Do the same as `find_job` for other hierarchical names.
 
     Args:
         names: All of them.
         given: What the user wrote.
-        what: What they name, for messages: ``job``.
+        what: Kind of object in messages: ``job``.
 
     Raises:
-        ConfigError: None fits, or several do; says which are near or which they are.
+        ConfigError: None matches, or several do; the message lists similar or matching ones.
     """
     known = list(names)
     wanted = given.strip("/")
@@ -460,14 +458,14 @@ def _fitting(known: list[str], wanted: str) -> list[str]:
 
 
 def _near(known: list[str], wanted: str) -> list[str]:
-    """Names whose ends, of as many parts, or whose whole resemble what is wanted."""
+    """Return names that resemble the wanted one, wholly or in as many last parts."""
     parts = wanted.count("/") + 1
     ends = {"/".join(name.lower().split("/")[-parts:]): name for name in reversed(known)}
     return [ends[near] for near in get_close_matches(wanted.lower(), ends, n=5, cutoff=0.5)]
 
 
 def listed(names: list[str]) -> str:
-    """The first of some names, a line for each."""
+    """Return the first of some names, one per line."""
     lines = [f"  {name}" for name in names[:MAX_LISTED]]
     if len(names) > MAX_LISTED:
         lines.append(f"  and {len(names) - MAX_LISTED} more")
@@ -475,11 +473,11 @@ def listed(names: list[str]) -> str:
 
 
 _SWEEP = Path("sweep/optuna.log")
-"""In the folder of an experiment, where that is a sweep; see `sweeps.folder`."""
+"""File in the folder of an experiment that is a sweep; see `sweeps`."""
 
 
 def experiments(output_dir: Path) -> list[str]:
-    """Names of the experiments that have a run.
+    """Return the names of the experiments that have a run.
 
     Raises:
         ConfigError: There is no such folder.
@@ -490,7 +488,7 @@ def experiments(output_dir: Path) -> list[str]:
 
 
 def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
-    """All runs of an experiment, oldest first.
+    """Return all runs of an experiment, oldest first.
 
     Raises:
         ConfigError: There is none.
@@ -506,14 +504,17 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
 
 
 def runs_before(run: RunFolder) -> list[RunFolder]:
-    """Runs of the same experiment that are older, oldest first; all of them where it is none of those any more."""
+    """Return the older runs of the same experiment, oldest first.
+
+    All of its runs if this one is not among them.
+    """
     folders = runs_of(run.path.parent.parent, run.experiment)
     stamps = [folder.stamp for folder in folders]
     return folders[: stamps.index(run.stamp)] if run.stamp in stamps else folders
 
 
 def choose_run(output_dir: Path, name: str, stamp: str | None = None) -> RunFolder:
-    """The newest run of an experiment, or the one of that timestamp; the begin of a timestamp will do.
+    """Return the newest run of an experiment, or the one of a timestamp, which may be abbreviated.
 
     Raises:
         ConfigError: There is none, or there are several.

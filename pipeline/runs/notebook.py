@@ -1,4 +1,4 @@
-"""A run for programs and notebooks of a user's own: what it left as pandas frames, and as a table that shows."""
+"""A run for programs and notebooks: results as pandas frames, and as a table to display."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ if TYPE_CHECKING:
 
 
 # -- frames ------------------------------------------------------------------------------------------------------
-# What a run left as pandas frames, a row for each number, completion, step or span; columns in
-# docs/python.md. A whole number that may be missing is of pandas' ``Int64``, so that a seed stays ``0`` and
-# does not become ``0.0``.
+# A run as pandas frames, with a row for each number, completion, step or span; columns in docs/python.md. Integers
+# that may be missing have pandas' type ``Int64``, so that a seed stays ``0`` and does not become ``0.0``.
 
 
 PLACE = ("dataset", "model", "reference", "algo", "seed", "round")
-"""Where a job belongs."""
+"""Columns that identify a job."""
 _GIVEN = "given_answer"
-"""What a reward has read of a completion as its answer."""
+"""Column with the answer that a reward has read from a completion."""
 _WHOLE = {"reference", "seed", "difference_references", "difference_seeds", "difference_n", "tokens", "answers"}
-"""Whole numbers that may be missing."""
+"""Integer columns that may be missing."""
 _TRUTHS = {"correct"}
-"""What is true, false or missing."""
+"""Columns that are true, false or missing."""
 _TEXTS = {_GIVEN, "fault", "difference_over"}
-"""Texts that may be missing."""
+"""Text columns that may be missing."""
 
 
 def _rows(kind: type[Any], rows: Iterable[Any]) -> pd.DataFrame:
-    """Rows of a dataclass as they are."""
+    """Return rows of a dataclass as a frame."""
     return _frame([field.name for field in fields(kind)], map(vars, rows))
 
 
@@ -58,7 +57,7 @@ def _frame(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> pd.DataFr
 
 
 def _typed(name: str, cells: list[Any]) -> Any:
-    """Cells so that missing ones change no type: not that of the others, nor of a column that has no others."""
+    """Return cells such that missing ones change no type, neither of the others nor of an empty column."""
     import pandas as pd
 
     if name in _WHOLE or name in _TRUTHS:
@@ -79,12 +78,12 @@ def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
 class Run:
     """A run that is over, goes on, or was killed; see docs/python.md for the columns of its frames.
 
-    Frames are read when they are first asked for, and stay as they are; `refresh` looks again.
+    Frames are read on first access and then kept; `refresh` reads again.
 
     Attributes:
-        loaded: What it rests on: the same as typed rows, and more, without pandas.
-        exit_code: Of the run that `pipeline.run` has just carried out, 0 where every job is done; None of one
-            that was loaded.
+        loaded: The same data as typed rows, and more, without pandas.
+        exit_code: Exit code of a run that `pipeline.run` has just carried out, 0 if every job is done; None for a
+            loaded run.
     """
 
     def __init__(self, loaded: LoadedRun, exit_code: int | None = None) -> None:
@@ -113,14 +112,14 @@ class Run:
 
     @property
     def command(self) -> str:
-        """What to type in a shell to repeat it, or "" where that is not known."""
+        """The shell command that repeats it, or "" if unknown."""
         return self.loaded.origin.command_line
 
     def refresh(self) -> Run:
-        """Look again at a run that goes on.
+        """Read a run in progress again.
 
         Returns:
-            This very object.
+            This object.
         """
         self.loaded.refresh()
         for name in ("results", "pooled", "comparisons", "compute", "samples", "curves", "timeline"):
@@ -155,10 +154,10 @@ class Run:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """Every evaluated completion with its prompt and divergence; several rewards as ``rewards/NAME``."""
+        """Every evaluated completion with its prompt and KL divergence; several rewards as ``rewards/NAME``."""
         every = list(self.loaded.samples())
         rewards = sorted({name for _, sample in every for name in sample.parts})
-        # `answer` would be taken for that of the data, which is not here.
+        # `answer` would be mistaken for that of the data, which is not here.
         own = {field.name: _GIVEN if field.name == "answer" else field.name for field in fields(Sample)}
         del own["parts"]
         if every and all(sample.answer is None for _, sample in every):
@@ -172,7 +171,7 @@ class Run:
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """Steps of every training; what only some methods tell is missing elsewhere."""
+        """Steps of every training; metrics of only some methods are missing elsewhere."""
         every = [(job, step) for job, steps in self.loaded.curves() for step in steps]
         own = [*PLACE, "stage", "job", *FIELDS]
         extra = sorted({name for _, step in every for name in step.extra})
@@ -186,7 +185,7 @@ class Run:
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """Who used which device when; times in UTC, and ``seconds`` where a span is over."""
+        """Use of devices over time; times in UTC, and ``seconds`` where a span is over."""
         import pandas as pd
 
         frame = _rows(Span, self.loaded.timeline())
@@ -201,7 +200,7 @@ class Run:
         return f"<run of {self.name}: {self.state}, {self.folder}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: where the run stands, and its tables. Refers to nothing outside."""
+        """Return the state of the run and its tables as HTML for a notebook, without external resources."""
         results = self.loaded.results
         tables = [*result_tables(results, self.loaded.compute.costs), *front_tables(results)]
         console = Terminal(

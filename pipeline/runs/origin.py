@@ -1,7 +1,6 @@
-"""Where a run came from, what its outputs were made with, and what its jobs want a reader to know. For people.
+"""Record where a run came from, what its outputs were made with, and notes of its jobs for readers.
 
-The origin is written when the run begins, so that also a run which was killed can say it. Results do not depend
-on it.
+The origin is written when the run begins, so that a killed run has it too. Results do not depend on it.
 """
 
 import os
@@ -36,19 +35,19 @@ PACKAGES = ("torch", "transformers", "numpy", "hydra-core", "omegaconf")
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What ``origin.json`` holds.
+    """Content of ``origin.json``.
 
     Attributes:
-        command: Words of the command that repeats the run, from the same folder; none where it was not started by
-            settings as one types them.
-        settings: Those of them that are settings, ``KEY=VALUE``.
+        command: Words of the command that repeats the run, in the same folder; empty if it was not started from a
+            command line.
+        settings: The settings among them, ``KEY=VALUE``.
         folder: The folder in which it was started.
-        group: What it has in common with the other runs of its multirun, or "".
-        bounded: Algorithms whose divergence is an upper bound.
-        devices: On which it ran.
-        machine: What it is: ``host``, ``system``, ``processor``, ``cpus``, ``memory_gib``.
-        versions: Package -> version, of Python too.
-        slurm: The job of Slurm in which it ran, see `slurm_job`; empty outside of one.
+        group: Name shared by the runs of its multirun, or "".
+        bounded: Algorithms whose KL divergence is an upper bound.
+        devices: Its devices.
+        machine: Its machine: ``host``, ``system``, ``processor``, ``cpus``, ``memory_gib``.
+        versions: Package -> version, including Python.
+        slurm: Its Slurm job, see `slurm_job`; empty outside of one.
     """
 
     command: list[str] = field(default_factory=list)
@@ -63,16 +62,16 @@ class Origin:
 
     @property
     def command_line(self) -> str:
-        """The command as it is typed in a shell, or ""."""
+        """The command for a shell, or ""."""
         return shlex.join(self.command)
 
 
 def this_origin(
     command: Sequence[str], settings: Sequence[str], *, group: str, bounded: Iterable[str], devices: Iterable[str]
 ) -> Origin:
-    """The origin of a run that begins in this process."""
+    """Return the origin of a run that begins in this process."""
     folder = ""
-    with suppress(OSError):  # somebody may have removed it
+    with suppress(OSError):  # the folder may have been removed
         folder = str(Path.cwd())
     machine = {
         "host": platform.node(),
@@ -82,7 +81,7 @@ def this_origin(
         "memory_gib": f"{psutil.virtual_memory().total / (1 << 30):.1f}",
     }
     versions = {"pipeline": __version__, "python": platform.python_version()}
-    for name in PACKAGES:  # of what results rest on, without importing any of it
+    for name in PACKAGES:  # packages that results depend on, without importing them
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return Origin(
@@ -111,10 +110,10 @@ _OF_SLURM = {
 
 
 def slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The job of Slurm that a process is in: ``job`` its id, ``restarts`` how often it was put back, and so on.
+    """Return the Slurm job of a process: ``job`` its id, ``restarts`` how often it was requeued, and so on.
 
     Args:
-        environ: Variables of the process.
+        environ: Environment of the process.
     """
     if not environ.get("SLURM_JOB_ID"):
         return {}
@@ -122,7 +121,10 @@ def slurm_job(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def slurm_in_words(job: Mapping[str, str]) -> str:
-    """As in ``Slurm job 41 (4_1 of an array) on n1, partition main, put back 2 times``; "" outside of one."""
+    """Return text such as ``Slurm job 41 (4_1 of an array) on n1, partition main, put back 2 times``.
+
+    "" outside of one.
+    """
     if "job" not in job:
         return ""
     parts = [f"Slurm job {job['job']}"]
@@ -143,14 +145,13 @@ def write_origin(folder: Path, origin: Origin) -> None:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Read it; empty where a run has none that can be used."""
+    """Read the origin; empty if a run has no valid one."""
     return recall(folder / FILE, Origin, follow=True) or Origin()
 
 
 # -- makers ------------------------------------------------------------------------------------------------------
-# What stored outputs were made with: versions and arithmetic, as their manifests say. A key holds neither, so
-# results may rest on outputs of several. That is said beside the table and in ``compute.json``;
-# ``results.json`` holds what came out and nothing of how.
+# Versions and arithmetic of stored outputs, from their manifests. Keys contain neither, so results may rest on
+# outputs of several versions. Tables and ``compute.json`` say so; ``results.json`` contains only results.
 
 
 UNKNOWN = "unknown"
@@ -159,14 +160,14 @@ _LONGEST = 100
 
 @dataclass(frozen=True, order=True)
 class Maker:
-    """What some outputs were made with.
+    """Versions and arithmetic of some outputs.
 
     Attributes:
         arithmetic: ``portable``, or the processor or GPU.
         pipeline: Version of this package.
         torch: Version.
         transformers: Version.
-        outputs: How many.
+        outputs: Number of outputs.
     """
 
     arithmetic: str
@@ -180,20 +181,20 @@ _NAMES = ("arithmetic", "pipeline", "torch", "transformers")
 
 
 def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
-    """What the stored outputs of jobs were made with, in order."""
+    """Return the versions and arithmetic of the stored outputs of jobs, in order."""
     found: Counter[Maker] = Counter()
     for key in {job.key for job in jobs}:
         try:
             about = read_manifest(key, store.path(key))["about"]
         except (NotAnOutputError, KeyError):
-            continue  # it is not made yet, or is told of elsewhere
+            continue  # not made yet, or reported elsewhere
         named: dict[str, Any] = {name: _said(about, name) for name in _NAMES}
         found[Maker(**named)] += 1
     return sorted(replace(maker, outputs=count) for maker, count in found.items())
 
 
 def several_makers(makers: Sequence[Maker]) -> list[str]:
-    """A line for the reader of a table that rests on outputs of several; none where all are of one."""
+    """Return notes for a table that rests on several versions; empty if there is only one."""
     differing = [name for name in _NAMES if len({getattr(maker, name) for maker in makers}) > 1]
     if not differing:
         return []
@@ -211,17 +212,17 @@ def _said(about: object, name: str) -> str:
 
 
 def link_stored(run: RunFolder, store: Store, jobs: Iterable[Job]) -> None:
-    """Give jobs of a run a folder with a link to their stored output; what a worker makes it links itself.
+    """Link the folders of a run's stored jobs to their outputs; for a job that runs, its worker does so.
 
-    Links are for people only, so a failure costs nothing; they are relative, so that experiments can be moved
-    together with their store.
+    Links are for people only, so errors are ignored. They are relative, so that experiments can be moved together
+    with their store.
 
     Args:
         run: The run.
-        store: Where the outputs are.
+        store: Store of the outputs.
         jobs: Jobs whose outputs are stored.
     """
-    # With the texts of paths: for 20,000 jobs as many `Path` objects would take longer than the links.
+    # With paths as text: for 20,000 jobs `Path` objects would take longer than the links.
     root = os.path.relpath(os.path.realpath(store.root), os.path.realpath(run.jobs))
     for job in jobs:
         with suppress(OSError):
@@ -231,15 +232,15 @@ def link_stored(run: RunFolder, store: Store, jobs: Iterable[Job]) -> None:
 
 
 # -- notes -------------------------------------------------------------------------------------------------------
-# What jobs want a reader of the results to know: the ``note`` that a job leaves, a dataset short of rows. The
-# notes come from stored outputs, so equal runs have equal ones, whenever their jobs ran.
+# Notes for readers of the results: the ``note`` of a job, or a dataset with too few rows. Notes come from stored
+# outputs, so equal runs have equal notes, whenever their jobs ran.
 
 
 _NOTES_LONGEST = 500
 
 
 def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """One line for every chain and note, with the rounds that it is about; one where texts lack something."""
+    """Return one line per chain and note, with its rounds; and one per dataset whose texts lack something."""
     rounds: dict[tuple[str, str], list[int]] = {}
     ordered = sorted(jobs, key=lambda job: (job.chain, job.round, job.stage))
     for job in ordered:
@@ -250,18 +251,18 @@ def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
 
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, formats.PreparedRows]:
-    """What became of the rows of each dataset that is read rather than made."""
+    """Return what became of the rows of each dataset that is read rather than made."""
     found: dict[str, formats.PreparedRows] = {}
     for job in jobs:
         if job.round:
             continue
-        with suppress(OSError, ForeignDataError):  # of another kind of job, or not there
+        with suppress(OSError, ForeignDataError):  # another kind of job, or not stored
             found[job.dataset] = formats.read_prepared_rows(store.path(job.key) / formats.DATASET)
     return dict(sorted(found.items()))
 
 
 def warnings_of_rows(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """What datasets that are stored were warned of when they were prepared, as a run warns that prepares them."""
+    """Return the warnings from the preparation of stored datasets, as a run that prepares them gives."""
     found = prepared_rows(store, jobs).items()
     return [f"datasets.{name}: {warning}" for name, rows in found for warning in rows.warnings]
 
@@ -269,13 +270,13 @@ def warnings_of_rows(store: Store, jobs: Iterable[Job]) -> list[str]:
 def short_of_rows(
     store: Store, jobs: Iterable[Job], evaluation: EvaluationConfig, told: Collection[str] = ()
 ) -> list[str]:
-    """One line for every dataset that has fewer rows than were asked for, or has left some out.
+    """Return one line for every dataset that has fewer rows than requested, or has left some out.
 
     Args:
         store: The store.
         jobs: Jobs of a plan.
-        evaluation: On how many prompts policies were to be evaluated.
-        told: Warnings of the run when it began; what they say of a dataset is not said again.
+        evaluation: Evaluation settings, with the requested number of prompts.
+        told: Warnings at the beginning of the run; warnings about the same datasets are not repeated.
     """
     lines = []
     for dataset, prepared in prepared_rows(store, jobs).items():
@@ -288,7 +289,7 @@ def short_of_rows(
 
 
 def _fewer_prompts(prepared: formats.PreparedRows, evaluation: EvaluationConfig) -> list[str]:
-    """That policies are evaluated on fewer prompts than were asked for; what is stored knows nothing of that."""
+    """Say that policies are evaluated on fewer prompts than requested, which the stored data do not show."""
     there = prepared.rows.get(evaluation.split)
     if there is None or there >= evaluation.num_prompts:
         return []
@@ -302,13 +303,13 @@ def _notes_of(store: Store, job: Job) -> Iterable[str]:
         (formats.REWARD, formats.read_reward_fit),
         (formats.TRAINING, formats.read_training),
     ):
-        with suppress(OSError, ForeignDataError):  # not there
+        with suppress(OSError, ForeignDataError):  # not stored
             if note := read(store.path(job.key) / name).note:
                 yield " ".join(note.split())[:_NOTES_LONGEST]
 
 
 def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
-    """One line for every dataset and model of which many completions are cut off, or whose texts lack tokens."""
+    """Yield one line per dataset and model if many completions are cut off, or texts lack tokens."""
     most: dict[str, tuple[float, str]] = {}
     lost: Counter[str] = Counter()
     for job in jobs:
@@ -347,12 +348,12 @@ def _of_judges(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
 
 
 def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[str]:
-    """One line for every chain and round at whose completions a reward failed: how often, why, how to read more.
+    """Return one line per chain and round in which a reward failed: how often, why, and how to read more.
 
     Args:
         store: The store.
         jobs: Jobs of a plan.
-        run: Of the jobs.
+        run: The run of the jobs.
     """
     found: dict[tuple[str, int], list[tuple[Job, formats.Faults]]] = {}
     for job in sorted(jobs, key=lambda job: (job.chain, job.round, job.stage, job.id)):

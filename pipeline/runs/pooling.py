@@ -1,7 +1,7 @@
-"""What a run says of its methods: their numbers over all seeds and references, and which of them differ.
+"""Pool results over seeds and references: the numbers of methods, and which methods differ.
 
-The rows of chains are about single policies. A method is judged by the mean over its policies, with an interval
-that holds for other seeds, and for other references where there are enough.
+Rows of chains are about single policies. A method is judged by the mean over its policies, with an interval that
+covers other seeds, and other references if there are enough.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pipeline.outputs.prompts import PromptMeasures
 from pipeline.runs import record
 
 # -- cells -------------------------------------------------------------------------------------------------------
-# Chains of one method side by side: measures by reference, seed and prompt, of prompts that all of them have.
+# Chains of one method together: measures by reference, seed and prompt, for prompts that all of them have.
 
 
 GridCell = tuple[int, int]
-"""Reference, -1 where a model is not made from one, and seed."""
+"""Seed of the reference (-1 if the model is not trained from one), and seed of the chain."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """References that all have the same seeds; C cells, the seeds of a reference side by side."""
+    """References that all have the same seeds; C cells, ordered by reference and seed."""
 
     references: tuple[int, ...]
     seeds: tuple[int, ...]
@@ -46,30 +46,30 @@ class Grid:
 
     @property
     def cells(self) -> list[GridCell]:
-        """All of them, in the order in which measures are stacked."""
+        """All cells, in the order in which measures are stacked."""
         return [(reference, seed) for reference in self.references for seed in self.seeds]
 
     @property
     def scope(self) -> record.Scope:
-        """What an interval over these chains can hold for."""
+        """What an interval over these chains can cover."""
         if len(self.seeds) < ENOUGH:
             return "policies"
         return "references" if len(self.references) >= ENOUGH else "seeds"
 
     def scope_of(self, spread: statistics.Spread) -> record.Scope:
-        """What the interval of a mean over these chains holds for, be it of a level or of a difference.
+        """Return what the interval of a mean or difference over these chains covers.
 
-        Where neither seeds nor prompts differ in it, nothing tells what others would give.
+        If neither seeds nor prompts vary, nothing can be inferred about others.
         """
         return self.scope if spread.variance > 0 else "policies"
 
     def shaped(self, values: statistics.Floats) -> statistics.Floats:
-        """Values of shape [C, P] as [R, S, P]."""
+        """Reshape values from [C, P] to [R, S, P]."""
         return values.reshape(len(self.references), len(self.seeds), -1)
 
 
 def whole_grid(cells: Collection[GridCell]) -> Grid:
-    """The seeds that all references have; where they have none in common, the reference that has most."""
+    """Return the seeds that all references have; if there are none, the reference with most seeds."""
     by_reference: dict[int, set[int]] = {}
     for reference, seed in cells:
         by_reference.setdefault(reference, set()).add(seed)
@@ -87,7 +87,7 @@ class Stack:
     Attributes:
         grid: The cells.
         rows: Ids of the prompts that all cells have, shape [P].
-        sums: Metric that all cells have -> numerators and denominators, shape [C, P].
+        sums: Metric of all cells -> numerators and denominators, shape [C, P].
     """
 
     grid: Grid
@@ -95,20 +95,20 @@ class Stack:
     sums: Mapping[str, statistics.Ratios]
 
     def part(self, grid: Grid, rows: NDArray[np.int64]) -> Stack:
-        """Some of the cells and prompts."""
+        """Return some of the cells and prompts."""
         cells = np.array([self.grid.cells.index(cell) for cell in grid.cells], np.intp)
         chosen = np.ix_(cells, np.searchsorted(self.rows, rows))
         return Stack(grid, rows, {name: _chosen(ratios, chosen) for name, ratios in self.sums.items()})
 
     def values(self, metric: str) -> statistics.Floats:
-        """What each prompt says of a metric, shape [R, S, P], without those that say nothing of it."""
+        """Return a metric's value of each prompt, shape [R, S, P], without prompts that have none."""
         ratios = self.sums[metric]
         told = (ratios.denominators > 0).any(0)
         return self.grid.shaped(statistics.per_prompt(_chosen(ratios, np.s_[:, told])))
 
 
 def stack(grid: Grid, measures: Mapping[GridCell, PromptMeasures]) -> Stack:
-    """Put the measures of all cells of a grid side by side."""
+    """Stack the measures of all cells of a grid."""
     every = [measures[cell] for cell in grid.cells]
     rows = common_rows(one.rows for one in every)
     names = sorted(set.intersection(*(set(one.sums) for one in every)))
@@ -121,12 +121,12 @@ def stack(grid: Grid, measures: Mapping[GridCell, PromptMeasures]) -> Stack:
 
 
 def common_rows(rows: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Ids that all have, ascending."""
+    """Return the ids common to all, ascending."""
     return reduce(lambda one, other: np.intersect1d(one, other, assume_unique=True), rows)
 
 
 def aligned(stacks: Sequence[Stack]) -> list[Stack]:
-    """The same of the cells and prompts that all stacks have."""
+    """Restrict stacks to the cells and prompts that all of them have."""
     grid = whole_grid(set.intersection(*(set(one.grid.cells) for one in stacks)))
     rows = common_rows(one.rows for one in stacks)
     return [one.part(grid, rows) for one in stacks]
@@ -137,9 +137,9 @@ def _chosen(ratios: statistics.Ratios, at: Any) -> statistics.Ratios:
 
 
 # -- differences -------------------------------------------------------------------------------------------------
-# Differences of two methods, or of a method and the reference: their intervals, tests and what could be
-# found. From three seeds on they hold for other seeds, by `crossed`. With fewer, or where nothing varies,
-# they are about these policies alone, by `paired`.
+# Differences between two methods, or a method and the reference: intervals, tests and detectable differences. From
+# three seeds on they cover other seeds, by `crossed`. With fewer, or if nothing varies, they cover these policies
+# only, by `paired`.
 
 
 Test = Literal["crossed", "mcnemar", "swaps"]
@@ -147,14 +147,14 @@ Test = Literal["crossed", "mcnemar", "swaps"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of a metric over the chains and prompts that two have in common.
+    """Difference of a metric over the chains and prompts that two methods share.
 
     Attributes:
         grid: The chains.
         metric: What they differ by.
         values: By chain and prompt, shape [R, S, P].
-        reach: The largest that a prompt could show.
-        spread: Of their mean.
+        reach: Largest possible difference of a prompt.
+        spread: Spread of their mean.
     """
 
     grid: Grid
@@ -165,26 +165,26 @@ class Difference:
 
     @property
     def value(self) -> float:
-        """Of the first minus of the second."""
+        """First minus second."""
         return float(self.spread.value)
 
     @property
     def prompts(self) -> int:
-        """Of which both have something to say."""
+        """Number of prompts with a value in both."""
         return int(self.values.shape[-1])
 
     @property
     def over(self) -> record.Scope:
-        """What its interval and its test hold for."""
+        """What its interval and its test cover."""
         return self.grid.scope_of(self.spread)
 
     def by_prompt(self) -> statistics.Floats:
-        """The mean over chains, shape [P]."""
+        """Return the mean over chains, shape [P]."""
         return np.asarray(self.values.mean((0, 1)))
 
 
 def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None:
-    """The difference of two, of the same chains and prompts; None where nothing can be said of it."""
+    """Return the difference over shared chains and prompts; None if there are none."""
     own = statistics.paired_by_prompt(first.sums[metric], second.sums[metric])
     values = first.grid.shaped(own.differences)
     spread = statistics.known_spread(values)
@@ -192,7 +192,7 @@ def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None
 
 
 def intervals(differences: Sequence[Difference], confidence: float) -> list[statistics.Bounds]:
-    """The ends of the interval of each; that of shares stays between -1 and 1."""
+    """Return the interval of each; those of shares stay between -1 and 1."""
     alone = [one for one in differences if one.over == "policies"]
     ends = statistics.paired_intervals(
         [one.by_prompt() for one in alone], [one.reach for one in alone], confidence
@@ -208,7 +208,7 @@ def _crossed_interval(one: Difference, confidence: float) -> statistics.Bounds:
 
 
 def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
-    """The p-value of each, and how it was found."""
+    """Return the p-value of each, and the test used."""
     alone = [one for one in differences if one.over == "policies"]
     own = iter(statistics.paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
     return [
@@ -217,9 +217,9 @@ def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
 
 
 def detectable(one: Difference, comparisons: int, confidence: float) -> float | None:
-    """About the smallest difference that a run of these sizes finds; see `smallest_detectable`.
+    """Return roughly the smallest difference that a run of this size detects; see `smallest_detectable`.
 
-    None where nothing varies, so that nothing tells what could be found, unless the test itself does.
+    Return None if nothing varies and the test itself does not give it.
     """
     by_spread = float(statistics.smallest_detectable(one.spread, comparisons, confidence))
     if is_share(one.metric) and one.over == "policies":
@@ -228,7 +228,7 @@ def detectable(one: Difference, comparisons: int, confidence: float) -> float | 
 
 
 # -- groups ------------------------------------------------------------------------------------------------------
-# The chains of a method after a round: their rows, and what they say prompt by prompt.
+# The chains of a method after a round: their rows, and their measures by prompt.
 
 
 Read = Callable[[record.Place], PromptMeasures | None]
@@ -238,11 +238,11 @@ class Group:
     """The chains of a method after a round, on one dataset and model."""
 
     def __init__(self, rows: Iterable[record.ResultRow], read: Read) -> None:
-        """Read what the chains say prompt by prompt.
+        """Read the chains' measures by prompt.
 
         Args:
             rows: Rows of the chains.
-            read: Gives the measures of a chain.
+            read: Returns the measures of a chain.
         """
         self.rows: dict[GridCell, dict[str, record.ResultRow]] = {}
         for row in rows:
@@ -260,20 +260,19 @@ class Group:
 
 
 # -- family ------------------------------------------------------------------------------------------------------
-# Which methods differ: the one family of tests that is declared before the run. What methods are judged by,
-# after the last round; each against the reference, then each against each. All are made of the chains and
-# prompts that all methods have in common.
+# Tests of which methods differ: one family, declared before the run. The primary metric after the last round, each
+# method against the reference, then each pair; over the chains and prompts that all methods share.
 
 
 Pair = tuple[Group, Group]
 
 
 def compared(methods: list[Group], reference: Group, confidence: float) -> list[record.Comparison]:
-    """The family: each method with the reference, then each with each; both corrected by themselves.
+    """Test the family: each method against the reference, then each pair; each group corrected separately.
 
     Args:
-        methods: After the last round.
-        reference: What they start from.
+        methods: Methods after the last round.
+        reference: The reference.
         confidence: Level of intervals, and 1 less that of the two corrections.
     """
     groups = [group for group in (*methods, reference) if group.stack is not None]
@@ -311,7 +310,7 @@ def _corrected(
 
 def _kept(number: float) -> float:
     found = rounded(number)
-    assert found is not None  # no difference is known of numbers so large that this were none
+    assert found is not None  # no difference can be detected in numbers so large that their variance overflows
     return found
 
 
@@ -325,9 +324,9 @@ def pooled(
 
     Args:
         rows: Rows of all chains.
-        read: Gives what was measured of a chain after a round prompt by prompt, or None where that is not known; a
-            number then has no interval unless there is one chain only, whose own it has.
-        last_round: Of the run.
+        read: Returns the measures by prompt of a chain after a round, or None if unknown; then a number has an
+            interval only if there is a single chain, whose own it is.
+        last_round: Last round of the run.
         confidence: Level of intervals, and 1 less that of the families of tests.
 
     Returns:
@@ -352,7 +351,7 @@ def pooled(
 
 
 Fields = dict[str, Any]
-"""Of a row: a number with its interval, what that holds for, and what both rest on."""
+"""Fields of a row: a number with its interval, what that covers, and the sizes."""
 
 
 _LEVEL = ("value", "ci_low", "ci_high", "over", "references", "seeds", "n")
@@ -362,7 +361,7 @@ _APART = tuple(f"difference{part}" for part in ("", "_low", "_high", "_over", "_
 def _fields(
     names: Sequence[str], numbers: Iterable[float | None], over: record.Scope, grid: Grid, prompts: int
 ) -> Fields:
-    """By these names: the number and the ends of its interval, scope, references, seeds and prompts."""
+    """Return fields by name: number and interval, scope, references, seeds and prompts."""
     found = (*map(rounded, numbers), over, len(grid.references), len(grid.seeds), prompts)
     return dict(zip(names, found, strict=True))
 
@@ -376,7 +375,7 @@ def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterat
 
 
 def _level(group: Group, metric: str, confidence: float) -> Fields:
-    """The mean over all chains: by prompt where that is known of several, else of what the chains say."""
+    """Return the mean over all chains: by prompt if these are known for several, else from the chains' rows."""
     grid = group.grid
     if len(grid) > 1 and group.stack is not None and metric in group.stack.sums:
         values = group.stack.values(metric)
@@ -397,11 +396,12 @@ def _level(group: Group, metric: str, confidence: float) -> Fields:
 def _differences(
     group: Group, reference: Group, metrics: Iterable[str], confidence: float
 ) -> Mapping[str, Fields]:
-    """To the reference, of chains and prompts that both have; of metrics that are told prompt by prompt."""
+    """Return differences to the reference over shared chains and prompts, for metrics known by prompt."""
     if group.stack is None or reference.stack is None:
         return {}
     ours, theirs = aligned([group.stack, reference.stack])
-    compared = [name for name in metrics if not name.startswith("kl_")]  # that is from the reference already
+    # this is a difference to the reference already
+    compared = [name for name in metrics if not name.startswith("kl_")]
     both = [name for name in compared if name in ours.sums and name in theirs.sums] if len(ours.grid) else []
     found = {name: one for name in both if (one := difference_of(ours, theirs, name)) is not None}
     ends = intervals(list(found.values()), confidence)
@@ -412,15 +412,15 @@ def _differences(
 
 
 # -- fronts ------------------------------------------------------------------------------------------------------
-# Fronts of methods: what reward each reaches at what divergence, and at divergences that all of them reach. A
-# front is one algorithm at several values of its settings (``algos.NAME.front``, all of them tested), with
-# the reference as its point without divergence; or one value-guided method at several strengths
-# (``evaluation.etas``, on validation).
+# Pareto fronts of methods: the reward of each at its KL divergence, and at divergences that all of them reach. A
+# front is one algorithm at several values of its settings (``algos.NAME.front``, all tested), with the reference
+# as its point of zero divergence; or one value-guided method at several strengths (``evaluation.etas``, on
+# validation).
 
 
 _KL = "kl_per_sequence"
 _PARTS = (0.25, 0.5, 1.0)
-"""Of the range of divergence that all fronts span, where nothing else is asked for."""
+"""Fractions of the range of divergence common to all fronts, used by default."""
 
 
 def fronts(
@@ -430,8 +430,9 @@ def fronts(
 
     Args:
         pooled: Numbers of methods.
-        matched_kl: Divergences in nats; none for parts of what all fronts of a dataset and model span.
-        split: That methods were tested on.
+        matched_kl: Divergences in nats; empty for fractions of the range common to all fronts of a dataset and
+            model.
+        split: Split on which methods were tested.
     """
     ordered = sorted(pooled, key=lambda row: (row.dataset, row.model))
     points: list[record.FrontRow] = []
@@ -446,7 +447,7 @@ def fronts(
 
 
 def _points(rows: Sequence[record.PooledRow], split: str) -> list[record.FrontRow]:
-    """The points of all fronts of a dataset and model, by front and divergence."""
+    """Return the points of all fronts of a dataset and model, by front and divergence."""
     last = max(row.round for row in rows)
     cells: dict[str, dict[str, record.PooledRow]] = {}
     for row in rows:
@@ -488,29 +489,28 @@ def _fronts_row(
 
 
 def _marked(rows: list[record.FrontRow]) -> list[record.FrontRow]:
-    """By divergence, those that no other one beats marked."""
+    """Return rows by divergence, with the points of the Pareto front marked."""
     best = {(point.kl, point.reward) for point in reward_kl_front(FrontPoint(row.kl, row.value) for row in rows)}
     marked = [replace(row, is_best=(row.kl, row.value) in best) for row in rows]
     return sorted(marked, key=lambda row: (row.kl, row.point))
 
 
 def _common(found: list[list[record.FrontRow]]) -> list[float]:
-    """Divergences that all fronts span."""
+    """Return divergences within the range of all fronts."""
     low = max((own[0].kl for own in found), default=0.0)
     high = min((own[-1].kl for own in found), default=0.0)
     return [float(rounded(low + part * (high - low)) or 0.0) for part in _PARTS] if high > low else []
 
 
 def _at(rows: Sequence[record.FrontRow], kl: float) -> record.MatchedRow:
-    """The reward of a front at a divergence: on the line between the two best points beside it.
+    """Return the reward of a front at a divergence, interpolated between the neighbouring Pareto points.
 
-    Behind the best point of all it stays as it is, as far as anything was measured; beyond that it is None. Which
-    points are best is known of the very prompts that are reported, so it is the more flattered the more points
-    there are, as the largest of several numbers with errors is: an envelope says what a front reaches there, not
-    what a point of it would reach on other prompts.
+    Beyond the best point it is constant up to the largest measured divergence, and then None. Pareto points are
+    selected on the reported prompts, so the value is biased upwards, and more so for fronts with more points: it
+    describes these prompts, not what a point would reach on others.
 
-    Both ends of the interval are on such lines too. It is wide enough for a value between two whose errors are the
-    same, and wider than need be where they are not; the error of their divergence is not in it.
+    The ends of the interval are interpolated too. The interval is wide enough if both points have the same error,
+    and wider than necessary otherwise; it ignores the error of their divergence.
     """
     best = [row for row in rows if row.is_best]
 

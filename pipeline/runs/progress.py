@@ -1,14 +1,15 @@
-"""How far a run is while it goes on: one reckoning, by the engine's process, for everybody who looks.
+"""Progress of a run: computed once by the engine's process, for everybody who looks.
 
     engine --> LiveRun --> Progress --+--> live view
                                       '--> progress.json --> status, in any other terminal
 
-The journal has no progress inside of jobs, so nobody could reckon the same from it. The file is rewritten about
-once a second, is never forced to disk, and goes when the run ends: what is missing or damaged costs a percentage.
+The journal has no progress inside of jobs, so other processes could not compute this. The file is rewritten about
+once a second, is never forced to disk, and is removed when the run ends: if it is missing or damaged, no
+percentage is shown.
 
-Jobs take a multiple of what was planned for them, their pace: of a kind of which some are done, theirs; else what
-the progress of one that runs tells; else that of all others, as far as they are much of the plan. The time left is
-that of the longest path at this pace, or of all work shared by the workers, whichever is more.
+The pace of jobs is their actual time over the planned time. For each kind it comes from finished jobs, else from
+the progress of a running one, else from all other jobs if these are much of the plan. The remaining time is that
+of the longest path at this pace, or of all work divided among the workers, whichever is larger.
 """
 
 from __future__ import annotations
@@ -33,17 +34,18 @@ from pipeline.runs.run_view import AttemptView, RunView
 
 EVERY_S = 1.0
 _LARGEST = 4 << 20
-"""Bytes; a worker takes some 300 of them."""
+"""Largest size in bytes; a worker takes about 300."""
 
 RATE_WINDOW_S = 10.0
 _TELLING = 0.1
-"""Part of a job from which on its own progress tells how long it still takes."""
+"""Fraction of a job from which its own progress predicts its remaining time."""
 _AT_LEAST = 0.1
-"""Part of a job that is still to come, at least, where it tells of none."""
+"""Least remaining fraction of a job that reports no progress."""
 _PRIOR = 0.5
-"""Part of the planned work that counts as done as planned, for kinds of which nothing is known yet."""
+"""Fraction of the planned work with which the planned pace counts, for kinds without measurements."""
 _JOBS_PER_S = 2000
-"""Of a plan that is reckoned anew: it is done so seldom that it takes no time to speak of."""
+"""Jobs of a plan per second between estimates: large plans are estimated rarely, so that it takes hardly any time.
+"""
 
 log = logging.getLogger("pipeline")
 
@@ -52,17 +54,17 @@ _Amount = Annotated[float, Meta(ge=0, le=1e15)]
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, and how long it will still take.
+    """Progress of a run, and its remaining time.
 
     Attributes:
-        part: Of the work that was to do, what is done, from 0 to 1.
-        remaining_s: Estimate of the seconds left; None while nothing has told of work yet, as everything loads.
-        samples_per_s: Over the last seconds, of what draws or judges samples.
-        tokens_per_s: Over the last seconds, drawn and trained on.
-        stopping: What was said when the run was asked to stop, or "".
-        shared_store: What there is to say of the way to its shared store, or "".
-        running: How far the jobs are that run, those that have told it.
-        time: When this was so, in seconds of the clock: of an engine that was killed nothing later is known.
+        part: Fraction of the work that is done, from 0 to 1.
+        remaining_s: Estimate of the seconds left; None while everything is loading.
+        samples_per_s: Samples drawn or judged per second, recently.
+        tokens_per_s: Tokens drawn and trained on per second, recently.
+        stopping: Message when the run was asked to stop, or "".
+        shared_store: Message on the connection to its shared store, or "".
+        running: Progress of the running jobs that report it.
+        time: Time of this report, in clock seconds: nothing later is known of a killed engine.
     """
 
     part: Annotated[float, Meta(ge=0, le=1)]
@@ -76,7 +78,7 @@ class Progress:
 
 
 def read_progress(folder: RunFolder) -> Progress | None:
-    """What the engine of a run told last; None where it has told nothing that can be read."""
+    """Return the last progress report of a run's engine; None without a readable one."""
     try:
         return read_json(read_plain(folder.progress, _LARGEST, follow=True), Progress)
     except (OSError, ForeignDataError):
@@ -84,7 +86,7 @@ def read_progress(folder: RunFolder) -> Progress | None:
 
 
 class ProgressFile:
-    """Leaves the progress of a run in its folder, for as long as the run goes on."""
+    """Keeps the progress of a run in a file in its folder, as long as the run goes on."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -101,7 +103,7 @@ class ProgressFile:
             self._folder.progress.unlink()
 
     def update(self, progress: Progress, now: float) -> None:
-        """Write it if it is time to; that the run is about to stop is always written."""
+        """Write the file if it is due; a message on stopping is always written."""
         if now < self._next_s and progress.stopping == self._stopping:
             return
         self._next_s, self._stopping = now + EVERY_S, progress.stopping
@@ -117,18 +119,18 @@ class ProgressFile:
 
 
 class LiveRun:
-    """Takes what an engine tells of its run, with the plan's estimates and enough of the past to give rates. Pure.
+    """Follows the events of a run, with the plan's estimates and recent history for rates. Pure.
 
     Attributes:
-        view: What was told.
-        now: The moment that the rest is of, in wall-clock seconds.
-        samples_per_s: Over the last seconds, of what draws or judges samples.
-        tokens_per_s: Over the last seconds, drawn and trained on.
-        part: Of the work that was to do, what is done, from 0 to 1.
+        view: State from the events.
+        now: Time of the other fields, in wall-clock seconds.
+        samples_per_s: Samples drawn or judged per second, recently.
+        tokens_per_s: Tokens drawn and trained on per second, recently.
+        part: Fraction of the work that is done, from 0 to 1.
         remaining_s: Estimate of the seconds left.
-        has_worked: Whether a job has told of work, so that the estimate is more than that of the plan.
-        stopping: What was said when the run was asked to stop, or "".
-        shared_store: What there is to say of the way to its shared store, or "".
+        has_worked: Whether a job has reported progress, so that the estimate is not only that of the plan.
+        stopping: Message when the run was asked to stop, or "".
+        shared_store: Message on the connection to its shared store, or "".
     """
 
     def __init__(
@@ -140,8 +142,8 @@ class LiveRun:
             plan: The plan.
             stored: Ids of the jobs that need not run.
             slots: Workers on each device.
-            workers: All workers, until they report.
-            load_s: Seconds that a worker takes to its first job.
+            workers: Number of workers, until they report.
+            load_s: Seconds until a worker's first job.
         """
         self.view = RunView(plan.jobs.values(), stored)
         self.now = self.part = self.remaining_s = 0.0
@@ -166,7 +168,7 @@ class LiveRun:
 
     @property
     def progress(self) -> Progress:
-        """How far it is now, for whoever cannot hear the engine."""
+        """Its progress now, for other processes."""
         same = ("part", "samples_per_s", "tokens_per_s", "stopping", "shared_store")
         return Progress(
             **{name: getattr(self, name) for name in same},
@@ -176,7 +178,7 @@ class LiveRun:
         )
 
     def take(self, event: Event) -> None:
-        """Change the state as one event says."""
+        """Update the state with an event."""
         job = self.view.jobs.get(event.get("job", ""))
         did_load = job is not None and bool(job.attempts) and job.attempts[-1].loading
         self.view.take(event)
@@ -195,7 +197,7 @@ class LiveRun:
             case "JobFinished":
                 self._finished(event, job.id, job.attempts[-1])
         if job.status == "pending":
-            self.part = 0.0  # what was done is to do again
+            self.part = 0.0  # its work must be done again
 
     def _finished(self, event: Event, job_id: str, attempt: AttemptView) -> None:
         self.has_worked = True
@@ -208,7 +210,7 @@ class LiveRun:
         self._took_s[self._kinds[job_id]] += took_s
 
     def tick(self, now: float) -> None:
-        """It is later now."""
+        """Advance the time."""
         self.now = now
         self._measure_rates(self.view.elapsed_s(now))
         if now >= self._due_s or self.view.finished:
@@ -224,16 +226,16 @@ class LiveRun:
         since_s, samples_then, tokens_then = self._past[0]
         self._past.append((elapsed_s, samples, tokens))
         window_s = max(elapsed_s - since_s, 1e-9)
-        # A lost attempt takes its progress back, which is no negative speed.
+        # A lost attempt takes its progress back, which is not a negative speed.
         self.samples_per_s = max(0, samples - samples_then) / window_s
         self.tokens_per_s = max(0, tokens - tokens_then) / window_s
 
     def _samples_of(self, job_id: str, done: int) -> int:
-        """Of what a job has done; one that is planned without samples counts sequences, or something else."""
+        """Return the finished samples of a job; jobs planned without samples count other units."""
         return done if self._plan.jobs[job_id].samples else 0
 
     def _estimate(self) -> None:
-        """How much is done, and how long the rest takes, from how long all jobs still take."""
+        """Estimate how much is done, and the remaining time, from the time that all jobs still take."""
         running, left_s, work_s, spent_s = self.view.running(), dict[str, float](), 0.0, self._spent_s
         paces, others = self._paces(running)
         for job in self._plan.jobs.values():
@@ -247,14 +249,14 @@ class LiveRun:
         workers = sum(worker.status != "quarantined" for worker in self.view.workers.values()) or self._workers
         longest_s = max(self._plan.longest_paths(left_s).values(), default=0.0)
         self.remaining_s = max(0.0, longest_s, work_s / workers)
-        if work_s > 0 and not self._warm:  # until a worker can work, where none has yet
+        if work_s > 0 and not self._warm:  # until a worker can work, if none can yet
             begun_s = max((attempt.elapsed_s(self.now) for attempt in running.values()), default=0.0)
             self.remaining_s += max(0.0, self._load_s - begun_s)
         done = spent_s / (spent_s + work_s) if spent_s + work_s > 0 else 1.0
         self.part = max(self.part, min(1.0, done))
 
     def _paces(self, running: Mapping[str, AttemptView]) -> tuple[dict[str, float], float]:
-        """What jobs of each kind take beside what was planned, as far as it was seen, and what others do."""
+        """Return the pace of each kind of jobs, as far as observed, and that of all others."""
         planned_s, took_s = dict(self._planned_s), dict(self._took_s)
         for job_id, attempt in running.items():
             kind = self._kinds[job_id]
@@ -266,14 +268,14 @@ class LiveRun:
         return paces, (self._prior_s + sum(took_s.values())) / others if others else 1.0
 
     def _left_s(self, job_id: str, attempt: AttemptView, whole_s: float) -> float:
-        """Seconds that a job which runs still takes, of so many: by its progress, or else by the time so far."""
+        """Return the remaining seconds of a running job, by its progress, or else by the time so far."""
         worked_s = self._worked_s(job_id, attempt)
         if attempt.part >= _TELLING:
             return worked_s * (1 - attempt.part) / attempt.part
         return max(whole_s - worked_s, _AT_LEAST * whole_s)
 
     def _worked_s(self, job_id: str, attempt: AttemptView) -> float:
-        """Seconds since it began, less those that it spent loading: as it says, or until it says anything."""
+        """Return the seconds since it began, without those of loading."""
         loaded_s = self._loaded_s.get(job_id, 0.0) + self.now * attempt.loading
         if not loaded_s and not attempt.part and attempt.worker not in self._warm:
             loaded_s = self._load_s

@@ -1,8 +1,8 @@
-"""The results of a run: one row per algorithm, dataset, model, reference, seed, round and metric.
+"""Results of a run: one row per algorithm, dataset, model, reference, seed, round and metric.
 
-Nothing here depends on time or machine, so equal runs write equal bytes. The rows come from the stored outputs
-of the metrics stages: ``metrics.json`` and ``samples.jsonl``, see `outputs`. One that holds something else costs
-its own rows, and is told.
+Results do not depend on time or machine, so equal runs write equal bytes. The rows come from the stored outputs of
+the metrics stages: ``metrics.json`` and ``samples.jsonl``, see `outputs`. An invalid output is reported, and only
+its own rows are missing.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class ResultRow:
         algo: Algorithm, or ``reference``.
         dataset: Name of the dataset.
         model: Name of the model.
-        reference: Seed of the reference that the chain rests on; None where the model is not made from one.
+        reference: Seed of the reference of the chain; None if the model is not trained from one.
         seed: Seed of the chain.
         round: 0 for the reference.
         metric: For example ``pass@1``.
         value: The estimate.
         ci_low: Lower end of its interval, or None where there is none.
         ci_high: Upper end.
-        n: Prompts that it rests on.
+        n: Number of prompts.
     """
 
     algo: str
@@ -69,8 +69,8 @@ class ResultRow:
 
 
 Scope = Literal["policies", "seeds", "references"]
-"""What an interval holds for besides other prompts: for these policies alone, for policies of other seeds on the
-same references, or for those on other references too."""
+"""What an interval covers besides other prompts: these policies only, policies of other seeds on the same
+references, or also those on other references."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +86,17 @@ class PooledRow:
         value: The mean over references and seeds.
         ci_low: Lower end of its interval, or None where there is none.
         ci_high: Upper end.
-        difference: To the reference, paired by reference, seed and prompt; None where nothing is compared.
+        difference: Difference to the reference, paired by reference, seed and prompt; None without a comparison.
         difference_low: Lower end of its interval.
         difference_high: Upper end.
-        over: What the interval of the mean holds for.
-        references: Number of references that the mean is over.
-        seeds: Number of seeds, which every one of the references has.
-        n: Prompts that the mean rests on.
-        difference_over: What the interval of the difference holds for; None where there is no difference.
-        difference_references: Number of references of which the method and the reference both have chains.
-        difference_seeds: Number of seeds of which both do.
-        difference_n: Prompts of which both have something to say.
+        over: What the interval of the mean covers.
+        references: Number of references in the mean.
+        seeds: Number of seeds of each reference.
+        n: Number of prompts.
+        difference_over: What the interval of the difference covers; None without a difference.
+        difference_references: Number of references for which both the method and the reference have chains.
+        difference_seeds: Number of seeds for which both do.
+        difference_n: Number of prompts with a value in both.
     """
 
     algo: str
@@ -121,32 +121,31 @@ class PooledRow:
 
 
 ByMetric = Mapping[str, PooledRow]
-"""Numbers of an algorithm after a round: metric -> its row."""
+"""Numbers of an algorithm after a round: metric -> row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A method after the last round against the reference, or against another method, on what all have in common.
+    """A method after the last round against the reference or another method, on shared chains and prompts.
 
     Attributes:
         dataset: Name of the dataset.
         model: Name of the model.
         round: The last one.
-        metric: What they are judged by.
+        metric: Metric by which they are judged.
         first: A method.
         second: Another, or ``reference``.
-        difference: Of the first minus of the second.
+        difference: First minus second.
         ci_low: Lower end of its interval, which is not corrected for the number of comparisons.
         ci_high: Upper end.
-        p: Of the hypothesis that there is no difference, corrected by Holm's method for the number of comparisons:
-            of methods with the reference, or of methods with each other.
-        test: ``crossed`` for one that holds for other seeds; of these policies alone ``mcnemar`` or ``swaps``.
-        detectable: The smallest difference that such a run finds four times out of five; None where nothing varies
-            that would tell.
-        over: What the interval and the test hold for.
+        p: P-value of no difference, corrected by Holm's method for the number of comparisons: of methods with the
+            reference, or of methods with each other.
+        test: ``crossed`` for a test that covers other seeds; ``mcnemar`` or ``swaps`` for these policies only.
+        detectable: Smallest difference that such a run detects four times out of five; None if nothing varies.
+        over: What the interval and the test cover.
         references: Number of references that all methods have.
         seeds: Number of seeds that all methods have.
-        n: Prompts that all methods have.
+        n: Number of prompts that all methods have.
     """
 
     dataset: str
@@ -169,27 +168,28 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontRow:
-    """A point of a front after the last round: one setting of a method.
+    """A point of a Pareto front after the last round: one setting of a method.
 
     Attributes:
         dataset: Name of the dataset.
         model: Name of the model.
-        round: Of the chains; 0 for the reference.
+        round: Number of the round; 0 for the reference.
         front: The method.
         point: Its setting, as ``beta=0.1``, or ``reference``.
-        split: Prompts that it was measured on.
-        metric: What methods are judged by.
-        kl: Divergence from the reference in nats per sequence.
+        split: Split on which it was measured.
+        metric: Metric by which methods are judged.
+        kl: KL divergence from the reference in nats per sequence.
         kl_low: Lower end of its interval, or None where there is none.
         kl_high: Upper end.
-        value: Of the metric.
+        value: Value of the metric.
         ci_low: Lower end of its interval.
         ci_high: Upper end.
-        is_best: Whether no other point of the front has at least its value at no more divergence.
-        over: What the interval of the value holds for.
+        is_best: Whether it is Pareto-optimal: no other point of the front has at least its value at no more
+            divergence.
+        over: What the interval of the value covers.
         references: Number of references.
         seeds: Number of seeds.
-        n: Prompts.
+        n: Number of prompts.
     """
 
     dataset: str
@@ -214,18 +214,18 @@ class FrontRow:
 
 @dataclass(frozen=True, kw_only=True)
 class MatchedRow:
-    """What a front reaches at some divergence: on the line between the best points beside it.
+    """Reward of a front at some KL divergence, interpolated between the neighbouring Pareto points.
 
     Attributes:
         dataset: Name of the dataset.
         model: Name of the model.
-        round: Of the chains.
+        round: Number of the round.
         front: The method.
-        split: Prompts that its points were measured on.
-        metric: What methods are judged by.
+        split: Split on which its points were measured.
+        metric: Metric by which methods are judged.
         kl: The divergence, in nats per sequence.
-        value: Of the metric; None where the front does not reach so far.
-        ci_low: Lower end of its interval, on the line between those of the two points; None where there is none.
+        value: Value of the metric; None if the front does not reach this divergence.
+        ci_low: Lower end of its interval, interpolated likewise; None without an interval.
         ci_high: Upper end.
     """
 
@@ -243,19 +243,19 @@ class MatchedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What ``results.json`` holds.
+    """Content of ``results.json``.
 
     Attributes:
-        rows: Of every chain.
-        pooled: Of every method.
-        comparisons: Of methods after the last round.
+        rows: Rows of every chain.
+        pooled: Rows of every method.
+        comparisons: Comparisons of methods after the last round.
         confidence: Level of the intervals.
-        common_eta: Weight of the divergence in J.
-        split: Of the dataset, on which methods were evaluated.
+        common_eta: Weight of the KL divergence in J.
+        split: Split on which methods were evaluated.
         fronts: Points of methods that were run at several values of their settings.
-        matched: What fronts reach at divergences that they have in common.
-        bounded: Algorithms whose divergence is an upper bound, that of all others being exact.
-        starts: Algorithm -> that whose last policy it begins with; the others begin with the reference.
+        matched: Rewards of fronts at common divergences.
+        bounded: Algorithms whose KL divergence is an upper bound; for the others it is exact.
+        starts: Algorithm -> the algorithm whose last policy it starts from; the others start from the reference.
     """
 
     rows: list[ResultRow]
@@ -270,7 +270,7 @@ class Results:
     starts: dict[str, str] = field(default_factory=dict)
 
     def bounded_among(self, algos: Iterable[str]) -> list[str]:
-        """Those of the algorithms, or of the ones whose points these are, whose divergence is an upper bound."""
+        """Return those algorithms, or algorithms of these points, whose KL divergence is an upper bound."""
         return sorted({point_of(algo)[0] for algo in algos} & set(self.bounded))
 
 
@@ -278,13 +278,13 @@ Place = tuple[str, str, int, str, int, int]
 
 
 def place_of(found: ResultRow | Job) -> Place:
-    """By what rows and jobs are ordered: dataset, model, reference, algorithm, seed and round."""
+    """Return the sort key of rows and jobs: dataset, model, reference, algorithm, seed and round."""
     reference = -1 if found.reference is None else found.reference
     return found.dataset, found.model, reference, found.algo, found.seed or 0, found.round
 
 
 def write_results(run: RunFolder, results: Results) -> None:
-    """Write ``results.json``, and as tables ``results.csv`` with the rows of chains, ``pooled.csv`` of methods."""
+    """Write ``results.json``, and as tables ``results.csv`` (rows of chains) and ``pooled.csv`` (methods)."""
     write_whole(run.results_json, json_text(asdict(results), indent=1) + "\n")
     for path, kind, rows in (
         (run.results_csv, ResultRow, results.rows),
@@ -295,7 +295,7 @@ def write_results(run: RunFolder, results: Results) -> None:
 
 
 def csv_text(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table for other programs; of cells as spreadsheets show them, see `csv_cell`."""
+    """Return a table for other programs; for cells in spreadsheets, see `csv_cell`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
@@ -307,7 +307,7 @@ def read_results(path: Path) -> Results:
     """Read a ``results.json``.
 
     Raises:
-        StoreError: It is missing, or holds something else.
+        StoreError: The file is missing, or has invalid content.
     """
     try:
         return read_json_file(path, Results, _LIMIT, follow=True)
@@ -317,37 +317,36 @@ def read_results(path: Path) -> Results:
 
 
 def csv_cell(value: object) -> object:
-    """A cell as spreadsheets show it: they would run a text that begins like a formula."""
+    """Return a cell that spreadsheets show as text: they would execute a text that begins like a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 # -- primary -----------------------------------------------------------------------------------------------------
-# What results are judged by: the one choice of the metric that comes first, in tables, sweeps and
-# comparisons.
+# The primary metric by which results are judged, in tables, sweeps and comparisons.
 
 
 PRIMARY_METRICS = ("pass@1", "reward")
-"""Correctness where a reward verifies, else the mean reward."""
+"""Correctness if a reward verifies it, else the mean reward."""
 MANY_CUT = 0.1
-"""Share of completions cut off at the limit from which on that is told, as what they are judged by is in doubt."""
+"""Share of cut-off completions from which it is reported, because it makes the primary metric doubtful."""
 
 
 def primary_metric(results: Iterable[Collection[str]]) -> str | None:
-    """The first primary metric that all results have; None where there is none.
+    """Return the first primary metric that all results have; None if there is none.
 
     Args:
-        results: Of each result that is compared with the others, the metrics of which it has a value.
+        results: For each result to compare, the metrics with a value.
     """
     shared = [set(metrics) for metrics in results]
     return next((name for name in PRIMARY_METRICS if shared and all(name in one for one in shared)), None)
 
 
 Methods = Mapping[str, Mapping[int, ByMetric]]
-"""Method -> round, in order -> its numbers that have a value."""
+"""Method -> round, in order -> its numbers with a value."""
 
 
 def by_method(pooled: Iterable[PooledRow]) -> dict[tuple[str, str], Methods]:
-    """Dataset and model -> its methods."""
+    """Return dataset and model -> methods."""
     found: dict[tuple[str, str], dict[str, dict[int, dict[str, PooledRow]]]] = {}
     for row in sorted(pooled, key=lambda row: row.round):
         if row.value is not None:
@@ -357,18 +356,18 @@ def by_method(pooled: Iterable[PooledRow]) -> dict[tuple[str, str], Methods]:
 
 
 def cells_of(methods: Methods) -> list[ByMetric]:
-    """What each method has reached after each round."""
+    """Return the numbers of each method after each round."""
     return [cell for rounds in methods.values() for cell in rounds.values()]
 
 
 # -- rows --------------------------------------------------------------------------------------------------------
-# What the stage `metrics` left in the store, read back: rows, what was measured by prompt, samples for
-# people. An output that holds something else costs its own rows, and is told.
+# Read the outputs of the stage `metrics` from the store: rows, measures by prompt, samples. An invalid output is
+# reported, and only its own rows are missing.
 
 
 METRICS_STAGE = "metrics"
 Told = Callable[[Job, str], None]
-"""Takes what cannot be read of a job's stored output, in words."""
+"""Function that takes a message on an unreadable stored output."""
 
 
 def collect_rows(store: Store, jobs: Iterable[Job], tell: Told | None = None) -> list[ResultRow]:
@@ -376,8 +375,8 @@ def collect_rows(store: Store, jobs: Iterable[Job], tell: Told | None = None) ->
 
     Args:
         store: The store.
-        jobs: Jobs of a plan; those of other stages have no rows.
-        tell: Called for an output that has rows, but none that can be read.
+        jobs: Jobs of a plan; only metrics jobs have rows.
+        tell: Called for an output whose rows cannot be read.
     """
     rows: list[ResultRow] = []
     for job, output in _metrics_outputs(store, jobs):
@@ -393,20 +392,20 @@ def collect_rows(store: Store, jobs: Iterable[Job], tell: Told | None = None) ->
 def prompt_reader(
     store: Store, jobs: Iterable[Job], tell: Told | None = None
 ) -> Callable[[Place], PromptMeasures | None]:
-    """What says of a chain and round what was measured prompt by prompt, or None where a stage does not say it.
+    """Return a function that gives the measures by prompt of a chain and round, or None if a stage has none.
 
     Args:
         store: The store.
         jobs: Jobs of a plan.
-        tell: As in `collect_rows`.
+        tell: As for `collect_rows`.
     """
-    from pipeline.outputs.prompts import read_prompts  # and numpy, which reading results does without
+    from pipeline.outputs.prompts import read_prompts  # numpy too, which reading results does not need
 
     outputs = {place_of(job): (job, output) for job, output in _metrics_outputs(store, jobs)}
 
     def read(place: Place) -> PromptMeasures | None:
         if place not in outputs:
-            return None  # rows of a run whose plan is lost
+            return None  # rows of a run without its plan
         job, output = outputs[place]
         found: list[PromptMeasures] = []
         with reading(job, formats.PROMPTS, tell):
@@ -417,13 +416,13 @@ def prompt_reader(
 
 
 def write_samples(run: RunFolder, store: Store, jobs: Iterable[Job], tell: Told | None = None) -> None:
-    """Write ``samples.jsonl``: the samples that each metrics job picked, with where they come from.
+    """Write ``samples.jsonl``: the samples that each metrics job selected, with their source.
 
     Args:
-        run: Where to.
+        run: Folder of the run.
         store: The store.
         jobs: Jobs of a plan.
-        tell: As in `collect_rows`.
+        tell: As for `collect_rows`.
     """
     lines: list[str] = []
     ordered = sorted(jobs, key=place_of)
@@ -437,24 +436,24 @@ def write_samples(run: RunFolder, store: Store, jobs: Iterable[Job], tell: Told 
 
 
 def _metrics_outputs(store: Store, jobs: Iterable[Job]) -> Iterator[tuple[Job, Path]]:
-    """Jobs of the stage that measures, with where their output is if it is stored."""
+    """Yield the metrics jobs whose output is stored, with its folder."""
     for job in jobs:
         if job.stage == METRICS_STAGE:
             yield job, store.path(job.key)
 
 
 def told(job: Job, said: str) -> None:
-    """Log what cannot be read of a job's stored output."""
+    """Log a message on an unreadable stored output."""
     log.warning("%s: %s", job.id, said)
 
 
 @contextmanager
 def reading(job: Job, name: str, tell: Told | None = told) -> Iterator[None]:
-    """Read a file of a job's stored output: none there is passed over, and one that cannot be read is told."""
+    """Read a file of a job's stored output inside; a missing one is ignored, and an unreadable one reported."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
-        return  # not stored yet, or a stage that writes no such file
+        return  # not stored yet, or a stage without this file
     except (ForeignDataError, OSError, RecursionError) as error:
         if tell is not None:
             said = str(error) if isinstance(error, RecursionError) else formats.problem_in_words(error)

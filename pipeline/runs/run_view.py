@@ -73,7 +73,7 @@ class AttemptView:
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     def elapsed_s(self, now: float) -> float:
-        """Seconds between its begin and its end, or `now`."""
+        """Return the seconds between its start and its end, or `now`."""
         if self.started is None:
             return 0.0
         return max(0.0, (now if self.ended is None else self.ended) - self.started)
@@ -120,7 +120,7 @@ class JobCounts:
         return self.there + self.given_up == self.total
 
     def move(self, before: str, after: str) -> None:
-        """One job comes from one state to another; what is in none of them is pending."""
+        """Move one job from one state to another; pending jobs are in none."""
         for status, change in ((before, -1), (after, 1)):
             if status != "pending":
                 setattr(self, status, getattr(self, status) + change)
@@ -305,7 +305,7 @@ class RunView:
         return str((self.finished or {}).get("halted") or "")
 
     def state(self, engine_runs: bool | None) -> str:
-        """The run in one word.
+        """Return the run's state in one word.
 
         Args:
             engine_runs: Whether the process that carries it out lives; None where nobody can tell.
@@ -327,17 +327,20 @@ class RunView:
         return "not started" if self.started is None else "killed"
 
     def elapsed_s(self, now: float, engine_runs: bool | None = True) -> float:
-        """Seconds from the run's begin to its end; to `now` while it runs, to `last` if it was killed."""
+        """Return the seconds from the run's start to its end.
+
+        To `now` while it runs, to `last` if it was killed.
+        """
         if self.started is None:
             return 0.0
         return max(0.0, (now if self.finished is None and engine_runs else self.last) - self.started)
 
     def counts(self) -> JobCounts:
-        """All jobs by status."""
+        """Count all jobs by status."""
         return replace(sum(self.cells.values(), start=JobCounts()), total=self.total)
 
     def running(self) -> dict[str, AttemptView]:
-        """Job that runs -> its attempt, in the order of workers."""
+        """Return running job -> its attempt, in the order of workers."""
         ids = (worker.job_id for worker in self.workers.values() if worker.job_id)
         return {job_id: self.jobs[job_id].attempts[-1] for job_id in ids}
 
@@ -347,7 +350,7 @@ class RunView:
         return {worker.node for worker in self.workers.values() if worker.node}
 
     def having(self, status: str) -> list[JobView]:
-        """Jobs of one status, in plan order."""
+        """Return jobs with a status, in plan order."""
         return [job for job in self.jobs.values() if job.status == status]
 
     @property
@@ -356,7 +359,7 @@ class RunView:
         return {job.id: job.waits for job in self.jobs.values() if job.waits}
 
     def blocked_by(self) -> dict[str, list[str]]:
-        """Failed job -> ids of the jobs that it blocks."""
+        """Return failed job -> ids of the jobs that it blocks."""
         found: dict[str, list[str]] = {}
         for job in self.having("blocked"):
             found.setdefault(job.root_cause, []).append(job.id)
@@ -367,7 +370,7 @@ class RunView:
         return [(job, job.attempts[-1] if job.attempts else None) for job in self.having("failed")]
 
     def attempts(self, *, killed: bool) -> Iterator[tuple[JobView, AttemptView]]:
-        """All attempts, in the order of jobs.
+        """Return all attempts, in the order of jobs.
 
         Args:
             killed: Whether its engine is gone without a word: then none goes on, and those that did are lost.
@@ -380,7 +383,7 @@ class RunView:
                 yield job, one
 
     def timeline(self, jobs: Mapping[str, Job], *, killed: bool) -> list[Span]:
-        """Its spans, by begin; a job on several devices has one for each.
+        """Return its spans, by start; a multi-GPU job has a span for each device.
 
         Args:
             jobs: Id -> job, of those that were planned.
@@ -544,7 +547,7 @@ class RunView:
         return self.workers.setdefault(index, WorkerView(index=index))
 
     def _attempt(self, event: Event, job: JobView) -> AttemptView:
-        """The attempt that an event speaks of: by its number, else the last."""
+        """Return the attempt of an event: by its number, else the last."""
         number = int(event.get("attempt") or (job.attempts[-1].number if job.attempts else 1))
         for attempt in reversed(job.attempts):
             if attempt.number == number:

@@ -154,12 +154,12 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self) -> None:
-        """Nothing more follows for now."""
+        """Flush the writer."""
         self._writer.close()
 
 
 def _in_words(sample: Shown) -> str:
-    """A sample as Markdown in which its texts are taken letter by letter."""
+    """Return a sample as Markdown that shows its texts literally."""
     told = ", ".join(f"{name} {sample[name]:g}" for name in ("reward", "correct") if sample.get(name) is not None)
     prompt, completion = (_literal(str(sample[name])) for name in ("prompt", "completion"))
     return "\n\n".join([f"**{told or 'sample'}**", prompt, "*answered*", completion])
@@ -215,7 +215,7 @@ class Trackio:
         )
 
     def close(self) -> None:
-        """Nothing is left to do: each batch was a transaction, forced to disk."""
+        """Do nothing: each batch was a transaction, forced to disk."""
 
 
 class Wandb:
@@ -263,12 +263,12 @@ class Wandb:
                 self._run.log(values, step=step)
 
     def close(self) -> None:
-        """Nothing more follows for now."""
+        """Finish the run of wandb for now."""
         self._run.finish()
 
 
 def _wandb_run(place: TrackerPlace, *, sweep_id: str | None = None, **given: Any) -> Any:
-    """A run of wandb that has rows and settings alone: neither what is on the screen nor what it runs on."""
+    """Return a run of wandb with rows and settings only, without console output or system metrics."""
     import wandb
 
     off = ("silent", "disable_code", "disable_git", "x_disable_machine_info", "x_disable_meta", "x_disable_stats")
@@ -314,13 +314,13 @@ class SweepTrial:
     entity: str | None = None
 
     def begin(self, place: TrackerPlace, experiment: str) -> Any:
-        """The run by which the sweep hears of this one; it has `log` and `finish`."""
+        """Return the run that reports this trial to the sweep; it has `log` and `finish`."""
         of = {"project": self.project or place.project, "entity": self.entity or place.entity}
         return _wandb_run(place, sweep_id=self.sweep, id=self.id, group=experiment, **of)
 
 
 def sweep_trial(environment: Mapping[str, str] | None = None) -> SweepTrial | None:
-    """The trial that a process is, by its environment; None for any that no agent of W&B has started."""
+    """Return the trial of a process, from its environment; None if no agent of W&B has started it."""
     given = os.environ if environment is None else environment
     run, sweep = given.get("WANDB_RUN_ID"), given.get("WANDB_SWEEP_ID")
     if not run or not sweep:
@@ -329,13 +329,13 @@ def sweep_trial(environment: Mapping[str, str] | None = None) -> SweepTrial | No
 
 
 def own_runs(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which every ``wandb.init`` is a run of its own, with the parameters of the sweep."""
+    """Return an environment in which every ``wandb.init`` is a run of its own, with the sweep's parameters."""
     keeps = {"WANDB_SWEEP_PARAM_PATH"} if sweep_trial(environment) is not None else set()
     return {name: value for name, value in environment.items() if name in keeps or not is_of_other_run(name)}
 
 
 def values_file(run: Path) -> Path:
-    """Where a run leaves what it is judged by, in its folder."""
+    """Return the file in a run's folder with the values by which it is judged."""
     return run / "tracking" / "sweep.jsonl"
 
 
@@ -349,7 +349,7 @@ def leave_values(run: Path, number: int, values: Mapping[str, float]) -> None:
 
 
 def left_values(run: Path) -> list[dict[str, float | None]]:
-    """What the rounds have reached up to now, each with its ``round``."""
+    """Return the values that the rounds have reached so far, each with its ``round``."""
     found: list[dict[str, float | None]] = []
     with suppress(OSError, ForeignDataError, json.JSONDecodeError), open_plain(values_file(run)) as file:
         found.extend(read_json(line, dict[str, float | None]) for line in whole_lines(file))

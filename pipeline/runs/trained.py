@@ -161,7 +161,7 @@ class Trained:
             ) from error
 
     def _chosen_eta(self) -> float | None:
-        """The strength that the sweep of its round has chosen, as its metrics tell; None where there was none."""
+        """Return the strength that the sweep of its round has chosen, from its metrics; None without a sweep."""
         job = next((job for job in self.run.plan.jobs.values() if self._measures(job)), None)
         if job is None:
             return None
@@ -184,7 +184,7 @@ def find_trained(
     also_gone: bool = False,
     bring: Callable[[Trained], None] = lambda _: None,
 ) -> Trained:
-    """The model that a chain of a run has trained.
+    """Return the model that a chain of a run has trained.
 
     Args:
         run: The run.
@@ -236,7 +236,7 @@ def trained_chains(run: LoadedRun, config: Config) -> dict[str, dict[int, Job]]:
 
 
 def config_of(run: LoadedRun) -> Config:
-    """The configuration of a run, as it was resolved.
+    """Return the resolved configuration of a run.
 
     Raises:
         ConfigError: It cannot be read, or holds what this version does not know.
@@ -253,7 +253,7 @@ def config_of(run: LoadedRun) -> Config:
 
 
 def _missing(run: LoadedRun, config: Config) -> Iterator[str]:
-    """Sections that trainings of the run rest on, and that the configuration lacks."""
+    """Yield the sections that trainings of the run use but that the configuration lacks."""
     jobs = [job for job in run.plan.jobs.values() if job.stage == TRAIN]
     for table, one in {"algos": "algo", "datasets": "dataset", "models": "model"}.items():
         needed = {getattr(job, one) for job in jobs} - {REFERENCE}

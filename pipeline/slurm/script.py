@@ -245,7 +245,7 @@ def _problems(request: JobRequest) -> Iterator[str]:
 
 
 def interpreter(executable: str, folder: Path) -> str:
-    """How an interpreter is called from a folder: by a relative path where it is below it."""
+    """Return how to call an interpreter from a folder: by a relative path if it is below it."""
     path = Path(os.path.abspath(executable))  # noqa: PTH100 - not resolved: a link says which environment it is
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
@@ -306,7 +306,7 @@ def script_text(request: JobRequest, python: str, file: str) -> str:
 
 
 def _command(request: JobRequest) -> list[str]:
-    """The words of the command, as a shell reads them; a line for each."""
+    """Return the words of the command, quoted for a shell, one per line."""
     first, *rest = request.command
     words = [shlex.quote(word) for word in rest]
     if first == "launch":
@@ -324,7 +324,7 @@ def _command(request: JobRequest) -> list[str]:
 
 
 def _broken(parts: Sequence[str]) -> list[str]:
-    """One command over several lines; on one where there is little of it."""
+    """Format one command over several lines, or on one line if it is short."""
     first, *more = [f"{parts[0]} {parts[1]}", *parts[2:]]
     return " \\\n    ".join([first, *more]).split("\n")
 
@@ -541,7 +541,7 @@ def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
 
 
 def _job_of(commands: str, options: Mapping[str, str]) -> SlurmJob:
-    """What a script asks for."""
+    """Return the resources that a script requests."""
     nodes, tasks = nodes_of(options), number(options.get("ntasks"))
     # Programs that share out the GPUs of the job start no ranks: `CUDA_VISIBLE_DEVICES=$i python ... &`.
     apart = re.search(rf"\b{VISIBLE}=\S+\s+[^\n]*&\s*$", commands, re.MULTILINE)
@@ -629,7 +629,7 @@ def _check_installed() -> None:
 
 
 def _scontrol(*words: str) -> str:
-    """What it prints; "" where it cannot tell."""
+    """Return the output of scontrol; "" if it fails."""
     program = shutil.which("scontrol") or "scontrol"
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run([program, *words], capture_output=True, text=True, timeout=_SLURM_S, check=True)
@@ -641,7 +641,7 @@ def _scontrol(*words: str) -> str:
 
 
 def head_address(environ: Mapping[str, str]) -> str:
-    """Where the head is to listen: the first node as Slurm calls it, and a port that follows from the job.
+    """Return the address for the Ray head: the first node by Slurm's name, and a port derived from the job.
 
     Raises:
         ConfigError: This is not the first node of a job, Ray is not installed, or no port is free.
@@ -658,7 +658,7 @@ def head_address(environ: Mapping[str, str]) -> str:
 
 
 def free_port(job: int) -> int:
-    """A port that is free here, as is the next one, which Ray may take for clients."""
+    """Return a port that is free here, as is the next one, which Ray may use for clients."""
     for at in range(_PAIRS):
         port = _FIRST_PORT + 2 * ((job + at) % _PAIRS)
         if all(map(_is_free, (port, port + 1))):
@@ -727,7 +727,7 @@ def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *,
 
 
 def _is_told() -> bool:
-    """Whether SIGUSR1 has come, or comes within a moment."""
+    """Return whether SIGUSR1 has come, or comes within a moment."""
     return signal.sigtimedwait({signal.SIGUSR1}, _POLL_S) is not None
 
 

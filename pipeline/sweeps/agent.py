@@ -124,7 +124,7 @@ def tell(folder: SweepFolder, word: str) -> str:
 
 
 def untested(sweep: Sweep, record: Record) -> Trial | None:
-    """The best run of a finished sweep, where it is still to be evaluated on the test split."""
+    """Return the best trial of a finished sweep if it is not evaluated on the test split yet."""
     if sweep.metric is None or not sweep.is_own or record.about.halted != "finished":
         return None
     best, known = storage.best_trial(record.trials, sweep.metric.goal), record.once.get("winner", Once())
@@ -132,7 +132,7 @@ def untested(sweep: Sweep, record: Record) -> Trial | None:
 
 
 def may_create(record: Record, sweep: Sweep) -> bool:
-    """Whether a further trial may be chosen: nobody has asked for fewer."""
+    """Return whether another trial may be created within the requested number."""
     caps = [cap for cap in (storage.most_trials(sweep), record.about.count) if cap is not None]
     return len(record.trials) < min(caps, default=len(record.trials) + 1)
 
@@ -152,7 +152,7 @@ class AgentDevices:
         self._ours = re.compile(rf"(sweep )?{re.escape(name)}(,|$)")
 
     def free(self, used: Collection[Device], promised: Collection[str] = ()) -> tuple[list[Device], int, str]:
-        """Those that can be had now, how many can be counted on, and who has the others.
+        """Return the devices that are free now, how many can be counted on, and who has the others.
 
         Args:
             used: Those on which trials of this agent run.
@@ -388,7 +388,7 @@ class Agent:
         return chosen
 
     def _next(self, devices: int) -> tuple[str, Trial] | None:
-        """What is to be done next on so many devices, ``wait`` where another agent does it; None for nothing."""
+        """Return what to do next on some devices, ``wait`` if another agent does it; None for nothing."""
         record, sweep = self._record, self._sweep
         if record.about.halted:
             best, once = untested(sweep, record), record.once.get("winner", Once())
@@ -410,7 +410,7 @@ class Agent:
         return ("wait" if any(one.what == "prepared" for one in self._running) else "prepared"), trial
 
     def _waiting(self, devices: int) -> Trial | None:
-        """The trial whose turn it is, be it a new one; None where nothing is left that the devices would do for.
+        """Return the next trial, possibly a new one; None if none is left that fits on the devices.
 
         It keeps its turn until it has its devices: smaller ones that could start now would keep a large one
         waiting for as long as there are such.
@@ -450,7 +450,7 @@ class Agent:
         return self._next(len(self._pool.devices)) is not None
 
     def next_in_words(self, most: int | None) -> Iterator[tuple[str, str]]:
-        """What would be tried next, with nothing begun: a line, and what is to be copied.
+        """Yield what would be tried next, without starting it: a line, and text to copy.
 
         Raises:
             ConfigError: There is another sweep of that name.
@@ -503,7 +503,7 @@ class Agent:
     def _order(
         self, what: str, trial: Trial, attempt: int, place: TrialFolder, devices: Sequence[Device]
     ) -> Order:
-        """What a process is told to run."""
+        """Return what to tell a process to run."""
         sweep, options = self._sweep, self._sweep.options
         ids = [self._pool.places[device.uuid or ""] for device in devices if device.kind == "cuda"]
         cores = max(1, usable_cores() * len(devices) // len(self._pool.devices))

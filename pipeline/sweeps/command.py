@@ -143,7 +143,7 @@ _MODULES = {"torch.distributed.run", "torch.distributed.launch", "accelerate.com
 
 
 def as_ranks(words: Sequence[str]) -> list[str] | None:
-    """A command as it is started once on each device: without ``env`` and ``python`` where a script follows.
+    """Return the command to start once per device: without ``env`` and ``python`` before a script.
 
     Returns:
         What `find_program` understands; None for a command that starts processes on its devices by itself.
@@ -159,7 +159,7 @@ def as_ranks(words: Sequence[str]) -> list[str] | None:
 
 
 def as_typed(words: Sequence[str]) -> list[str]:
-    """A command as a user types it: without W&B's ``env``, and `python` for the whole path of this one."""
+    """Return a command as a user types it: without W&B's ``env``, and with `python` for this interpreter."""
     rest = _without_env(words)
     return ["python", *rest[1:]] if rest[:1] == [sys.executable] else rest
 

@@ -191,7 +191,7 @@ class Parameter:
         return FloatDistribution(0.0, 1.0)
 
     def value(self, sampled: Any) -> Any:
-        """What a program is given where Optuna has sampled this."""
+        """Convert a value sampled by Optuna to the value for the program."""
         match self.kind:
             case "categorical":
                 return self.given["values"][self._labels.index(sampled)]
@@ -200,7 +200,7 @@ class Parameter:
         return self.at(sampled)
 
     def at(self, share: float) -> Any:
-        """The value that is reached with this share of the probability below it.
+        """Return the quantile of the distribution at a probability.
 
         Raises:
             OverflowError: It is too large for a number.
@@ -293,7 +293,10 @@ _INFERRED = {
 
 
 def kind_of(given: Mapping[str, Any]) -> str:
-    """Name of a parameter's distribution: as it says, or as W&B infers it; ``parameters`` of a table of more."""
+    """Return the name of a parameter's distribution, given or inferred like W&B.
+
+    ``parameters`` for a nested table.
+    """
     whole = all(type(given.get(key)) is int for key in ("min", "max"))
     inferred = next(
         (kind for key, kind in _INFERRED.items() if key in given), "int_uniform" if whole else "uniform"
@@ -302,18 +305,18 @@ def kind_of(given: Mapping[str, Any]) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """What tells values apart, as for W&B: ``1`` and ``1.0`` are one value, ``True`` is another."""
+    """Return a key that distinguishes values like W&B: ``1`` and ``1.0`` are equal, ``True`` is another."""
     whole = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if whole else value, sort_keys=True)
 
 
 def made(path: tuple[str, ...], given: Mapping[str, Any]) -> Parameter:
-    """The parameter of a block without faults; exponents become the bounds that they stand for."""
+    """Return the parameter of a valid block; exponents become the bounds that they stand for."""
     return Parameter(path, DEPRECATED.get(kind_of(given), kind_of(given)), as_values(given))
 
 
 def as_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A block whose bounds are exponents of e, with the values in their place; any other as it is."""
+    """Return a block with bounds instead of exponents of e; other blocks are unchanged."""
     if (kind := kind_of(given)) not in DEPRECATED:
         return given
     sign = -1 if kind.startswith("inv") else 1
@@ -322,7 +325,7 @@ def as_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted name as the tables that the file has.
+    """Return values by dotted name as nested tables.
 
     Args:
         parameters: Of the sweep, by dotted name.
@@ -449,13 +452,13 @@ def _odd(place: str, value: Any) -> Iterator[str]:
 
 
 def _at(place: str, key: str | int) -> str:
-    """A place in the file, as ``parameters.lr.values[2]``."""
+    """Return a place in the file, as ``parameters.lr.values[2]``."""
     inside = f"[{key}]" if isinstance(key, int) else f".{key if key.isprintable() else brief(key)}"
     return f"{place}{inside}".removeprefix(".")[:200]
 
 
 def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A table of the file; an empty one where there is none, or something else."""
+    """Return a table of the file; empty if it is missing or not a table."""
     found = data.get(key)
     return found if isinstance(found, dict) else {}
 
@@ -492,7 +495,7 @@ def _set(block: dict[str, Any], key: str, given: dict[str, Any]) -> None:
 def _blocks(
     block: Mapping[str, Any], place: str = "parameters", outer: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Names, place and block of each parameter, those of tables inside too, whatever is wrong with them."""
+    """Yield names, place and block of each parameter, also in nested tables and with faults."""
     for name, given in block.items():
         inside, here, names = given.get("parameters") if isinstance(given, dict) else None, _at(place, name), outer
         if isinstance(inside, dict) and inside and len(given) == 1:
@@ -502,7 +505,7 @@ def _blocks(
 
 
 def macro_of(word: str) -> str | None:
-    """Name of the macro that a word of a command is; None for one that is none."""
+    """Return the macro that a word of a command is, or None."""
     found = re.fullmatch(r"\$\{([^}]*)\}", ENVVAR.sub("", word))
     return None if found is None else found[1]
 

@@ -63,7 +63,7 @@ class WandbRun:
         self._path, self._at, self._parts = path, _HEADER, list[bytes]()
 
     def rows(self) -> Iterator[dict[str, float | None]]:
-        """What further calls of ``log`` had, by name as `summary`, as far as it was written and can be understood.
+        """Yield the rows of further ``log`` calls, named as in `summary`, as far as they are written and readable.
 
         Raises:
             OSError: The file cannot be read.
@@ -98,7 +98,7 @@ class WandbRun:
                 yield record
 
     def _take(self, data: bytes) -> Iterator[dict[str, float | None]]:
-        """The row in a record, if it is one; of others what they change is noted."""
+        """Yield the row in a record, if it has one, and apply other records."""
         record = _fields(data)
         for history in record.get(2, ()):
             yield dict(_numbers(_fields(history).get(1, ())))
@@ -116,7 +116,7 @@ class WandbRun:
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Numbers of fields -> their values: bytes, or of a number its bits. Of other bytes one of `_UNREADABLE`."""
+    """Parse protobuf fields: number -> values (bytes, or the bits of a number). Raises `_UNREADABLE` otherwise."""
     found: dict[int, list[Any]] = {}
     at = 0
 
@@ -168,7 +168,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float | None]]:
 
 
 def run_folders(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
-    """The folders of the runs of W&B of an attempt at a trial.
+    """Return the folders of W&B's runs in an attempt at a trial.
 
     Args:
         place: Folder of the trial, which the program had as WANDB_DIR.
@@ -199,7 +199,7 @@ def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str = "")
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values are one, be it that one of them was written as a text."""
+    """Return whether two values are equal, possibly with one written as text."""
     with suppress(TypeError, ValueError, OverflowError):
         return str(value) == str(other) or (not isinstance(value, bool) and float(value) == float(other))
     return False
@@ -224,7 +224,7 @@ def write_parameters_for_wandb(place: TrialFolder, parameters: Mapping[str, Any]
 
 
 def wandb_variables(place: TrialFolder, group: str, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a trial, as far as it is about W&B.
+    """Return W&B's environment variables of a trial.
 
     Args:
         place: Folder of the trial, with its parameters in it.
@@ -240,7 +240,7 @@ def wandb_variables(place: TrialFolder, group: str, given: Mapping[str, str]) ->
 
 
 def has_key(environment: Mapping[str, str]) -> bool:
-    """Whether ``wandb.init`` finds who is logged in, or its mode, without asking: where it looks for them."""
+    """Return whether ``wandb.init`` finds a login or its mode without asking the user."""
     if environment.get("WANDB_API_KEY") or environment.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     folder = Path(environment.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
@@ -287,14 +287,14 @@ def read_line(line: bytes) -> Line:
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
-    """What lines say, those left out that say nothing."""
+    """Yield the parsed lines, without those that cannot be read."""
     for line in lines:
         with suppress(ForeignDataError):
             yield read_line(line)
 
 
 def latest_values(path: Path) -> dict[str, float | None]:
-    """What was logged last of each metric, as far as the end of the file tells."""
+    """Return the last logged value of each metric, as far as the end of the file has it."""
     with suppress(OSError), open_plain(path) as file:
         file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         return {name: value for line in parsed(whole_lines(file)) for name, value in line.values.items()}
@@ -322,7 +322,7 @@ class Curve:
         """Rows of W&B with the metric that were added to the lines."""
 
     def begin(self, start: Path) -> None:
-        """The attempt begins now, in this folder: runs of W&B that are there are of earlier ones."""
+        """Begin an attempt in this folder: W&B's runs that exist are from earlier attempts."""
         self._start = start
         self._earlier = frozenset(self._files())
 
@@ -336,11 +336,11 @@ class Curve:
         return self.judged
 
     def finite(self) -> list[float]:
-        """Values of the metric that are numbers."""
+        """Return the finite values of the metric."""
         return [value for value in self.refresh() if value is not None]
 
     def best(self) -> float | None:
-        """The best of them."""
+        """Return the best of them."""
         return (max if self._goal == "maximize" else min)(self.finite(), default=None)
 
     def follow(self, *, to_its_end: bool = False) -> None:
@@ -366,7 +366,7 @@ class Curve:
         self.refresh()
 
     def _files(self) -> list[Path]:
-        """The files of runs, those last that were written last."""
+        """Return the files of runs, by time of the last write."""
         found = set()
         for folder in run_folders(self._folder, self._attempt, self._start):
             for path in folder.glob("run-*.wandb"):
@@ -375,7 +375,7 @@ class Curve:
         return [path for _, path in sorted(found)]
 
     def _summed_up(self, summary: Row) -> Row:
-        """A summary in which the metric has a value of its own, also where ``define_metric`` chose which it is."""
+        """Return a summary with the metric's own value, even if ``define_metric`` chose its aggregate."""
         best, other = ("min", "max") if self._goal == "minimize" else ("max", "min")
         names = (f"{self._name}.{kind}" for kind in ("best", best, "last", "mean", other))
         chosen = [summary[name] for name in names if name in summary]
@@ -383,7 +383,7 @@ class Curve:
         return summary if own else {**summary, self._name: chosen[0]}
 
     def _add(self, rows: Iterable[Row]) -> None:
-        """As `reporting.log` writes it; names of wandb's own begin with an underscore."""
+        """Append rows like `reporting.log`; names that begin with an underscore are wandb's own."""
         lines = []
         for row in rows:
             self._taken += self._name in row
@@ -401,7 +401,7 @@ class Curve:
         return next((path.parents[1] for path in self._runs if path.parent.name.startswith("offline-")), None)
 
     def other_values(self, parameters: Mapping[str, Any]) -> list[str]:
-        """What runs of W&B say of parameters that is not what the trial was given, in words.
+        """Return messages on parameters for which W&B's runs have other values than the trial was given.
 
         Args:
             parameters: Of the trial, in tables as the file has them.
@@ -409,7 +409,7 @@ class Curve:
         return list(dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config)))
 
     def end(self, exit_code: int | None, asked: tuple[str, str] | None = None) -> End:
-        """What the end of the attempt means.
+        """Return what the end of the attempt means.
 
         Args:
             exit_code: Of its program; negative or above 128 for a signal, None where that is not known.

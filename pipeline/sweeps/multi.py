@@ -43,7 +43,7 @@ class MemberRun:
     settings: tuple[str, ...]
 
     def typed(self, output_dir: Path, *, on_cpu: bool) -> list[str]:
-        """The settings by which it is a run of its own command."""
+        """Return the settings with which it runs as a command of its own."""
         where = {"execution.workers": len(self.places)} if on_cpu else {"distributed.gpu_list": list(self.places)}
         named = overrides_of({"experiment.name": self.name, "output_dir": str(output_dir)})
         return [*named, *self.settings, *overrides_of(where)]
@@ -52,7 +52,7 @@ class MemberRun:
 def plan_runs(
     name: str, each: int, runs: int, total: int, settings: Sequence[str], *, kind: str = "GPU"
 ) -> list[MemberRun]:
-    """Share devices out.
+    """Divide devices among runs.
 
     Where nothing says which seeds the runs have, run i has seed i - 1, as otherwise all would be the same.
 

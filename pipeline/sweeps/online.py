@@ -71,7 +71,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def devices_of_agents(sweep: Sweep, each: int | None) -> int:
-    """How many devices an agent needs so that it can run every trial of a sweep.
+    """Return how many devices an agent needs to run every trial of a sweep.
 
     Raises:
         ConfigError: The command line says fewer.
@@ -117,7 +117,7 @@ class _Kept:
 
 
 def created(config: Mapping[str, Any], file: Path) -> tuple[str, bool]:
-    """The sweep at W&B that belongs to a folder: the one that was created before, else a new one.
+    """Return the W&B sweep of a folder: the one created before, else a new one.
 
     Args:
         config: What W&B is given.
@@ -182,7 +182,7 @@ class _Slot:
     empty: int = 0
 
     def count(self) -> int:
-        """How many trials its agents have begun: they leave the parameters of each in a file."""
+        """Return how many trials its agents have begun: each leaves its parameters in a file."""
         return sum(1 for _ in self.place.glob("wandb/sweep-*/config-*.yaml"))
 
 

@@ -77,7 +77,7 @@ def agent_pool(
 
 
 def most_devices(sweep: Sweep, each: int | None = None) -> tuple[int, int]:
-    """The fewest and the most devices that a trial of a sweep may need.
+    """Return the fewest and the most devices that a trial of a sweep may need.
 
     Args:
         sweep: The sweep.

@@ -14,7 +14,7 @@ _OF_A_RUN = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this rank: of any but the first without a run to write to."""
+    """Return the environment of this rank; only the first rank has a run to write to."""
     if environment.get("RANK", "0") in ("", "0"):
         return dict(environment)
     rest = {name: value for name, value in environment.items() if name not in _OF_A_RUN}

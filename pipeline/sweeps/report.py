@@ -55,17 +55,17 @@ _TIMES = "gradient_accumulation_steps"
 
 
 def said(value: Any) -> str:
-    """A parameter on one line, as it would be typed: numbers with as many digits as tell something."""
+    """Format a parameter on one line, numbers with significant digits only."""
     return short(value) if isinstance(value, float) else on_one_line(typed(value))
 
 
 def typed(value: Any) -> str:
-    """A parameter as it is typed, all digits of it."""
+    """Format a parameter as typed, with all digits."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def measured(value: Any) -> str:
-    """A value of the metric, or ""."""
+    """Format a value of the metric, or ""."""
     return "" if value is None else f"{value:.5g}" if isinstance(value, float) else said(value)
 
 
@@ -76,18 +76,18 @@ def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) 
 
 
 def by_state(trials: Iterable[Trial]) -> dict[str, int]:
-    """How many trials are in each state; they add up to all."""
+    """Count the trials in each state."""
     found = Counter(trial.state for trial in trials)
     return {state: found[state] for state in STATES}
 
 
 def counted(trials: Iterable[Trial]) -> str:
-    """The same in words, without states that no trial is in: ``17 done, 7 stopped``."""
+    """Format the counts, without empty states: ``17 done, 7 stopped``."""
     return ", ".join(f"{number:,} {state}" for state, number in by_state(trials).items() if number)
 
 
 def varied(trials: Sequence[Trial]) -> list[str]:
-    """Names of parameters that not all trials have the same of, in the order in which they were first chosen.
+    """Return the parameters that differ between trials, in the order in which they were first chosen.
 
     Of one trial alone that is all of them.
     """
@@ -96,7 +96,7 @@ def varied(trials: Sequence[Trial]) -> list[str]:
 
 
 def _values(trials: Sequence[Trial]) -> dict[str, dict[int, Any]]:
-    """Name of a parameter -> position of a trial -> its value there."""
+    """Return parameter -> index of a trial -> its value there."""
     found: dict[str, dict[int, Any]] = {}
     for at, trial in enumerate(trials):
         for name, value in trial.parameters.items():
@@ -134,7 +134,7 @@ def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
 
 
 def row_of(sweep: Record, now: float) -> dict[str, Any]:
-    """A sweep in one row, as plain data."""
+    """Return a sweep in one row, as plain data."""
     best = best_trial(sweep.trials, sweep.about.goal)
     return {
         "name": sweep.name,
@@ -151,14 +151,14 @@ def row_of(sweep: Record, now: float) -> dict[str, Any]:
 
 
 def elapsed_s(sweep: Record, now: float) -> float:
-    """Seconds since a sweep began, up to the last that was heard of it where no agent is at work."""
+    """Return the seconds since a sweep began, up to the last sign of life if no agent is at work."""
     heard = [sweep.about.time, *(trial.ended or trial.started or 0.0 for trial in sweep.trials.values())]
     until = now if sweep.state() in ("running", "stopping") else max(heard)
     return max(0.0, until - sweep.about.started)
 
 
 def sweeps_table(rows: Sequence[Mapping[str, Any]]) -> FittedTable:
-    """All sweeps, the one that began last on top; of the states of trials those that some are in."""
+    """Return a table of all sweeps, latest first, with the states that occur."""
     states = [state for state in STATES if state == "done" or any(row.get(state) for row in rows)]
     counts = ("trials", *states)
 
@@ -242,13 +242,13 @@ def _taken(trial: Trial, now: float) -> str:
 
 
 def seconds_of(trial: Trial, now: float) -> float | None:
-    """How long its last attempt took, or has taken so far; None where there was none."""
+    """Return how long its last attempt took, or has taken so far; None without one."""
     ended = now if trial.state == "running" else trial.ended
     return None if trial.started is None or ended is None else max(0.0, ended - trial.started)
 
 
 def so_far(sweep: Record) -> dict[int, float | None]:
-    """Number of each running trial -> what it has logged of the metric last."""
+    """Return number of each running trial -> its last value of the metric."""
     return {
         each.number: latest_values(_metrics(sweep, each)).get(sweep.about.metric)
         for each in sweep.having("running")
@@ -260,7 +260,7 @@ def _metrics(sweep: Record, trial: Trial) -> Path:
 
 
 def about_trial(trial: Trial, metric: str, names: Sequence[str]) -> str:
-    """A trial in a line, with these of its parameters: ``trial 7: val/loss 0.4123, lr=0.0003 eta=1``."""
+    """Describe a trial with some parameters: ``trial 7: val/loss 0.4123, lr=0.0003 eta=1``."""
     value = f"{on_one_line(metric) or 'value'} {measured(trial.value)}, " if trial.value is not None else ""
     return f"trial {trial.number}: {value}{in_words(trial.parameters, names)}"
 
@@ -287,14 +287,14 @@ def foremost(sweep: Record) -> list[Trial]:
 
 
 def _most(sweep: Record) -> int | None:
-    """How many trials a sweep has at most; None where nobody knows, or there are more by now."""
+    """Return the most trials of a sweep; None if unknown, or if there are already more."""
     bounds = [sweep.about.count, most_trials(sweep.asked) if sweep.asked is not None else None]
     most = min((bound for bound in bounds if bound is not None), default=None)
     return None if most is None or most < len(sweep.trials) else most
 
 
 def headline(sweep: Record, now: float) -> Text:
-    """What it is, how it stands, and what to do where that is not well."""
+    """Return its name and state, and what to do if it is not well."""
     about, state, trials = sweep.about, sweep.state(), list(sweep.trials.values())
     why, *log = about.reason.split("\n")
     text = Text.assemble((f"{sweep.name}: ", "bold"), _state(state), f" ({on_one_line(why)})" if why else "")
@@ -340,7 +340,7 @@ def print_sweep(sweep: Record, now: float, console: Console) -> None:
 
 
 def log_tail(sweep: Record, trial: Trial, lines: int) -> str:
-    """The last lines of the log of a trial's last attempt; "" where there is none, or it cannot be read.
+    """Return the last lines of the log of a trial's last attempt; "" without a readable log.
 
     W&B's client says at the end of each program where its files are: such lines count only where there are no
     others.
@@ -356,7 +356,7 @@ def log_tail(sweep: Record, trial: Trial, lines: int) -> str:
 
 
 def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: str = "") -> list[RenderableType]:
-    """One sweep for a terminal of so many lines: how far it is, what runs, the best trials, what failed last.
+    """Return the view of one sweep for a terminal: progress, running and best trials, last failures.
 
     Args:
         sweep: The sweep.
@@ -410,7 +410,7 @@ def shown_on(console: Console, sweep: Record) -> Iterator[tuple[Any, Any]]:
 
 
 def news(sweep: Record, known: dict[int, str]) -> Iterator[str]:
-    """A line for each trial that is over and that nothing, or something else, was said of; `known` keeps what."""
+    """Yield a line for each trial that has ended since, or ended differently; `known` is updated."""
     names = varied(list(sweep.trials.values()))
     for number, trial in sweep.trials.items():
         line = f"{trial.state}: {about_trial(trial, sweep.about.metric, names)}"
@@ -423,7 +423,7 @@ def news(sweep: Record, known: dict[int, str]) -> Iterator[str]:
 
 
 def sweep_json(sweep: Record, now: float) -> dict[str, Any]:
-    """One sweep as plain data, nothing cut off."""
+    """Return one sweep as plain data, nothing truncated."""
     return {
         **row_of(sweep, now),
         "folder": str(sweep.folder.path),
@@ -436,12 +436,12 @@ def sweep_json(sweep: Record, now: float) -> dict[str, Any]:
 
 
 def tested(sweep: Record) -> Mapping[str, Any]:
-    """What the best trial was on held-out data: metric -> value."""
+    """Return the best trial's metrics on held-out data."""
     return sweep.once.get("winner", Once()).results
 
 
 def trial_json(trial: Trial, now: float) -> dict[str, Any]:
-    """A trial as plain data."""
+    """Return a trial as plain data."""
     left_out, seconds = ("sampled", "distributions", "key"), seconds_of(trial, now)
     return {
         "number": trial.number,
@@ -477,7 +477,7 @@ def export_rows(sweep: Record, now: float) -> list[dict[str, Any]]:
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as CSV, lists and mappings as JSON."""
+    """Return the rows as CSV, with lists and mappings as JSON."""
     given = (
         [typed(value) if isinstance(value, bool | list | dict) else value for value in row.values()]
         for row in rows
@@ -489,7 +489,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def best_json(sweep: Record, now: float) -> dict[str, Any]:
-    """The best trial as plain data.
+    """Return the best trial as plain data.
 
     Raises:
         ConfigError: There is none, and why.
@@ -511,7 +511,7 @@ def best_json(sweep: Record, now: float) -> dict[str, Any]:
 
 
 def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
-    """The best trial: what it reached, with which of the settings that were searched, and where it is.
+    """Yield the best trial: its value, its searched settings, and its place.
 
     Yields:
         A line, and what follows it and is to be copied, or "".
@@ -630,7 +630,7 @@ def page_of(sweep: Record, now: float) -> dict[str, Any]:
 
 
 def _curve(sweep: Record, trial: Trial, most: int) -> dict[str, Any]:
-    """The metric while a trial ran, thinned to so many points, and of how many they are."""
+    """Return the metric over a trial, thinned to some points, and the number of all points."""
     metric, lines = sweep.about.metric, list[bytes]()
     with suppress(OSError), open_plain(_metrics(sweep, trial)) as file:
         # Many lines are written, and few need to be read.
@@ -649,7 +649,7 @@ def _curve(sweep: Record, trial: Trial, most: int) -> dict[str, Any]:
 def _measures(
     sweep: Record, values: list[float | None], logged: Sequence[Mapping[str, float | None]], now: float
 ) -> list[dict[str, Any]]:
-    """The metric, other metrics, and seconds."""
+    """Return the metric, other metrics, and seconds."""
     metric, names = sweep.about.metric, dict.fromkeys(name for each in logged for name in each)
     columns = {name: [each.get(name) for each in logged] for name in names if name != metric}
     telling = [name for name, column in columns.items() if len(set(column) - {None}) > 1]
@@ -730,7 +730,7 @@ def _axis(name: str, heading: str, own: Mapping[int, Any], trials: int) -> Axis:
 
 
 def _key(value: Any) -> str:
-    """What two values have in common that are the same one, lists and mappings too; 1, 1.0 and true are three."""
+    """Return a key that is the same for equal values, including lists and mappings; 1, 1.0 and true differ."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -739,7 +739,7 @@ def _is_number(value: Any) -> bool:
 
 
 def importance(trials: Sequence[Trial], goal: Goal) -> dict[str, float]:
-    """How much each parameter decides whether a trial is among the best: PED-ANOVA, as Optuna computes it.
+    """Return how much each parameter decides whether a trial is among the best: PED-ANOVA from Optuna.
 
     Of parameters that are searched, the largest first; they add up to 1. Nothing where there are too few
     trials, or where they tell nothing.

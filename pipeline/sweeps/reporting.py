@@ -79,18 +79,18 @@ def log(
 
 
 def own_trial() -> Path | None:
-    """The folder of the trial that this process is the program of; None outside of a sweep."""
+    """Return the folder of the trial whose program this process is; None outside of a sweep."""
     place = os.environ.get(VARIABLE)
     return Path(place).parent if place else None
 
 
 def whole_step(number: float) -> int | None:
-    """A step as a whole number; None for one that is none, or too large to be told from the next."""
+    """Return a step as an integer; None if it is none, or too large to be exact."""
     return int(number) if abs(number) <= _LAST_STEP and number == int(number) else None
 
 
 def _number(name: str, value: SupportsFloat) -> float | None:
-    """A finite number; None for one that is not, which JSON does not have."""
+    """Return a finite number; None for others, which JSON does not have."""
     try:
         number = float(value)
     except OverflowError:

@@ -58,15 +58,15 @@ class TrialFolder:
     """The settings as W&B's agent writes them: ``wandb.init`` takes them from there."""
 
     def metrics(self, attempt: int) -> Path:
-        """What the program logs, a line each time: ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``."""
+        """Return the file of logged metrics: lines as ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}``."""
         return self.path / f"metrics{_nth(attempt)}.jsonl"
 
     def log(self, attempt: int) -> Path:
-        """What an attempt printed."""
+        """Return the file with an attempt's output."""
         return self.path / f"log{_nth(attempt)}.txt"
 
     def start(self, attempt: int) -> Path:
-        """How an attempt was started: command line, environment, devices, port, and its exit code."""
+        """Return the file on an attempt's start: command line, environment, devices, port, and its exit code."""
         return self.path / f"start{_nth(attempt)}.json"
 
 
@@ -107,21 +107,21 @@ class SweepFolder:
         return self.path.name == _NAME and self.journal.is_file() and self.journal.stat().st_size > 0
 
     def once(self, what: str) -> TrialFolder:
-        """The folder of what is done once: ``prepared``, ``winner``."""
+        """Return the folder of work that is done once: ``prepared``, ``winner``."""
         return TrialFolder(self.path / what)
 
     def trial(self, number: int) -> TrialFolder:
-        """The folder of a trial."""
+        """Return the folder of a trial."""
         return TrialFolder(self.path / TRIALS / f"{number:04d}")
 
 
 def sweep_folder(output_dir: Path, name: str) -> SweepFolder:
-    """The folder of the sweep of that name, whether or not there is one."""
+    """Return the folder of a sweep by name, whether or not it exists."""
     return SweepFolder(output_dir / name / _NAME)
 
 
 def sweeps_in(output_dir: Path) -> list[str]:
-    """Names of the sweeps that have begun.
+    """Return the names of the sweeps that have begun.
 
     Raises:
         ConfigError: There is no such folder.
@@ -133,7 +133,7 @@ def sweeps_in(output_dir: Path) -> list[str]:
 
 
 def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
-    """The folder of a sweep that has begun.
+    """Return the folder of a sweep that has begun.
 
     Raises:
         ConfigError: There is none of that name.
@@ -272,7 +272,7 @@ class Trial(End, Start):
 
 
 def best_trial(trials: Mapping[int, Trial], goal: str) -> Trial | None:
-    """The one with the best value of those that came to their end; the first of equal ones."""
+    """Return the finished trial with the best value, the first of equal ones."""
     done = [trial for trial in trials.values() if trial.state == "done" and trial.value is not None]
     sign = -1 if goal == "maximize" else 1
     return min(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
@@ -398,11 +398,11 @@ class Record:
             return None
 
     def having(self, *states: str) -> list[Trial]:
-        """The trials that stand so, by number."""
+        """Return the trials in some states, by number."""
         return [trial for trial in self.trials.values() if trial.state in states]
 
     def ready(self, max_attempts: int) -> list[Trial]:
-        """The trials that wait to be begun, or begun again, in the order in which they were known.
+        """Return the trials to start or retry, in the order in which they were created.
 
         One that ended well and has told no value of the metric would do the same again.
         """
@@ -414,7 +414,7 @@ class Record:
         return [trial for trial in again if trial.losses < MAX_LOSSES]
 
     def reached(self, metric: Metric | None) -> str:
-        """Which trial has reached the target, in words; "" where none has, or there is no target."""
+        """Say which trial has reached the target; "" if none has, or there is no target."""
         if metric is None or metric.target is None:
             return ""
         sign = -1 if metric.goal == "maximize" else 1
@@ -426,7 +426,7 @@ class Record:
     # -- agents ------------------------------------------------------------------------------------------------
 
     def lives(self, agent: str) -> bool:
-        """Whether an agent is still there: its file is locked until its process ends, however it ends."""
+        """Return whether an agent lives: its file is locked until its process ends, in any way."""
         if not agent or "/" in agent:
             return False
         with suppress(OSError), open_plain(self.folder.agents / agent) as file:
@@ -434,13 +434,13 @@ class Record:
         return False
 
     def agents(self) -> list[str]:
-        """The agents that are there."""
+        """Return the live agents."""
         with suppress(OSError):
             return sorted(path.name for path in self.folder.agents.iterdir() if self.lives(path.name))
         return []
 
     def state(self) -> str:
-        """The sweep in one word.
+        """Return the sweep's state in one word.
 
         ``finished``, ``cancelled``, ``stopped`` and ``paused`` as it was told; ``stopping`` while trials of a
         stopped one still run; ``running`` as long as an agent is there; else ``idle``.
@@ -655,7 +655,7 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
 
 
 def _point(sweep: Sweep, number: int) -> Trial | None:
-    """A point of the grid, in W&B's order: names are sorted, and the last one changes fastest."""
+    """Return a point of the grid in W&B's order: names are sorted, and the last one varies fastest."""
     found, left = dict[str, Any](), number
     for parameter in sorted(sweep.parameters.values(), key=lambda each: each.path, reverse=True):
         left, place = divmod(left, len(parameter.points))
@@ -675,7 +675,7 @@ def _point(sweep: Sweep, number: int) -> Trial | None:
 
 
 def most_trials(sweep: Sweep) -> int | None:
-    """How many trials a sweep has at most; None for no bound."""
+    """Return the most trials of a sweep; None for no bound."""
     bounds = [sweep.run_cap] if sweep.run_cap is not None else []
     if sweep.method == "grid":
         bounds.append(math.prod(len(parameter.points) for parameter in sweep.parameters.values()))
@@ -686,7 +686,7 @@ def most_trials(sweep: Sweep) -> int | None:
 
 
 def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[float] | tuple[()] | None:
-    """What a search is told of a trial: its value, () for one that is chosen and has none yet, None for nothing.
+    """Return a trial's value for the search, () for a trial without a value yet, None to ignore it.
 
     One that failed, or whose number is none, counts as `metric.impute` says; one that runs as
     `metric.impute_while_running` says, if it does. The worst is of the trials that have ended, 0 where none has a
@@ -712,7 +712,7 @@ def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[f
 
 
 def why_stop(rule: Hyperband, goal: str, number: int, values: Mapping[int, Sequence[float]]) -> str | None:
-    """Why a trial that runs is to be ended, or None: the rule of W&B's ``early_terminate``, to the letter.
+    """Say why to end a running trial early, or None: exactly W&B's ``early_terminate``.
 
     At the last band that the trial has come to, it is compared with all trials that have come there: of `n`, the
     best ``n / eta`` go on.

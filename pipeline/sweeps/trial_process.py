@@ -161,7 +161,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
 
 
 def _as_rank(program: launching.Program) -> list[str]:
-    """What torchrun starts: of several ranks of a Python program the first alone writes to a tracker."""
+    """Return the program for torchrun; of several Python ranks only the first writes to a tracker."""
     words = [*program.flags, program.name, *program.arguments]
     if program.flags == ("--no-python",):
         return words
@@ -170,7 +170,7 @@ def _as_rank(program: launching.Program) -> list[str]:
 
 
 def _base(order: Order, devices: list[Device]) -> dict[str, str]:
-    """What a program finds in its environment, before what is its own."""
+    """Return the environment of a program, without its own variables."""
     given = arithmetic.outside(os.environ).items()
     base = {name: value for name, value in given if name != VARIABLE and not is_of_other_run(name)}
     if order.leases:
@@ -250,7 +250,7 @@ class Handle:
         return self._child.channel.fileno()
 
     def is_over(self) -> bool:
-        """Whether it has ended, and what it has left with it; kills it if it takes longer to end than it may."""
+        """Return whether it has ended with all its processes; kills them if they take too long to end."""
         if time.monotonic() >= self._end_s:
             self.kill()
         try:
@@ -281,7 +281,7 @@ class Handle:
 
 
 def heard(signals: StopSignals, processes: Iterable[Handle]) -> bool:
-    """Whether a signal has come; waits a moment for that, or until one of the processes has said something."""
+    """Return whether a signal has come; waits a moment for one, or for output of a process."""
     poll = select.poll()
     for descriptor in (signals.fileno(), *(one.fileno() for one in processes)):
         poll.register(descriptor, select.POLLIN)

@@ -46,7 +46,7 @@ def shorten(names: Iterable[str], width: int) -> dict[str, str]:
 
 
 def least_width(names: Collection[str], at_least: int) -> int:
-    """The least width, from `at_least` on, at which shortened names can be told apart."""
+    """Return the least width, at least `at_least`, at which shortened names can be distinguished."""
     widest = max(map(cell_len, names), default=0)
     apart = len(set(names))
     return next(
@@ -55,7 +55,7 @@ def least_width(names: Collection[str], at_least: int) -> int:
 
 
 def cut_middle(name: str, width: int) -> str:
-    """A name in at most so many cells, its beginning and its end kept."""
+    """Shorten a name to some cells by cutting its middle."""
     if cell_len(name) <= width or width < 1:
         return name if width > 0 else ""
     tail = _fitting(name[::-1], (width - 1) // 2)[::-1]
@@ -65,7 +65,7 @@ def cut_middle(name: str, width: int) -> str:
 
 
 def _fitting(name: str, width: int) -> str:
-    """As many of the first letters as have room."""
+    """Return as many first characters as fit."""
     return name[: next((end for end in range(len(name)) if cell_len(name[: end + 1]) > width), len(name))]
 
 
@@ -120,7 +120,7 @@ class Need:
         return min(self.whole, max(self.least, AMPLE))
 
     def beside(self, other: Need) -> Need:
-        """What does for both."""
+        """Return the need that covers both."""
         return Need(self.rank, max(self.least, other.least), max(self.whole, other.whole))
 
 
@@ -233,7 +233,7 @@ class FittedTable:
         return fit(self.needs(), width, between=between, around=around)
 
     def fitted(self, width: int) -> Table:
-        """The table for so many cells."""
+        """Return the table for some width in cells."""
         given = self._fit(width)
         table = Table(
             box=SIMPLE_HEAD if self._lines else None,
@@ -250,7 +250,7 @@ class FittedTable:
         return table
 
     def needs(self) -> list[Need]:
-        """What each column takes, in this table and in those that it is aligned with."""
+        """Return the needs of each column, in this table and those aligned with it."""
         own = [self._need(at) for at in range(len(self.columns))]
         pairs = zip(self.columns, own, strict=True)
         return [need.beside(self.alike.get(one.heading, need)) for one, need in pairs]
@@ -274,7 +274,7 @@ Told = tuple[Column, Callable[[Any], Cell]]
 
 
 def told_table(columns: Iterable[Told], sections: Iterable[Iterable[Any]], **about: Any) -> FittedTable:
-    """A table of rows by sections, and what it is about as of `FittedTable`."""
+    """Return a table with rows in sections, and notes as for `FittedTable`."""
     every = list(columns)
     table = FittedTable((column for column, _ in every), **about)
     for rows in sections:
@@ -306,7 +306,7 @@ def in_lines(pieces: Iterable[str], width: int) -> list[str]:
 
 
 def whole_words(text: Text, width: int) -> Text:
-    """The first words of each line that has no room in so many cells: a number that is cut is another one."""
+    """Return the whole words of each line that fit in a width: a truncated number would be another number."""
     lines = list(text.split("\n"))
     for at, line in enumerate(lines):
         if cell_len(line.plain) > width:

@@ -44,18 +44,18 @@ class Terminal(Console):
         self._file = new_file
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Every string that is printed or is in a table comes through here, before anything is measured."""
+        """Render a string: every string that is printed or is in a table goes through here."""
         return super().render_str(printable(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Every other text comes through here."""
+        """Render any other text."""
         if isinstance(renderable, Text) and obeyed(renderable.plain):
             renderable = _text_shown(renderable)
         return super().render(renderable, options)
 
 
 def make_console(*, stderr: bool = False) -> Terminal:
-    """The console of standard output, or of standard error.
+    """Return the console of standard output, or of standard error.
 
     A notebook breaks lines that are wider than its cell, and asks the programs that it starts for colours. A
     terminal that does not say what it is is taken for one that knows no cursor movement.
@@ -115,7 +115,7 @@ def _laid_out(console: Console, text: str, copy: str = "") -> str:
 
 
 def _words(line: str) -> list[str]:
-    """What stands between spaces; a command in backticks is one word, and a short text or a setting in quotes."""
+    """Split a line at spaces; a command in backticks, or a short text or setting in quotes, stays whole."""
     return _WORD.findall(line)[:-1] or [""]
 
 
@@ -127,7 +127,7 @@ def print_json(data: object) -> None:
 
 
 def _text_shown(text: Text) -> Text:
-    """The text with what a terminal would obey escaped; then only the style of the whole stays."""
+    """Escape control characters of a text; only the style of the whole text stays."""
     return text.blank_copy(printable(text.plain)) if obeyed(text.plain) else text.copy()
 
 
@@ -161,12 +161,12 @@ class Check:
 
 
 def passed(name: str, detail: str) -> Check:
-    """All is well."""
+    """Return a passed check."""
     return Check(name, Verdict.PASS, detail)
 
 
 def warned(name: str, detail: str, remedy: str) -> Check:
-    """It works, but not as it should, or not for everything."""
+    """Return a check that works, but not fully."""
     return Check(name, Verdict.WARN, detail, remedy)
 
 
@@ -184,7 +184,7 @@ Draw = Callable[[Iterable[RenderableType]], None]
 
 @contextmanager
 def in_place(console: Console, *, stays: bool = False) -> Iterator[Draw]:
-    """A part of the terminal that is drawn anew each time; what does not fit in it is cut off.
+    """Redraw a part of the terminal each time; what does not fit is cut off.
 
     Args:
         console: A terminal that can move its cursor.

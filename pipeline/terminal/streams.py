@@ -44,17 +44,17 @@ def on_one_line(text: str) -> str:
 
 
 def printable_but_colours(text: str) -> str:
-    """As `printable`, but what only sets colours stays."""
+    """Escape text as `printable`, but keep colours."""
     return _COLOUR_OR_OBEYED.sub(lambda found: found[1] or _escaped(found), text)
 
 
 def without_colours(text: str) -> str:
-    """As `printable`, and what sets colours is left out."""
+    """Escape text as `printable`, and remove colours."""
     return _COLOUR_OR_OBEYED.sub(lambda found: "" if found[1] else _escaped(found), text)
 
 
 def obeyed(text: str) -> bool:
-    """Whether there is something in the text that a terminal would obey."""
+    """Return whether a text contains control sequences for a terminal."""
     return _OBEYED_BY_A_TERMINAL.search(text) is not None
 
 
@@ -139,7 +139,7 @@ class LastingFile(io.FileIO):
                 self._on_failure(error)
 
     def _write(self, data: memoryview) -> int | None:
-        """How many bytes were taken; None where none were, and nobody may wait."""
+        """Return how many bytes were written; None if none were and the stream must not block."""
         if _not_waiting and (own := _own_descriptor(self.fileno())) is not None:
             try:
                 return os.write(own, data)
@@ -155,7 +155,7 @@ class LastingFile(io.FileIO):
         return written
 
     def gone(self) -> bool:
-        """Whether nobody reads any more; where that can be seen, without waiting for a write that fails."""
+        """Return whether nobody reads any more, if that can be seen without a failing write."""
         if self.failure is not None:
             return self.failure.errno in _GONE
         poll = select.poll()
@@ -253,14 +253,14 @@ def _lasting(stream: TextIO | None, descriptor: int, name: str) -> TextIO:
 
 
 def failure(stream: object) -> OSError | None:
-    """Why what was printed is not all there, though somebody may want it: a full disk. None where it is."""
+    """Return why printed output is incomplete although somebody may read it, as on a full disk; else None."""
     file = getattr(stream, "raw_file", None)
     lost = file.failure if isinstance(file, LastingFile) else None
     return lost if lost is not None and lost.errno not in _GONE else None
 
 
 def is_gone(stream: object) -> bool:
-    """Whether nobody reads a stream any more."""
+    """Return whether nobody reads a stream any more."""
     file = getattr(stream, "raw_file", None)
     return isinstance(file, LastingFile) and file.gone()
 

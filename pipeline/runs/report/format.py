@@ -21,7 +21,7 @@ _DEVICE = re.compile(r"cpu slot (\d+)|((?:GPU|MIG)-\w{8})")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as ``8.2 s``, ``3 min 05 s``, ``2 h 04 min`` or ``85 d 06 h``."""
+    """Format seconds as ``8.2 s``, ``3 min 05 s``, ``2 h 04 min`` or ``85 d 06 h``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """An estimate in no more digits than it deserves: ``35 s``, ``4 min 20 s``, ``34 min``, ``2 h 05 min``."""
+    """Format an estimate in few digits: ``35 s``, ``4 min 20 s``, ``34 min``, ``2 h 05 min``."""
     step = 5 if seconds < 120 else 10 if seconds < 600 else 60
     whole = max(step, step * round(seconds / step))
     return (
@@ -44,19 +44,19 @@ def roughly(seconds: float) -> str:
 
 
 def percent(part: float) -> str:
-    """How far something is, as ``37 %``; never 100 before it is done."""
+    """Format a fraction as ``37 %``; never 100 before it is done."""
     return f"{int(100 * part)} %"
 
 
 def done_in_words(attempt: AttemptView) -> str:
-    """How far a job is that runs: ``37 %``, ``loading``, or "" where it tells nothing."""
+    """Format the progress of a running job: ``37 %``, ``loading``, or "" if it reports none."""
     if attempt.loading:
         return "loading"
     return percent(attempt.part) if attempt.total else ""
 
 
 def rate(per_second: float) -> str:
-    """A rate in few digits: ``0.25``, ``7``, ``942``, ``18.5k``, ``1.2M``."""
+    """Format a rate in few digits: ``0.25``, ``7``, ``942``, ``18.5k``, ``1.2M``."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if per_second >= limit:
             return f"{per_second / limit:.1f}{unit}"
@@ -64,7 +64,7 @@ def rate(per_second: float) -> str:
 
 
 def si(number: float) -> str:
-    """A number with three digits and an SI prefix: ``942``, ``18.5 k``, ``1.20 T``."""
+    """Format a number with three digits and an SI prefix: ``942``, ``18.5 k``, ``1.20 T``."""
     value, place = float(f"{number:.3g}"), 0
     while value >= 1000 and place + 1 < len(_PREFIXES):
         value, place = float(f"{value / 1000:.3g}"), place + 1
@@ -73,37 +73,37 @@ def si(number: float) -> str:
 
 
 def decimal(number: float, sign: str = "", places: int = 3) -> str:
-    """``0.400``, with ``sign="+"`` as ``+0.400``; a very large one as ``1.0e+30``, and no ``-0.000``."""
+    """Format a number as ``0.400``, with ``sign="+"`` as ``+0.400``; large ones as ``1.0e+30``, no ``-0.000``."""
     return f"{number:{sign}.1e}" if abs(number) >= _LARGE else f"{number:{sign}z.{places}f}"
 
 
 def short(number: float, digits: int = 4) -> str:
-    """A setting with so many digits, as ``0.0003`` or ``1.235e-05``."""
+    """Format a setting with some digits, as ``0.0003`` or ``1.235e-05``."""
     return f"{number:.{digits}g}"
 
 
 def interval(low: float | None, high: float | None, sign: str = "", places: int = 3) -> str:
-    """The ends of an interval as ``[0.380, 0.420]``, with ``sign="+"`` as ``[+0.380, +0.420]``; "" for none."""
+    """Format an interval as ``[0.380, 0.420]``, with ``sign="+"`` as ``[+0.380, +0.420]``; "" for none."""
     return "" if low is None or high is None else f"[{decimal(low, sign, places)}, {decimal(high, sign, places)}]"
 
 
 def title(*parts: str) -> str:
-    """What a table is about, as ``addition · tiny · 3 seeds``; parts that are "" are left out."""
+    """Return the title of a table, as ``addition · tiny · 3 seeds``; empty parts are left out."""
     return " · ".join(part for part in parts if part)
 
 
 def gibibytes(number: int) -> str:
-    """Bytes as ``0.4 GiB``."""
+    """Format bytes as ``0.4 GiB``."""
     return f"{number / 2**30:.1f} GiB"
 
 
 def count(number: int, noun: str) -> str:
-    """``1 run``, ``12 runs``."""
+    """Format a count as ``1 run``, ``12 runs``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def brief_device(words: str) -> str:
-    """As short as it can be told apart: ``cpu 0``, or the beginning of the UUID of a GPU."""
+    """Shorten a device's name: ``cpu 0``, or the beginning of the UUID of a GPU."""
     found = _DEVICE.match(words)
     if found is None:
         return words
@@ -111,12 +111,12 @@ def brief_device(words: str) -> str:
 
 
 def beginning(text: str, most: int) -> str:
-    """The first so many characters of a text that is longer, and a word that they are not all."""
+    """Truncate a text to some characters, and say so."""
     return text if len(text) <= most else f"{text[:most]} … (the first {most:,} of {len(text):,} characters)"
 
 
 def shown_path(path: Path) -> str:
-    """A path as one would type it here: relative where it lies below the current folder."""
+    """Return a path as typed here: relative if it is below the current folder."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
@@ -124,18 +124,18 @@ def shown_path(path: Path) -> str:
 
 
 def typed_command(words: Iterable[str]) -> str:
-    """A command line as bash and zsh take it; to zsh a word that begins with ``=`` is the place of a program."""
+    """Quote a command line for bash and zsh; zsh expands a word that begins with ``=``."""
     quoted = ((word, shlex.quote(word)) for word in words)
     return " ".join(f"'{word}'" if typed.startswith("=") else typed for word, typed in quoted)
 
 
 def logs_command(output_dir: Path, name: str, job_id: str) -> str:
-    """What to type to read the log of a job."""
+    """Return the command that shows the log of a job."""
     return command(f"logs {name} {job_id}", output_dir)
 
 
 def command(words: str, output_dir: Path) -> str:
-    """What to type here to have a command look into that folder."""
+    """Return a command for that output folder."""
     where = "" if shown_path(output_dir) == "outputs" else f" --output-dir {shlex.quote(shown_path(output_dir))}"
     return f"python -m pipeline {words}{where}"
 
@@ -178,12 +178,12 @@ LOOKS: Mapping[str, Sequence[str]] = {
 
 
 def reading_order(name: str) -> tuple[object, ...]:
-    """What methods are sorted by where they are read: the reference first, points of a front beside each other."""
+    """Return the sort key of methods: the reference first, points of a front beside each other."""
     return (name != REFERENCE, *by_settings(name))
 
 
 def drawn_methods(results: Results) -> list[str]:
-    """The methods of a run in the order of their looks, without the reference.
+    """Return the methods of a run in the order of their looks, without the reference.
 
     Points of fronts come after all methods, so that they change the look of none; a method that ran at several
     points alone is there too, as the name of its front.
@@ -193,6 +193,6 @@ def drawn_methods(results: Results) -> list[str]:
 
 
 def in_order_of_work(stages: Iterable[str]) -> list[str]:
-    """Each stage once: those that ship in the order of a round's work, then others as they come."""
+    """Return each stage once: shipped ones in the order of a round's work, then others in order of appearance."""
     found = list(dict.fromkeys(stages))
     return sorted(found, key=lambda stage: _STAGES.index(stage) if stage in _STAGES else len(_STAGES))

@@ -36,7 +36,7 @@ _T = TypeVar("_T")
 def page_table(
     table: FittedTable, marks: Mapping[int, str] | None = None, *, results_first: bool = False
 ) -> dict[str, Any]:
-    """A table of the terminal with all its columns, as texts.
+    """Convert a terminal table with all its columns to texts.
 
     Args:
         table: The table.
@@ -58,12 +58,12 @@ def page_table(
 
 
 def points_each(curves: int, most: int = MOST_POINTS) -> int:
-    """How many points each of so many curves may have."""
+    """Return how many points each of some curves may have."""
     return max(FEWEST, most // max(1, curves))
 
 
 def thinned(steps: Sequence[_T], most: int) -> list[_T]:
-    """Some of the steps, evenly spread, the first and the last among them."""
+    """Return evenly spaced steps, including the first and the last."""
     if len(steps) <= most:
         return list(steps)
     last = len(steps) - 1
@@ -86,7 +86,7 @@ def write_page(path: Path, page: object, scripts: tuple[Path, ...] = OF_RUNS) ->
 
 
 def page_html(page: object, scripts: tuple[Path, ...] = OF_RUNS) -> str:
-    """The whole page, see `write_page`."""
+    """Return the whole page, see `write_page`."""
     parts = _SLOT.split(_text(ASSETS / "page.html"))
     filled = {**_fixed(scripts), "data": _data(page)}
     return "".join(part if at % 2 == 0 else filled[part] for at, part in enumerate(parts))
@@ -100,7 +100,7 @@ def _data(page: object) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """The data with its texts as they may be shown: control characters are written out."""
+    """Return data with control characters in texts written out."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
@@ -112,7 +112,7 @@ def _shown(value: Any) -> Any:
 
 @cache
 def _fixed(scripts: tuple[Path, ...]) -> dict[str, str]:
-    """What is the same on every page of a kind."""
+    """Return the parts that are the same on every page of a kind."""
     ours = "".join(map(_text, (*FRAME, *scripts)))
     found = {
         "style": _text(ASSETS / "page.css"),

@@ -152,7 +152,7 @@ def _to_show(logs: Mapping[int, Path], attempt: int | None, shown: int) -> list[
 
 
 def _over(run: LoadedRun, job_id: str, attempt: int | None) -> str:
-    """Why there is nothing more to come, or ""."""
+    """Say why nothing more will come, or ""."""
     job = run.view.jobs.get(job_id)
     if job is not None and job.settled:
         reason = f": {job.reason}" if job.status == "failed" else ""

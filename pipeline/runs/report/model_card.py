@@ -68,7 +68,7 @@ class Card:
 
 
 def card_text(card: Card) -> str:
-    """The text of ``README.md``."""
+    """Return the text of ``README.md``."""
     is_value = card.usage.kind == "value"
     parts = [f"# {card.algo} on {card.dataset}", _what(card), card.origin, "## Use it"]
     parts.append(f"Type these in the folder of this card, or write where that is in the place of `{HERE}`.")
@@ -82,7 +82,7 @@ def card_text(card: Card) -> str:
 
 
 def _front_matter(card: Card) -> str:
-    """What the hub reads of a card."""
+    """Return the metadata that the hub reads from a card."""
     is_value = card.usage.kind == "value"
     data: dict[str, Any] = {"library_name": "posttrain-pipeline" if is_value else "transformers"}
     data |= {} if is_value else {"pipeline_tag": "text-generation"}
@@ -139,7 +139,7 @@ def _as_policy(card: Card) -> Iterator[str]:
 
 
 def _harness(card: Card) -> list[str]:
-    """The harness's command, with prompts and ends as the run had them: JSON, since no other form has tables."""
+    """Return the command of the evaluation harness with the run's prompts and ends, in JSON for its tables."""
     drawing, prompting = card.usage.drawing, card.usage.prompting
     model: dict[str, Any] = {"pretrained": HERE, "dtype": drawing.dtype}
     if prompting.chat and prompting.chat_template_kwargs:
@@ -235,7 +235,7 @@ def _licence(card: Card) -> str:
 
 
 def _block(lines: Sequence[str], language: str) -> str:
-    """Lines as they are, whatever is in them."""
+    """Return lines as a verbatim block, whatever they contain."""
     text = "\n".join(lines)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
@@ -272,7 +272,7 @@ _FOLDERS = re.compile(
 
 
 def command_for_all(words: Sequence[str]) -> str:
-    """The command that repeats a run, as it is typed anywhere.
+    """Return the command that repeats a run, without local paths.
 
     Args:
         words: As the run recorded it; none where it did not.
@@ -281,7 +281,7 @@ def command_for_all(words: Sequence[str]) -> str:
 
 
 def name_for_all(text: str) -> str:
-    """A text in which whole paths are names: they lead nowhere for others."""
+    """Replace whole paths in a text by names, since they lead nowhere for others."""
     if _PATH.match(text):
         return text.rstrip("/").rpartition("/")[2]
     key, equals, value = text.partition("=")

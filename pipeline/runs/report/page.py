@@ -46,7 +46,7 @@ _Row = TypeVar("_Row", PooledRow, ResultRow, ComputeRow, CostRow)
 
 
 def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequence[Object] = ()) -> Object:
-    """A page of one run or several.
+    """Return the data of a page with one or several runs.
 
     Args:
         runs: In the order in which they are shown.
@@ -73,7 +73,7 @@ def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequenc
 
 
 def run_page(run: LoadedRun, name: str) -> Object:
-    """What a page shows of a run, which is called so there.
+    """Return the data of a run on a page, where it has this name.
 
     Raises:
         PipelineError: Something that it left cannot be read.
@@ -113,12 +113,12 @@ def run_page(run: LoadedRun, name: str) -> Object:
 
 
 def place_of(row: ResultRow | PooledRow | FrontRow | ComputeRow | CostRow | Job) -> str:
-    """Dataset and model in words."""
+    """Return dataset and model in words."""
     return f"{row.dataset} · {row.model}"
 
 
 def _chain(one: Job | ResultRow) -> str:
-    """The reference and seed of a chain in words: ``seed 0``, ``reference 1, seed 0``."""
+    """Return the reference and seed of a chain in words: ``seed 0``, ``reference 1, seed 0``."""
     own = "all seeds" if one.seed is None else f"seed {one.seed}"
     return own if one.reference is None else f"reference {one.reference}, {own}"
 
@@ -142,7 +142,7 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
 
 
 def _unfinished(run: LoadedRun) -> Iterator[str]:
-    """What a reader of a run must know that is not over, or lacks something; what later runs made is there."""
+    """Yield notes on a run that is not over or lacks something, including outputs that later runs made."""
     state, views = run.state, run.view.jobs
     if state == "done":
         return
@@ -174,7 +174,7 @@ def _seconds(run: LoadedRun) -> float:
 
 
 def tables_of(results: Results, compute: Compute) -> list[Object]:
-    """The tables that the terminal shows, with all their columns; rows that a test tells apart are marked."""
+    """Return the tables of the terminal with all columns; rows with a significant difference are marked."""
     places = dict.fromkeys((row.dataset, row.model) for row in results.pooled)
     found = []
     for table, place in zip(result_tables(results, compute.costs), places, strict=True):
@@ -189,7 +189,7 @@ def tables_of(results: Results, compute: Compute) -> list[Object]:
 
 
 def metrics_of(results: Results) -> list[tuple[str, str]]:
-    """Metrics with their headings: first the one by which methods are judged, then those of the table."""
+    """Return metrics with headings: first the primary metric, then those of the table."""
     cells = [cell for methods in by_method(results.pooled).values() for cell in cells_of(methods)]
     plain = dict.fromkeys(name for cell in cells for name in cell if "/" not in name)
     first = primary_metric(cells)
@@ -198,7 +198,7 @@ def metrics_of(results: Results) -> list[tuple[str, str]]:
 
 
 def series_of(results: Results) -> list[Object]:
-    """Every metric of every method round by round; of its chains, where it has several, those of the table."""
+    """Return every metric of every method by round; for several chains also those of the table."""
     grouped: dict[tuple[str, str, str, str], list[PooledRow | ResultRow]] = {}
     pooled = [row for row in _ordered(results.pooled) if "/" not in row.metric]
     several = {(row.dataset, row.model, row.algo) for row in pooled if row.references * row.seeds > 1}
@@ -217,12 +217,12 @@ def series_of(results: Results) -> list[Object]:
 
 
 def _ordered(rows: Iterable[_Row]) -> list[_Row]:
-    """By dataset, model and method, as they are read."""
+    """Sort rows by dataset, model and method, in reading order."""
     return sorted(rows, key=lambda row: (row.dataset, row.model, words.reading_order(row.algo)))
 
 
 def _anchors(results: Results) -> dict[str, dict[str, dict[str, float]]]:
-    """Place -> ``greedy`` and ``optimum``, where they are known -> their metrics."""
+    """Return place -> ``greedy`` and ``optimum``, if known -> their metrics."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for row in results.pooled:
         anchor, _, metric = row.metric.partition("/")
@@ -232,7 +232,7 @@ def _anchors(results: Results) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def _stages(compute: Compute) -> list[Object]:
-    """What each stage of each method took, over all rounds, references and seeds; None where it is not known."""
+    """Return the cost of each stage and method, over all rounds, references and seeds; None if unknown."""
     grouped: dict[tuple[str, str, str], list[ComputeRow]] = {}
     for row in _ordered(compute.rows):
         grouped.setdefault((place_of(row), row.algo, row.stage), []).append(row)
@@ -315,7 +315,7 @@ def _training(run: LoadedRun) -> tuple[list[Object], str]:
 
 
 def _timeline(run: LoadedRun) -> Object | None:
-    """Who used which device when; None where nothing ran."""
+    """Return the use of devices over time; None if nothing ran."""
     spans, began = run.timeline(), run.view.started
     if not spans or began is None:
         return None
@@ -346,7 +346,9 @@ def _timeline(run: LoadedRun) -> Object | None:
 
 
 def bars(spans: Sequence[Span], began: float, until: float, most: int) -> list[Object]:
-    """Who was taken when, in seconds from the begin; of very many attempts those alike that nearly touch are one.
+    """Return the use of workers over time, in seconds from the start.
+
+    If there are many attempts, similar ones that nearly touch are merged.
 
     Args:
         spans: Of the whole run, by begin.
@@ -382,7 +384,7 @@ Attempts = Iterable[tuple[JobView, AttemptView]]
 
 
 def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ()) -> Object:
-    """What went wrong, so far as the journal tells.
+    """Return what went wrong, according to the journal.
 
     Args:
         view: The run.

@@ -38,12 +38,12 @@ log = logging.getLogger("pipeline")
 
 
 def jobs_done(counts: JobCounts) -> str:
-    """As in ``3/10 jobs done``."""
+    """Return text such as ``3/10 jobs done``."""
     return f"{counts.there:,}/{count(counts.total, 'job')} done"
 
 
 def how_far(counts: JobCounts, progress: Progress) -> list[str]:
-    """As in ``37 %`` and ``about 2 h left``; no time before anything has told how fast it goes."""
+    """Return texts such as ``37 %`` and ``about 2 h left``; no time before any progress is known."""
     parts = [percent(progress.part)]
     if progress.stopping and (counts.left or counts.running):
         parts.append("stopping")
@@ -53,7 +53,7 @@ def how_far(counts: JobCounts, progress: Progress) -> list[str]:
 
 
 def headline(view: RunView, progress: Progress | None) -> list[str]:
-    """The run in one line, in parts that are not to be broken."""
+    """Describe the run in one line, in parts that must not be broken."""
     counts = view.counts()
     parts = how_far(counts, progress) if progress else []
     parts += [jobs_done(counts), f"{counts.running} running", f"{counts.left:,} to come"]
@@ -66,7 +66,7 @@ def headline(view: RunView, progress: Progress | None) -> list[str]:
 
 
 def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
-    """What keeps a run from going on as planned: work of others, a shared store or a cluster that is away."""
+    """Return notices on what delays the run: other runs, or an unreachable shared store or cluster."""
     lines = []
     for job_id, reason in list(view.waiting.items())[:1]:
         others = len(view.waiting) - 1
@@ -79,12 +79,12 @@ def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
 
 
 def chains_of(cells: Cells) -> list[str]:
-    """The chains, in their order."""
+    """Return the chains, in order."""
     return list(dict.fromkeys(chain for chain, _ in cells))
 
 
 def grid(cells: Cells, shown: Sequence[str]) -> FittedTable:
-    """Some chains in one table; where not all rounds have room, those next to where the work is stay."""
+    """Return some chains in one table; if not all rounds fit, those near the current work are shown."""
     rounds = sorted({number for _, number in cells})
     unfinished = [number for (_, number), cell in cells.items() if not cell.settled]
     now = min(unfinished, default=rounds[-1] if rounds else 0)
@@ -97,7 +97,7 @@ def grid(cells: Cells, shown: Sequence[str]) -> FittedTable:
 
 
 def _cell(cell: JobCounts | None) -> Text:
-    """As in ``3/10``, ``10/10 ✓`` or ``4/10 failed``."""
+    """Return text such as ``3/10``, ``10/10 ✓`` or ``4/10 failed``."""
     if cell is None:
         return Text("")
     if cell.given_up:
@@ -110,7 +110,7 @@ def _cell(cell: JobCounts | None) -> Text:
 def worker_table(
     view: RunView, shown: Sequence[WorkerView], now: float, *, live: bool = True, title: str = ""
 ) -> FittedTable:
-    """A row for each of some workers; of a live view widths do not change from one moment to the next."""
+    """Return a row for each of some workers; in a live view column widths stay the same."""
     running = view.running()
     widest = max(map(len, running), default=0) if live else 0
     columns = [
@@ -157,7 +157,7 @@ def worker_table(
 
 
 def live_screen(run: LiveRun, width: int, height: int) -> list[RenderableType]:
-    """The live view for a terminal of so many columns and lines; it leaves the last line free."""
+    """Return the live view for a terminal of some size; it leaves the last line free."""
     first, *rest = headline(run.view, run.progress)
     top = in_lines([f"{duration(run.view.elapsed_s(run.now))}: {first}", *rest], width)
     lines = [*notices(run.view, run), *([run.stopping] if run.stopping else [])]
@@ -168,7 +168,7 @@ def live_screen(run: LiveRun, width: int, height: int) -> list[RenderableType]:
 def screen(
     view: RunView, now: float, top: _Lines, said: _Lines, height: int, workers: Sequence[WorkerView]
 ) -> list[RenderableType]:
-    """A run for a terminal of so many lines, of which it leaves the last free.
+    """Return the view of a run for a terminal with some lines, the last of which stays free.
 
     Args:
         view: The run.
@@ -204,7 +204,7 @@ def _and_more(number: int, what: str) -> list[Text]:
 
 
 def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
-    """How many lines chains and workers get, headings not counted; 0 for those that are not shown at all."""
+    """Return how many lines chains and workers get, without headings; 0 hides them."""
     room = lines - 2
     if room < 2 or not chains or not workers:
         return (min(chains, lines - 1), 0) if chains and lines > 1 else (0, max(0, min(workers, lines - 1)))
@@ -213,7 +213,7 @@ def share_lines(lines: int, chains: int, workers: int) -> tuple[int, int]:
 
 
 def first(rows: Sequence[_Row], lines: int, rank: Callable[[_Row], int]) -> tuple[list[_Row], int]:
-    """The rows that have room, of low rank first, and how many more there are, which takes a line to say."""
+    """Return the rows that fit, of low rank first, and the number of others, which takes a line to show."""
     if len(rows) <= lines:
         return list(rows), 0
     shown = sorted(rows, key=rank)[: lines - 1]
@@ -251,7 +251,7 @@ class PlainLines:
             say(self._console, f"[{elapsed_s:7.1f} s] {line}")
 
     def new(self, view: RunView, progress: Progress | None, now: float) -> list[str]:
-        """What is new since the last time."""
+        """Return the lines that are new since the last call."""
         elapsed_s, lines = view.elapsed_s(now), []
         for (chain, number), cell in view.cells.items():
             if cell.settled and (chain, number) not in self._finished:
@@ -296,7 +296,7 @@ class GpuLog:
             log.info("GPU utilization: %s", ", ".join(told))
 
     def conclude(self) -> None:
-        """The run is over."""
+        """Write the last summary."""
         means = {label: self._used[label] / seen if (seen := self._seen[label]) else None for label in self._most}
         each = (
             f"{label} {_part(means[label], ' on average')}, at most {_gb(most)} used"
@@ -307,12 +307,12 @@ class GpuLog:
 
 
 def gpu_loads(view: RunView) -> list[GpuLoad]:
-    """What the workers said last of their GPUs, each GPU once, in the order of workers."""
+    """Return the last reports of the workers on their GPUs, each GPU once, in the order of workers."""
     return list({worker.gpu.label: worker.gpu for worker in view.workers.values() if worker.gpu}.values())
 
 
 def memory(load: GpuLoad) -> str:
-    """``GPU 0: 45.23 GB used, 80.00 GB total``."""
+    """Return text such as ``GPU 0: 45.23 GB used, 80.00 GB total``."""
     return f"{load.label}: {_gb(load.used_bytes)} used, {_gb(load.total_bytes)} total"
 
 

@@ -44,7 +44,7 @@ _RULER = Console(file=io.StringIO(), color_system=None)
 
 
 def place_in_words(run: LoadedRun) -> str:
-    """As in ``Ray, 24 workers on 3 nodes``; "" for a run without Ray, whose workers are on one machine."""
+    """Return text such as ``Ray, 24 workers on 3 nodes``; "" without Ray, on one machine."""
     execution = run.config.get("execution")
     if not isinstance(execution, dict) or execution.get("backend") != Backend.ray.value or not run.view.workers:
         return ""
@@ -53,7 +53,7 @@ def place_in_words(run: LoadedRun) -> str:
 
 
 def origins(view: RunView) -> list[str]:
-    """How many outputs no job of the run made, as ``11 stored before``; empty for none."""
+    """Return how many outputs no job of the run made, as ``11 stored before``; empty for none."""
     return [f"{stored:,} stored before"] if (stored := view.counts().stored) else []
 
 
@@ -61,7 +61,7 @@ def origins(view: RunView) -> list[str]:
 
 
 def glance_at(run: LoadedRun, now: float) -> dict[str, Any]:
-    """A run in one row as plain data; `done` are all that are there, `stored` those of them from before it."""
+    """Return a run in one row as plain data; `done` counts all outputs, `stored` those from before the run."""
     view, counts, runs = run.view, run.view.counts(), run.engine_runs()
     return {
         "name": run.name,
@@ -77,7 +77,7 @@ def glance_at(run: LoadedRun, now: float) -> dict[str, Any]:
 
 
 def overview_table(rows: Iterable[Mapping[str, Any]]) -> FittedTable:
-    """The newest run of every experiment, the one that began last on top; of one with a problem its name alone."""
+    """Return the newest run of every experiment, latest first; if a run cannot be read, only its name."""
 
     def took(row: Mapping[str, Any]) -> str:
         if row.get("started") is None:
@@ -122,7 +122,7 @@ def print_run(run: LoadedRun, now: float, console: Console) -> None:
 
 
 def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
-    """One run for a terminal of that size: how far it is, chains, what runs, what moved, what failed last."""
+    """Return the view of one run for a terminal: progress, chains, running jobs, recent events, last failure."""
     view, engine = run.view, run.engine_runs()
     said = [(line, "") for line in [place_in_words(run)] if line]
     said += [(line, "yellow") for line in notices(view, None) if engine]
@@ -134,7 +134,7 @@ def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[Ren
 
 
 def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
-    """What it is, how it stands, and what to do where that is not well."""
+    """Return its name and state, and what to do if it is not well."""
     view, counts = run.view, run.view.counts()
     state = view.state(engine)
     text = Text.assemble((f"{run.name} ", "bold"), f"{run.stamp}: ", (state, _COLORS.get(state, "")))
@@ -155,7 +155,7 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
 
 
 def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
-    """Of each thing that there is to say a heading with its style, and the lines below it."""
+    """Yield a heading with its style and the lines below it, for each section with content."""
     view, folder = run.view, run.folder
     failed = []
     for job, attempt in view.failures():
@@ -192,7 +192,7 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
 
 
 def why_it_waits(job: JobView) -> str:
-    """Why a job that is to come does not run yet, or ""."""
+    """Say why a pending job does not run yet, or ""."""
     last = job.attempts[-1] if job.attempts else None
     if last is not None and last.outcome == "failed" and last.retry:
         return f"attempt {last.number} failed ({last.kind}), another one follows: {last.reason}"
@@ -209,7 +209,7 @@ def _listed(found: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
-    """One run as plain data for other programs, nothing cut off."""
+    """Return one run as plain data for other programs, nothing truncated."""
     view, counts, progress = run.view, run.view.counts(), run.progress
     then = now if run.engine_runs() else view.last
     began = None if view.started is None else datetime.fromtimestamp(view.started).astimezone().isoformat()
@@ -265,7 +265,7 @@ Lines = Iterator[str]
 
 
 def explain_job(run: LoadedRun, job_id: str, earlier: LoadedRun | None, now: float) -> list[str]:
-    """Where a job of a run stands, what became of its attempts, and why it had to run.
+    """Say where a job of a run stands, what became of its attempts, and why it had to run.
 
     Args:
         run: The run.
@@ -363,7 +363,7 @@ def _history(run: LoadedRun, job: JobView, earlier: LoadedRun | None) -> Lines:
 
 
 def _compared(old: LoadedRun, new: LoadedRun, job_id: str) -> Lines:
-    """What of a job is not as in an earlier run."""
+    """Return how a job differs from that of an earlier run."""
     if (key := new.plan.jobs[job_id].key) == old.plan.jobs[job_id].key:
         yield f"Nothing that determines it changed since run {old.stamp}: it has the same key {key[:12]}."
         return

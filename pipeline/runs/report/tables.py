@@ -81,7 +81,7 @@ def print_results(console: Console, results: record.Results, run: RunFolder, lab
 
 
 def number_column(heading: str, rank: int) -> Column:
-    """A column of numbers; those of the highest rank are left out first."""
+    """Return a column of numbers; those of the highest rank are left out first."""
     return Column(heading=heading, right=True, rank=rank)
 
 
@@ -93,14 +93,14 @@ def _value(number: float | None, none: str = "-") -> str:
 
 
 def first_few(names: Iterable[str], what: str, between: str = ", ") -> str:
-    """The first of them, and of ``what`` how many more there are."""
+    """Return the first names, and the number of others with the word ``what``."""
     every = list(names)
     more = [f"and {len(every) - _MOST_FEW} more {what}"] if len(every) > _MOST_FEW else []
     return between.join([*every[:_MOST_FEW], *more])
 
 
 def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> list[str]:
-    """What to say below numbers that rest on a divergence which is a bound; nothing where it is exact for all.
+    """Return notes below numbers that depend on an upper bound of the KL divergence; empty if all are exact.
 
     Args:
         bounded: Methods of the table whose divergence is a bound.
@@ -113,7 +113,7 @@ def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> li
 
 
 def _about_fewer(rows: Mapping[str, Chains], others: Iterable[Chains] = ()) -> list[str]:
-    """Which rows lack references or seeds that other rows of the same dataset and model have."""
+    """Say which rows lack references or seeds that other rows of the same dataset and model have."""
     every = [*rows.values(), *others]
     fewer = [
         f"{row}: {chains[what]} of {most} {what}"
@@ -133,7 +133,7 @@ def _chains(row: record.PooledRow | record.FrontRow | BudgetRow) -> Chains:
 
 
 def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label: str = "") -> list[FittedTable]:
-    """One table for each dataset and model: the reference with its anchors, then every algorithm round by round.
+    """Return one table per dataset and model: the reference with its baselines, then every algorithm by round.
 
     A number is the mean over all seeds and references. What its interval holds for, what the p-values of the last
     round are corrected for, and what differences such a run finds at all, stand below the table.
@@ -175,7 +175,7 @@ class _ResultTable:
         self._interval = f"{results.confidence:.0%} interval"
 
     def table(self, label: str) -> FittedTable:
-        """The table; a label goes to its title."""
+        """Return the table, with a label in its title."""
         headline = title(*self._place, *self._sizes(), label)
         table = FittedTable(self._columns(), title=headline, caption=lambda shown: "\n".join(self._about(shown)))
         p_values = {(one.first, one.round): one.p for one in self._tested if one.second == REFERENCE}
@@ -195,7 +195,7 @@ class _ResultTable:
         return table
 
     def _sizes(self) -> list[str]:
-        """Numbers of references, seeds and prompts, without those that strengths of guidance were tried on."""
+        """Return the numbers of references, seeds and prompts, ignoring prompts that only a sweep has used."""
         every = [row for cell in self._cells.values() for row in cell.values()]
         every = [row for row in every if f"/{ETA}" not in row.metric] or every
         references, seeds, prompts = (
@@ -206,7 +206,7 @@ class _ResultTable:
         return [*crossed, count(seeds, "seed"), count(prompts, prompt)]
 
     def _worth_showing(self) -> list[str]:
-        """Metrics that occur, what methods are judged by first, without a reward that is correctness again."""
+        """Return the metrics to show, the primary one first, without a reward that equals correctness."""
         cells = [{name: row.value for name, row in cell.items()} for cell in self._cells.values()]
         found = [name for name in HEADINGS if any(name in cell for cell in cells)]
         if "pass@1" in found and all(cell.get("reward") == cell.get("pass@1") for cell in cells):
@@ -218,7 +218,7 @@ class _ResultTable:
         return sorted(found, key=lambda name: name != primary)
 
     def _find_anchors(self) -> dict[str, record.ByMetric]:
-        """What results are held against besides the reference: rows of their own, of metrics that it has."""
+        """Return the baselines besides the reference: rows of their own, with their metrics."""
         own = self._cells.get((REFERENCE, 0), {})
         found: dict[str, record.ByMetric] = {
             anchor: {
@@ -252,7 +252,7 @@ class _ResultTable:
     # -- what stands below it ----------------------------------------------------------------------------------
 
     def _about(self, shown: Collection[str]) -> Iterator[str]:
-        """Lines on the columns that have room."""
+        """Yield notes on the columns that are shown."""
         results = self._results
         primary = self._metrics[:1]
         rows = {at: cell[primary[0]] for at, cell in self._cells.items() if set(primary) & set(cell)}
@@ -299,7 +299,7 @@ class _ResultTable:
         yield from about_bounds(results.bounded_among(algos), shown, so)
 
     def _chosen(self) -> list[str]:
-        """Of each method, which strengths of guidance its last round is tested at."""
+        """Return for each method the guidance strengths at which its last round is tested."""
         found = {}
         for (algo, _), cell in self._cells.items():  # of each algorithm the highest round comes last
             names = [
@@ -309,7 +309,7 @@ class _ResultTable:
         return [said for said in found.values() if said]
 
     def _about_anchors(self, shown: Collection[str]) -> Iterator[str]:
-        """What the rows of anchors are, and the columns of J and regret where these are shown."""
+        """Yield notes on the rows of baselines, and on the columns of J and regret if shown."""
         of_reference = ["greedy: the reference's likeliest tokens"] if "greedy" in self._anchors else []
         others = [name for name in self._anchors if name not in ANCHORS]
         of_reference += [f"{name}: one of its {name[len('pass@') :]} samples is right" for name in others]
@@ -324,7 +324,7 @@ class _ResultTable:
 
 
 def _rests_on(row: record.PooledRow) -> Chains:
-    """Of what a row's mean rests on and its difference, the fewer."""
+    """Return the smaller sizes of a row's mean and its difference."""
     other = {"references": row.difference_references, "seeds": row.difference_seeds}
     return {
         what: min(number, number if (own := other[what]) is None else own) for what, number in _chains(row).items()
@@ -332,7 +332,7 @@ def _rests_on(row: record.PooledRow) -> Chains:
 
 
 def what_intervals_hold_for(rows: Mapping[At, record.PooledRow]) -> str:
-    """What the intervals of these rows hold for, in one sentence."""
+    """Say what the intervals of these rows cover, in one sentence."""
     scopes = {scope for row in rows.values() for scope in (row.over, row.difference_over) if scope}
     if scopes == {"policies"}:
         chains = max(row.seeds * row.references for row in rows.values())
@@ -380,7 +380,7 @@ def _of_place(results: record.Results, place: tuple[str, str]) -> list[Chains]:
 
 
 def front_tables(results: record.Results, label: str = "") -> list[FittedTable]:
-    """One table for each dataset and model with fronts: their points by KL, then what they reach at equal KL."""
+    """Return one table per dataset and model with fronts: their points by KL, then rewards at equal KL."""
     return [
         _front_table(results, place, list(rows), label)
         for place, rows in groupby(results.fronts, key=lambda row: (row.dataset, row.model))
@@ -419,7 +419,7 @@ def _front_table(
 
 
 def budget_tables(rows: Iterable[BudgetRow], results: record.Results, label: str = "") -> list[FittedTable]:
-    """One table for each dataset and model: every method at every training budget.
+    """Return one table per dataset and model: every method at every training budget.
 
     Args:
         rows: Methods at budgets.
@@ -466,7 +466,7 @@ _LEAST_CHAIN = 16
 
 
 def plan_table(rows: Iterable[PlanRow]) -> FittedTable:
-    """Jobs per round, chain and stage, with what is stored already; and their devices where any takes several."""
+    """Return jobs per round, chain and stage with stored ones, and devices if any job takes several."""
     rows = list(rows)
     of_round = {row.round: row for row in reversed(rows)}  # the first of each, which alone names it
     of_chain = {(row.round, row.chain): row for row in reversed(rows)}
@@ -497,7 +497,7 @@ _ELSEWHERE = "a wider terminal shows all"
 
 
 def usage_table(usage: Usage) -> FittedTable:
-    """Outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
+    """Return outputs by experiment, chain, algorithm and stage, then everything else, with a total."""
     columns = [
         Column(heading="experiment", least=LEAST_NAME),  # which names what is no output, too
         Column(heading="dataset/model", rank=4, least=LEAST_NAME),
@@ -508,7 +508,7 @@ def usage_table(usage: Usage) -> FittedTable:
 
 
 def garbage_table(garbage: Iterable[Garbage]) -> FittedTable:
-    """What may be removed, by reason and by what it was, with a total."""
+    """Return what may be removed, by reason and by kind, with a total."""
     columns = [Column(heading="why"), Column(heading="what", rank=2, least=LEAST_NAME)]
     grouped: dict[tuple[str, str], Space] = {}
     for thing in garbage:
