@@ -52,7 +52,7 @@ _ALIKE = r"""
 _FUNCTION = "sqrt|pi|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|infty"
 _DOUBLED = "[dt]?frac|sqrt|left|right|text|mathrm|pi|infty|cdot|times|leq?|geq?|cup|pm|circ"
 """Commands of golds that were escaped twice."""
-_MEASURE = "(?:[kcm]?m|[km]?g|m?L|ft|in|mi|lbs?|mol|rad|[kMG]?(?:[JNWV]|Hz)|s|sec|min|hr?|days?|units?|mph)"
+_MEASURE = "(?:[kcm]?m|[km]?g|m?L|ft|in|mi|lbs?|mol|rad|[kMG]?(?:[JNW]|e?V|Pa|Hz)|s|sec|min|hr?|days?|units?|mph)"
 _LONG = 2000
 """Characters of an answer beyond which it is compared as it is: patterns take their square in steps."""
 
@@ -111,7 +111,11 @@ _REWRITES = [
         (r"^(?:(?![不非没未于过少多第])[,\u3400-\u9fff])+:?\s*(?=[-A-Za-z\d\\(])", ""),
         (r"(?<=\d)\s*[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+\.?$", ""),
         (r"\^\{\\circ\}\s*[CF]$", r"^{\\circ}"),
-        (rf"(?<=[\d}})])\s+({_MEASURE} ?/ ?{_MEASURE}|[ckm]m|kg|ft|lbs?|mph|Hz)(\^\{{-?\d\}})?$", r"\\text{\1}\2"),
+        (
+            rf"(?<=[\d}})])\s+({_MEASURE} ?/ ?{_MEASURE}|[ckm]m|kg|ft|lbs?|mph|Hz|[kMG]?eV|k?Pa|mol)"
+            r"(\^\{-?\d\})?$",
+            r"\\text{\1}\2",
+        ),
         (r"(?<=[\d}])\s+([a-z]{3,}(?: [a-z]+)*)$", r"\\text{\1}"),
     )
 ]
@@ -329,12 +333,13 @@ _PIECE = re.compile(
     r"|(?P<name>(?:\\(?:vec|hat|bar|overline|tilde|mathbf|mathcal|text)\{[A-Za-z]\}|\\(?:alpha|beta|gamma|delta"
     r"|epsilon|varepsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|varphi|chi|psi|omega|Gamma|Delta"
     r"|Theta|Lambda|Sigma|Phi|Psi|Omega|ell|hbar)(?![A-Za-z])|(?<![A-Za-z])d[a-z](?![A-Za-z])|[A-Za-z])"
-    r"(?:_\{[\w, +\\-]+\})?'*)"
+    r"(?:_\{[\w, +\\-]+\})?'*(?:\(0\))?)"
     r"|(?P<kept>\\(?:frac|sqrt|binom|ln|log|exp|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|cup|cap"
     r"|setminus|emptyset|le|ge|ne|lfloor|rfloor|lceil|rceil)(?![A-Za-z])|\\mathbb\{[NZQRC]\}"
     r"|\\(?:begin|end)\{[pbv]?matrix\}|\\\\|\\[{}]|(?<=\\log)_|(?<=\\log )_|[-+*/^(){}\[\]|!<>=,&:])"
 )
-"""What the parser keeps. Names have their index; of all else logarithms alone have one, their base."""
+"""What the parser keeps. Names have their index, and may be a value at 0, which is no product; of all else
+logarithms alone have an index, their base."""
 _UNCLEAR = re.compile(
     r"/ (?:[\d.]+|x_\{\d+\}|\\pi) (?=x_|e|\(|\\(?!infty|le|ge|ne|cup|cap|rceil|rfloor)[a-z])"
     r"|\d \d|(?<![\d.])0(?:\d+ | x)| 0\d|: .*:"
@@ -379,9 +384,9 @@ def _read(text: str) -> Any:
             names.add(said)
         elif said == "i":
             said = "( I )"  # the power of one without brackets would be left out
-        # What is behind a number and a bracket is a factor, and no fraction of a mixed number.
+        # What is behind a number and a bracket is a factor, and no fraction of a mixed number; \pi is no function.
         if (pieces[-1] == ")" and said.startswith(("(", r"\frac"))) or (
-            pieces[-1][-1:].isdigit() and said[0] == "("
+            (pieces[-1][-1:].isdigit() or pieces[-1] == r"\pi") and said[0] == "("
         ):
             pieces.append(r"\cdot")
         pieces.append(said)
@@ -436,6 +441,10 @@ def _verified(one: Any, other: Any) -> bool:
 
 # -- reward ------------------------------------------------------------------------------------------------------
 
+_BEFORE_NUMBER = re.compile(
+    r"(?:\\text\{)?\([A-J]\)(?:\}| )*(?=[-\d\\])|\d*[A-Za-z](?: ?\+ ?\d*[A-Za-z])+ ?=(?=[^<>]*$)"
+)
+"""The letter of a choice, or a sum of names, as competitions ask for: ``(E) 27``, ``m+n = 27``."""
 _FEW_WORDS = 5
 """Words of a solution that may be an answer of words alone."""
 
@@ -453,7 +462,7 @@ def parsed_answer(completion: Text) -> str | None:
 
 @reward(
     compares(
-        answer=parsed_answer, gold=gold_box, packages=("math-verify", "latex2sympy2-extended", "sympy"), version=17
+        answer=parsed_answer, gold=gold_box, packages=("math-verify", "latex2sympy2-extended", "sympy"), version=18
     )
 )
 def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
@@ -472,4 +481,7 @@ def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) 
 
 def _equal(given: Text, wanted: str) -> float | None:
     gold = written_alike(bare_answer(wanted, most_words=_FEW_WORDS) or "")
-    return float(same(gold, _answer(answer_part(text_of(given))))) if gold else None
+    answer = _answer(answer_part(text_of(given)))
+    if (found := _BEFORE_NUMBER.match(answer)) and not _LETTER.search(gold):
+        answer = answer[found.end() :].strip()
+    return float(same(gold, answer)) if gold else None

@@ -96,16 +96,6 @@ REPOSITORIES = {
     ),
 }
 
-MISSED = {
-    r"\boxed{m+n=103}",
-    r"\boxed{\textbf{(E) }27}",
-    r"\boxed{I(0)e^{-Rt/L}}",
-    r"\boxed{I(t) = I(0) e^{-\frac{R t}{L}}}",
-    r"\boxed{2e^{5\pi i/6}}",
-    "\\boxed{\N{MINUS SIGN}13.6 eV}",
-}
-"""Right answers that `math_verify` does not take for right."""
-
 
 def cases(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text().splitlines()]
@@ -139,7 +129,6 @@ def test_every_row_is_asked_and_judged_as_by_hand(made: tuple[str, list[Row]]) -
     (reward,) = load_functions(settings(name))
     if reward.name == "math_verify":
         pytest.importorskip("math_verify")
-    missed = set()
     for case in cases(name):
         asked = next(case["row"][each] for each in ("problem", "question", "Question") if each in case["row"])
         (row,) = (each for each in rows if asked in str(each.prompt))
@@ -150,10 +139,7 @@ def test_every_row_is_asked_and_judged_as_by_hand(made: tuple[str, list[Row]]) -
             for text in texts:
                 given = text.replace("<R>", right).replace("<W>", wrong).replace("<r>", right.lower())
                 (judged,) = reward.function(completions=[given], solution=[row.columns["solution"]])
-                if judged != verdict:
-                    assert (judged, verdict) == (0, 1), given
-                    missed.add(given)
-    assert missed <= MISSED
+                assert judged == verdict, given
 
 
 @pytest.mark.parametrize("name", REPOSITORIES)
