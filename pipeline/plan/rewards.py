@@ -26,7 +26,7 @@ from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.datasets.base import check_demonstrations, demonstration_length, load_dataset
-from pipeline.learning.datasets.files import HubDataset, in_cache
+from pipeline.learning.datasets.files import HubDataset, in_cache, is_hub_id
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
 from pipeline.learning.rewards.judge import judges_of, key_of
@@ -305,7 +305,10 @@ def try_rewards(
     ]
     for name in used:
         for reward, settings in judges_of(config.datasets[name]).items():
-            key_of(f"{reward} of datasets.{name}", settings)
+            key_of(reward, settings)
+            if settings.path and not Path(settings.path).exists() and not is_hub_id(settings.path):
+                given = f"datasets.{name}.grading.options.{reward}.path={settings.path}"
+                raise ConfigError(f"{given}: there is no such folder, and this is no hub id")
     to_read = [name for name in used if in_local_files(config.datasets[name])]
     asked = {
         name: section

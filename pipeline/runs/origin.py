@@ -342,8 +342,8 @@ def _of_judges(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
         who = ", ".join(f"{model} ({count(number, 'time')})" for model, number in asked.models.items())
         cost = "" if asked.cost is None else f", {asked.cost:,.4g} by the price that is set"
         yield (
-            f"datasets.{dataset}: the reward '{name}' asked for {asked.model}, and what replied was {who}: "
-            f"{asked.read:,} tokens read, {asked.written:,} written{cost}. Asked anew, it may reply otherwise"
+            f"datasets.{dataset}: the reward '{name}' rests on replies of {who} to requests for {asked.model}: "
+            f"{asked.read:,} tokens read, {asked.written:,} written{cost}. A repetition may get other replies"
         )
 
 

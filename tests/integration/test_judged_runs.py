@@ -44,7 +44,7 @@ def test_a_run_by_scores_leaves_no_key_and_tells_what_it_took(server: ChatServer
     said = run_here(place, *SMALL, judge(server))
     assert rows(place)["reference", "reward"] == pytest.approx(6 / 9)
     assert "the-model-2026" in said
-    assert "may reply otherwise" in said
+    assert "may get other replies" in said
     assert set(server.keys) == {f"Bearer {SECRET}"}
     files = [file for file in place.rglob("*") if file.is_file()]
     assert any(file.name == "asked.json" for file in files)

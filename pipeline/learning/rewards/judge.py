@@ -11,10 +11,10 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from pipeline.config.meaning import settings_of
@@ -207,18 +207,16 @@ class Reply:
     written: Count = 0
 
 
-class Asker(Protocol):
-    """Returns a reply to each prompt, in order."""
-
-    def ask(self, prompts: Sequence[str]) -> list[Reply]: ...  # noqa: D102
+Ask = Callable[[Sequence[str]], list[Reply]]
+"""From prompts to a reply to each, in order."""
 
 
 class Judge:
     """A judge with its model or endpoint."""
 
-    def __init__(self, settings: JudgeSettings, asker: Asker) -> None:
+    def __init__(self, settings: JudgeSettings, ask: Ask) -> None:
         """Store the settings and the model or endpoint."""
-        self._settings, self._asker = settings, asker
+        self._settings, self._ask = settings, ask
 
     def __call__(
         self, prompts: Sequence[str], completions: Sequence[str], others: Sequence[str | None]
@@ -239,7 +237,7 @@ class Judge:
             orders = pair if self._settings.mode == "pair" else [(one, "")]
             asked.append([self._filled(prompt, *order) for order in orders])
         different = list(dict.fromkeys(text for texts in asked for text in texts))
-        replies = dict(zip(different, self._asker.ask(different), strict=True))
+        replies = dict(zip(different, self._ask(different), strict=True))
         values = [self._value([replies[text] for text in texts]) for texts in asked]
         return values, self._asked([*replies.values()]) if self._settings.endpoint else None
 
@@ -302,5 +300,5 @@ def verdict(reply: str) -> float | None:
 
 
 def _said(reply: str) -> str:
-    """Return the reply without reasoning."""
-    return reply.rpartition("</think>")[2].strip()
+    """Return the reply without reasoning, be it cut off, or begun by the chat template."""
+    return re.sub(r"<think>.*?(</think>|\Z)", "", reply, flags=re.DOTALL).rpartition("</think>")[2].strip()

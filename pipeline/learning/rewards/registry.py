@@ -13,7 +13,7 @@ from pipeline.config.tables import JUDGE, MODEL_REWARDS, REWARD_MODEL, REWARDS, 
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, install_command, unknown_name
 from pipeline.learning.rewards.calling import GIVEN, Bound, bind, makes_rewards
-from pipeline.learning.rewards.judge import Asker, Judge, JudgeSettings, judge_settings, key_of
+from pipeline.learning.rewards.judge import Ask, Judge, JudgeSettings, judge_settings, key_of
 from pipeline.learning.rewards.traits import RewardTraits
 
 MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
@@ -169,7 +169,7 @@ def _load(
         )
     if used == JUDGE:
         settings = judge_settings(name, options)
-        asked = _not_loaded if device is None else Judge(settings, _asker(name, settings, device, hints))
+        asked = _not_loaded if device is None else Judge(settings, _asked(name, settings, device, hints))
         return LoadedReward(asked, JUDGE_TRAITS, options, name=name, weight=weight, path=JUDGE, options=options)
     named: Callable[..., Any] = load_reward(used)
     _check_options(name, named, options, lenient=used not in REWARDS)
@@ -180,15 +180,15 @@ def _load(
     return LoadedReward(**vars(bound), name=name, weight=weight, path=path, options=options)
 
 
-def _asker(name: str, settings: JudgeSettings, device: str, hints: Path | None) -> Asker:
-    """Who replies as a judge; imports what only that one needs."""
+def _asked(name: str, settings: JudgeSettings, device: str, hints: Path | None) -> Ask:
+    """Return the model or endpoint of a judge; only its own dependencies are imported."""
     if settings.endpoint:
         from pipeline.learning.rewards.endpoint import Endpoint
 
-        return Endpoint(settings, key_of(name, settings), None if hints is None else hints / "replies")
+        return Endpoint(settings, key_of(name, settings), None if hints is None else hints / "replies").ask
     from pipeline.learning.rewards.judge_model import JudgeModel
 
-    return JudgeModel(settings, device, hints)
+    return JudgeModel(settings, device, hints).ask
 
 
 def _not_loaded(**_: Any) -> list[float]:

@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 
 from pipeline.config.plain import short
+from pipeline.config.schema import Config
+from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Job
 from pipeline.plan.models import read_sources
+from pipeline.plan.rewards import try_rewards
 from tests.doubles.composing import quick_config
 
 BASE = {"endpoint": "http://localhost/v1", "model": "m"}
 
 
-def jobs(options: Mapping[str, Any]) -> dict[str, Job]:
+def request(options: Mapping[str, Any]) -> Config:
     given = ", ".join(f"{name}: {_typed(value)}" for name, value in options.items())
-    config = quick_config(
+    return quick_config(
         [
             "experiment.name=t",
             "algos=[DPO]",
@@ -25,6 +28,10 @@ def jobs(options: Mapping[str, Any]) -> dict[str, Job]:
             f"datasets.addition.grading.options={{judge: {{{given}}}}}",
         ]
     )
+
+
+def jobs(options: Mapping[str, Any]) -> dict[str, Job]:
+    config = request(options)
     plan = build_plan(config, sources=read_sources(config))
     return {job.id: job for job in plan.jobs.values()}
 
@@ -81,3 +88,8 @@ def test_what_scores_against_the_reference_reads_it() -> None:
     score = next(job for job in against.values() if job.stage == "score")
     assert "reference.train" in score.inputs
     assert not [job for job in plain.values() if job.stage == "score" and "reference.train" in job.inputs]
+
+
+def test_a_local_judge_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        try_rewards(request({"path": str(tmp_path / "none")}), ["addition"])

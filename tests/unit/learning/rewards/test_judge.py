@@ -63,6 +63,8 @@ def score(
         ("1", 0.0),
         ("Score: 4/10.", 3 / 9),
         ("<think>[[1]]</think> [[10]]", 1.0),
+        ("[[1]] so far</think>[[10]]", 1.0),
+        ("<think>perhaps [[10]], or", None),
         ("", None),
         ("It is one of 3 that I like", None),
         ("[[11]]", None),
