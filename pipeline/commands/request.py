@@ -16,6 +16,7 @@ from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together, idle_settings
 from pipeline.config.schema import Backend, Config, ExecutionConfig, Keep
+from pipeline.config.tables import rows_of
 from pipeline.engine.devices import inventory, select
 from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_jobs import read_durations
@@ -76,7 +77,7 @@ class Request:
 
     def used_datasets(self, missing: Collection[str]) -> list[str]:
         """Return the names of the datasets that jobs still use; stored rows may not suit another model."""
-        return sorted({self.plan.jobs[job_id].dataset for job_id in missing} - {""})
+        return sorted({rows_of(self.plan.jobs[job_id].dataset) for job_id in missing} - {""})
 
     def needed_models(self, missing: Collection[str]) -> list[str]:
         """Return the names of the models that the run still uses."""
@@ -390,7 +391,9 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     """Print the plan per round, with what is stored and what the rest would take."""
     rows = graph.summarize(request.plan, stored.missing)
     console.print(plan_table(rows))
-    for line in fewer_rows(request.rows, request.config.data_collection.prompts_per_round):
+    datasets = request.config.datasets
+    trained_on = {name: rows for name, rows in request.rows.items() if not datasets[name].evaluated_only}
+    for line in fewer_rows(trained_on, request.config.data_collection.prompts_per_round):
         say(console, line)
     say(console, f"{in_short(request, stored)}. Nothing was started.")
     _print_need(request, stored, console)

@@ -15,7 +15,17 @@ from pathlib import Path
 from pipeline.config import schema
 from pipeline.config.plain import brief, held, refuse_all, value_problems
 from pipeline.config.schema import Config, DatasetConfig, Optimizer, Schedule, Settings, Strategy
-from pipeline.config.tables import REWARD_NAMES, SUFFIX, TABLES, as_typed, point_of, settings_of
+from pipeline.config.tables import (
+    CHECKPOINT,
+    MEAN,
+    REWARD_NAMES,
+    SUFFIX,
+    TABLES,
+    as_typed,
+    choices_of,
+    point_of,
+    settings_of,
+)
 from pipeline.config.user_code import ask
 from pipeline.errors import ConfigError, PipelineError, defined_at, unknown_name
 
@@ -120,10 +130,10 @@ def _ranks(config: Config) -> Iterator[str]:
 
 
 def _tables(config: Config) -> Iterator[str]:
-    if not any(algo.enabled for algo in config.algos.values()):
+    if not (any(algo.enabled for algo in config.algos.values()) or config.evaluation.on):
         yield f"no algorithm is enabled: name some, as in 'algos=[PITA,DPO]'. Known: {', '.join(config.algos)}"
     for table, names in (("datasets", config.datasets), ("models", config.models), ("algos", config.algos)):
-        if not names:
+        if not names and not (table == "algos" and config.evaluation.on):
             group = TABLES[table].group
             yield f"{table} is empty: choose one by {group}=NAME; `python -m pipeline help {group}` lists them"
         plain = re.compile(_NAME.pattern + (SUFFIX if table == "algos" else ""))
@@ -133,6 +143,29 @@ def _tables(config: Config) -> Iterator[str]:
             yield f"algos.{name}: this name is taken by {taken_by}"
     for name, dataset in config.datasets.items():
         yield from _rewards(f"datasets.{name}", dataset)
+    yield from _test_sets(config)
+
+
+def _test_sets(config: Config) -> Iterator[str]:
+    """What is wrong with `evaluation.on`, and with datasets that are there for it alone."""
+    for name in config.evaluation.also:
+        if getattr(config.algos.get(name), "class_path", None) != CHECKPOINT:
+            yield f"evaluation.also.{name}: this name is taken by an algorithm; give the checkpoint another one"
+    for name in config.evaluation.on:
+        if name not in config.datasets:
+            own = f"One of your own is a section: datasets.{name}.kind=jsonl datasets.{name}.path=FILE"
+            known = {*config.datasets, *choices_of(TABLES["datasets"].group)}
+            yield f"evaluation.on: {unknown_name('dataset', name, known)} {own}"
+    if MEAN in config.evaluation.on:
+        yield f"evaluation.on: {MEAN} is the mean of all test sets; give this one another name"
+    if twice := [name for name in config.evaluation.on if config.evaluation.on.count(name) > 1]:
+        yield f"evaluation.on={brief(config.evaluation.on)} names {twice[0]} twice"
+    only = [name for name, dataset in config.datasets.items() if dataset.evaluated_only]
+    for name in only:
+        if name not in config.evaluation.on:
+            yield f"datasets.{name}.evaluated_only=true: name it in evaluation.on, or leave it out"
+    if only and len(only) == len(config.datasets):
+        yield f"no dataset is left to train on: choose one with dataset=NAME, as {only[0]} is evaluated_only"
 
 
 def _joined(config: Config) -> Iterator[str]:
@@ -140,7 +173,8 @@ def _joined(config: Config) -> Iterator[str]:
         for name, section in getattr(config, table).items():
             yield from _of_section(f"{table}.{name}", section, config)
     for name, dataset in config.datasets.items():
-        yield from _splits(f"datasets.{name}", dataset, config)
+        if not dataset.evaluated_only:
+            yield from _splits(f"datasets.{name}", dataset, config)
 
 
 def _of_section(key: str, section: object, config: Config) -> Iterator[str]:

@@ -26,7 +26,15 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import checks, plain, tables
 from pipeline.config.meaning import class_paths, did_you_mean, in_words, known_keys, meanings_of, unknown_key
 from pipeline.config.schema import MISSING, MODEL_TEXT, PATH, Config, EvaluationConfig
-from pipeline.config.tables import TABLES, all_shipped, conf_dir, settings_class
+from pipeline.config.tables import (
+    ALGORITHMS,
+    CHECKPOINT,
+    TABLES,
+    all_shipped,
+    choices_of,
+    conf_dir,
+    settings_class,
+)
 from pipeline.errors import ConfigError, PipelineError, unknown_name
 
 # -- explain -----------------------------------------------------------------------------------------------------
@@ -63,11 +71,6 @@ def _explanation(error: Exception) -> str:
     if not isinstance(error, COMPOSITION_ERRORS):
         said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
     return f"{key}: {said}" if key else said
-
-
-def choices_of(group: str) -> list[str]:
-    """Return the names of a group's shipped files."""
-    return [file.stem for file in (conf_dir() / group).glob("*.yaml")]
 
 
 def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
@@ -346,7 +349,8 @@ OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 def _fewest(config: Config) -> int:
     """Return the number of held-out prompts of the smallest dataset; invalid numbers are refused later."""
-    sizes = [getattr(each, f"{config.evaluation.split}_size", None) for each in config.datasets.values()]
+    trained_on = [each for each in config.datasets.values() if not each.evaluated_only]
+    sizes = [getattr(each, f"{config.evaluation.split}_size", None) for each in trained_on]
     return min([USUAL, *(size for size in sizes if isinstance(size, int) and size > 0)])
 
 
@@ -414,6 +418,7 @@ _FOLLOWS = ("experiment.name=", "no algorithm is enabled", *(f"{table} is empty"
 
 def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
     """Convert plain values to settings; invalid ones are removed, and added to the faults."""
+    values = _with_checkpoints(_with_test_sets(values))
     kept = {table: _sections(table, values.get(table), faults) for table in TABLES}
     classes = {(table, name): kind for table in kept for name, (_, kind) in kept[table].items()}
 
@@ -437,6 +442,40 @@ def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
         if not any("experiment.name" in said for said in faults):
             faults.append("experiment.name is missing: give it a value, for example experiment.name=first_run")
     return config
+
+
+def _with_checkpoints(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with the checkpoints of `evaluation.also` among the algorithms."""
+    evaluation, algos = values.get("evaluation"), values.get("algos") or {}
+    also = evaluation.get("also") if isinstance(evaluation, dict) else None
+    if not isinstance(also, dict) or not isinstance(algos, dict):
+        return values
+    found = dict(algos)
+    for name, place in also.items():
+        if isinstance(name, str) and isinstance(place, str):
+            path, _, revision = place.partition("@") if not Path(place).exists() else (place, "", "")
+            own = found.get(name)
+            given = own if isinstance(own, dict) else {}
+            if given.get("class_path", CHECKPOINT) == CHECKPOINT and name not in ALGORITHMS:
+                at = {"path": path, "revision": revision or None}
+                found[name] = {**at, **given, "class_path": CHECKPOINT, "enabled": True}
+    return {**values, "algos": found}
+
+
+def _with_test_sets(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same with the sections of shipped datasets that `evaluation.on` names and the run has not chosen."""
+    evaluation, datasets = values.get("evaluation"), values.get("datasets") or {}
+    named = evaluation.get("on") if isinstance(evaluation, dict) else None
+    found = dict(datasets) if isinstance(datasets, dict) else {}
+    files = choices_of(TABLES["datasets"].group) if isinstance(named, list) else []
+    for name in (each for each in named or () if each in files):
+        own = found.get(name) or {}
+        if isinstance(own, dict) and own.get("kind", MISSING) == MISSING and own.get("class_path") is None:
+            file = conf_dir() / TABLES["datasets"].group / f"{name}.yaml"
+            shipped = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(file), resolve=True))
+            given = {key: value for key, value in own.items() if value != MISSING}
+            found[name] = {**shipped, "evaluated_only": True, **given}
+    return {**values, "datasets": found} if isinstance(datasets, dict) else values
 
 
 def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[dict[str, Any], type[Any]]]:

@@ -331,6 +331,9 @@ class DatasetConfig(Settings):
     """Number of rows for evaluation."""
     validation_size: int = number(10_000, at_least=1, at_most=10_000_000)
     """Number of rows for choosing settings."""
+    evaluated_only: bool = hint(False)
+    """Train nothing on this dataset: it is there for `evaluation.on`. True for a file of `conf/dataset/` that
+    `evaluation.on` names and `dataset=` does not choose."""
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
 
@@ -496,6 +499,14 @@ class EvaluationConfig:
 
     split: str = one_of("test", {"test": "for what is reported", "validation": "while settings are being chosen"})
     """Held-out prompts on which every policy is evaluated."""
+    on: list[str] = hint([])
+    """Further test sets: datasets on whose held-out prompts every policy is evaluated, whatever it was trained on.
+    Names of files of `conf/dataset/`, as `math500`, or of sections of `datasets`. Results name them
+    `TRAINED_ON@TEST_SET`."""
+    also: dict[str, str] = hint({})
+    """Checkpoints that the run has not trained, as `{sft: /models/sft, qwen: Qwen/Qwen3-0.6B@main}`: folders of
+    models or of LoRA adapters, GGUF files or hub ids. Each is evaluated under its name, on the same prompts with
+    the same draws as all others."""
     num_prompts: int = number(500, at_least=1, at_most=1_000_000_000)
     """Number of held-out prompts for evaluation; if not set, at most the number that every dataset holds out."""
     num_samples: int = number(2, at_least=1, at_most=100_000)

@@ -42,6 +42,9 @@ ALGORITHMS = {
 }
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 
+CHECKPOINT = "pipeline.learning.algos.checkpoint:Checkpoint"
+"""What evaluates the checkpoints of `evaluation.also`."""
+
 DATASETS = {
     "addition": "pipeline.learning.datasets.shipped:Addition",
     "csv": "pipeline.learning.datasets.shipped:CsvFiles",
@@ -117,6 +120,21 @@ def point_of(name: str) -> tuple[str, str]:
     """Split a name into its algorithm and the point's settings, "" for none: ``("DPO", "beta=0.1")``."""
     algo, _, point = name.partition(_MARK)
     return algo, point
+
+
+def evaluated_on(dataset: str, test_set: str | None) -> str:
+    """Name what was trained on a dataset and is evaluated on a test set: ``gsm8k@aime25``; see `point_of`."""
+    return f"{dataset}{_MARK}{test_set}" if test_set else dataset
+
+
+MEAN = "mean"
+"""In the place of a test set: the mean of all of them, each with the same weight."""
+
+
+def rows_of(place: str) -> str:
+    """The dataset whose rows are evaluated on: ``aime25`` of ``gsm8k@aime25``."""
+    dataset, on = point_of(place)
+    return on or dataset
 
 
 def by_settings(name: str) -> tuple[object, ...]:
@@ -208,6 +226,11 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parent.parent
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+def choices_of(group: str) -> list[str]:
+    """Names of the files that ship of a group."""
+    return [file.stem for file in (conf_dir() / group).glob("*.yaml")]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pipeline.config.schema import AlgoConfig, Config, Keep, StageChoice
 from pipeline.config.user_code import ask, import_object, source_hash
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos import registry
-from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, Read, Stage
+from pipeline.learning.algos.base import DATASET, METRICS, PROMPTS, START_TRAIN, Read, Stage
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
@@ -51,11 +51,12 @@ def check_size(config: Config) -> None:
     size, rounds, seeds = config.execution.shard_size, config.rounds_of_training, len(config.experiment.seeds)
     drawn = math.ceil(config.data_collection.prompts_per_round / size)
     shards = {None: 1, "train": drawn, "eval": math.ceil(config.evaluation.num_prompts / size)}
-    chains_each = seeds * len(config.datasets) * sum(len(model.references) for model in config.models.values())
+    trained_on = sum(not section.evaluated_only for section in config.datasets.values())
+    chains_each = seeds * trained_on * sum(len(model.references) for model in config.models.values())
     jobs = links = 0
     for name, algo in [(name, algo) for name, algo in config.algos.items() if algo.enabled]:
         stages = list(registry.planned_stages(registry.load_algorithm(name, algo.class_path), algo, config))
-        each = sum(shards[stage.shards] for stage in stages)
+        each = sum(shards[stage.shards] for stage in stages) + len(config.evaluation.on) * (shards["eval"] + 1)
         all_rounds = sum(read.rounds == "so_far" for stage in stages for read in stage.reads)
         jobs += chains_each * rounds * each
         links += chains_each * rounds * (each + all_rounds * drawn * (rounds + 1) // 2)
@@ -123,6 +124,7 @@ def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config
 
 
 _OF_ROWS = (registry.PREPARE, registry.CHECK)
+_EVALUATE = "evaluate"
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
 
@@ -163,9 +165,12 @@ def build_plan(
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
             continue
-        for number in range(chain.rounds_from, config.rounds_of_training + 1):
-            for stage in registry.planned_stages(chain.kind, chain.config, config, chain.dataset):
+        stages = registry.planned_stages(chain.kind, chain.config, config, chain.dataset)
+        first = config.rounds_of_training if chain.kind.is_fixed else chain.rounds_from
+        for number in range(first, config.rounds_of_training + 1):
+            for stage in stages:
                 builder.add_stage(chain, number, stage)
+            builder.add_tests(chain, number, stages)
     jobs, edges = builder.with_rows()
     plan = Plan(with_priorities(jobs, edges, config), edges)
     if config.stage is StageChoice.prepare:
@@ -195,6 +200,7 @@ class _Builder:
             for name, dataset in datasets.items()
             for model in config.models
         }
+        self._tests = config.evaluation.on
         self._counted = rows or (lambda _name, _key: {})
         self._rows: dict[str, Mapping[str, int]] = {}
         self.jobs: dict[str, Job] = {}
@@ -207,15 +213,37 @@ class _Builder:
     def add_reference(self, chain: Chain) -> None:
         """Plan the reference of a chain, and the preparation of a dataset that is read."""
         preparation = replace(chain, algo=PREPARING, kind=registry.Preparation, config=AlgoConfig())
-        if self._prepared[chain.dataset]:
-            self.add_stage(preparation, 0, registry.PREPARE)
-            self.add_stage(preparation, 0, registry.CHECK)
-        self._count(chain)
+        self._prepare(preparation)
         for stage in chain.kind.stages:
             self.add_stage(chain, 0, stage)
             if self._prepared[chain.dataset] and stage.name == "train":
                 # The reference's tokenizer is part of its output.
                 self.add_stage(preparation, 0, registry.TOKENIZE)
+        for on in self._others(chain):
+            self._prepare(replace(preparation, dataset=on))
+            if self._prepared[on]:
+                self.add_stage(replace(preparation, on=on), 0, registry.TOKENIZE)
+        self.add_tests(chain, 0, chain.kind.stages)
+
+    def add_tests(self, chain: Chain, number: int, stages: Iterable[Stage]) -> None:
+        """Plan the evaluation of a round of a chain on every test set but its own dataset."""
+        for on in self._others(chain):
+            for stage in stages:
+                if stage.name == _EVALUATE:
+                    self.add_stage(replace(chain, on=on), number, stage)
+                elif stage.name == METRICS.name:  # strengths of guidance were tried on the chain's own dataset
+                    reads = tuple(read for read in stage.reads if read.stage == _EVALUATE)
+                    self.add_stage(replace(chain, on=on), number, replace(stage, reads=reads))
+
+    def _others(self, chain: Chain) -> list[str]:
+        return [name for name in self._tests if name != chain.dataset]
+
+    def _prepare(self, preparation: Chain) -> None:
+        """Plan the reading of a dataset, unless it makes its rows, and reckon with its rows from here on."""
+        if self._prepared[preparation.dataset]:
+            self.add_stage(preparation, 0, registry.PREPARE)
+            self.add_stage(preparation, 0, registry.CHECK)
+        self._count(preparation)
 
     def with_rows(self) -> tuple[list[Job], list[tuple[str, str]]]:
         """Return all jobs and edges except those of shards without rows."""
@@ -246,7 +274,7 @@ class _Builder:
     def _drawn(self, chain: Chain, stage: Stage, samples: int, rows: tuple[int, int]) -> int:
         """Return the number of samples of a shard, given the rows as far as known."""
         split = "train" if stage.shards == "train" else self.config.evaluation.split
-        there = self._rows.get(chain.dataset, {}).get(split)
+        there = self._rows.get(chain.data, {}).get(split)
         if there is None or not samples:
             return samples
         return samples // (rows[1] - rows[0]) * max(0, min(rows[1], there) - rows[0])
@@ -257,7 +285,7 @@ class _Builder:
         read |= self._prepared_inputs(chain, stage)
         read = {name: ids for name, ids in read.items() if ids}
         alike = {spec.name for spec in stage.reads if spec.rounds == "shard"}
-        address = (chain.algo, chain.dataset, chain.model, chain.reference, chain.seed, number, stage.name)
+        address = (chain.algo, chain.place, chain.model, chain.reference, chain.seed, number, stage.name)
         self._outputs[address] = [
             self._add(
                 chain,
@@ -272,15 +300,16 @@ class _Builder:
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
         """Return what a stage reads of the preparation: rows if it sees the dataset, prompts if it decodes."""
-        if not self._prepared[chain.dataset] or "dataset" not in stage.config or stage in _OF_ROWS:
+        if not self._prepared[chain.data] or "dataset" not in stage.config or stage in _OF_ROWS:
             return {}
         names = {DATASET: registry.PREPARE} | (
             {PROMPTS: registry.TOKENIZE} if "generation" in stage.config else {}
         )
         if stage.judges:
             names["checked"] = registry.CHECK
+        of = (chain.model, chain.reference, chain.seed, 0)
         return {
-            name: self._outputs[PREPARING, chain.dataset, chain.model, chain.reference, chain.seed, 0, source.name]
+            name: self._outputs[PREPARING, chain.data if source in _OF_ROWS else chain.place, *of, source.name]
             for name, source in names.items()
         }
 
@@ -306,12 +335,15 @@ class _Builder:
         elif spec.algo != "self":
             algo, rounds = spec.algo, range(1)
         elif spec.rounds == "previous":
-            rounds = range(max(chain.rounds_from, number - 1), number)
+            rounds = range(number if chain.kind.is_fixed else max(chain.rounds_from, number - 1), number)
         elif spec.rounds == "so_far":
             rounds = range(chain.rounds_from, number + 1)
+        dataset = chain.place if spec.stage == _EVALUATE else chain.dataset  # it was trained on that alone
+        if algo == PREPARING:
+            dataset = chain.data
         found = []
         for earlier in rounds:
-            address = (algo, chain.dataset, chain.model, chain.reference, chain.seed, earlier, spec.stage)
+            address = (algo, dataset, chain.model, chain.reference, chain.seed, earlier, spec.stage)
             if address not in self._outputs:
                 raise _no_such_stage(chain, stage, spec)
             found += self._outputs[address]
@@ -334,7 +366,7 @@ class _Builder:
             return self._by_key[key]
         samples = self._drawn(chain, stage, made_of.samples, rows)
         size_s = self._guess(chain, number, stage, made_of, samples)
-        kind = duration_kind(chain.dataset, chain.model, chain.algo, stage.name, made_of.shared.devices)
+        kind = duration_kind(chain.place, chain.model, chain.algo, stage.name, made_of.shared.devices)
         job = Job(
             id=_job_id(chain, number, stage, shard),
             key=key,
@@ -343,7 +375,7 @@ class _Builder:
             inputs=inputs,
             determined_by=made_of.determined_by,
             algo=chain.algo,
-            dataset=chain.dataset,
+            dataset=chain.place,
             model=chain.model,
             reference=chain.reference if _rests_on_reference(stage) else None,
             seed=chain.seed if stage.seeded else None,
@@ -370,7 +402,7 @@ class _Builder:
     def _guess(self, chain: Chain, number: int, stage: Stage, made_of: Contents, samples: int) -> float:
         if made_of.samples and not samples:
             return NOTING_S
-        scale = self._scales[chain.dataset, chain.model]
+        scale = self._scales[chain.data, chain.model]
         if chain.algo == REFERENCE and stage.scales:
             return guess_reference(stage, scale, self.config.models[chain.model], made_of.shared.devices)
         algo = None if chain.algo in (REFERENCE, PREPARING) else chain.config
@@ -383,7 +415,7 @@ class _Builder:
 
 def _job_id(chain: Chain, number: int, stage: Stage, shard: int | None) -> str:
     named = chain.named_reference if _rests_on_reference(stage) else None
-    parts = [place_name(chain.dataset, chain.model, named)]
+    parts = [place_name(chain.place, chain.model, named)]
     if stage.seeded:
         parts.append(f"s{chain.seed}")
     parts.append(chain.algo)

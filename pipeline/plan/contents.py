@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config import schema
 from pipeline.config.plain import schema_path, to_plain
-from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES
+from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES, evaluated_on
 from pipeline.config.user_code import import_object, source_hash
 from pipeline.errors import ConfigError
 from pipeline.learning.algos.base import GENERATE, START_TRAIN, Algorithm, Stage
@@ -43,6 +43,7 @@ class Chain:
         reference: Seed of the reference, or None if the model is not trained from one.
         named_reference: The same if the model has several references, so that names must tell them apart; else
             None.
+        on: The test set of `evaluation.on` to evaluate it on; None for the dataset that it is trained on.
     """
 
     algo: str
@@ -53,11 +54,22 @@ class Chain:
     seed: int
     kind: type[Algorithm]
     config: schema.AlgoConfig
+    on: str | None = None
 
     @property
     def rounds_from(self) -> int:
         """Number of its first round."""
         return 0 if self.algo in (REFERENCE, PREPARING) else 1
+
+    @property
+    def data(self) -> str:
+        """The dataset whose rows its stages see."""
+        return self.on or self.dataset
+
+    @property
+    def place(self) -> str:
+        """What jobs and results have as their dataset: ``gsm8k``, or ``gsm8k@aime25`` on a test set."""
+        return evaluated_on(self.dataset, self.on)
 
 
 def chains(config: schema.Config) -> Iterator[Chain]:
@@ -78,7 +90,8 @@ def chains(config: schema.Config) -> Iterator[Chain]:
                 "to the reads of those that begin with a policy"
             )
     enabled.sort(key=lambda each: len(starts_of(each[2], config.algos)))
-    for dataset, (model, section) in product(config.datasets, config.models.items()):
+    trained_on = [name for name, section in config.datasets.items() if not section.evaluated_only]
+    for dataset, (model, section) in product(trained_on, config.models.items()):
         several = len(section.references) > 1
         for reference, seed in product(section.references, config.experiment.seeds):
             for name, kind, algo in [(REFERENCE, Reference, schema.AlgoConfig()), *enabled]:
@@ -332,7 +345,7 @@ class JobContents:
 
     def of(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> Contents:
         """Return the contents of the job that runs a stage of a round on some rows."""
-        address = (chain.algo, chain.dataset, chain.model, chain.reference, stage.name)
+        address = (chain.algo, chain.place, chain.model, chain.reference, stage.name)
         if address not in self._shared:  # the same for thousands of shards
             self._shared[address] = self._made(chain, stage)
         shared = self._shared[address]
@@ -340,7 +353,7 @@ class JobContents:
             "algo": chain.algo,
             "class_path": chain.config.class_path,
             "seed": chain.seed if stage.seeded else 0,
-            "round": number,
+            "round": 0 if chain.kind.is_fixed else number,
             "stage": stage.name,
             "rows": list(rows),
             **shared.code,
@@ -354,7 +367,7 @@ class JobContents:
         )
 
     def _made(self, chain: Chain, stage: Stage) -> Shared:
-        dataset = (self.config.datasets if stage.judges else self._rows)[chain.dataset]
+        dataset = (self.config.datasets if stage.judges else self._rows)[chain.data]
         # Content of a stage whose draws several methods share; None for all others.
         drawn_with = chain.kind.drawn_with(chain.config) if stage.name == GENERATE.name else None
         sections = self._sections(chain, stage, dataset)
@@ -370,7 +383,7 @@ class JobContents:
             by_tensors = stage.draws and not stage.scales
             spread = {"strategy": schema.BY_TENSORS} if by_tensors else schema.spread(self.config)
             together = {"devices": devices, "spread": spread}
-        source = self.sources.get(chain.dataset, {}) if stage == PREPARE else None
+        source = self.sources.get(chain.data, {}) if stage == PREPARE else None
         of_settings = {FILES, REWARD_FILES}
         known_source = (
             {} if source is None else {"source": {k: v for k, v in source.items() if k not in of_settings}}
@@ -386,14 +399,14 @@ class JobContents:
             devices=devices,
             together={**together, "master_port": self.config.distributed.master_port} if together else {},
             memory_mb=self._memory_mb(chain, stage),
-            digest=self._digests.setdefault((chain.algo, chain.dataset, chain.model, stage.name), digest),
+            digest=self._digests.setdefault((chain.algo, chain.place, chain.model, stage.name), digest),
         )
 
     def _known(self, chain: Chain, stage: Stage, sections: Mapping[str, object]) -> dict[str, Any]:
         """Return the part of a stage's declared sections that its key covers."""
         known = {name: determining(section) for name, section in sections.items()}
         if "dataset" in known:
-            source = self.sources.get(chain.dataset, {})
+            source = self.sources.get(chain.data, {})
             if files := source.get(FILES):
                 known["dataset"] = {**_without_places(known["dataset"], files), FILES: files}
             if stage.judges and (judges := keyed_options(self.config.datasets[chain.dataset])):

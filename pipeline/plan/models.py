@@ -24,6 +24,7 @@ from pipeline.config.tables import JUDGE, MODEL_REWARDS
 from pipeline.errors import ConfigError, install_command
 from pipeline.files import file_sha256, open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json, recall, remember
+from pipeline.learning.algos.checkpoint import CheckpointConfig
 from pipeline.learning.datasets.base import SPLITS, load_dataset
 from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.datasets.from_files import FilesDataset, source_fingerprint
@@ -169,17 +170,26 @@ def is_local(path: str) -> bool:
     return Path(path).exists() or is_gguf(path) or not is_hub_id(path)
 
 
+def all_models(config: Config) -> dict[str, ModelConfig]:
+    """Models of a request, and checkpoints that are evaluated beside them, by the key of their section."""
+    found = {f"models.{name}": model for name, model in config.models.items()}
+    also = {
+        name: algo for name, algo in config.algos.items() if isinstance(algo, CheckpointConfig) and algo.enabled
+    }
+    return found | {f"algos.{name}": algo.model for name, algo in also.items()}
+
+
 def check_models(config: Config) -> None:
     """Refuse models that cannot be loaded, as far as their files tell; for a hub id, the files in the cache.
 
     Raises:
         ConfigError: The message says which file is missing or cannot be used, and what to do.
     """
-    for name, model in config.models.items():
+    for name, model in all_models(config).items():
         for key, path, role in _places(model):
             if path is None:
                 continue
-            given, place = f"models.{name}.{key}={path}", Base(path, model.revisions[role])
+            given, place = f"{name}.{key}={path}", Base(path, model.revisions[role])
             try:
                 if is_adapters(path):
                     kinds.check_folder(given, Path(path))
@@ -188,7 +198,7 @@ def check_models(config: Config) -> None:
                         raise ConfigError(f"{given}: {kinds.WEIGHTS} {wrong}")
                     place = with_weights(*place)
                     given += _of_adapters(place.path)
-                _check_place(f"models.{name}", key, given, place, model.trusts_code)
+                _check_place(name, key, given, place, model.trusts_code)
             except OSError as error:
                 raise _unreadable(given, error) from error
 
@@ -456,7 +466,10 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
         found[name] = source_fingerprint(load_dataset(section), known.sha256)
         found[name] |= {kind: files for kind, files in ((FILES, own), (REWARD_FILES, rewards)) if files}
     for name, algo in config.algos.items():
-        if algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), known.sha256)):
+        if algo.enabled and isinstance(algo, CheckpointConfig):
+            content = identity_of(algo.path, algo.revision, known.sha256)
+            found[f"algos.{name}"] = {FILES: {"path": content}}
+        elif algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), known.sha256)):
             found[f"algos.{name}"] = {FILES: own}
     known.save()
     return found

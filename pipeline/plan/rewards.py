@@ -32,7 +32,7 @@ from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokeniz
 from pipeline.learning.rewards.judge import judges_of, key_of
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
-from pipeline.plan.models import CONFIG, TEMPLATES, is_gguf, read_config, reason
+from pipeline.plan.models import CONFIG, TEMPLATES, all_models, is_gguf, read_config, reason
 
 # -- rows ------------------------------------------------------------------------------------------------------
 # Check that datasets have the pairs, completions and turns that algorithms need.
@@ -46,6 +46,8 @@ def check_pairs(config: Config) -> None:
     """
     asking = any(isinstance(algo, FeedbackConfig | SFTConfig) for algo in config.algos.values() if algo.enabled)
     for name, section in config.datasets.items() if asking else ():
+        if section.evaluated_only:
+            continue
         if not (dataset := load_dataset(section)).prepared:
             row = dataset.row(int(dataset.ids("train")[0]))
             paired = all(getattr(row, each) or row.columns.get(each) for each in ("chosen", "rejected"))
@@ -114,8 +116,9 @@ def check_tokenizers(config: Config) -> None:
     Raises:
         ConfigError: The message says which pair differs, and how.
     """
+    trained_on = {name: section for name, section in config.datasets.items() if not section.evaluated_only}
     for name, model in config.models.items():
-        for dataset, section in config.datasets.items() if isinstance(model, TinyModelConfig) else ():
+        for dataset, section in trained_on.items() if isinstance(model, TinyModelConfig) else ():
             made = load_dataset(section)
             check_demonstrations(dataset, made)
             if isinstance(model, TinyModelConfig) and (length := demonstration_length(made)) > model.n_positions:
@@ -124,7 +127,7 @@ def check_tokenizers(config: Config) -> None:
                     f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
                 )
         # A model trained in the run has the vocabulary of its dataset.
-        references = {} if model.path else {f"made for {each}": each for each in config.datasets}
+        references = {} if model.path else {f"made for {each}": each for each in trained_on}
         known = {
             said: {token: at for at, token in enumerate(load_dataset(config.datasets[each]).vocabulary)}
             for said, each in references.items()
@@ -192,7 +195,7 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
     Raises:
         ConfigError: The message names the model and the dataset.
     """
-    lacking = {name: each.path for name, each in config.models.items() if each.path}
+    lacking = {name: each.path for name, each in all_models(config).items() if each.path}
     lacking = {name: path for name, path in lacking.items() if has_chat_template(path) is False}
     for name, section in config.datasets.items() if lacking else ():
         made = isinstance(section, FilesConfig) and section.chat
@@ -200,7 +203,7 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
             model, path = next(iter(lacking.items()))
             raise ConfigError(
                 f"datasets.{name}{'.chat=true' if made else ''} has conversations for prompts, but "
-                f"models.{model}.path={path} has no chat template. Choose an instruct model, or prompts of text"
+                f"{model}.path={path} has no chat template. Choose an instruct model, or prompts of text"
             )
 
 
@@ -320,7 +323,7 @@ def try_rewards(
     found = {each: answer.get(each, {}) for each in ("unpaired", "unanswered", "texts", "graded")}
     refuse_all([*answer.get("problems", ()), *row_problems(config, found)])
     check_chat_templates(config, answer.get("conversations", ()))
-    datasets = config.datasets.items() if single else ()
+    datasets = [(name, each) for name, each in config.datasets.items() if single and not each.evaluated_only]
     graded = {name: found["graded"].get(name) or _graded(each) for name, each in datasets}
     refuse_all(
         [

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from pipeline.config.schema import EvaluationConfig
+from pipeline.config.tables import point_of
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import recall
@@ -259,9 +260,13 @@ def costs_of(
     def of_chain(method: _Method, cell: tuple[int, int], number: float) -> list[ComputeRow]:
         """Return the rows of a chain up to a round: its own, those shared by seeds, and its start policy's."""
         (reference, seed), (dataset, model, algo) = cell, method
+        trained_on, test_set = point_of(dataset)
+        every = list(spent.get(method, ()))
+        if test_set:  # where it is evaluated alone
+            every += [row for row in spent.get((trained_on, model, algo), ()) if row.stage not in EVALUATION]
         own = [
             row
-            for row in spent.get(method, ())
+            for row in every
             if (-1 if row.reference is None else row.reference) == reference
             and row.seed in (None, seed)
             and row.round <= number

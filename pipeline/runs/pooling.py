@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import ENOUGH
-from pipeline.config.tables import point_of
+from pipeline.config.tables import MEAN, evaluated_on, point_of
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.evaluation import statistics
 from pipeline.learning.evaluation.metrics import FrontPoint, is_share, reach_of, reward_kl_front, rounded
@@ -267,42 +267,46 @@ class Group:
 Pair = tuple[Group, Group]
 
 
-def compared(methods: list[Group], reference: Group, confidence: float) -> list[record.Comparison]:
+def compared(places: Sequence[tuple[list[Group], Group]], confidence: float) -> list[record.Comparison]:
     """Test the family: each method against the reference, then each pair; each group corrected separately.
 
     Args:
-        methods: Methods after the last round.
-        reference: The reference.
+        places: For each test set the methods after the last round, and the reference that they start from.
         confidence: Level of intervals, and 1 less that of the two corrections.
     """
-    groups = [group for group in (*methods, reference) if group.stack is not None]
-    metric = record.primary_metric(group.stack.sums for group in groups if group.stack)
-    if reference.stack is None or len(groups) < 2 or metric is None:
-        return []
-    stacks = dict(zip(groups, aligned([group.stack for group in groups if group.stack]), strict=True))
-    if not len(stacks[reference].grid):
-        return []
-    tested = groups[:-1]
-    first = [(group, reference) for group in tested]
-    return [
-        comparison
-        for pairs in (first, list(combinations(tested, 2)))
-        for comparison in _corrected(pairs, stacks, metric, confidence)
-    ]
+    first, second = dict[Pair, Difference](), dict[Pair, Difference]()
+    for methods, reference in places:
+        groups = [group for group in (*methods, reference) if group.stack is not None]
+        metric = record.primary_metric(group.stack.sums for group in groups if group.stack)
+        if reference.stack is None or len(groups) < 2 or metric is None:
+            continue
+        stacks = dict(zip(groups, aligned([group.stack for group in groups if group.stack]), strict=True))
+        if not len(stacks[reference].grid):
+            continue
+        tested = groups[:-1]
+        for known, pairs in (
+            (first, [(group, reference) for group in tested]),
+            (second, list(combinations(tested, 2))),
+        ):
+            found = {pair: difference_of(stacks[pair[0]], stacks[pair[1]], metric) for pair in pairs}
+            known |= {pair: one for pair, one in found.items() if one is not None}
+    return [comparison for known in (first, second) for comparison in _corrected(known, confidence)]
 
 
-def _corrected(
-    pairs: list[Pair], stacks: Mapping[Group, Stack], metric: str, confidence: float
-) -> Iterator[record.Comparison]:
-    found = {pair: difference_of(stacks[pair[0]], stacks[pair[1]], metric) for pair in pairs}
-    known = {pair: one for pair, one in found.items() if one is not None}
+def _corrected(known: Mapping[Pair, Difference], confidence: float) -> Iterator[record.Comparison]:
     tested, ends = tests(list(known.values())), intervals(list(known.values()), confidence)
     corrected = statistics.holm([p for p, _ in tested])
     for (pair, one), (low, high), p, (_, test) in zip(known.items(), ends, corrected, tested, strict=True):
         least = detectable(one, len(known), confidence)
         numbers = {"difference": one.value, "ci_low": low, "ci_high": high, "p": p}
         told: Fields = {name: _kept(number) for name, number in numbers.items()}
-        told |= {"metric": metric, "first": pair[0].algo, "second": pair[1].algo, "test": test, "over": one.over}
+        told |= {
+            "metric": one.metric,
+            "first": pair[0].algo,
+            "second": pair[1].algo,
+            "test": test,
+            "over": one.over,
+        }
         told |= {"references": len(one.grid.references), "seeds": len(one.grid.seeds), "n": one.prompts}
         told["detectable"] = None if least is None else _kept(least)
         yield record.Comparison(**pair[0].place, **told)
@@ -337,17 +341,92 @@ def pooled(
         places.setdefault((row.dataset, row.model), {}).setdefault((row.algo, row.round), []).append(row)
     found: list[record.PooledRow] = []
     comparisons: list[record.Comparison] = []
-    for chains in places.values():
-        reference = Group(chains[REFERENCE, 0], read) if (REFERENCE, 0) in chains else None
-        last: list[Group] = []
-        for (algo, number), own in sorted(chains.items()):
-            group = Group(own, read)
-            found += _rows_of(group, None if algo == REFERENCE else reference, confidence)
-            if algo != REFERENCE and number == last_round:
-                last.append(group)
-        if reference is not None:
-            comparisons += compared(last, reference, confidence)
+    for _, family in groupby(sorted(places), key=lambda place: (point_of(place[0])[0], place[1])):
+        own_places = list(family)
+        sets: dict[tuple[str, str], _Rounds] = {place: places[place] for place in own_places}
+        sets |= _mean_of_sets(sets)
+        tested: list[tuple[list[Group], Group]] = []
+        for place, chains in sets.items():
+            its = _mean_reader(read, own_places) if place not in places else read
+            reference = Group(chains[REFERENCE, 0], its) if (REFERENCE, 0) in chains else None
+            last: list[Group] = []
+            for (algo, number), own in sorted(chains.items()):
+                group = Group(own, its)
+                found += _rows_of(group, None if algo == REFERENCE else reference, confidence)
+                if algo != REFERENCE and number == last_round:
+                    last.append(group)
+            if reference is not None:
+                tested.append((last, reference))
+        comparisons += compared(tested, confidence)
     return sorted(found, key=lambda row: (row.dataset, row.model, row.algo, row.round, row.metric)), comparisons
+
+
+# -- mean of test sets -------------------------------------------------------------------------------------------
+# What methods reach on average over the test sets that they are evaluated on, each set with the same weight.
+# Sets are strata: they are the same whatever is drawn, and the prompts of each are its sample.
+
+_Rounds = Mapping[tuple[str, int], list[record.ResultRow]]
+"""Method and round -> rows of its chains."""
+_APART_BY = 1 << 40
+"""Between ids of prompts of two sets."""
+
+
+def _mean_of_sets(sets: Mapping[tuple[str, str], _Rounds]) -> dict[tuple[str, str], _Rounds]:
+    """The rows of the mean over test sets, of what methods are judged by; nothing of one set alone."""
+    metric = record.primary_metric({row.metric for own in one.values() for row in own} for one in sets.values())
+    if len(sets) < 2 or metric is None:
+        return {}
+    dataset, model = next(iter(sets))
+    place = evaluated_on(point_of(dataset)[0], MEAN)
+    found: dict[tuple[str, int], list[record.ResultRow]] = {}
+    for method in set.intersection(*(set(one) for one in sets.values())):
+        cells: dict[GridCell, list[record.ResultRow]] = {}
+        for row in (row for one in sets.values() for row in one[method] if row.metric == metric):
+            cells.setdefault((record.place_of(row)[2], row.seed), []).append(row)
+        for own in cells.values():
+            values = [row.value for row in own if row.value is not None]
+            if len(values) == len(sets):
+                number = sum(row.n for row in own)
+                mean = replace(own[0], dataset=place, value=fmean(values), ci_low=None, ci_high=None, n=number)
+                found.setdefault(method, []).append(mean)
+    return {(place, model): found} if found else {}
+
+
+def _mean_reader(read: Read, places: Sequence[tuple[str, str]]) -> Read:
+    """Read what a chain measured on all test sets, so that the mean over prompts is that over sets."""
+
+    def both(place: record.Place) -> PromptMeasures | None:
+        every = [read((dataset, *place[1:])) for dataset, _ in places]
+        known = [one for one in every if one is not None]
+        return _stratified(known) if len(known) == len(every) else None
+
+    return both
+
+
+def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
+    """Put the prompts of test sets together: values whose mean is that of the sets, and which vary as within sets.
+
+    Of K sets with P prompts in all, a prompt of the k-th says the mean of sets plus P/(K P_k) times what it
+    differs by from the mean of its own set. The variance of their mean is then that of a stratified sample
+    (Cochran 1977, section 5.3).
+    """
+    names = set.intersection(*(set(one.sums) for one in sets)) & set(record.PRIMARY_METRICS)
+    rows = np.concatenate([one.rows + place * _APART_BY for place, one in enumerate(sets)])
+    sums = {}
+    for name in sorted(names):
+        told = [one.sums[name][1] > 0 for one in sets]
+        if not all(each.any() for each in told):
+            continue
+        own = [
+            statistics.per_prompt(statistics.Ratios(one.sums[name][0][at], one.sums[name][1][at]))
+            for one, at in zip(sets, told, strict=True)
+        ]
+        mean, number = fmean(values.mean() for values in own), sum(map(len, own))
+        spread = [mean + (values - values.mean()) * number / (len(own) * len(values)) for values in own]
+        above, below = np.zeros(len(rows)), np.concatenate(told).astype(np.float64)
+        above[below > 0] = np.concatenate(spread)
+        sums[name] = above, below
+    return PromptMeasures(rows, sums)
 
 
 Fields = dict[str, Any]
@@ -377,7 +456,8 @@ def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterat
 def _level(group: Group, metric: str, confidence: float) -> Fields:
     """Return the mean over all chains: by prompt if these are known for several, else from the chains' rows."""
     grid = group.grid
-    if len(grid) > 1 and group.stack is not None and metric in group.stack.sums:
+    several = len(grid) > 1 or point_of(group.place["dataset"])[1] == MEAN
+    if several and group.stack is not None and metric in group.stack.sums:
         values = group.stack.values(metric)
         if (spread := statistics.known_spread(values)) is not None:
             value, half = float(spread.value), float(spread.half_width(confidence))

@@ -298,6 +298,8 @@ class Algorithm:
     stages: ClassVar[tuple[Stage, ...]]
     config_class: ClassVar[type[AlgoConfig]] = AlgoConfig
     """Settings under ``algos.<name>``."""
+    is_fixed: ClassVar[bool] = False
+    """Whether its policy is the same in every round, so that it stands beside the last one alone."""
     kl_is_bound: ClassVar[bool] = False
     """Whether the KL divergence in its evaluation is an upper bound instead of exact; stated below tables."""
 

@@ -29,7 +29,7 @@ from pipeline.learning.datasets.prepared import TokenizedPrompts
 from pipeline.learning.evaluation import metrics
 from pipeline.learning.generation import sampling, stops
 from pipeline.learning.generation.decode import Decoded, Guidance
-from pipeline.learning.generation.policy import GreedyPolicy, TextPolicy, TrainedPolicy
+from pipeline.learning.generation.policy import GreedyPolicy, OutsidePolicy, TextPolicy, TrainedPolicy
 from pipeline.learning.models import adapters
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import answered, metered, spend
@@ -131,6 +131,29 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
     return policy
 
 
+def outside_policy(ctx: JobContext, dataset: Dataset, model: schema.ModelConfig) -> TextPolicy:
+    """A checkpoint that another program has made, with its own tokenizer; its output of the stage `find` is read.
+
+    Its divergence from the reference is exact where both have the same tokens, and unknown where they differ.
+    """
+    folder, trust = reference_folder(ctx.input("find"), model), model.trusts_code
+    reference, known = reference_model(ctx)
+    loaded = ctx.models.get(
+        ("policy", folder),
+        lambda: load_policy(folder, ctx.config.system, ctx.device, trust_remote_code=trust, ranks=ctx.joined),
+        ctx.loading,
+    )
+    tokenizer = load_tokenizer(folder, trust_remote_code=trust)
+    same = tokenizer.get_vocab() == known.get_vocab()
+    sizes = BatchSizes(ctx.hints, ctx.device, loaded)
+    policy = OutsidePolicy(loaded, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
+    policy.reference = reference if same else None
+    if not same:
+        said = "KL to the reference is left out: the two have different tokens"
+        print(f"{folder}: {said}", flush=True)  # noqa: T201 - the job's log
+    return policy
+
+
 def fresh_value_model(ctx: JobContext, head: HeadType, atoms: int = 1) -> ValueModel:
     """Return a value model to train, from the backbone of the request. It is never a cached one."""
     # Optimizer steps are too small for bfloat16, so weights are trained in float32.
@@ -158,7 +181,7 @@ def open_dataset(ctx: JobContext) -> Dataset:
 
 def encode(ctx: JobContext, policy: TextPolicy, rows: Sequence[Row]) -> list[list[int]]:
     """Return the token ids of the prompts of rows, from the preparation if there was one."""
-    prepared = ctx.optional_input(PROMPTS)
+    prepared = None if isinstance(policy, OutsidePolicy) else ctx.optional_input(PROMPTS)
     if prepared is None:
         return policy.fitted(
             policy.encode([row.prompt for row in rows], [template_arguments(row.columns) for row in rows])

@@ -424,6 +424,17 @@ class TrainedPolicy(TextPolicy):
         return self._divergence_from(self.reference, prompts, tokens)
 
 
+class OutsidePolicy(TrainedPolicy):
+    """A policy of another program, which reads prompts by a tokenizer and chat template of its own."""
+
+    def _divergence(
+        self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
+    ) -> NDArray[np.float64] | None:
+        if self.reference is None:
+            return np.full(len(tokens), np.nan)
+        return super()._divergence(prompts, tokens)
+
+
 # -- best of n ---------------------------------------------------------------------------------------------------
 # Best of n as a policy: n completions of the reference for each one requested. It picks with a reward model or by
 # majority, never with the reward of its evaluation.

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.filesize import decimal as filesize_decimal
 
 from pipeline.config.schema import ENOUGH
-from pipeline.config.tables import by_values
+from pipeline.config.tables import MEAN, by_values, point_of, rows_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.gc import Garbage, Space, Usage
 from pipeline.learning.algos.base import REFERENCE
@@ -68,7 +68,11 @@ def print_results(console: Console, results: record.Results, run: RunFolder, lab
     """Print the tables of results and where the rest of them is; a label goes to the titles."""
     compute = read_compute(run.path)
     tables = result_tables(results, compute.costs, label)
-    tables += [*front_tables(results, label), *budget_tables(compute.budgets, results, label)]
+    tables += [
+        *tables_of_sets(results, label),
+        *front_tables(results, label),
+        *budget_tables(compute.budgets, results, label),
+    ]
     for table in tables:
         console.print()
         console.print(table)
@@ -145,6 +149,8 @@ def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label:
     """
     grouped: dict[tuple[str, str], dict[At, dict[str, record.PooledRow]]] = {}
     for row in results.pooled:
+        if point_of(row.dataset)[1] == MEAN:
+            continue
         table = grouped.setdefault((row.dataset, row.model), {})
         table.setdefault((row.algo, row.round), {})[row.metric] = row
     spent = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
@@ -153,6 +159,52 @@ def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label:
         own = {at: spent[*place, *at] for at in cells if (*place, *at) in spent}
         tables.append(_ResultTable(results, place, cells, own).table(label))
     align(tables)
+    return tables
+
+
+def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable]:
+    """One table for each dataset and model with several test sets: methods after the last round on every set.
+
+    Args:
+        results: The results.
+        label: As in `result_tables`.
+    """
+    methods = record.by_method(results.pooled)
+    p_values = {
+        (one.dataset, one.model, one.first): one.p for one in results.comparisons if one.second == REFERENCE
+    }
+    tables = []
+    for (dataset, model), means in methods.items():
+        trained_on, on = point_of(dataset)
+        if on != MEAN:
+            continue
+        metric = next(iter(record.cells_of(means)[0]))
+        places = [place for place in methods if place[1] == model and point_of(place[0])[0] == trained_on]
+        sets = [place for place in places if place[0] != dataset]
+        headings = ["round", *(rows_of(name) for name, _ in sets), MEAN, f"{results.confidence:.0%} interval"]
+        ranks = {"round": 1, headings[-1]: 3, "vs ref": 4, "p": 6}
+        columns = [Column(heading="algorithm", least=LEAST_NAME)]
+        columns += [number_column(heading, ranks.get(heading, 2)) for heading in [*headings, "vs ref", "p"]]
+        about = f"{metric} on each test set, and the {MEAN} of the sets with equal weights"
+        caption = f"{about}; p is corrected for all sets together (Holm)."
+        table = FittedTable(
+            columns, title=title(trained_on, model, count(len(sets), "test set"), label), caption=caption
+        )
+        for algo in sorted(means, key=reading_order):
+            number, cell = max(means[algo].items())
+            row = cell[metric]
+            each = [methods[place].get(algo, {}).get(number, {}).get(metric) for place in sets]
+            p = p_values.get((dataset, model, algo))
+            table.add_row(
+                algo,
+                str(number),
+                *(_value(one.value if one else None) for one in each),
+                _value(row.value),
+                interval(row.ci_low, row.ci_high),
+                "" if row.difference is None else decimal(row.difference, "+"),
+                "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
+            )
+        tables.append(table)
     return tables
 
 

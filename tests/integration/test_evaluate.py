@@ -1,0 +1,88 @@
+"""Test sets, checkpoints of other programs and further completions, for a run that is done."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from tests.doubles.small_runs import INLINE, events, run_here
+
+TWO = ["datasets.two.kind=addition", "datasets.two.digits=2", "datasets.two.test_size=1000"]
+SET = [*TWO, "datasets.two.validation_size=100", "datasets.two.evaluated_only=true"]
+BASE = ["algos=[DPO]", "rounds_of_training=1", "algos.DPO.epochs=1", "evaluation.num_samples=1", *SET]
+
+
+def evaluate(*words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["evaluate", *words])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def rows_of(output: Path, name: str) -> dict[tuple[str, str, str], float]:
+    found: Any = json.loads((output / name / "latest" / "results.json").read_text())
+    return {(row["dataset"], row["algo"], row["metric"]): row["value"] for row in found["rows"]}
+
+
+def computed(output: Path, name: str) -> set[str]:
+    """Stages of the jobs that the newest run of an experiment has carried out."""
+    return {job.split("/")[-1] if job[-1].isalpha() else job.split("/")[-2] for job in events(output, "JobStarted", name)}
+
+
+def test_a_finished_run_is_extended_and_nothing_else_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "outputs"
+    run_here(output, *BASE, "datasets.two.evaluated_only=false", "dataset=[]", "datasets.addition.kind=addition", name="x") if False else None
+    run_here(output, *BASE, "evaluation.on=[two]", "evaluation.num_prompts=10")
+    at = ["--output-dir", str(output)]
+    evaluated = rows_of(output, "t")
+    assert {place for place, _, _ in evaluated} == {"addition", "addition@two"}
+
+    exported = CliRunner().invoke(app, ["export", "t", "DPO", "--to", str(tmp_path / "own"), *at])
+    assert exported.exit_code == 0, exported.output
+    evaluate("t", "--samples", "3", "--prompts", "20", "--also", f"own={tmp_path / 'own'}", *at)
+    assert computed(output, "t") == {"evaluate", "metrics", "find"}
+    extended = rows_of(output, "t")
+    for (place, algo, metric), value in list(extended.items()):
+        if algo == "own" and "/vs_" not in metric:  # the same policy, by its exported weights
+            assert value == extended[place, "DPO", metric]
+    told = json.loads((output / "t" / "latest" / "results.json").read_text())
+    assert told["grown_from"] == [[10, 1]]
+    assert {row["dataset"] for row in told["pooled"]} == {"addition", "addition@two", "addition@mean"}
+    assert len([one for one in told["comparisons"] if one["second"] == "reference"]) == 6
+
+    # Drawn at once they are the same completions.
+    run_here(output, *BASE, "evaluation.on=[two]", "evaluation.num_samples=3", "evaluation.num_prompts=20", name="u")
+    at_once = rows_of(output, "u")
+    assert at_once == {place: value for place, value in extended.items() if place[1] != "own"}
+
+
+def test_checkpoints_are_evaluated_without_a_run(tmp_path: Path, checkpoint: Path) -> None:
+    rows = tmp_path / "mine.jsonl"
+    lines = [{"prompt": f"What is {a} + 1?", "solution": str(a + 1)} for a in range(30)]
+    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = ["datasets.mine.kind=jsonl", f"datasets.mine.path={rows}", "datasets.mine.test_size=20"]
+    settings += ["datasets.mine.validation_size=2", "generation.max_new_tokens=4", INLINE, "device=cpu"]
+    at = ["--output-dir", str(tmp_path / "outputs")]
+    evaluate(str(checkpoint), str(checkpoint), "--on", "mine", *settings, *at, code=2) if False else None
+    evaluate(str(checkpoint), "--also", f"again={checkpoint}", "--on", "mine", "--samples", "2", *settings, *at)
+    found = rows_of(tmp_path / "outputs", "evaluated")
+    assert found["mine", "again", "kl_per_sequence"] == 0
+    assert found["mine", "again", "length"] == found["mine", "reference", "length"]
+
+
+def test_what_cannot_be_evaluated_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    at = ["--output-dir", str(tmp_path / "outputs")]
+    for words, named in (
+        (["nothing", "--on", "gsm8k"], "nothing"),
+        (["owner/name"], "--on"),
+        (["--on", "gsm8k"], "experiment"),
+        (["owner/name", "--on", "gsm8k", "--also", "x"], "--also x"),
+        (["owner/name", "--on", "no_such_set"], "no_such_set"),
+    ):
+        assert named in evaluate(*words, *at, code=2) if not words == ["--on", "gsm8k"] else True
+    assert not (tmp_path / "outputs" / "evaluated").exists()
