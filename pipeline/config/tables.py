@@ -131,6 +131,11 @@ MEAN = "mean"
 """In the place of a test set: the mean of all of them, each with the same weight."""
 
 
+def is_mean(place: str) -> bool:
+    """Whether what results have as their dataset is the mean of several test sets."""
+    return point_of(place)[1] == MEAN
+
+
 def rows_of(place: str) -> str:
     """The dataset whose rows are evaluated on: ``aime25`` of ``gsm8k@aime25``."""
     dataset, on = point_of(place)

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from pipeline.config.schema import EvaluationConfig
-from pipeline.config.tables import point_of
+from pipeline.config.tables import is_mean, point_of
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import recall
@@ -310,7 +310,9 @@ def at_budgets(
     """
     spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}
     found: list[BudgetRow] = []
-    for (dataset, model), methods in sorted(record.by_method(pooled).items()):
+    for (dataset, model), methods in sorted(
+        record.by_method(row for row in pooled if not is_mean(row.dataset)).items()
+    ):
         primary = record.primary_metric(record.cells_of(methods))
         for budget in sorted(budgets):
             for algo, rounds in sorted(methods.items()):

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
+from pipeline.config.tables import is_mean
 from pipeline.errors import ConfigError, known_names
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs import record
@@ -214,7 +215,7 @@ class _Stored:
 
         results, jobs = run.results, run.jobs.values()
         self._confidence, self._compared = results.confidence, compared
-        self.places = record.by_method(results.pooled)
+        self.places = record.by_method(row for row in results.pooled if not is_mean(row.dataset))
         costs = costs_of(results.rows, run.compute.rows, results.starts)
         self._costs = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
         self._without_weights = {
@@ -248,7 +249,7 @@ class _Stored:
             model=place[1],
             metric=metric,
             methods=sorted(methods, key=lambda one: reading_order(one.algo)),
-            comparisons=[] if reference is None else self._compared(own, reference, self._confidence),
+            comparisons=[] if reference is None else self._compared([(own, reference)], self._confidence),
         )
 
     def _reached(self, place: tuple[str, str], algo: str, at: Limits, metric: str) -> Reached:

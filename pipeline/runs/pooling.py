@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import ENOUGH
-from pipeline.config.tables import MEAN, evaluated_on, point_of
+from pipeline.config.tables import MEAN, evaluated_on, is_mean, point_of
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.evaluation import statistics
 from pipeline.learning.evaluation.metrics import FrontPoint, is_share, reach_of, reward_kl_front, rounded
@@ -456,7 +456,7 @@ def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterat
 def _level(group: Group, metric: str, confidence: float) -> Fields:
     """Return the mean over all chains: by prompt if these are known for several, else from the chains' rows."""
     grid = group.grid
-    several = len(grid) > 1 or point_of(group.place["dataset"])[1] == MEAN
+    several = len(grid) > 1 or is_mean(group.place["dataset"])
     if several and group.stack is not None and metric in group.stack.sums:
         values = group.stack.values(metric)
         if (spread := statistics.known_spread(values)) is not None:

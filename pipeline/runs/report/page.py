@@ -12,6 +12,7 @@ from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 from pipeline import __version__
+from pipeline.config.tables import is_mean
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import FIELDS, Sample, by_training
@@ -23,7 +24,15 @@ from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_met
 from pipeline.runs.report import format as words
 from pipeline.runs.report.html import page_table, points_each, thinned
 from pipeline.runs.report.status import origins, place_in_words
-from pipeline.runs.report.tables import ANCHORS, HEADINGS, budget_tables, first_few, front_tables, result_tables
+from pipeline.runs.report.tables import (
+    ANCHORS,
+    HEADINGS,
+    budget_tables,
+    first_few,
+    front_tables,
+    result_tables,
+    tables_of_sets,
+)
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
 MOST_FAILURES = 500
@@ -175,7 +184,7 @@ def _seconds(run: LoadedRun) -> float:
 
 def tables_of(results: Results, compute: Compute) -> list[Object]:
     """Return the tables of the terminal with all columns; rows with a significant difference are marked."""
-    places = dict.fromkeys((row.dataset, row.model) for row in results.pooled)
+    places = dict.fromkeys((row.dataset, row.model) for row in results.pooled if not is_mean(row.dataset))
     found = []
     for table, place in zip(result_tables(results, compute.costs), places, strict=True):
         told = {
@@ -185,7 +194,13 @@ def tables_of(results: Results, compute: Compute) -> list[Object]:
         }
         marks = {at: told[row[0], row[1]] for at, row in enumerate(table.texts) if (row[0], row[1]) in told}
         found.append(page_table(table, marks))
-    return [*found, *map(page_table, [*front_tables(results), *budget_tables(compute.budgets, results)])]
+    return [
+        *found,
+        *map(
+            page_table,
+            [*tables_of_sets(results), *front_tables(results), *budget_tables(compute.budgets, results)],
+        ),
+    ]
 
 
 def metrics_of(results: Results) -> list[tuple[str, str]]:

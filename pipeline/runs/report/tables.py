@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.filesize import decimal as filesize_decimal
 
 from pipeline.config.schema import ENOUGH
-from pipeline.config.tables import MEAN, by_values, point_of, rows_of
+from pipeline.config.tables import MEAN, by_values, is_mean, point_of, rows_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.gc import Garbage, Space, Usage
 from pipeline.learning.algos.base import REFERENCE
@@ -149,7 +149,7 @@ def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label:
     """
     grouped: dict[tuple[str, str], dict[At, dict[str, record.PooledRow]]] = {}
     for row in results.pooled:
-        if point_of(row.dataset)[1] == MEAN:
+        if is_mean(row.dataset):
             continue
         table = grouped.setdefault((row.dataset, row.model), {})
         table.setdefault((row.algo, row.round), {})[row.metric] = row
