@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from pipeline.config import schema
@@ -148,6 +149,13 @@ def _tables(config: Config) -> Iterator[str]:
 
 def _test_sets(config: Config) -> Iterator[str]:
     """What is wrong with `evaluation.on`, and with datasets that are there for it alone."""
+    grown = config.evaluation.grown_from
+    sizes = [*grown, [config.evaluation.num_prompts, config.evaluation.num_samples]]
+    if any(len(size) != 2 or min(size) < 1 for size in grown):
+        yield f"evaluation.grown_from={brief(grown)}: must be a list of prompts and completions, as [[500, 2]]"
+    elif any(new < old for first, second in pairwise(sizes) for old, new in zip(first, second, strict=True)):
+        now = "evaluation.num_prompts and num_samples"
+        yield f"evaluation.grown_from={brief(grown)}: {now} can only grow, and are {sizes[-1]}"
     for name in config.evaluation.also:
         if getattr(config.algos.get(name), "class_path", None) != CHECKPOINT:
             yield f"evaluation.also.{name}: this name is taken by an algorithm; give the checkpoint another one"

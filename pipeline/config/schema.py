@@ -539,8 +539,40 @@ class EvaluationConfig:
     reward_batch_size: int = number(256, at_least=1, at_most=1_000_000)
     """Most completions per call of a reward: those of as many whole prompts as fit, and at least one prompt.
     Results of a reward that compares completions depend on it."""
+    grown_from: list[list[int]] = hint([])
+    """Prompts and completions per prompt that the evaluation had before it was extended, as `[[500, 2]]`: these
+    are kept, and only the missing ones are drawn. `pipeline evaluate NAME --samples 16` sets it."""
     sample_prompts: int = number(8, at_least=0, at_most=1_000_000)
     """Number of prompts whose completions are shown in samples.jsonl."""
+
+
+@dataclass(frozen=True)
+class EvaluationPart:
+    """What one extension of an evaluation draws: some completions of some prompts.
+
+    Attributes:
+        settings: The section as it was then.
+        prompts: Positions ``[start, stop)`` of prompts.
+        samples: The same of completions of each.
+    """
+
+    settings: EvaluationConfig
+    prompts: tuple[int, int]
+    samples: tuple[int, int]
+
+
+def evaluation_parts(section: EvaluationConfig) -> list[EvaluationPart]:
+    """What an evaluation draws: all at once, or its first size and what each extension has added."""
+    sizes = [*((old[0], old[1]) for old in section.grown_from), (section.num_prompts, section.num_samples)]
+    parts, prompts, samples = list[EvaluationPart](), 0, 0
+    for more_prompts, more_samples in sizes:
+        settings = replace(section, num_prompts=more_prompts, num_samples=more_samples)
+        if prompts and more_samples > samples:
+            parts.append(EvaluationPart(settings, (0, prompts), (samples, more_samples)))
+        if more_prompts > prompts:
+            parts.append(EvaluationPart(settings, (prompts, more_prompts), (0, more_samples)))
+        prompts, samples = more_prompts, more_samples
+    return parts
 
 
 JOBS_PER_DEVICE = f", or '{AUTO}' to measure how many fit"

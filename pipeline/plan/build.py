@@ -19,7 +19,7 @@ from sys import intern
 from typing import Any
 
 from pipeline.config.plain import brief
-from pipeline.config.schema import AlgoConfig, Config, Keep, StageChoice
+from pipeline.config.schema import AlgoConfig, Config, EvaluationPart, Keep, StageChoice, evaluation_parts
 from pipeline.config.user_code import ask, import_object, source_hash
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos import registry
@@ -294,8 +294,9 @@ class _Builder:
                 shard,
                 rows,
                 {name: [ids[shard or 0]] if name in alike else ids for name, ids in read.items()},
+                part,
             )
-            for shard, rows in self._shards(stage)
+            for shard, rows, part in self._shards(stage)
         ]
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
@@ -313,15 +314,23 @@ class _Builder:
             for name, source in names.items()
         }
 
-    def _shards(self, stage: Stage) -> Iterator[tuple[int | None, tuple[int, int]]]:
+    def _shards(self, stage: Stage) -> Iterator[tuple[int | None, tuple[int, int], EvaluationPart | None]]:
+        """Yield number and prompts of each shard of a stage, and what it draws of an evaluation."""
+        size, number = self.config.execution.shard_size, 0
         if stage.shards is None:
-            yield None, (0, 0)
-            return
-        training = stage.shards == "train"
-        total = self.config.data_collection.prompts_per_round if training else self.config.evaluation.num_prompts
-        size = self.config.execution.shard_size
-        for shard in range(math.ceil(total / size)):
-            yield shard, (shard * size, min(total, (shard + 1) * size))
+            yield None, (0, 0), None
+        elif stage.shards == "train":
+            total = self.config.data_collection.prompts_per_round
+            yield from (
+                (at, (start, min(total, start + size)), None) for at, start in enumerate(range(0, total, size))
+            )
+        else:
+            # What is chosen by a sweep, and so what is evaluated, stays as an evaluation is extended.
+            parts = evaluation_parts(self.config.evaluation)
+            for part in parts if stage.name == _EVALUATE else parts[:1]:
+                for start in range(*part.prompts, size):
+                    yield number, (start, min(part.prompts[1], start + size)), part
+                    number += 1
 
     def _read(self, chain: Chain, number: int, stage: Stage, spec: Read) -> list[str]:
         algo, rounds = chain.algo, range(number, number + 1)
@@ -357,9 +366,10 @@ class _Builder:
         shard: int | None,
         rows: tuple[int, int],
         read: Mapping[str, list[str]],
+        part: EvaluationPart | None,
     ) -> str:
         inputs = {name: tuple(self.jobs[job_id].key for job_id in ids) for name, ids in read.items()}
-        made_of = self._contents.of(chain, number, stage, rows)
+        made_of = self._contents.of(chain, number, stage, rows, part)
         covered = {name: value for name, value in made_of.determined_by.items() if name != "config"}
         key = self._keys.key({**covered, "inputs": inputs}, made_of.determined_by["config"])
         if key in self._by_key:

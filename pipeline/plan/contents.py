@@ -339,15 +339,32 @@ class JobContents:
             "checkpoint_every_steps": config.training.checkpoint_every_steps,
             "checkpoint_every_minutes": config.training.checkpoint_every_minutes,
         }
-        self._shared: dict[tuple[str, str, str, int | None, str], Shared] = {}
+        self._shared: dict[tuple[str, str, str, int | None, str, tuple[int, int]], Shared] = {}
         self._digests: dict[tuple[str, str, str, str], str] = {}
         self._plains: dict[int, tuple[object, dict[str, Any]]] = {}
 
-    def of(self, chain: Chain, number: int, stage: Stage, rows: tuple[int, int]) -> Contents:
-        """Return the contents of the job that runs a stage of a round on some rows."""
-        address = (chain.algo, chain.place, chain.model, chain.reference, stage.name)
+    def of(
+        self,
+        chain: Chain,
+        number: int,
+        stage: Stage,
+        rows: tuple[int, int],
+        part: schema.EvaluationPart | None = None,
+    ) -> Contents:
+        """Return the contents of the job that runs a stage of a round on some rows.
+
+        Args:
+            chain: The chain.
+            number: The round.
+            stage: The stage.
+            rows: Positions of its prompts; (0, 0) for a stage that is not split.
+            part: What of the evaluation it draws; None for a stage that does not evaluate.
+        """
+        evaluation = self.config.evaluation if part is None else part.settings
+        size = (evaluation.num_prompts, evaluation.num_samples)
+        address = (chain.algo, chain.place, chain.model, chain.reference, stage.name, size)
         if address not in self._shared:  # the same for thousands of shards
-            self._shared[address] = self._made(chain, stage)
+            self._shared[address] = self._made(chain, stage, evaluation)
         shared = self._shared[address]
         what: dict[str, Any] = {
             "algo": chain.algo,
@@ -356,9 +373,10 @@ class JobContents:
             "round": 0 if chain.kind.is_fixed else number,
             "stage": stage.name,
             "rows": list(rows),
+            **({"first_sample": part.samples[0]} if part is not None and part.samples[0] else {}),
             **shared.code,
         }
-        samples = self._samples(chain, stage, rows)
+        samples = self._samples(chain, stage, rows, part)
         return Contents(
             determined_by={**what, "version": chain.kind.version, "config": shared.known, **shared.over},
             payload={**what, **shared.together, "config": shared.given, **self._how_it_runs, "samples": samples},
@@ -366,11 +384,11 @@ class JobContents:
             shared=shared,
         )
 
-    def _made(self, chain: Chain, stage: Stage) -> Shared:
+    def _made(self, chain: Chain, stage: Stage, evaluation: schema.EvaluationConfig) -> Shared:
         dataset = (self.config.datasets if stage.judges else self._rows)[chain.data]
         # Content of a stage whose draws several methods share; None for all others.
         drawn_with = chain.kind.drawn_with(chain.config) if stage.name == GENERATE.name else None
-        sections = self._sections(chain, stage, dataset)
+        sections = self._sections(chain, stage, dataset, evaluation)
         known = self._known(chain, stage, sections)
         kind, over, together = chain.kind, dict[str, Any](), dict[str, Any]()
         if drawn_with is not None:
@@ -433,8 +451,15 @@ class JobContents:
             known["generation"]["backend"] = generation.backend.name
         return known
 
-    def _sections(self, chain: Chain, stage: Stage, dataset: schema.DatasetConfig) -> dict[str, object]:
+    def _sections(
+        self,
+        chain: Chain,
+        stage: Stage,
+        dataset: schema.DatasetConfig,
+        evaluation: schema.EvaluationConfig,
+    ) -> dict[str, object]:
         own: dict[str, object] = {
+            "evaluation": evaluation,
             "algo": chain.config,
             "dataset": dataset,
             "model": self.config.models[chain.model].with_reference(chain.reference),
@@ -472,10 +497,12 @@ class JobContents:
             return self.config.training.memory_mb
         return self.config.generation.memory_mb if "generation" in stage.config else None
 
-    def _samples(self, chain: Chain, stage: Stage, rows: tuple[int, int]) -> int:
+    def _samples(
+        self, chain: Chain, stage: Stage, rows: tuple[int, int], part: schema.EvaluationPart | None
+    ) -> int:
         if stage.shards is None:
             return 0
-        each = self.config.evaluation.num_samples
+        each = self.config.evaluation.num_samples if part is None else part.samples[1] - part.samples[0]
         if stage.shards == "train":
             each = round(chain.config.drawn(self.config.data_collection.samples_per_example))
         return (rows[1] - rows[0]) * each

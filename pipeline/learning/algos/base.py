@@ -197,6 +197,7 @@ class JobContext:
     hints: Path
     joined: Ranks | None
     models: ModelCache
+    first_sample: int = field(default=0, kw_only=True)
     loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
     progress: Progress = field(repr=False)
     stopping: Callable[[], bool] = field(repr=False)

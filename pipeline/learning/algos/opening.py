@@ -379,10 +379,11 @@ def evaluate(
     Returns:
         Completions and tokens that the stage has drawn so far, for the next `before`.
     """
-    samples = samples or ctx.config.evaluation.num_samples
+    first = 0 if samples else ctx.first_sample  # those before it were drawn earlier
+    samples = (samples or ctx.config.evaluation.num_samples) - first
     rows = held_out_rows(ctx, dataset, split)
     # The RNG stream does not depend on algorithm or round: all are compared on the same draws.
-    keys = sampling.sample_keys(ctx.seed, "evaluate", row_ids(rows), samples)
+    keys = sampling.sample_keys(ctx.seed, "evaluate", row_ids(rows), first + samples)[:, first:]
     done, tokens = before
     whole = done + len(rows) * samples if total is None else total
     decoded = policy.complete(
@@ -395,19 +396,20 @@ def evaluate(
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens, repeated)
     scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
-    metrics.write_samples(folder / formats.SAMPLES, _samples(policy, repeated, decoded, texts, scored, samples))
+    drawn = _samples(policy, repeated, decoded, texts, scored, range(first, first + samples))
+    metrics.write_samples(folder / formats.SAMPLES, drawn)
     return done + len(decoded.tokens), tokens + sum(map(len, decoded.tokens))
 
 
 def _samples(
-    policy: TextPolicy, rows: Sequence[Row], decoded: Decoded, texts: Sequence[str], scored: Scored, samples: int
+    policy: TextPolicy, rows: Sequence[Row], decoded: Decoded, texts: Sequence[str], scored: Scored, numbers: range
 ) -> Iterator[Sample]:
-    """Yield the completions with scores: `rows` has the row of each, `samples` in turn belong to one prompt."""
+    """Yield the completions with scores: `rows` has the row of each, `numbers` those of a prompt's completions."""
     several = scored.parts if len(scored.parts) > 1 else {}
     for index, row in enumerate(rows):
         yield Sample(
             row=row.id,
-            sample=index % samples,
+            sample=numbers[index % len(numbers)],
             prompt=plain_text(row.prompt),
             completion=texts[index],
             tokens=len(decoded.tokens[index]),
@@ -419,7 +421,7 @@ def _samples(
             answer=scored.answers[index],
             parts={name: _number(values[index]) for name, values in several.items()},
             fault=scored.faults[index],
-            solution=None if index % samples else _solution(row),
+            solution=None if numbers[index % len(numbers)] else _solution(row),
         )
 
 
@@ -597,7 +599,8 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
 def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
     """Return measures of the greedy reference, and of the optimum where known, for the reference's metrics."""
     settings, known = ctx.config.evaluation, log_right(ctx)
-    greedy = metrics.read_samples([folder / formats.GREEDY for folder in ctx.inputs["evaluate"]])
+    drawn = [folder / formats.GREEDY for folder in ctx.inputs["evaluate"]]
+    greedy = metrics.read_samples([folder for folder in drawn if folder.is_dir()])
     found = {formats.GREEDY: metrics.measure(greedy, settings.common_eta, known)}
     if known:
         found["optimum"] = metrics.optimum_columns(known, settings.common_eta, settings.etas)

@@ -146,10 +146,12 @@ class Reference(Algorithm):
         """Sample from the plain reference, decode it greedily, and compute the optimum of all policies."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset)
-        each = ctx.config.evaluation.num_samples + toolbox.opening.GREEDY_SAMPLES
+        greedy = 0 if ctx.first_sample else toolbox.opening.GREEDY_SAMPLES
+        each = ctx.config.evaluation.num_samples - ctx.first_sample + greedy
         total = toolbox.opening.held_out_count(ctx, dataset) * each
         drawn = toolbox.evaluate(ctx, policy, dataset, ctx.out, total=total)
-        toolbox.opening.evaluate_greedy(ctx, dataset, drawn)
+        if greedy:
+            toolbox.opening.evaluate_greedy(ctx, dataset, drawn)
         toolbox.opening.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:

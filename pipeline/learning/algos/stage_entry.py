@@ -156,6 +156,7 @@ def _context(work: Work, config: schema.StageConfig, ranks: Ranks | None) -> bas
         checkpoint_every_minutes=float(payload["checkpoint_every_minutes"]),
         hints=work.hints,
         joined=ranks,
+        first_sample=int(payload.get("first_sample", 0)),
         models=work.memory[_MODELS],
         loading=work.loading,
         progress=progress,

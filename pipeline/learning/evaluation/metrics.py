@@ -163,7 +163,12 @@ def read_samples(folders: Sequence[Path]) -> list[Sample]:
     Raises:
         JobError: A file is missing or holds something else; says which job wrote it.
     """
-    return [sample for folder in folders for sample in read_input(folder, SAMPLES, _samples)]
+    found = [sample for folder in folders for sample in read_input(folder, SAMPLES, _samples)]
+    place: dict[int, int] = {}
+    for sample in found:
+        place.setdefault(sample.row, len(place))
+    # An evaluation that was extended has further completions of a prompt in folders of their own.
+    return sorted(found, key=lambda sample: (place[sample.row], sample.sample))
 
 
 def _samples(path: Path) -> list[Sample]:
