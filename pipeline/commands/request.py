@@ -392,7 +392,7 @@ def print_plan(request: Request, stored: Stored, console: Console) -> None:
     rows = graph.summarize(request.plan, stored.missing)
     console.print(plan_table(rows))
     datasets = request.config.datasets
-    trained_on = {name: rows for name, rows in request.rows.items() if not datasets[name].evaluated_only}
+    trained_on = {name: rows for name, rows in request.rows.items() if datasets[name].trained_on}
     for line in fewer_rows(trained_on, request.config.data_collection.prompts_per_round):
         say(console, line)
     say(console, f"{in_short(request, stored)}. Nothing was started.")

@@ -75,6 +75,7 @@ LATER = {
     "figures": ("report", "Write the figures of a run for papers: PDF, SVG and PNG."),
     "report": ("report", "Write the page of a run anew, or one page of several runs."),
     "track": ("report", "Tell trackers (tensorboard, trackio, wandb) what they lack of a run."),
+    "evaluate": ("evaluate", "Evaluate a run that is done, or checkpoints, on further test sets."),
     "export": ("export", "Take a trained model away: a folder that works alone, with a model card."),
     "store": ("store", "Check the store of finished outputs, measure it, clean it up."),
     "gpus": ("gpus", "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them."),

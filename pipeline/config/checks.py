@@ -171,7 +171,7 @@ def _test_sets(config: Config) -> Iterator[str]:
     only = [name for name, dataset in config.datasets.items() if dataset.evaluated_only]
     for name in only:
         if name not in config.evaluation.on:
-            yield f"datasets.{name}.evaluated_only=true: name it in evaluation.on, or leave it out"
+            yield f"datasets.{name}.trained_on=false: name it in evaluation.on, or leave it out"
     if only and len(only) == len(config.datasets):
         yield f"no dataset is left to train on: choose one with dataset=NAME, as {only[0]} is evaluated_only"
 
@@ -181,7 +181,7 @@ def _joined(config: Config) -> Iterator[str]:
         for name, section in getattr(config, table).items():
             yield from _of_section(f"{table}.{name}", section, config)
     for name, dataset in config.datasets.items():
-        if not dataset.evaluated_only:
+        if dataset.trained_on:
             yield from _splits(f"datasets.{name}", dataset, config)
 
 

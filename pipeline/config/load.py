@@ -349,7 +349,7 @@ OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 def _fewest(config: Config) -> int:
     """Return the number of held-out prompts of the smallest dataset; invalid numbers are refused later."""
-    trained_on = [each for each in config.datasets.values() if not each.evaluated_only]
+    trained_on = [each for each in config.datasets.values() if each.trained_on]
     sizes = [getattr(each, f"{config.evaluation.split}_size", None) for each in trained_on]
     return min([USUAL, *(size for size in sizes if isinstance(size, int) and size > 0)])
 
@@ -474,7 +474,7 @@ def _with_test_sets(values: Mapping[str, Any]) -> Mapping[str, Any]:
             file = conf_dir() / TABLES["datasets"].group / f"{name}.yaml"
             shipped = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(file), resolve=True))
             given = {key: value for key, value in own.items() if value != MISSING}
-            found[name] = {**shipped, "evaluated_only": True, **given}
+            found[name] = {**shipped, "trained_on": False, **given}
     return {**values, "datasets": found} if isinstance(datasets, dict) else values
 
 

@@ -51,7 +51,7 @@ def check_size(config: Config) -> None:
     size, rounds, seeds = config.execution.shard_size, config.rounds_of_training, len(config.experiment.seeds)
     drawn = math.ceil(config.data_collection.prompts_per_round / size)
     shards = {None: 1, "train": drawn, "eval": math.ceil(config.evaluation.num_prompts / size)}
-    trained_on = sum(not section.evaluated_only for section in config.datasets.values())
+    trained_on = sum(section.trained_on for section in config.datasets.values())
     chains_each = seeds * trained_on * sum(len(model.references) for model in config.models.values())
     jobs = links = 0
     for name, algo in [(name, algo) for name, algo in config.algos.items() if algo.enabled]:

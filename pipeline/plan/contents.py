@@ -90,7 +90,7 @@ def chains(config: schema.Config) -> Iterator[Chain]:
                 "to the reads of those that begin with a policy"
             )
     enabled.sort(key=lambda each: len(starts_of(each[2], config.algos)))
-    trained_on = [name for name, section in config.datasets.items() if not section.evaluated_only]
+    trained_on = [name for name, section in config.datasets.items() if section.trained_on]
     for dataset, (model, section) in product(trained_on, config.models.items()):
         several = len(section.references) > 1
         for reference, seed in product(section.references, config.experiment.seeds):

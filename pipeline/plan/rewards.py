@@ -116,7 +116,7 @@ def check_tokenizers(config: Config) -> None:
     Raises:
         ConfigError: The message says which pair differs, and how.
     """
-    trained_on = {name: section for name, section in config.datasets.items() if not section.evaluated_only}
+    trained_on = {name: section for name, section in config.datasets.items() if section.trained_on}
     for name, model in config.models.items():
         for dataset, section in trained_on.items() if isinstance(model, TinyModelConfig) else ():
             made = load_dataset(section)
@@ -323,7 +323,7 @@ def try_rewards(
     found = {each: answer.get(each, {}) for each in ("unpaired", "unanswered", "texts", "graded")}
     refuse_all([*answer.get("problems", ()), *row_problems(config, found)])
     check_chat_templates(config, answer.get("conversations", ()))
-    datasets = [(name, each) for name, each in config.datasets.items() if single and not each.evaluated_only]
+    datasets = [(name, each) for name, each in config.datasets.items() if single and each.trained_on]
     graded = {name: found["graded"].get(name) or _graded(each) for name, each in datasets}
     refuse_all(
         [

@@ -388,6 +388,7 @@ def results_of(
         fronts=points,
         matched=matched,
         bounded=list(bounded),
+        grown_from=settings.grown_from,
         starts={
             job.algo: made_by[key]
             for job in jobs

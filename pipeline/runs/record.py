@@ -256,6 +256,7 @@ class Results:
         matched: Rewards of fronts at common divergences.
         bounded: Algorithms whose KL divergence is an upper bound; for the others it is exact.
         starts: Algorithm -> the algorithm whose last policy it starts from; the others start from the reference.
+        grown_from: Prompts and completions of each that the evaluation had before it was extended.
     """
 
     rows: list[ResultRow]
@@ -268,6 +269,7 @@ class Results:
     matched: list[MatchedRow] = field(default_factory=list)
     bounded: list[str] = field(default_factory=list)
     starts: dict[str, str] = field(default_factory=dict)
+    grown_from: list[list[Count]] = field(default_factory=list)
 
     def bounded_among(self, algos: Iterable[str]) -> list[str]:
         """Return those algorithms, or algorithms of these points, whose KL divergence is an upper bound."""

@@ -11,7 +11,7 @@ from pipeline.__main__ import app
 from tests.doubles.small_runs import INLINE, events, run_here
 
 TWO = ["datasets.two.kind=addition", "datasets.two.digits=2", "datasets.two.test_size=1000"]
-SET = [*TWO, "datasets.two.validation_size=100", "datasets.two.evaluated_only=true"]
+SET = [*TWO, "datasets.two.validation_size=100", "datasets.two.trained_on=false"]
 BASE = ["algos=[DPO]", "rounds_of_training=1", "algos.DPO.epochs=1", "evaluation.num_samples=1", *SET]
 
 

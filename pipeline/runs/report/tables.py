@@ -322,6 +322,10 @@ class _ResultTable:
         with_reference = [one for one in self._tested if one.second == REFERENCE]
         if with_reference and "p" in shown:
             yield _what_p_says(with_reference)
+        if results.grown_from and self._tested:
+            prompts, samples = results.grown_from[-1]
+            before = f"{count(prompts, 'prompt')} with {count(samples, 'completion')} each"
+            yield f"Extended from {before}: p assumes that nobody looked at results before."
         if "truncated" in self._metrics and _CUT in shown:
             yield f"{_CUT}: share of completions that generation.max_new_tokens ended."
         if pairs := [one for one in self._tested if one.second != REFERENCE]:

@@ -1,0 +1,183 @@
+"""Evaluate what is there on further test sets: a run that is done, or checkpoints of any program.
+
+Both are requests like others. For a run it is the one that it was, with more in its section `evaluation`, so that
+only what is missing is computed; for checkpoints it is one without algorithms.
+"""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from omegaconf import OmegaConf
+
+from pipeline.commands import typed
+from pipeline.commands.run import run_experiment
+from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain, load_config
+from pipeline.config.schema import Config
+from pipeline.config.tables import choices_of
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.learning.datasets.files import is_hub_id
+from pipeline.runs.loaded import choose_run, load_planned
+from pipeline.terminal.console import make_console
+
+app = typer.Typer()
+
+_SETTING = re.compile(r"[A-Za-z_][\w.@-]*=.*", re.DOTALL)
+
+
+@app.command(
+    epilog=typed.examples(
+        "pipeline evaluate first_run --on math,gsm8k",
+        "pipeline evaluate first_run --samples 16            # draws the missing ones alone",
+        "pipeline evaluate first_run --also sft=/models/sft --chain DPO",
+        "pipeline evaluate /models/a owner/b --on gsm8k evaluation.num_samples=4",
+    )
+)
+def evaluate(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            help="An experiment, or checkpoints (folders, GGUF files, hub ids); then any KEY=VALUE.",
+            autocompletion=typed.experiments,
+        ),
+    ],
+    on: Annotated[list[str] | None, typer.Option(help="Test sets: A,B or several --on.")] = None,
+    also: Annotated[list[str] | None, typer.Option(help="Another checkpoint as a row: NAME=PATH.")] = None,
+    chain: Annotated[list[str] | None, typer.Option(help="Only these algorithms of the run.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Completions per prompt, in all.")] = None,
+    prompts: Annotated[int | None, typer.Option(min=1, help="Prompts, in all.")] = None,
+    name: Annotated[
+        str, typer.Option(help="Experiment that the evaluation of checkpoints is called.")
+    ] = "evaluated",
+    output_dir: typed.OutputDir = typed.OUTPUTS,
+) -> int:
+    """Evaluate a run that is done, or checkpoints, on further test sets; nothing is trained."""
+    given: list[str] = []
+    settings: list[str] = []
+    for word in words:
+        (settings if _SETTING.fullmatch(word) and not Path(word).exists() else given).append(word)
+    sets = [each for one in on or () for each in one.split(",") if each]
+    if not given:
+        raise ConfigError("name an experiment or a checkpoint: pipeline evaluate NAME --on SET")
+    if len(given) == 1 and (output_dir / given[0] / "latest").exists():
+        config = _of_run(output_dir, given[0], sets, also or [], settings, chain, samples, prompts)
+    else:
+        _refuse_of_run(given, output_dir, sets, chain)
+        config = load_config(
+            _of_checkpoints(name, output_dir, given, sets, also or [], settings, samples, prompts)
+        )
+    options = {"--on": [",".join(sets)] if sets else [], "--also": also, "--chain": chain}
+    numbers = {"--samples": samples, "--prompts": prompts}
+    again = [*words, *(part for option, many in options.items() for one in many or () for part in (option, one))]
+    again += [part for option, number in numbers.items() if number for part in (option, str(number))]
+    command = ["python", "-m", "pipeline", "evaluate", *again, *(["--name", name] if name != "evaluated" else [])]
+    return run_experiment(config, make_console(), given=settings, command=command)
+
+
+def _of_run(
+    output_dir: Path,
+    experiment: str,
+    sets: list[str],
+    also: list[str],
+    settings: list[str],
+    chain: list[str] | None,
+    samples: int | None,
+    prompts: int | None,
+) -> Config:
+    """The request of a run with more to evaluate.
+
+    Raises:
+        ConfigError: It cannot be read, or what is asked for does not fit it.
+    """
+    plain: dict[str, Any] = load_planned(choose_run(output_dir, experiment)).read_config()
+    try:
+        merged: Any = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist(settings))
+        plain = cast("dict[str, Any]", OmegaConf.to_container(merged))
+    except COMPOSITION_ERRORS as error:
+        raise explain(error) from error
+    plain |= {"output_dir": str(output_dir), "dry_run": bool(plain.get("dry_run")) and "dry_run=true" in settings}
+    section, algos = plain["evaluation"], plain["algos"]
+    section["on"] = list(dict.fromkeys([*section.get("on", []), *sets]))
+    section["also"] = {**section.get("also", {}), **_named(also)}
+    if chain is not None:
+        for one in chain:
+            if one not in algos:
+                raise ConfigError(f"--chain {one}: {unknown_name('algorithm', one, algos)}")
+        for algo, own in algos.items():
+            own["enabled"] = bool(own.get("enabled")) and algo in chain
+    before, now = [section["num_prompts"], section["num_samples"]], [prompts, samples]
+    for option, old, new in zip(("--prompts", "--samples"), before, now, strict=True):
+        if new is not None and new < old:
+            raise ConfigError(f"{option} {new}: the run has {old}, and an evaluation can only grow")
+    sizes = [old if new is None else new for old, new in zip(before, now, strict=True)]
+    if sizes != before:
+        section["grown_from"] = [*section.get("grown_from", []), before]
+        section["num_prompts"], section["num_samples"] = sizes
+    return config_from_plain(plain)
+
+
+def _refuse_of_run(given: list[str], output_dir: Path, sets: list[str], chain: list[str] | None) -> None:
+    """Refuse what is neither an experiment nor a checkpoint, and checkpoints without a test set."""
+    for word in given:
+        if not Path(word).exists() and not is_hub_id(word.partition("@")[0]):
+            raise ConfigError(
+                f"'{word}' is no experiment of {output_dir}, and no file, folder or hub id of a model"
+            )
+        if not Path(word).exists() and "/" not in word:
+            known = [path.parent.name for path in output_dir.glob("*/latest")]
+            said = unknown_name("experiment", word, known)
+            raise ConfigError(f"{said} A checkpoint is a folder, a GGUF file or a hub id OWNER/NAME.")
+    if not sets:
+        raise ConfigError("say on which test sets: --on gsm8k; `python -m pipeline help dataset` lists them")
+    if chain is not None:
+        raise ConfigError("--chain is for an experiment, and checkpoints have no chains")
+
+
+def _of_checkpoints(
+    name: str,
+    output_dir: Path,
+    given: list[str],
+    sets: list[str],
+    also: list[str],
+    settings: list[str],
+    samples: int | None,
+    prompts: int | None,
+) -> list[str]:
+    """Settings of a request that evaluates checkpoints; the first stands in the place of the reference."""
+    first, revision = _place(given[0])
+    shipped = choices_of("dataset")
+    others = {**{_called(path): path for path in given[1:]}, **_named(also)}
+    if len(others) < len(given) - 1:
+        raise ConfigError("several checkpoints have the same name: give them as --also NAME=PATH")
+    found = [f"experiment.name={name}", f"output_dir='{output_dir}'", "algos=[]", "model=hf"]
+    found += [f"models.hf.path='{first}'", *([f"models.hf.revision='{revision}'"] if revision else [])]
+    found += [f"dataset=[{sets[0] if sets[0] in shipped else ''}]", f"evaluation.on=[{','.join(sets)}]"]
+    found += [f"datasets.{each}.trained_on=false" for each in sets[1:] if each not in shipped]
+    found += [f"+evaluation.also.{each}='{path}'" for each, path in others.items()]
+    found += [] if samples is None else [f"evaluation.num_samples={samples}"]
+    found += [] if prompts is None else [f"evaluation.num_prompts={prompts}"]
+    return [*found, "rounds_of_training=1", *settings]
+
+
+def _named(also: list[str]) -> dict[str, str]:
+    found = {}
+    for word in also:
+        name, equals, path = word.partition("=")
+        if not (equals and name and path):
+            raise ConfigError(f"--also {word}: write NAME=PATH, as --also sft=/models/sft")
+        found[name] = path
+    return found
+
+
+def _place(word: str) -> tuple[str, str]:
+    """A path, or a hub id and its revision."""
+    if Path(word).exists():
+        return str(Path(word).absolute()), ""
+    path, _, revision = word.partition("@")
+    return path, revision
+
+
+def _called(path: str) -> str:
+    """A plain name for a checkpoint, by the end of its path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(_place(path)[0]).name).strip("-._") or "checkpoint"
