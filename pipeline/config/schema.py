@@ -537,9 +537,9 @@ class EvaluationConfig:
     """Training budgets in FLOPs at which methods are compared, each after its last round within the budget; empty
     for none."""
     reward_batch_size: int = number(256, at_least=1, at_most=1_000_000)
-    """Most completions per call of a reward: those of as many whole prompts as fit, and at least one prompt.
-    Results of a reward that compares completions depend on it."""
-    grown_from: list[list[int]] = hint([])
+    """Completions handed to a reward at once, at most: those of as many whole prompts as fit, and of one prompt at
+    least. What a reward gives that compares completions depends on it."""
+    grown_from: list[list[int]] = number([], at_least=1, at_most=1_000_000_000, affects_result=False)
     """Prompts and completions per prompt that the evaluation had before it was extended, as `[[500, 2]]`: these
     are kept, and only the missing ones are drawn. `pipeline evaluate NAME --samples 16` sets it."""
     sample_prompts: int = number(8, at_least=0, at_most=1_000_000)

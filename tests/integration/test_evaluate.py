@@ -28,7 +28,8 @@ def rows_of(output: Path, name: str) -> dict[tuple[str, str, str], float]:
 
 def computed(output: Path, name: str) -> set[str]:
     """Stages of the jobs that the newest run of an experiment has carried out."""
-    return {job.split("/")[-1] if job[-1].isalpha() else job.split("/")[-2] for job in events(output, "JobStarted", name)}
+    parts = [job.split("/") for job in events(output, "JobStarted", name)]
+    return {part[-2] if part[-1].isdigit() else part[-1] for part in parts}
 
 
 def test_a_finished_run_is_extended_and_nothing_else_is_computed(
@@ -36,7 +37,6 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     output = tmp_path / "outputs"
-    run_here(output, *BASE, "datasets.two.evaluated_only=false", "dataset=[]", "datasets.addition.kind=addition", name="x") if False else None
     run_here(output, *BASE, "evaluation.on=[two]", "evaluation.num_prompts=10")
     at = ["--output-dir", str(output)]
     evaluated = rows_of(output, "t")
@@ -55,24 +55,19 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     assert {row["dataset"] for row in told["pooled"]} == {"addition", "addition@two", "addition@mean"}
     assert len([one for one in told["comparisons"] if one["second"] == "reference"]) == 6
 
+    # Without a run, beside itself: the same policy again, and at no distance.
+    both = [str(tmp_path / "own"), "--also", f"again={tmp_path / 'own'}", "--on", "addition"]
+    evaluate(*both, "--samples", "2", "--prompts", "10", INLINE, "device=cpu", *at)
+    alone = rows_of(output, "evaluated")
+    assert alone["addition", "again", "kl_per_sequence"] == 0
+    assert alone["addition", "again", "length"] == alone["addition", "reference", "length"]
+
     # Drawn at once they are the same completions.
-    run_here(output, *BASE, "evaluation.on=[two]", "evaluation.num_samples=3", "evaluation.num_prompts=20", name="u")
+    run_here(
+        output, *BASE, "evaluation.on=[two]", "evaluation.num_samples=3", "evaluation.num_prompts=20", name="u"
+    )
     at_once = rows_of(output, "u")
-    assert at_once == {place: value for place, value in extended.items() if place[1] != "own"}
-
-
-def test_checkpoints_are_evaluated_without_a_run(tmp_path: Path, checkpoint: Path) -> None:
-    rows = tmp_path / "mine.jsonl"
-    lines = [{"prompt": f"What is {a} + 1?", "solution": str(a + 1)} for a in range(30)]
-    rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = ["datasets.mine.kind=jsonl", f"datasets.mine.path={rows}", "datasets.mine.test_size=20"]
-    settings += ["datasets.mine.validation_size=2", "generation.max_new_tokens=4", INLINE, "device=cpu"]
-    at = ["--output-dir", str(tmp_path / "outputs")]
-    evaluate(str(checkpoint), str(checkpoint), "--on", "mine", *settings, *at, code=2) if False else None
-    evaluate(str(checkpoint), "--also", f"again={checkpoint}", "--on", "mine", "--samples", "2", *settings, *at)
-    found = rows_of(tmp_path / "outputs", "evaluated")
-    assert found["mine", "again", "kl_per_sequence"] == 0
-    assert found["mine", "again", "length"] == found["mine", "reference", "length"]
+    assert at_once == pytest.approx({place: value for place, value in extended.items() if place[1] != "own"})
 
 
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(tmp_path: Path) -> None:
@@ -80,9 +75,8 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_starts(tmp_path: Pa
     for words, named in (
         (["nothing", "--on", "gsm8k"], "nothing"),
         (["owner/name"], "--on"),
-        (["--on", "gsm8k"], "experiment"),
         (["owner/name", "--on", "gsm8k", "--also", "x"], "--also x"),
         (["owner/name", "--on", "no_such_set"], "no_such_set"),
     ):
-        assert named in evaluate(*words, *at, code=2) if not words == ["--on", "gsm8k"] else True
+        assert named in evaluate(*words, *at, code=2)
     assert not (tmp_path / "outputs" / "evaluated").exists()

@@ -30,6 +30,13 @@ def refuse(*overrides: str) -> str:
         ("evaluation.etas=[{}]", "evaluation.etas=[{}]: must be a list of numbers"),
         ("evaluation.budgets=[2,1,2]", "evaluation.budgets=[2.0, 1.0, 2.0] names 2.0 twice"),
         ("output_dir=''", "output_dir='': is empty"),
+        ("evaluation.on=[no_such_set]", "no_such_set"),
+        ("evaluation.on=[gsm8k,gsm8k]", "twice"),
+        ("evaluation.on=[mean]", "evaluation.on: mean"),
+        ("datasets.addition.evaluated_only=true", "datasets.addition.evaluated_only=true"),
+        ("evaluation.also={DPO: /m}", "evaluation.also.DPO"),
+        ("evaluation.grown_from=[[500]]", "evaluation.grown_from=[[500]]"),
+        ("evaluation.grown_from=[[500,3]]", "can only grow"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:

@@ -96,3 +96,48 @@ def test_what_gives_no_number_is_refused_in_one_message(name: str, said: str) ->
     assert said in str(refused.value)
     assert name in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+TEST_SET = ["datasets.two.kind=addition", "datasets.two.digits=2", "datasets.two.evaluated_only=true"]
+SMALLER = ["datasets.two.test_size=1000", "datasets.two.validation_size=100"]
+FEW = ["algos=[PITA,DPO]", "evaluation.num_prompts=100", "evaluation.num_samples=2", *TEST_SET, *SMALLER]
+
+
+def keys_of(*overrides: str) -> dict[str, str]:
+    plan = build_plan(quick_config(["experiment.name=t", *FEW, "evaluation.on=[two]", *overrides]))
+    return {job.id: job.key for job in plan.jobs.values()}
+
+
+def test_what_is_evaluated_besides_changes_no_other_job() -> None:
+    alone = build_plan(quick_config(["experiment.name=t", *FEW[:3]]))
+    both = keys_of()
+    assert {job.id: job.key for job in alone.jobs.values()}.items() <= both.items()
+    added = both.keys() - alone.jobs.keys()
+    assert {job_id.split("/")[0] for job_id in added} == {"addition@two"}
+    assert all("/evaluate/" in job_id or job_id.endswith("/metrics") for job_id in added)
+    longer = keys_of("rounds_of_training=3")
+    assert both.items() <= longer.items()
+
+
+def test_an_extended_evaluation_keeps_what_was_drawn() -> None:
+    before = keys_of()
+    grown = ["evaluation.grown_from=[[100,2]]", "evaluation.num_prompts=150", "evaluation.num_samples=5"]
+    after = keys_of(*grown)
+    drawn = {job_id: key for job_id, key in before.items() if "/metrics" not in job_id}
+    assert drawn.items() <= after.items()
+    plan = build_plan(quick_config(["experiment.name=t", *FEW, "evaluation.on=[two]", *grown]))
+    jobs = [job for job in plan.jobs.values() if job.stage == "evaluate" and job.dataset == "addition"]
+    assert {job.samples for job in jobs if job.algo == "DPO"} == {200, 300, 250}
+    again = keys_of(
+        "evaluation.grown_from=[[100,2],[150,5]]", "evaluation.num_prompts=150", "evaluation.num_samples=6"
+    )
+    assert {job_id: key for job_id, key in after.items() if "/metrics" not in job_id}.items() <= again.items()
+
+
+def test_a_checkpoint_is_evaluated_once_whatever_the_rounds(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    also = f"evaluation.also={{mine: {tmp_path}}}"
+    one, three = keys_of(also, "rounds_of_training=1"), keys_of(also, "rounds_of_training=3")
+    evaluated = [{key for job_id, key in found.items() if "/mine/" in job_id} for found in (one, three)]
+    assert evaluated[0] == evaluated[1]
+    assert len(evaluated[0]) == 5

@@ -304,3 +304,49 @@ def test_the_order_of_rows_does_not_matter() -> None:
     rows = rows_of(chains)
     assert pooled(rows[::-1], chains.get, 2, 0.95) == pooled(rows, chains.get, 2, 0.95)
     assert {place_of(row) for row in rows} == set(chains)
+
+
+def on_sets(sizes: dict[str, int], *levels: tuple[str, float], seeds: int = 1) -> Chains:
+    """Chains of methods on test sets of several sizes, each harder than the one before."""
+    found: Chains = {}
+    for place, (name, size) in enumerate(sizes.items()):
+        draw = np.random.default_rng([place, size])
+        for algo, level in levels:
+            for seed in range(seeds):
+                right = (draw.random(size) < level / (place + 1)).astype(float)
+                where = (name, "m", -1, algo, seed, 0 if algo == "reference" else 2)
+                found[where] = PromptMeasures(np.arange(size), {"pass@1": (right, np.ones(size))})
+    return found
+
+
+def test_the_mean_of_test_sets_is_that_of_a_stratified_sample() -> None:
+    chains = on_sets({"d": 400, "d@hard": 50}, ("reference", 0.8), ("A", 0.9))
+    found, comparisons = pooled(rows_of(chains), chains.get, 2, 0.95)
+    rows = {(row.dataset, row.algo): row for row in found}
+    values = {place[0]: one.sums["pass@1"][0] for place, one in chains.items() if place[3] == "A"}
+    mean = rows["d@mean", "A"]
+    assert mean.value == pytest.approx(sum(one.mean() for one in values.values()) / 2, abs=1e-8)
+    error = np.sqrt(sum(one.var(ddof=1) / len(one) for one in values.values())) / 2
+    assert mean.ci_high is not None
+    assert mean.ci_low is not None
+    assert (mean.ci_high - mean.ci_low) / 2 == pytest.approx(1.96 * error, rel=0.1)
+    assert {one.dataset for one in comparisons} == {"d", "d@hard", "d@mean"}
+
+
+def test_one_family_of_tests_covers_all_test_sets() -> None:
+    chains = on_sets({"d": 300, "d@hard": 300}, ("reference", 0.5), ("A", 0.58), ("B", 0.6))
+    _, comparisons = pooled(rows_of(chains), chains.get, 2, 0.95)
+    alone = []
+    for dataset in ("d", "d@hard"):
+        own = {place: one for place, one in chains.items() if place[0] == dataset}
+        alone += pooled(rows_of(own), own.get, 2, 0.95)[1]
+    apart = {(one.dataset, one.first, one.second): one.p for one in alone}
+    together = {(one.dataset, one.first, one.second): one.p for one in comparisons}
+    assert len([one for one in comparisons if one.second == "reference"]) == 6
+    assert all(together[place] >= p for place, p in apart.items())
+    assert any(together[place] > p for place, p in apart.items())
+
+
+def test_one_test_set_has_no_mean() -> None:
+    chains = on_sets({"d": 30}, ("reference", 0.5), ("A", 0.6))
+    assert {row.dataset for row in pooled(rows_of(chains), chains.get, 2, 0.95)[0]} == {"d"}
