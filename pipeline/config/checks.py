@@ -168,12 +168,12 @@ def _test_sets(config: Config) -> Iterator[str]:
         yield f"evaluation.on: {MEAN} is the mean of all test sets; give this one another name"
     if twice := [name for name in config.evaluation.on if config.evaluation.on.count(name) > 1]:
         yield f"evaluation.on={brief(config.evaluation.on)} names {twice[0]} twice"
-    only = [name for name, dataset in config.datasets.items() if dataset.evaluated_only]
+    only = [name for name, dataset in config.datasets.items() if not dataset.trained_on]
     for name in only:
         if name not in config.evaluation.on:
             yield f"datasets.{name}.trained_on=false: name it in evaluation.on, or leave it out"
     if only and len(only) == len(config.datasets):
-        yield f"no dataset is left to train on: choose one with dataset=NAME, as {only[0]} is evaluated_only"
+        yield f"no dataset is left to train on: datasets.{only[0]}.trained_on=false. Choose one with dataset=NAME"
 
 
 def _joined(config: Config) -> Iterator[str]:

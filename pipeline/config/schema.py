@@ -331,8 +331,8 @@ class DatasetConfig(Settings):
     """Number of rows for evaluation."""
     validation_size: int = number(10_000, at_least=1, at_most=10_000_000)
     """Number of rows for choosing settings."""
-    evaluated_only: bool = hint(False)
-    """Train nothing on this dataset: it is there for `evaluation.on`. True for a file of `conf/dataset/` that
+    trained_on: bool = hint(True)
+    """Whether the run trains on it. False leaves it to `evaluation.on`, as for a file of `conf/dataset/` that
     `evaluation.on` names and `dataset=` does not choose."""
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
@@ -537,8 +537,8 @@ class EvaluationConfig:
     """Training budgets in FLOPs at which methods are compared, each after its last round within the budget; empty
     for none."""
     reward_batch_size: int = number(256, at_least=1, at_most=1_000_000)
-    """Completions handed to a reward at once, at most: those of as many whole prompts as fit, and of one prompt at
-    least. What a reward gives that compares completions depends on it."""
+    """Most completions per call of a reward: those of as many whole prompts as fit, and at least one prompt.
+    Results of a reward that compares completions depend on it."""
     grown_from: list[list[int]] = number([], at_least=1, at_most=1_000_000_000, affects_result=False)
     """Prompts and completions per prompt that the evaluation had before it was extended, as `[[500, 2]]`: these
     are kept, and only the missing ones are drawn. `pipeline evaluate NAME --samples 16` sets it."""

@@ -46,7 +46,7 @@ def check_pairs(config: Config) -> None:
     """
     asking = any(isinstance(algo, FeedbackConfig | SFTConfig) for algo in config.algos.values() if algo.enabled)
     for name, section in config.datasets.items() if asking else ():
-        if section.evaluated_only:
+        if not section.trained_on:
             continue
         if not (dataset := load_dataset(section)).prepared:
             row = dataset.row(int(dataset.ids("train")[0]))

@@ -579,10 +579,11 @@ class FilesConfig(DatasetConfig):
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """What cannot be trained on."""
-        if self.evaluation_only and config.stage is not StageChoice.prepare:
+        trains = self.trained_on and any(algo.enabled and algo.trains for algo in config.algos.values())
+        if self.evaluation_only and trains and config.stage is not StageChoice.prepare:
             yield (
                 f"{key} is for evaluation alone ({key}.evaluation_only=true): it has no rows to train on. Train "
-                "on another dataset, for instance dataset=math"
+                f"on another one, as dataset=math 'evaluation.on=[{key.removeprefix('datasets.')}]'"
             )
 
 

@@ -33,7 +33,7 @@ def refuse(*overrides: str) -> str:
         ("evaluation.on=[no_such_set]", "no_such_set"),
         ("evaluation.on=[gsm8k,gsm8k]", "twice"),
         ("evaluation.on=[mean]", "evaluation.on: mean"),
-        ("datasets.addition.evaluated_only=true", "datasets.addition.evaluated_only=true"),
+        ("datasets.addition.trained_on=false", "datasets.addition.trained_on=false"),
         ("evaluation.also={DPO: /m}", "evaluation.also.DPO"),
         ("evaluation.grown_from=[[500]]", "evaluation.grown_from=[[500]]"),
         ("evaluation.grown_from=[[500,3]]", "can only grow"),

@@ -98,7 +98,7 @@ def test_what_gives_no_number_is_refused_in_one_message(name: str, said: str) ->
     assert "\n" not in str(refused.value)
 
 
-TEST_SET = ["datasets.two.kind=addition", "datasets.two.digits=2", "datasets.two.evaluated_only=true"]
+TEST_SET = ["datasets.two.kind=addition", "datasets.two.digits=2", "datasets.two.trained_on=false"]
 SMALLER = ["datasets.two.test_size=1000", "datasets.two.validation_size=100"]
 FEW = ["algos=[PITA,DPO]", "evaluation.num_prompts=100", "evaluation.num_samples=2", *TEST_SET, *SMALLER]
 
