@@ -1,4 +1,4 @@
-"""What a dataset is: rows with stable ids in three disjoint splits, and demonstrations for a reference."""
+"""Define datasets: rows with stable ids in three disjoint splits, and demonstrations for the reference."""
 
 import re
 from abc import abstractmethod
@@ -28,15 +28,16 @@ Text = str | Sequence[Message]
 
 @dataclass(frozen=True)
 class Row:
-    """One row, in TRL's terms: a prompt, answers to it, and further columns that rewards are given by name.
+    """One row, in TRL's terms: a prompt, answers to it, and further columns, which rewards receive by name.
 
     Attributes:
-        id: Stable id. Draws of its samples are keyed by it, whatever the position or the split.
-        prompt: Text, or a conversation that ends where an answer is due.
+        id: Stable id. The random draws of the row's samples are keyed by the id, whatever the position or the
+            split.
+        prompt: Text, or a conversation that ends where the assistant's answer is due.
         columns: Further columns, for example ``solution``.
-        completion: An answer to imitate, where the dataset has one.
-        chosen: The preferred of two answers, where the dataset has preferences.
-        rejected: The other of the two.
+        completion: An answer to imitate, if the dataset has one.
+        chosen: The preferred one of two answers, if the dataset has preferences.
+        rejected: The other one of the two answers.
         whole: Whether prompt and completion are one conversation (`messages`), cut before its last answer.
     """
 
@@ -50,12 +51,12 @@ class Row:
 
     @property
     def answer(self) -> Text | None:
-        """What there is to imitate: the completion, or else the preferred of two answers."""
+        """The answer to imitate: the completion, or else the preferred one of two answers."""
         return self.chosen if self.completion is None else self.completion
 
 
 def plain_text(text: Text) -> str:
-    """A prompt or an answer as a reader sees it: text as it is, turns as ``role: content`` one below the other."""
+    """Show a prompt or an answer to a reader: text as it is, turns as ``role: content`` one per line."""
     if isinstance(text, str):
         return text
     return "\n".join(f"{message['role']}: {message['content']}" for message in text)
@@ -65,16 +66,18 @@ class Dataset:
     """Base of every dataset. A subclass calls `split_ids` with its number of rows and implements `row`.
 
     Attributes:
-        vocabulary: Tokens of a model made for this dataset, by id; empty where models bring their own. All but
-            `bos_token` match `symbol_pattern`.
+        vocabulary: Tokens of a model made for this dataset, by id; empty if models have their own vocabulary. All
+            but `bos_token` match `symbol_pattern`.
         bos_token: The token that begins every prompt of such a model.
         symbol_pattern: Regular expression that cuts a text into tokens of the vocabulary; one character each,
             unless a dataset says otherwise.
         completion_length: Upper bound on the tokens of a completion, or None.
-        fixed_length: Completions have exactly `completion_length` tokens, so one that is cut there is whole.
-        note: What a reader of results must know, or an empty string.
-        prepared: Rows are read once by `prepare` and then from its output; others are made from their ids.
-        version: Part of every key of a stage that sees the dataset; raise it when rows would change.
+        fixed_length: Completions have exactly `completion_length` tokens, so a completion of that length is
+            complete.
+        note: Caveat for a reader of the results, or an empty string.
+        prepared: Whether `prepare` reads the rows once and later stages read its output; otherwise rows are made
+            from their ids.
+        version: Part of the key of every stage that sees the dataset; raise it when the rows change.
         config_class: Settings under ``datasets.<NAME>``.
     """
 
@@ -96,7 +99,7 @@ class Dataset:
         self._splits: dict[str, NDArray[np.int64]] = {}
 
     def split_ids(self, name: str, total: int) -> None:
-        """Deal the ids 0 .. total-1 into disjoint splits: one permutation by `config.seed`, cut into slices.
+        """Split the ids 0 .. total-1 into disjoint splits: slices of one permutation by `config.seed`.
 
         Raises:
             ConfigError: Nothing is left to train on.
@@ -107,12 +110,12 @@ class Dataset:
                 f"{name}: test_size={self.config.test_size} and validation_size={self.config.validation_size} "
                 f"leave nothing of its {total} rows to train on; ask for fewer"
             )
-        order = permutation(self.config.seed, 0, total).copy()  # a dataset may do with its ids as it likes
+        order = permutation(self.config.seed, 0, total).copy()  # a dataset may change its array of ids
         first, second = self.config.test_size, held_out
         self._splits = {"test": order[:first], "validation": order[first:second], "train": order[second:]}
 
     def ids(self, split: str) -> NDArray[np.int64]:
-        """Ids of a split, in its order.
+        """Return the ids of a split, in the order of the split.
 
         Raises:
             ConfigError: There is no such split.
@@ -123,7 +126,7 @@ class Dataset:
         return self._splits[split]
 
     def round_ids(self, seed: int, number: int, count: int) -> NDArray[np.int64]:
-        """Ids of the training rows of one round of a chain.
+        """Return the ids of the training rows of one round of a chain.
 
         Rounds walk through one permutation of the training split, so they meet different rows until all have
         been used, and then start again.
@@ -131,7 +134,8 @@ class Dataset:
         Args:
             seed: Seed of the chain.
             number: Round, from 1.
-            count: Rows of a round. A round never has a row twice, so it is as long as the split at most.
+            count: Rows of a round. No row occurs twice in a round, so a round has at most as many rows as the
+                split.
 
         Returns:
             Shape [min(count, rows to train on)].
@@ -143,30 +147,31 @@ class Dataset:
         return train[order[places]]
 
     def example(self) -> Row:
-        """The first row: one to train on, or of a dataset for evaluation alone one of test."""
+        """Return the first training row; the first test row for a dataset that is only evaluated on."""
         ids = self.ids("train")
         return self.row(int((ids if len(ids) else self.ids("test"))[0]))
 
     @abstractmethod
     def row(self, row_id: int) -> Row:
-        """The row of an id."""
+        """Return the row with this id."""
         raise NotImplementedError(f"{type(self).__name__} must define row()")
 
     def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
-        """A prompt and a completion for the reference to imitate.
+        """Return a prompt and a completion for the reference to imitate.
 
         Args:
             row_id: A training row.
-            draw: Uniform in (0, 1): which of several ways to complete it is shown.
+            draw: Uniform in (0, 1); chooses one of several completions of the prompt.
         """
         raise NotImplementedError(f"{type(self).__name__} has no demonstrations, so it needs a model of its own")
 
 
 @lru_cache(maxsize=8)
 def permutation(seed: int, purpose: int, size: int) -> NDArray[np.int64]:
-    """The numbers 0 .. size-1 in an order that follows from the seed; each purpose has a stream of its own.
+    """Return the numbers 0 .. size-1 in an order that follows from the seed; each purpose has a stream of its own.
 
-    Every stage of a chain asks for the same few, and a million numbers take a while: they are kept, read-only.
+    Every stage of a chain asks for the same few permutations, and a million numbers take time: the permutations
+    are cached, read-only.
     """
     order = np.random.Generator(np.random.Philox(key=[seed, purpose])).permutation(size)
     order.flags.writeable = False
@@ -174,16 +179,16 @@ def permutation(seed: int, purpose: int, size: int) -> NDArray[np.int64]:
 
 
 # -- registry ----------------------------------------------------------------------------------------------------
-# The dataset of a configuration, one that ships or one of the user's own, which is tried on a few rows.
+# The dataset of a configuration: a shipped one, or the user's own, which is tried on its first row.
 
 
 def load_dataset(config: DatasetConfig, prepared: Path | None = None) -> Dataset:
-    """Make the dataset of a configuration.
+    """Create the dataset of a configuration.
 
     Args:
-        config: Of the dataset.
-        prepared: What `prepare` wrote, from which the rows of a dataset that is read are taken. Without it such
-            a dataset has settings, but no rows.
+        config: Configuration of the dataset.
+        prepared: Output of `prepare` with the rows of a dataset that is read. Without this output such a dataset
+            has settings, but no rows.
 
     Raises:
         ConfigError: The kind is unknown, `class_path` does not name a `Dataset`, or a setting is wrong.
@@ -203,10 +208,11 @@ def load_dataset(config: DatasetConfig, prepared: Path | None = None) -> Dataset
 
 
 def check_dataset(path: str, kind: object) -> None:
-    """Check what a dotted path of the user's has led to.
+    """Check the object that a user's dotted path names.
 
     Raises:
-        ConfigError: It is no dataset, lacks a method, or has one that cannot be called as it will be.
+        ConfigError: The object is no dataset, lacks a method, or has one that cannot be called as the pipeline
+            calls it.
     """
     if not (isinstance(kind, type) and issubclass(kind, Dataset)):
         raise ConfigError(
@@ -221,10 +227,10 @@ def check_dataset(path: str, kind: object) -> None:
 
 
 def _own(path: str, kind: type[Dataset], config: DatasetConfig) -> Dataset:
-    """A dataset of the user's own, whose code may fail in any way.
+    """Create a dataset of the user's own, whose code may fail in any way.
 
     Raises:
-        ConfigError: It failed, dealt no rows, or made no `Row` of the first of them.
+        ConfigError: The code failed, gave the train split no rows, or made no `Row` of the first training row.
     """
     try:
         dataset = kind(config)
@@ -245,7 +251,7 @@ def _own(path: str, kind: type[Dataset], config: DatasetConfig) -> Dataset:
 
 
 def is_text(given: Any) -> bool:
-    """Whether something is text, or the turns of a conversation."""
+    """Return whether a value is text, or the turns of a conversation."""
     turns = isinstance(given, Sequence) and not isinstance(given, str | bytes) and len(given) > 0
     return isinstance(given, str) or (
         turns and all(isinstance(turn, Mapping) and {"role", "content"} <= turn.keys() for turn in given)
@@ -253,10 +259,10 @@ def is_text(given: Any) -> bool:
 
 
 def demonstration_length(dataset: Dataset) -> int:
-    """Tokens of the first demonstration of a dataset, its bos_token included.
+    """Count the tokens of the first demonstration of a dataset, including bos_token.
 
     Raises:
-        ConfigError: It cannot be made.
+        ConfigError: The demonstration cannot be made.
     """
     try:
         prompt, completion = dataset.demonstration(int(dataset.ids("train")[0]), 0.01)
@@ -266,14 +272,14 @@ def demonstration_length(dataset: Dataset) -> int:
 
 
 def check_demonstrations(name: str, dataset: Dataset) -> None:
-    """Refuse a dataset that the embedded model cannot be made for and trained on.
+    """Reject a dataset for which the tiny model cannot be built and trained.
 
     Args:
-        name: Of the dataset, for messages.
+        name: Name of the dataset, for messages.
         dataset: The dataset.
 
     Raises:
-        ConfigError: Says what it lacks.
+        ConfigError: The dataset lacks a vocabulary, a bos_token in the vocabulary, or demonstrations.
     """
     needs = {
         "a vocabulary": len(dataset.vocabulary) > 0,

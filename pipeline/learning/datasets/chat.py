@@ -1,6 +1,7 @@
-"""Conversations as the text that a model reads: its chat template, with what a row gives it besides turns.
+"""Render conversations as the text that a model reads, by its chat template and the arguments in a row.
 
-A template may ask for today's date. It is told one date, so that equal runs have equal prompts on every day.
+A template may ask for today's date. Templates get one fixed date, so that equal runs have equal prompts on every
+day.
 """
 
 from __future__ import annotations
@@ -27,31 +28,34 @@ if TYPE_CHECKING:
 Templated: TypeAlias = "PreTrainedTokenizerBase | TemplateOfFolder"
 
 _OF_TURNS = ("role", "content", "tool_calls", "tool_call_id", "name", "id")
-"""What turns have that is read, or changes nothing for a reader."""
+"""Keys of turns that templates read, or that change nothing for a reader."""
 DATE = "2024-07-26"
-"""Of templates that ask the clock where none is set: what those of Llama 3.1 write where there is no clock."""
+"""Date for templates that ask for today's date if none is set: the date that templates of Llama 3.1 use without a
+clock."""
 CLOCK = "strftime_now"
-"""What templates call to ask the clock; as an argument of a template, the date that it is told."""
+"""Function that templates call to ask for today's date; as an argument of a template, the date to return."""
 ARGUMENTS = "chat_template_kwargs"
 MARK = "\ue000\ue001"
-"""Takes the place of what a turn says, to see where that is in the text: no text that people write has it."""
+"""Replaces the content of a turn, to find the place of that content in the text; no natural text contains this
+mark."""
 _DATED = (f"{{%- macro {CLOCK}(format) -%}}", "{%- endmacro %}{{ '' }}")
-"""What `dated` begins a template with, up to the date and behind it."""
+"""Beginning of a template made by `dated`: the parts before and after the date."""
 _CODES = "aAbBcdHIjmMpSUwWxXyYZ"
-"""Of strftime, that templates use."""
+"""Codes of strftime that templates use."""
 FAULTS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Of templates, besides those of Jinja."""
+"""Exceptions that templates raise, besides those of Jinja."""
 _OURS = {"tokenize", "add_generation_prompt", "continue_final_message", "return_dict", "return_tensors", "padding"}
 _OURS |= {"truncation", "max_length", "conversation", "tools", "return_assistant_tokens_mask", "tokenizer_kwargs"}
 
 
 def template_arguments(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """What a row gives its chat template besides turns: TRL's columns ``tools`` and ``chat_template_kwargs``.
+    """Return a row's arguments for its chat template, from TRL's columns ``tools`` and ``chat_template_kwargs``.
 
-    An argument that is null, as Parquet has it where only other rows give one, is none.
+    A null argument counts as missing: Parquet has null if only other rows set the argument.
 
     Raises:
-        DataError: They are not a list of tools and a table of arguments.
+        DataError: ``tools`` is no list of JSON schemas, or ``chat_template_kwargs`` is no table or sets a reserved
+            argument.
     """
     tools, further = (_read(columns.get(name), name) for name in ("tools", ARGUMENTS))
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
@@ -72,17 +76,17 @@ def rendered(
     due: bool = False,
     goes_on: bool = False,
 ) -> str:
-    """The text of a conversation by the model's chat template. All that renders one does it here.
+    """Render a conversation by the model's chat template. All rendering goes through this function.
 
     Args:
-        tokenizer: Has the template.
+        tokenizer: Tokenizer with the template.
         turns: The conversation.
-        arguments: Of `template_arguments`, and under `CLOCK` the date that it is told.
-        due: Write also what an answer of the assistant begins with.
-        goes_on: Leave the last turn open, so that the model goes on with it.
+        arguments: Arguments from `template_arguments`, and under `CLOCK` the date for the template.
+        due: Also write the generation prompt, the text with which an answer of the assistant begins.
+        goes_on: Leave the last turn open, so that the model continues it.
 
     Raises:
-        TemplateError: The template refuses these turns.
+        TemplateError: The template rejects these turns.
     """
     given = dict(arguments or {})
     date = str(given.pop(CLOCK, DATE))
@@ -102,7 +106,7 @@ def rendered(
 
 @cache
 def _reads_parts_alone(template: str) -> bool:
-    """Whether a template writes what is said in parts and passes over a text, as those of some models that see."""
+    """Return whether a template ignores content that is a string but writes a list of parts."""
     from jinja2 import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -116,10 +120,10 @@ def _reads_parts_alone(template: str) -> bool:
 
 
 def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None) -> str:
-    """The text of a prompt: up to where an answer is due, or on from what the assistant has begun.
+    """Render a prompt, up to the start of an answer or as an open turn that the assistant has begun.
 
     Raises:
-        DataError: The template refuses these turns.
+        DataError: The template rejects these turns.
     """
     begun = turns[-1]["role"] == "assistant"
     return written(tokenizer, turns, arguments, due=not begun, goes_on=begun)
@@ -128,10 +132,10 @@ def prompt_text(tokenizer: Templated, turns: Sequence[Message], arguments: Mappi
 def written(
     tokenizer: Templated, turns: Sequence[Message], arguments: Mapping[str, Any] | None = None, **how: bool
 ) -> str:
-    """As `rendered`, with a message for whoever has the rows.
+    """Render as `rendered` does, but raise errors that tell the owner of the rows what to do.
 
     Raises:
-        DataError: The template refuses these turns, or leaves out what they call of tools.
+        DataError: The template rejects these turns, or leaves out their tool calls.
     """
     from jinja2 import TemplateError  # planning has no use for it
 
@@ -153,9 +157,9 @@ def written(
 
 
 def marked(turn: Message) -> list[Message]:
-    """A turn that says something else: what of a conversation's text differs then is what this turn says.
+    """Return copies of a turn with other content: where the rendered text then differs, it comes from this turn.
 
-    Its words and its calls by themselves: a template may write what a tool has answered between them.
+    The words and the calls are replaced in separate copies: a template may write a tool's answer between them.
     """
     calls = turn.get("tool_calls")
     words = [{**turn, "content": MARK}] if turn["content"] or not calls else []
@@ -163,7 +167,7 @@ def marked(turn: Message) -> list[Message]:
 
 
 def refused(tokenizer: Templated, turns: Sequence[Message], error: Exception) -> str:
-    """What to say where a template cannot write a conversation, and what to do about it."""
+    """Describe why a template cannot render a conversation, and what to do about it."""
     roles = [str(turn.get("role")) for turn in turns]
     advice = "Write the turns as that template takes them, or choose another model"
     if "system" in roles:
@@ -174,20 +178,20 @@ def refused(tokenizer: Templated, turns: Sequence[Message], error: Exception) ->
 
 
 def asks_clock(tokenizer: Templated) -> bool:
-    """Whether a tokenizer's template asks for today's date."""
+    """Return whether a tokenizer's template asks for today's date."""
     return CLOCK in str(tokenizer.chat_template or "")
 
 
 class TemplateOfFolder:
-    """The chat template of a model's folder by itself: it needs no torch, and no time to read a vocabulary.
+    """The chat template of a model folder alone: needs neither torch nor the time to read a vocabulary.
 
     Attributes:
         name_or_path: The folder.
-        chat_template: Its text; None where it has none that is written there.
+        chat_template: Text of the default template; None if the folder has none.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read it; raises `ForeignDataError` or `OSError` where that cannot be."""
+        """Read the template; raises `ForeignDataError` or `OSError` if that is not possible."""
         settings = read_model_json(folder / "tokenizer_config.json", dict[str, Any])
         beside, inside = folder / "chat_template.jinja", settings.get("chat_template")
         self.name_or_path = str(folder)
@@ -202,11 +206,11 @@ class TemplateOfFolder:
         self._tokens = {name: value for name, value in each.items() if isinstance(value, str)}
 
     def get_chat_template(self, tools: object = None) -> str | None:
-        """As that of a tokenizer: one for tools where there is one and they are given."""
+        """Return the template, as a tokenizer does: the one for tools if there is one and tools are given."""
         return (self._templates.get("tool_use") if tools else None) or self.chat_template
 
     def apply_chat_template(self, turns: list[dict[str, Any]], **options: Any) -> str:
-        """As that of a tokenizer, which calls the same with what it has read."""
+        """Render a conversation, as a tokenizer does, by the same function of transformers."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         given = {name: value for name, value in options.items() if name != "tokenize"}
@@ -216,7 +220,10 @@ class TemplateOfFolder:
 
 
 def refusal_of(template: TemplateOfFolder, row: Row) -> str:
-    """Why a template cannot write a row's prompt, or that with one of its answers; "" where it can."""
+    """Describe why a template cannot render the prompt of a row, alone or with one of the row's answers.
+
+    "" if it can.
+    """
     assert not isinstance(row.prompt, str)
     try:
         arguments = template_arguments(row.columns)
@@ -230,7 +237,7 @@ def refusal_of(template: TemplateOfFolder, row: Row) -> str:
 
 
 def unread(template: TemplateOfFolder, row: Row) -> list[str]:
-    """Which arguments of a row, and what of its turns, its template does not read, so that they change nothing."""
+    """Return the arguments of a row and the keys of its turns that the template ignores."""
     arguments = template_arguments(row.columns)
     text = template.get_chat_template(tools=arguments.get("tools")) or ""
     turns = [
@@ -244,7 +251,10 @@ def unread(template: TemplateOfFolder, row: Row) -> list[str]:
 
 
 def _marked_calls(calls: Any) -> Any:
-    """Calls of tools with other arguments. Their names may be in the text of other turns: of those that answer."""
+    """Replace the arguments of tool calls.
+
+    Names stay: the text of other turns, such as a tool's answer, may contain them.
+    """
     if isinstance(calls, list | tuple):
         return [_marked_calls(call) for call in calls]
     if not isinstance(calls, Mapping):
@@ -257,16 +267,16 @@ def _marked_calls(calls: Any) -> Any:
 
 
 def dated(template: str, date: str) -> str:
-    """A template that takes midnight of a day for the time at which it is used, of whatever day it did before.
+    """Return a template that uses midnight of a given day as the current time, replacing any day set before.
 
-    transformers passes no function on to a template, so what it calls is written before it, as a macro that knows
-    what each code of strftime stands for.
+    transformers passes no functions to a template, so a macro before the template defines the function that it
+    calls; the macro knows what each code of strftime stands for.
     """
     day = datetime.fromisoformat(date)
     names = {code: day.strftime(f"%{code}") for code in _CODES}
     names |= {f"-{code}": names[code].lstrip("0") or "0" for code in "dHIjmMS"}
     filters = "".join(f"|replace({json.dumps('%' + code)}, {json.dumps(name)})" for code, name in names.items())
-    # What is printed at the end keeps a line break that the template begins with.
+    # Printing an empty string at the end keeps a line break with which the template begins.
     own = template.partition(_DATED[1])[2] if template.startswith(_DATED[0]) else template
     return f"{_DATED[0]}{{{{ format{filters} }}}}{_DATED[1]}{own}"
 
@@ -279,15 +289,14 @@ def _read(given: Any, name: str) -> Any:
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
-# Answers that a dataset has, as token ids with their prompts: what a template and a tokenizer make of the
-# whole. The ids are those of TRL's `DPOTrainer`: of prompt and answer together, since tokens may merge where
-# the two meet, and since a template may write a prompt otherwise where an answer follows. What is behind the
-# end of the answer is left out, and of its turns those of the assistant alone are supervised. Shapes: T
-# tokens of prompt and answer.
+# Encodes answers of a dataset, with their prompts, as token ids. The ids are those of TRL's `DPOTrainer`: prompt
+# and answer are tokenized together, since tokens may merge at the boundary, and since a template may write a
+# prompt differently when an answer follows. Tokens after the end of the answer are left out, and only the
+# assistant's turns of an answer are supervised. Shapes: T tokens of prompt and answer.
 
 
 _CLOSED = re.compile(r"</[^<>]+>\s*$")
-"""Ends in a closing tag."""
+"""Matches text that ends in a closing tag."""
 
 
 @dataclass(frozen=True)
@@ -295,11 +304,11 @@ class Answered:
     """A prompt with an answer.
 
     Attributes:
-        ids: Up to the end of the answer, shape [T].
-        supervised: Which of them the model is to learn to write, shape [T].
-        whole: Whether they begin with all that a model reads where the answer is due. Else tokens merge there, or
-            the template writes it otherwise before an answer.
-        ended: Whether the last of them ends a completion.
+        ids: Token ids of prompt and answer, up to the end of the answer, shape [T].
+        supervised: Whether each token is a training target, shape [T].
+        whole: Whether `ids` begin with all tokens of the prompt, up to the start of the answer. Otherwise tokens
+            merge there, or the template writes the prompt differently before an answer.
+        ended: Whether the last of these tokens ends a completion.
     """
 
     ids: list[int]
@@ -309,9 +318,12 @@ class Answered:
 
 
 def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The token that a chat template writes behind an answer; none where it or the template is missing.
+    """Return the token that a chat template writes after an answer.
 
-    None either where that is the tokenizer's own end, be there tokens between the answer and it, as in Command A.
+    Empty if there is no such token or no template.
+
+    Also empty if the template writes the tokenizer's own end token, even with tokens between the answer and that
+    token, as for Command A.
     """
     last, earlier = (_behind(tokenizer, after) for after in ("", "?"))
     if tokenizer.eos_token_id in last[: shared(last, earlier)]:
@@ -320,7 +332,7 @@ def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
 
 
 def _behind(tokenizer: PreTrainedTokenizerBase, after: str) -> list[int]:
-    """The tokens that a chat template writes behind an answer, after which a user says something or nothing."""
+    """Return the tokens that a chat template writes after an answer, before a user's turn unless `after` is ""."""
     if tokenizer.chat_template is None:
         return []
     said = zip(("user", "assistant", "user"), ("?", MARK, after), strict=True)
@@ -339,10 +351,10 @@ def _added(tokenizer: PreTrainedTokenizerBase, behind: Sequence[int]) -> tuple[i
 def begun_by_template(
     tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str, Any] | None = None
 ) -> list[int]:
-    r"""What a template makes a model begin its answer with, such as ``<think>\n``, as token ids.
+    r"""Return the token ids with which a template makes a model begin its answer, such as ``<think>\n``.
 
-    That is what it writes where an answer is due and not before one of an earlier turn. A part that it closes as
-    well, such as an empty block of thoughts, is no beginning.
+    These are the tokens that a template writes at the start of a new answer, but not before an answer of an
+    earlier turn. A block that the template also closes, such as an empty block of thoughts, does not count.
     """
     if isinstance(prompt, str) or tokenizer.chat_template is None or prompt[-1]["role"] == "assistant":
         return []
@@ -363,20 +375,23 @@ def encode_answers(
     ends: Collection[int] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> list[Answered]:
-    """Token ids of answers to a prompt.
+    """Encode answers to a prompt as token ids, with the prompt.
 
     Args:
-        tokenizer: Of the model.
+        tokenizer: Tokenizer of the model.
         prompt: Text, or turns.
-        answers: Text where the prompt is text, else turns. Text gets the tokenizer's end where it has none.
-        ends: Tokens that end an answer, besides those of the tokenizer and of its template.
-        arguments: Of the chat template; see `chat.template_arguments`.
+        answers: Text if the prompt is text, otherwise turns. Text gets the tokenizer's end token unless it ends
+            with that token.
+        ends: Tokens that end an answer, besides the end tokens of the tokenizer and its template.
+        arguments: Arguments of the chat template; see `chat.template_arguments`.
 
     Returns:
-        One for each answer. All are supervised from where the first of them parts from the prompt.
+        One result for each answer. All answers are supervised from the first token at which any of them differs
+        from the prompt.
 
     Raises:
-        DataError: The prompt is a conversation and the tokenizer has no chat template, or that refuses the answer.
+        DataError: The prompt is a conversation and the tokenizer has no chat template, or the template rejects the
+            answer.
     """
     texts = _of(tokenizer, prompt, arguments)
     ends = {*ends, *template_ends(tokenizer), tokenizer.eos_token_id}
@@ -399,22 +414,24 @@ def encode_demonstration(
     completion_only: bool = True,
     assistant_only: bool = False,
 ) -> Answered:
-    """Token ids of a prompt with an answer to imitate: those of TRL's `SFTTrainer`.
+    """Encode a prompt with an answer to imitate, as TRL's `SFTTrainer` does.
 
-    Unlike in `encode_answers` what a template writes behind the end is there, and learnt with all of an answer.
+    Unlike in `encode_answers`, the text that a template writes after the end is included and supervised, unless
+    only the assistant's turns are.
 
     Args:
-        tokenizer: Of the model.
+        tokenizer: Tokenizer of the model.
         prompt: Text, or turns.
-        answer: Likewise. Text gets the tokenizer's end where it has none.
-        ends: Tokens that end an answer, besides those of the tokenizer and of its template.
-        arguments: Of the chat template; see `chat.template_arguments`.
+        answer: Text, or turns. Text gets the tokenizer's end token unless it ends with that token.
+        ends: Tokens that end an answer, besides the end tokens of the tokenizer and its template.
+        arguments: Arguments of the chat template; see `chat.template_arguments`.
         completion_only: Supervise nothing before the answer.
-        assistant_only: Supervise the turns of the assistant alone, each with its end, in the prompt too unless
-            `completion_only`.
+        assistant_only: Supervise only the turns of the assistant, each with its end; also those in the prompt
+            unless `completion_only`.
 
     Raises:
-        DataError: The tokenizer has no chat template for turns, or that refuses them, or the assistant has none.
+        DataError: The tokenizer has no chat template for turns, the template rejects them, or `assistant_only`
+            finds no turn of the assistant.
     """
     texts = _of(tokenizer, prompt, arguments)
     ends = {*ends, *template_ends(tokenizer), tokenizer.eos_token_id}
@@ -444,7 +461,7 @@ def _assistant_spans(
     ends: Collection[int],
     arguments: Mapping[str, Any] | None,
 ) -> list[tuple[int, int]]:
-    """Where all turns of the assistant begin and end in a conversation's tokens."""
+    """Find the start and end of each turn of the assistant in the tokens of a conversation."""
     turns = [*prompt, *answer]
     first = next((place for place, turn in enumerate(turns) if turn["role"] == "assistant"), None)
     if first is None:
@@ -462,24 +479,24 @@ def _of(tokenizer: PreTrainedTokenizerBase, prompt: Text, arguments: Mapping[str
 
 
 def shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many elements two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     both = zip(one, other, strict=False)
     return next((at for at, (a, b) in enumerate(both) if a != b), min(len(one), len(other)))
 
 
 def as_turns(text: Text, role: str) -> Sequence[Message]:
-    """Text as what is said by someone with a role; turns as they are."""
+    """Return text as one turn of the given role, and turns unchanged."""
     return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
 def without_prompt(prompt: Text, *answers: Text) -> tuple[Text, ...]:
-    """Answers to a prompt without it, where all of them begin with it."""
+    """Return answers without the prompt if all of them begin with it, otherwise unchanged."""
     holds = bool(prompt) and all(len(prompt) < len(each) and each[: len(prompt)] == prompt for each in answers)
     return tuple(each[len(prompt) :] for each in answers) if holds else answers
 
 
 class _Texts:
-    """A prompt of text."""
+    """Encodes a prompt that is text."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: str) -> None:
         self._tokenizer, self.asked = tokenizer, prompt
@@ -487,7 +504,7 @@ class _Texts:
 
     @property
     def asked_ids(self) -> list[int]:
-        """Without an end that the tokenizer puts behind them, which no model reads where an answer is due."""
+        """Token ids of the prompt without appended end tokens, which no model reads before an answer."""
         ids = self.ids(self.asked)
         while self._end and len(ids) > 1 and ids[-1] == self._tokenizer.eos_token_id:
             if self.asked.rstrip().endswith(self._end):
@@ -497,7 +514,7 @@ class _Texts:
 
     def ids(self, text: str) -> list[int]:
         ids, begin = list(self._tokenizer(text)["input_ids"]), self._tokenizer.bos_token_id
-        # A text that begins with the begin, as where a template was applied already, gets no second one.
+        # A text that already begins with the begin token, as after a chat template, gets no second one.
         while begin is not None and ids[:2] == [begin, begin]:
             del ids[0]
         return ids
@@ -507,14 +524,14 @@ class _Texts:
         return self.asked + answer + ("" if answer.endswith(self._end) else self._end)
 
     def spans(self, answer: Text, ids: list[int], start: int, ends: Collection[int]) -> list[tuple[int, int]]:
-        """Where what is supervised begins and ends."""
+        """Return the start and end of the supervised tokens."""
         assert isinstance(answer, str)
         at = shared(self.ids(self.asked + answer), ids)
         return [(start, _end_at(self._tokenizer, ids, start, at, len(ids), ends) or len(ids))]
 
 
 class _Turns:
-    """A prompt that is a conversation."""
+    """Encodes a prompt that is a conversation."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[Message], arguments: Mapping[str, Any]
@@ -524,7 +541,7 @@ class _Turns:
 
     @cached_property
     def asked(self) -> str:
-        """What a model reads where the answer is due."""
+        """Text that a model reads before the answer."""
         return self._written(self._prompt, due=True)
 
     @property
@@ -539,12 +556,12 @@ class _Turns:
         return self._written(self._with(answer))
 
     def spans(self, answer: Text, ids: list[int], start: int, ends: Collection[int]) -> list[tuple[int, int]]:
-        """Where the turns of the assistant begin and end."""
+        """Return the start and end of each turn of the assistant."""
         turns, first = self._with(answer), len(self._prompt)
         text = self._written(turns)
         at = self._places(text, ids)
         found: list[tuple[int, int]] = []
-        # What says nothing in the text, as some templates leave out whole turns, is nowhere.
+        # Turns that leave no trace in the text, since some templates leave out whole turns, have no place.
         said = [(*edges, place) for place in range(first, len(turns)) for edges in self._said(turns, place, text)]
         places: list[tuple[int, int, int]] = []
         for begin_at, stop_at, place in sorted(said):
@@ -558,7 +575,7 @@ class _Turns:
             begin = self._due(turns[:place], text, at, before, begin_at) if place > first or found else start
             bound = len(ids) if last else max(at(places[number + 1][0]), stop)
             end = _end_at(self._tokenizer, ids, begin, stop, bound, ends)
-            if end is None and not last:  # a template may end an earlier answer otherwise than the last one
+            if end is None and not last:  # a template may end an earlier answer differently from the last one
                 end = _end_at(self._tokenizer, ids, begin, stop, bound, self._earlier_ends)
             if end is None:
                 own = len(ids) if last else at(shared(self._written(turns[: place + 1]), text))
@@ -571,7 +588,7 @@ class _Turns:
         return _added(self._tokenizer, _behind(self._tokenizer, "?"))
 
     def _places(self, text: str, ids: list[int]) -> Callable[[int], int]:
-        """From a place in a text to that in its tokens: behind those that end before it."""
+        """Return a function that maps a place in a text to the number of tokens that end at or before it."""
         if not self._tokenizer.is_fast:
             return lambda edge: shared(self.ids(text[:edge]), ids)
         told = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -581,9 +598,9 @@ class _Turns:
     def _due(
         self, turns: list[dict[str, Any]], text: str, at: Callable[[int], int], before: int, begin_at: int
     ) -> int:
-        """Where an answer to some turns begins: where the assistant is due, as far as that is told.
+        """Find the start of the assistant's answer to some turns: after the generation prompt, if it can be found.
 
-        What comes before may be written otherwise once it is answered, as where thoughts are dropped.
+        The text before an answer may differ once it is answered, for example if thoughts are dropped.
         """
         asked, begin = self._written(turns, due=True), at(begin_at)
         cue = asked.removeprefix(self._written(turns))
@@ -595,7 +612,7 @@ class _Turns:
         return [*self._prompt, *(dict(turn) for turn in answer)]
 
     def _said(self, turns: list[dict[str, Any]], place: int, text: str) -> Iterator[tuple[int, int]]:
-        """Yield the spans of the text that change when what this turn says is replaced."""
+        """Yield the spans of the text that change if the content of this turn is replaced."""
         for turn in marked(turns[place]):
             other = rendered(self._tokenizer, [*turns[:place], turn, *turns[place + 1 :]], self._arguments)
             if text != other:
@@ -609,18 +626,18 @@ class _Turns:
 def _end_at(
     tokenizer: PreTrainedTokenizerBase, ids: list[int], begin: int, at: int, bound: int, ends: Collection[int]
 ) -> int | None:
-    """Where an answer ends: behind its first end, be it written in it or by who writes the text around it.
+    """Find the end of an answer: after its first end token, in the answer itself or in the text that follows.
 
     Args:
-        tokenizer: Of the model.
-        ids: Of the whole.
-        begin: Where the answer begins.
-        at: Where its own text ends.
-        bound: Where the next text begins.
+        tokenizer: Tokenizer of the model.
+        ids: Token ids of the whole conversation or text.
+        begin: Start of the answer.
+        at: End of the answer's own text.
+        bound: Start of the next text.
         ends: Tokens that end an answer.
 
     Returns:
-        The place behind the end; None where there is none.
+        The place after the end token; None if there is none.
     """
     found = None
     for place in range(at - 1, begin - 1, -1):

@@ -1,6 +1,7 @@
-"""Where the rows of a dataset are, local files by split or an id of the Hugging Face hub, and how they are read.
+"""Locate and read the rows of a dataset: local files by split, or an id of the Hugging Face hub.
 
-A path that exists is local and never touches the network. Planning uses this module, so it imports nothing heavy.
+A path that exists is local and never touches the network. Planning uses this module, so this module imports
+nothing heavy.
 """
 
 import csv
@@ -39,17 +40,19 @@ SPLIT_WORDS = {
     **dict.fromkeys(("validation", "valid", "val", "dev", "valset", "devset"), "validation"),
     **dict.fromkeys(("test", "testing", "eval", "evaluation", "testset", "evalset"), "test"),
 }
-"""What splits are called in names of files and folders -> our name, as `datasets` has it."""
+"""Words for splits in names of files and folders -> our name, as in `datasets`."""
 _SHARD = re.compile(r"(?:(.+?)-)?[0-9]{4,}(?:-of-[0-9]+(?:-[0-9a-f]+)?)?")
-"""Names that programs give to parts of a split: ``train_sft-00000-of-00002``, and ``0000`` in its folder."""
+"""Names of parts of a split that programs write: ``train_sft-00000-of-00002``, and ``0000`` in the folder of the
+split."""
 _ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json"}
 _PACKED = re.compile(r"(.+)\.(?:zst|bz2|xz|lzma|lz4|zip|7z)", re.IGNORECASE)
 _HEAD = re.compile(rb"(?:\xef\xbb\xbf)?\s*---[ \t]*\r?\n(.*?\n)---", re.DOTALL)
-"""The YAML at the top of a card."""
+"""Matches the YAML at the top of a dataset card."""
 _ANY = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-"""What the patterns of a card match, besides one of several signs: ``[0-9]``, ``[!ab]``."""
+"""Wildcards in patterns of a card -> regular expression; sets of characters such as ``[0-9]`` and ``[!ab]`` come
+apart."""
 _CACHE = re.compile(r"cache-[0-9a-f]+.*\.arrow")
-"""What `datasets` writes beside the rows: about them, and what was made of them by `map` and `filter`."""
+"""Cache files that `datasets` writes beside the rows: the results of `map` and `filter`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class LocalFiles:
     """Files on this machine.
 
     Attributes:
-        root: As it was given, for messages.
+        root: Path as the user gave it, for messages.
         splits: Split -> its files, sorted by name.
     """
 
@@ -67,7 +70,7 @@ class LocalFiles:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset on the hub, or what the local cache has of it."""
+    """A dataset on the hub, or in the hub's local cache."""
 
     repo: str
     subset: str | None
@@ -86,23 +89,22 @@ def locate(
     revision: str | None = None,
     is_usual: bool = False,
 ) -> Location:
-    """Find out what a path means.
+    """Resolve a path to local files or a hub dataset.
 
     Args:
         path: File, folder or hub id.
         formats: Suffixes that may be read.
         hub: Whether an id of the hub is allowed.
-        subset: Configuration of the hub's dataset or its card, or a folder inside `path`.
-        revision: Of the hub's dataset.
-        is_usual: Whether `subset` is the dataset's own, which a folder need not have.
+        subset: Configuration of the hub's dataset or of a local dataset card, or a folder inside `path`.
+        revision: Revision of the hub's dataset.
+        is_usual: Whether `subset` is the default of the dataset, which a local folder need not have.
 
     Raises:
-        DataError: There is nothing of that name, nothing in it that can be read, no such subset, or several.
+        DataError: The path does not exist, holds no readable file, lacks the subset, or has several subsets and
+            none is chosen.
     """
     root = Path(path).expanduser()
-    if (snapshots := root / "snapshots").is_dir() and (
-        root / "refs"
-    ).is_dir():  # it is a folder of the hub's cache
+    if (snapshots := root / "snapshots").is_dir() and (root / "refs").is_dir():  # a folder in the hub's cache
         ref = root / "refs" / (revision or "main")
         root = snapshots / (ref.read_text().strip() if ref.is_file() else revision or "main")
         if not root.is_dir():
@@ -132,7 +134,7 @@ def locate(
         return LocalFiles(root, splits)
     if root.exists() or root.is_symlink():
         raise DataError(f"{root}: is no file of data but a pipe or a device, or a link to nothing.")
-    # Something like data/train.jsonl or ./data can only have been meant as a file.
+    # Paths such as data/train.jsonl or ./data can only mean a file.
     if not hub or not is_hub_id(path) or format_of(root) in TABLES:
         raise DataError(
             f"{path}: there is no such file or folder (looked for {root.absolute()})."
@@ -142,7 +144,7 @@ def locate(
 
 
 def format_of(path: Path) -> str:
-    """Suffix without ``.gz``, in lower case."""
+    """Return the suffix without ``.gz``, in lower case."""
     name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix
 
@@ -150,10 +152,10 @@ def format_of(path: Path) -> str:
 def _by_card(
     folder: Path, subset: str | None, known: Collection[str], *, is_usual: bool
 ) -> dict[str, tuple[Path, ...]] | None:
-    """The splits that a dataset's card names, as `datasets` has it; None where it names none.
+    """Return the splits that the dataset card in a folder names, as `datasets` does; None if the card names none.
 
     Raises:
-        DataError: It cannot be read, has several subsets of which none is chosen, or files are missing.
+        DataError: The card cannot be read, has several subsets and none is chosen, or files are missing.
     """
     card = folder / "README.md"
     try:
@@ -194,7 +196,7 @@ def _by_card(
 
 
 def usually_named(splits: Mapping[str, T]) -> dict[str, T]:
-    """Splits by our names where the source has others for them: its `dev` is validation if it has no other."""
+    """Rename splits to our names: `dev` becomes `validation`, unless the source has a split of that name."""
     named = dict(splits)
     for word, split in SPLIT_WORDS.items():
         if word in named and split not in named:
@@ -203,9 +205,10 @@ def usually_named(splits: Mapping[str, T]) -> dict[str, T]:
 
 
 def _named(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> dict[str, tuple[Path, ...]]:
-    """The files of each split of a configuration of a card, by its patterns; by their names where it has none."""
+    """Return the files of each split in a card's configuration, by its patterns or else by the file names."""
     inside, given = config.get("data_dir") or "", config.get("data_files")
-    found = {path.relative_to(folder): path for path in _readable(folder, known)}  # so nothing outside is read
+    # nothing outside the folder is read
+    found = {path.relative_to(folder): path for path in _readable(folder, known)}
     if given is None:
         below = [path for at, path in found.items() if at.is_relative_to(os.path.normpath(inside))]
         return _by_split(folder / inside, below) if below else {}
@@ -226,11 +229,11 @@ def _named(folder: Path, config: Mapping[str, Any], known: Collection[str]) -> d
 
 
 def _readable(folder: Path, known: Collection[str]) -> list[Path]:
-    """The files below a folder that hold rows, packed or as links to nothing too, sorted."""
+    """Return the files with rows below a folder, sorted; includes packed files and broken links."""
     return sorted(
         path
         for path in _visible(folder)
-        # Not path.is_file(), which raises for what may not be looked at.
+        # Not path.is_file(), which raises for paths without permission.
         if format_of(_unpacked(path)) in known
         and path.name not in _ABOUT
         and not _CACHE.fullmatch(path.name)
@@ -251,8 +254,9 @@ def _by_split(folder: Path, found: Sequence[Path]) -> dict[str, tuple[Path, ...]
     several = Counter(split for split, own in {*loosely.values()} if own)
     splits: dict[str, list[Path]] = {}
     for path in found:
-        # train_extra.jsonl belongs to train unless there is a train.jsonl; of train_sft-00000-of-00001.parquet and
-        # train_gen-00000-of-00001.parquet neither does: these are the names of two splits on the hub.
+        # train_extra.jsonl belongs to train unless there is a train.jsonl. Neither
+        # train_sft-00000-of-00001.parquet nor train_gen-00000-of-00001.parquet belongs to train if both exist:
+        # these are names of two splits on the hub.
         split, own = loosely.get(path, (exact[path], ""))
         if split is None or (path in loosely and split in certain):
             split = f"/{given[path] or own or _stem(path)}"
@@ -279,21 +283,21 @@ def _check_files(folder: Path, splits: Mapping[str, Sequence[Path]]) -> None:
 
 
 def _visible(folder: Path) -> Iterator[Path]:
-    """What is below a folder but for hidden entries; folders that are removed meanwhile are passed over."""
+    """Yield the files below a folder except hidden ones; skip folders that disappear meanwhile."""
     for parent, folders, names in os.walk(folder, followlinks=True):
         above = os.path.realpath(parent)
         folders[:] = [
             name
             for name in folders
             if not name.startswith((".", "__"))
-            # A link to a folder that it is in would lead round and round.
+            # A link to a folder above it would loop forever.
             and not f"{above}/".startswith(f"{os.path.realpath(os.path.join(parent, name))}/")  # noqa: PTH118
         ]
         yield from (Path(parent, name) for name in names if not name.startswith("."))
 
 
 def _split_word(relative: Path) -> str | None:
-    """The split that a file is called: train, train-00000-of-00002, train_1, train/0, train-1/0."""
+    """Return the split that a path names exactly: train, train-00000-of-00002, train_1, train/0, train-1/0."""
     for words in map(words_of, (*relative.parts[:-1], _stem(relative))):
         if words[0] in SPLIT_WORDS and set(words[1:]) <= {"", "of"}:
             return SPLIT_WORDS[words[0]]
@@ -301,7 +305,7 @@ def _split_word(relative: Path) -> str | None:
 
 
 def _loosely(relative: Path) -> tuple[str | None, str]:
-    """The split of which a folder, or else the file, has a word; of what a program wrote, the split's own name."""
+    """Return the split whose word a folder or the file name contains, and the name in a program's file name."""
     stem = _stem(relative)
     shard = _SHARD.fullmatch(stem)
     for name, own in (*((part, part) for part in relative.parts[:-1]), (stem, shard[1] if shard else None)):
@@ -312,7 +316,7 @@ def _loosely(relative: Path) -> tuple[str | None, str]:
 
 
 def _given(path: Path) -> str:
-    """What `datasets` calls the split of a file that it has written, whatever the name; empty of other files."""
+    """Return the split's name in a file that `datasets` wrote, whatever the name; "" for other files."""
     if (path.parent.parent / "dataset_dict.json").is_file():
         return path.parent.name
     shard = _SHARD.fullmatch(_stem(path)) if path.parent.name == "data" else None
@@ -320,23 +324,23 @@ def _given(path: Path) -> str:
 
 
 def words_of(name: str) -> list[str]:
-    """Words of the name of a file, a folder or a split, in lower case; ``MathTest`` has two."""
+    """Return the words in the name of a file, a folder or a split, in lower case; ``MathTest`` has two."""
     return re.split(r"[^a-z]+", re.sub("([a-z])([A-Z])", r"\1_\2", name).lower())
 
 
 def _stem(path: Path) -> str:
-    """The name without what says its format: ``snli_1.0_test`` of ``snli_1.0_test.jsonl.gz``."""
+    """Return the file name without its format: ``snli_1.0_test`` for ``snli_1.0_test.jsonl.gz``."""
     return re.sub(r"(\.[^.]*?)(\.gz)?$", "", path.name, flags=re.IGNORECASE)
 
 
 # -- hub ---------------------------------------------------------------------------------------------------------
-# The Hugging Face hub: asked once whether it can be reached, as its libraries try for minutes before they say
-# so. While it cannot be reached all is as with `HF_HUB_OFFLINE=1`: what the cache has is used, what it lacks
-# is refused.
+# The Hugging Face hub: one question shows whether it can be reached, as its libraries retry for minutes before
+# they fail. While the hub cannot be reached, everything works as with `HF_HUB_OFFLINE=1`: files in the cache are
+# used, others are rejected.
 
 
 PATIENCE_S = 5.0
-"""Seconds that the hub may take to answer a question of one line."""
+"""Seconds to wait for the hub's reply to a HEAD request."""
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _NOT_SEEN = {"RepositoryNotFoundError", "GatedRepoError", "DatasetNotFoundError"}
@@ -344,12 +348,12 @@ _NOT_SEEN_STATUS = {401, 403, 404}
 
 
 def is_hub_id(path: str) -> bool:
-    """Whether a path may be an id of the hub: ``name`` or ``owner/name``."""
+    """Return whether a path may be an id of the hub: ``name`` or ``owner/name``."""
     return _ID.fullmatch(path) is not None
 
 
 def in_cache(repo: str, file: str, revision: str | None = None) -> Path | None:
-    """A file of a model on the hub that is on this machine already; the hub is not asked."""
+    """Return a model's file from the local cache of the hub, or None; does not contact the hub."""
     if not is_hub_id(repo):
         return None
     from huggingface_hub import try_to_load_from_cache
@@ -359,14 +363,14 @@ def in_cache(repo: str, file: str, revision: str | None = None) -> Path | None:
 
 
 def offline() -> bool:
-    """Whether the hub may not be asked at all."""
+    """Return whether the hub must not be contacted."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def folder_called_nearly(repo: str) -> Path | None:
-    """The folder of a model that may have been meant by what is taken for an id of the hub; or None."""
+    """Return the model folder with a name close to a path that was taken for a hub id, or None."""
     around = Path(repo).parent
     near = get_close_matches(Path(repo).name, [path.parent.name for path in around.glob("*/config.json")], n=1)
     return around / near[0] if near else None
@@ -374,11 +378,11 @@ def folder_called_nearly(repo: str) -> Path | None:
 
 @contextmanager
 def reaching(kind: Literal["models", "datasets"], repo: str) -> Iterator[str]:
-    """Have the libraries of the hub use nothing but the cache while it cannot be reached.
+    """Make the libraries of the hub use only the cache while the hub cannot be reached.
 
     Args:
-        kind: What is wanted.
-        repo: Its id.
+        kind: Kind of repository.
+        repo: Id of the repository.
 
     Yields:
         Why the hub cannot be reached, or "".
@@ -406,14 +410,14 @@ def reaching(kind: Literal["models", "datasets"], repo: str) -> Iterator[str]:
 
 
 def why_not(error: BaseException, trouble: str) -> tuple[str, BaseException | None]:
-    """Say why the hub did not give something.
+    """Describe why the hub did not return something.
 
     Args:
-        error: What its library raised.
-        trouble: Why it cannot be reached, or "".
+        error: Exception that the hub's library raised.
+        trouble: Why the hub cannot be reached, or "".
 
     Returns:
-        The reason, and what to raise it from: None where trying again would not help.
+        The reason, and the exception to use as the cause: None if trying again would not help.
     """
     if trouble:
         return f"{trouble}, and the cache of this machine does not have it", None
@@ -445,10 +449,10 @@ def _trouble(kind: str, repo: str) -> str:
             get_session().head(f"{constants.ENDPOINT}/api/{kind}/{repo}", timeout=PATIENCE_S)
             said.append("")
         except Exception as error:
-            # Errors of the HTTP client, whichever it is: they have no common base but this.
+            # Errors of any HTTP client: they have no other common base.
             said.append(f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no answer'}")
 
-    # Apart, since looking up a name has no timeout: the resolver may try its servers for half a minute.
+    # In a thread, since name resolution has no timeout: the resolver may try its servers for half a minute.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(2 * PATIENCE_S)
@@ -466,13 +470,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 # -- readers -----------------------------------------------------------------------------------------------------
-# Rows of files or the hub, one after the other, each with the place that a message about it should name. A
-# file may be of any size: one row is held at a time, and one that is too large is refused before it is read
-# whole.
+# Rows of files or the hub, one after the other, each with its place for messages. A file may have any size: one
+# row is held at a time (but a .json file is read whole), and a row that is too large is rejected before the rest
+# of it is read.
 
 
 LONGEST_ROW = 16 << 20
-"""Bytes of a row in its file. As objects of Python it takes up to 30 times as much."""
+"""Largest size of a row in its file, in bytes. Python objects take up to 30 times as much."""
 _NO_ROWS = {
     rb"version https://git-lfs": "a pointer of Git LFS. Fetch the file itself, in its folder: git lfs pull",
     rb"/annex/objects/|\.\./.*annex/objects/": "a pointer of git-annex. Fetch the file itself: git annex get",
@@ -480,16 +484,16 @@ _NO_ROWS = {
     rb"PK\x03\x04|\xd0\xcf\x11\xe0": "an archive or a table of Excel. Unpack it, or save it as CSV in UTF-8",
     rb"\x28\xb5\x2f\xfd|BZh|\xfd7zXZ": "packed by zstd, bzip2 or xz. Unpack it (zstd -d, bunzip2, xz -d)",
 }
-"""How files begin that stand for rows and hold none -> what to say of them."""
+"""First bytes of files that hold no rows -> description of the file for the message."""
 _IN_TURNS = {"role", "from", "function", "parameters"}
-"""What turns of conversations and tools have, of which one at least."""
+"""Keys that show that a struct is a turn of a conversation or a tool: it has at least one of them."""
 _GZIP, _BOM = b"\x1f\x8b", b"\xef\xbb\xbf"
 _BATCH = 1000
 
 
 @dataclass(frozen=True)
 class Record:
-    """A row as the file has it.
+    """A row as it is in the file.
 
     Attributes:
         place: ``data/train.jsonl:17``, for messages.
@@ -501,7 +505,7 @@ class Record:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Rows of a file, in its order.
+    """Yield the rows of a file, in the order of the file.
 
     Raises:
         DataError: The file is empty or damaged; the message names the file and, for text, the line.
@@ -531,7 +535,7 @@ def _open(path: Path) -> gzip.GzipFile | BufferedReader:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, none of them longer than a row may be."""
+    """Yield the lines of a file, and reject a line that is longer than a row may be."""
     with _open(path) as file:
         number = 1
         while line := file.readline(LONGEST_ROW + 1):
@@ -552,7 +556,7 @@ def _bounded(row: bytes, place: str) -> bytes:
 
 
 def _json(path: Path) -> Iterator[Record]:
-    """Lines, or a list of rows, one row, or an object around the list: ``{"data": [...]}``."""
+    """Read JSON lines, or a file with a list of rows, one row, or an object around it: ``{"data": [...]}``."""
     with _open(path) as file:
         is_list = file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
         content = file.read() if is_list or format_of(path) == ".json" else None
@@ -568,13 +572,17 @@ def _json(path: Path) -> Iterator[Record]:
 
 
 def _written(path: Path, content: bytes) -> Sequence[msgspec.Raw | bytes] | None:
-    """The rows of a file as they are written, so that one at a time becomes objects; None for one of lines."""
+    """Split a JSON file into rows as bytes, so that they are parsed one at a time.
+
+    None if the file is JSON lines.
+    """
     content = content.removeprefix(_BOM)
     try:
         whole = msgspec.json.decode(content, type=list[msgspec.Raw] | dict[str, msgspec.Raw])
         return (_wrapped(whole) or [content]) if isinstance(whole, dict) else whole
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass  # many files of lines are called .json too; or it has what msgspec does not take, as NaN
+        # many files of JSON lines are called .json too; or the file has values that msgspec rejects, such as NaN
+        pass
     try:
         loaded = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
@@ -585,11 +593,11 @@ def _written(path: Path, content: bytes) -> Sequence[msgspec.Raw | bytes] | None
 
 
 _WRAPS = ("data", "rows", "examples", "instances", "items", "records", "samples", "dataset", *SPLIT_WORDS)
-"""What the list of all rows is called in files that hold one object."""
+"""Names of the list of rows in files that hold one object."""
 
 
 def _wrapped(whole: Mapping[str, msgspec.Raw]) -> list[msgspec.Raw]:
-    """The rows of a file that holds ``{"data": [...]}`` or the like; none of any other."""
+    """Return the rows of a file that holds ``{"data": [...]}`` or the like; empty for any other file."""
     lists = [name for name, value in whole.items() if bytes(value).lstrip()[:1] == b"["]
     if len(lists) != 1 or lists[0].lower() not in _WRAPS:
         return []
@@ -598,10 +606,10 @@ def _wrapped(whole: Mapping[str, msgspec.Raw]) -> list[msgspec.Raw]:
 
 
 def _object(text: bytes, place: str) -> Mapping[str, Any]:
-    """A row of JSON.
+    """Parse a row of JSON.
 
     Raises:
-        DataError: It is none, or has a column twice.
+        DataError: The text is no JSON object, or has a column twice.
     """
     try:
         row = json.loads(text.decode(), object_pairs_hook=partial(_different, place))
@@ -638,7 +646,7 @@ def _check_different(names: Sequence[str], place: str | Path) -> None:
 
 
 def _csv(path: Path) -> Iterator[Record]:
-    csv.field_size_limit(LONGEST_ROW)  # by default 128 KiB, and texts may be longer
+    csv.field_size_limit(LONGEST_ROW)  # the default is 128 KiB, and texts may be longer
     kind, number = format_of(path), 1
     try:
         first = re.sub('"[^"]*"', "", next(_lines(path), b"").decode())
@@ -693,7 +701,7 @@ def _arrow(path: Path) -> Iterator[Record]:
 
 
 def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Record]:
-    """Rows of record batches as objects."""
+    """Yield the rows of record batches as records."""
     import pyarrow as pa
 
     number = 0
@@ -712,7 +720,7 @@ def _table_rows(path: Path, what: str, batches: Iterable[Any]) -> Iterator[Recor
 
 
 def _rows_in(batch: Any) -> Iterator[dict[str, Any]]:
-    """Rows of a record batch or a table as objects."""
+    """Yield the rows of a record batch or a table as dicts."""
     readers = {field.name: read for field in batch.schema if (read := _reader(field.type)) is not None}
     for row in batch.to_pylist():
         yield row | {name: _made(read, row[name]) for name, read in readers.items()}
@@ -723,10 +731,11 @@ def _made(read: Callable[[Any], Any] | None, value: Any) -> Any:
 
 
 def _reader(kind: Any, *, in_turn: bool = False) -> Callable[[Any], Any] | None:
-    """What makes of a value of one of Arrow's types what was written; None where it is that.
+    """Return a function that restores values of an Arrow type as they were written; None if they need no change.
 
-    A number of single precision is 0.1, not 0.10000000149011612. JSON, as `datasets` keeps what differs from row
-    to row, is what it says. Turns and tools have a null wherever only others have something: it is left out.
+    A number of single precision becomes 0.1, not 0.10000000149011612. JSON, which `datasets` uses for values that
+    differ from row to row, is parsed. Turns and tools have nulls for keys that only other ones have: these keys
+    are dropped.
     """
     if getattr(kind, "extension_name", "") == "arrow.json":
         return json.loads
@@ -771,7 +780,10 @@ Rows = Callable[[], Iterator[Record]]
 
 
 def open_source(location: Location) -> tuple[str, Mapping[str, Rows]]:
-    """What a source is called in messages, and its splits; local files are read when their rows are asked for."""
+    """Return the name of a source for messages, and its splits.
+
+    Local files are read only when their rows are requested.
+    """
     if isinstance(location, HubDataset):
         return location.repo, _from_hub(location)
     return str(location.root), {name: partial(_all_of, files) for name, files in location.splits.items()}
@@ -791,7 +803,7 @@ def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
             loaded = datasets.load_dataset(repo, name=location.subset, revision=location.revision)
         except Exception as error:
             # Errors of `datasets`, `huggingface_hub` and the HTTP client have no common base but this.
-            if trouble and isinstance(error, ValueError):  # the cache has other subsets of it, or several
+            if trouble and isinstance(error, ValueError):  # the cache has other subsets, or several
                 raise DataError(f"{repo}: {trouble}. {_line(error)}. Set subset to one of these.") from None
             reason, cause = why_not(error, trouble)
             advice = (
@@ -806,7 +818,7 @@ def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
             ) from cause
     commits = {Path(file["filename"]).parent.name for split in loaded.values() for file in split.cache_files}
     asked = location.revision or ""
-    # What the cache has of any revision is given then.
+    # Offline, `datasets` may return any cached revision.
     if trouble and commits and asked not in commits and re.fullmatch("[0-9a-f]{40}", asked):
         raise DataError(
             f"{repo}: {trouble}, and the cache of this machine gives the revision {', '.join(sorted(commits))}, "
@@ -817,6 +829,6 @@ def _from_hub(location: HubDataset) -> Mapping[str, Rows]:
 
 
 def _numbered(whose: str, split: Any) -> Iterator[Record]:
-    """Rows as those of a file of theirs: no image is decoded, and numbers are as they are written."""
+    """Yield the rows of a hub split as if read from a file: images stay encoded, numbers are as written."""
     rows = (row for table in split.with_format("arrow").iter(_BATCH) for row in _rows_in(table))
     return (Record(f"{whose} row {number}", row) for number, row in enumerate(rows, 1))

@@ -1,8 +1,8 @@
-"""Datasets whose rows are in files or on the hub: their settings, and from a row of a file to one of ours.
+"""Define datasets with rows in files or on the hub: their settings, and the conversion of file rows to our rows.
 
-Columns are TRL's. A row that cannot be used is refused with its place.
+Columns are TRL's. A row that cannot be used is rejected with its place.
 
-`prepare` reads such a dataset once; chains open what it wrote.
+`prepare` reads such a dataset once; chains open the output of `prepare`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pipeline.learning.rewards.answers import list_in
 from pipeline.learning.rewards.calling import GIVEN
 
 # -- shapes ------------------------------------------------------------------------------------------------------
-# Rows of other programs in TRL's columns: ShareGPT's conversations and Alpaca's instructions. A conversation
-# of ShareGPT is a list of turns with ``from`` and ``value``, under ``conversations``; TRL renames all three
-# likewise (`trl.maybe_convert_to_chatml`), and axolotl and LLaMA-Factory say which role each speaker is. The
-# prompt of Alpaca is the instruction, with the input on the next line if there is one, as LLaMA-Factory joins
-# them. Tables hold turns as text.
+# Rows of other programs in TRL's columns: ShareGPT's conversations and Alpaca's instructions. A conversation of
+# ShareGPT is a list of turns with ``from`` and ``value``, under ``conversations``; TRL renames all three in the
+# same way (`trl.maybe_convert_to_chatml`), and axolotl and LLaMA-Factory define the role of each speaker. The
+# prompt of Alpaca is the instruction, with the input on the next line if there is one, as in LLaMA-Factory. Tables
+# hold turns as text.
 
 
 _ROLES = {
@@ -52,16 +52,16 @@ _ROLES = {
     "system": "system",
 }
 _TEXTS = ("prompt", "messages", "chosen", "rejected")
-"""Columns of TRL's that say what a row is."""
+"""TRL's columns that decide the type of a row."""
 _CONVERSATIONS = (*_TEXTS, "completion", "conversations")
 _LABELS = {"true": True, "1": True, "false": False, "0": False}
-"""What tables say of whether a completion is wanted, as text."""
+"""Values of `label`, whether a completion is wanted, that tables write as text."""
 _WRITTEN = re.compile(r"\s*\[\s*\{\s*([\"'])(?:role|content|from|value)\1\s*:")
-"""How a list of turns begins that was written as text."""
+"""Matches the beginning of a list of turns that was written as text."""
 
 
 def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A row in TRL's columns, of one that may be in another program's.
+    """Convert a row, possibly in another program's columns, to TRL's columns.
 
     Raises:
         DataError: A speaker is unknown, or turns cannot be read.
@@ -73,7 +73,7 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
         found["label"] = _LABELS.get(label.lower(), label)
     pair = [found.get(name) for name in ("chosen", "rejected")]
     if isinstance(found.get("prompt"), str) and all(map(_is_whole, pair)):
-        del found["prompt"]  # it is in both; as `trl.maybe_extract_prompt` has it
+        del found["prompt"]  # both answers contain the prompt, as in `trl.maybe_extract_prompt`
     elif found.get("completion") is None and pair == [None, None] and _is_first_question(found):
         del found["prompt"]
     elif isinstance(found.get("conversations"), list) and "prompt" not in found and None not in pair:
@@ -93,13 +93,13 @@ def to_columns(columns: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _is_whole(answer: Any) -> bool:
-    """Whether an answer is a conversation, with what was asked in it."""
+    """Return whether an answer is a conversation that includes the question."""
     first = answer[0] if isinstance(answer, list) and answer else None
     return isinstance(first, Mapping) and first.get("role") != "assistant"
 
 
 def _is_first_question(columns: Mapping[str, Any]) -> bool:
-    """Whether the prompt is the first question of a conversation beside it that is answered, as in UltraChat."""
+    """Return whether the prompt repeats the first question of an answered conversation, as in UltraChat."""
     asked, turns = columns.get("prompt"), columns.get("messages")
     if not isinstance(asked, str) or not isinstance(turns, list) or not _is_whole(turns):
         return False
@@ -108,7 +108,7 @@ def _is_first_question(columns: Mapping[str, Any]) -> bool:
 
 
 def _from_instruction(columns: dict[str, Any]) -> None:
-    """Make a prompt and a completion of a row of Alpaca; a conversation where it has a system prompt."""
+    """Convert a row of Alpaca to prompt and completion; to a conversation if it has a system prompt."""
     parts = (columns.pop("instruction"), columns.pop("input", None))
     columns["prompt"] = "\n".join(part for part in parts if isinstance(part, str) and part.strip())
     if "output" in columns and "completion" not in columns:
@@ -121,7 +121,10 @@ def _from_instruction(columns: dict[str, Any]) -> None:
 
 
 def _turns(value: Any, name: str, place: str) -> Any:
-    """Turns with role and content of those with ``from`` and ``value``, or of text; anything else as it is."""
+    """Convert turns with ``from`` and ``value``, or written as text, to role and content.
+
+    Return other values unchanged.
+    """
     if isinstance(value, str) and _WRITTEN.match(value):
         said, value = value[:60], list_in(value)
         if value is None:
@@ -130,13 +133,13 @@ def _turns(value: Any, name: str, place: str) -> Any:
                 "it by json.dumps."
             )
     if isinstance(value, Mapping) and value and all(isinstance(each, list) for each in value.values()):
-        # As `datasets` stores a sequence of turns.
+        # `datasets` stores a sequence of turns in this way.
         value = [dict(zip(value, turn, strict=True)) for turn in zip(*value.values(), strict=False)]
     if isinstance(value, Mapping) and value.keys() == {"from", "value"}:
         value = [value]
     is_list = isinstance(value, list) and value and all(isinstance(turn, Mapping) for turn in value)
     if is_list and all(isinstance(turn.get("role"), str) for turn in value):
-        # Templates have names of their own for tools.
+        # Templates have their own names for tools.
         roles = {name: role for name, role in _ROLES.items() if role != "tool"}
         return [{**turn, "role": roles.get(turn["role"].lower(), turn["role"])} for turn in value]
     if not is_list or not all({"from", "value"} <= turn.keys() for turn in value):
@@ -154,13 +157,13 @@ def _turns(value: Any, name: str, place: str) -> Any:
 
 
 def with_system(turns: list[Any], columns: dict[str, Any]) -> list[Any]:
-    """A conversation with the system prompt that stands in a column beside it."""
+    """Add the system prompt from the column `system` to a conversation."""
     system = columns.get("system")
     if not isinstance(system, str) or not turns or not isinstance(turns[0], Mapping):
         return turns
     own = str(turns[0].get("content") or "").strip() if turns[0].get("role") == "system" else None
     if own and system.strip() not in ("", own):
-        return turns  # what stays in its column is told
+        return turns  # the column stays and is reported
     del columns["system"]
     if own or not system.strip():
         return turns
@@ -174,29 +177,30 @@ _ANSWER_MARK = re.compile(
     r"|<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n\n|<start_of_turn>model\n"
     r"|<\|assistant\|>\n?|<\|Assistant\|>|<\uff5cAssistant\uff5c>|\[/INST\]|ASSISTANT:|TL;DR:"
 )
-"""How texts say that an answer follows, as those of HH-RLHF, Alpaca and TL;DR do, and chat templates."""
+"""Marks after which an answer follows, as in HH-RLHF, Alpaca and TL;DR, and in chat templates."""
 LONGEST_TEXT = 1 << 21
-"""Characters of a prompt or an answer. No model reads so many tokens, and a tokenizer takes 400 bytes for each."""
+"""Largest length of a prompt or an answer in characters. No model reads that many tokens, and a tokenizer takes
+400 bytes per character."""
 
 
 def naming(column: str) -> str:
-    """The setting that names a column of the file, as it is typed in a shell."""
+    """Format the setting that maps a column of the file, as typed in a shell."""
     return f"'datasets.NAME.columns={{{column}: COLUMN}}'"
 
 
 def of_dataset(said: object, name: str) -> str:
-    """What is said of some dataset, with its name in the settings that are to be typed."""
+    """Insert the name of a dataset into the settings in a message."""
     return str(said).replace("datasets.NAME", f"datasets.{name}")
 
 
 def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> dict[str, Any]:
-    """Columns under our names.
+    """Rename columns to our names.
 
     Args:
         data: The file's columns.
-        columns: Our name -> the file's name, or names by points for what is inside of a column. Of a conversation
-            `completion` is the text of the last turn.
-        place: For messages.
+        columns: Our name -> the file's name, or dotted names for a value inside a column. The name `completion`
+            means the text of the last turn in a row that is a conversation.
+        place: Place of the row, for messages.
 
     Raises:
         DataError: The file has no column of that name.
@@ -218,7 +222,10 @@ def renamed(data: Mapping[str, Any], columns: Mapping[str, str], place: str) -> 
 
 
 def _last_answer(data: Mapping[str, Any], place: str) -> str | None:
-    """What the assistant says last in a row that is a conversation; None where it is none, or ends otherwise."""
+    """Return the assistant's last turn as text, in a row that is a conversation.
+
+    None if it is none, or ends otherwise.
+    """
     columns = to_columns(data, place)
     if not _split_messages(columns, place) or "completion" not in columns:
         return None
@@ -227,7 +234,7 @@ def _last_answer(data: Mapping[str, Any], place: str) -> str | None:
 
 
 def _inside(data: Mapping[str, Any], name: str) -> Any:
-    """A column, or what is inside of one by names with points between them; KeyError where there is neither."""
+    """Return a column, or the value inside one by dotted names; KeyError if there is neither."""
     if name in data or "." not in name:
         return data[name]
     outer, _, inner = name.partition(".")
@@ -242,10 +249,10 @@ def _inside(data: Mapping[str, Any], name: str) -> Any:
 
 
 def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
-    """The values of columns that a dataset of a known form must have.
+    """Return the values of columns that a dataset of a known format must have.
 
     Raises:
-        DataError: One is not there, or null.
+        DataError: A column is missing or null.
     """
     if missing := [name for name in names if name not in data]:
         raise DataError(
@@ -260,17 +267,17 @@ def needed(data: Mapping[str, Any], place: str, *names: str) -> tuple[Any, ...]:
 def make_row(
     row_id: int, data: Mapping[str, Any], place: str, config: FilesConfig, raw: Mapping[str, Any] | None = None
 ) -> Row:
-    """A row of ours.
+    """Convert a row of a file to a `Row`.
 
     Args:
-        row_id: Its id.
+        row_id: Id of the row.
         data: TRL's columns and further ones, under our names.
-        place: Of the row, for messages.
-        config: Its template, conversation and further columns.
-        raw: More columns that the template may use.
+        place: Place of the row, for messages.
+        config: Settings: template, conversation and further columns.
+        raw: Further columns that the template may use.
 
     Raises:
-        DataError: The row has no prompt, or columns that do not go together.
+        DataError: The row has no prompt, or columns that do not fit together.
     """
     columns = dict(data)
     if config.prompt_template is not None:
@@ -334,7 +341,10 @@ def make_row(
 
 
 def _split_messages(columns: dict[str, Any], place: str) -> bool:
-    """Cut a whole conversation before the assistant's last turn, the completion; say whether there is one."""
+    """Split a conversation before the assistant's last turn, which becomes the completion.
+
+    Return whether it was split.
+    """
     if columns.get("prompt") is not None or columns.get("messages") is None:
         return False
     messages = _text(columns.pop("messages"), "messages", place)
@@ -350,9 +360,9 @@ def _split_messages(columns: dict[str, Any], place: str) -> bool:
 
 
 def _extract_prompt(columns: dict[str, Any], place: str) -> None:
-    """Take what two answers begin with as their prompt, where none is given; up to the end of a turn.
+    """Set a missing prompt to the common beginning of the two answers, up to the end of a turn.
 
-    `trl.extract_prompt` takes all that they share, which may end inside of an answer: then two pairs of one
+    `trl.extract_prompt` takes the whole common beginning, which may end inside an answer: then two pairs of one
     question have two prompts.
     """
     if columns.get("prompt") is not None or any(columns.get(name) is None for name in ANSWERS[1:]):
@@ -361,7 +371,7 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
     if isinstance(one, str) != isinstance(other, str):
         raise DataError(f"{place}: 'chosen' and 'rejected' must both be text or both be conversations.")
     alike = chat.shared(one, other)
-    # Something is left of conversations of which one begins, or is, the other.
+    # If one conversation is a prefix of the other, each answer keeps at least one turn.
     alike = _turn_end(one[:alike]) if isinstance(one, str) else min(alike, len(one) - 1, len(other) - 1)
     if not alike:
         raise DataError(
@@ -372,12 +382,12 @@ def _extract_prompt(columns: dict[str, Any], place: str) -> None:
 
 
 def _turn_end(both: str) -> int:
-    """Where a prompt ends in what two texts share: after the mark of an answer, else with a line, else a word."""
+    """Find the end of the prompt in two texts' common beginning: after an answer mark, a line, or a word."""
     marks = list(_ANSWER_MARK.finditer(both))
     if marks:
         return marks[-1].end()
     head = both.rstrip(" ")
-    if head != both:  # a space belongs to the word that follows it
+    if head != both:  # a space belongs to the word after it
         return len(head)
     line, word = both.rfind("\n") + 1, max(both.rfind(" "), 0)
     return (line if both[:line].strip() else word) or len(both)
@@ -426,7 +436,7 @@ def _message(message: object, name: str, place: str) -> Message:
 
 
 def _joined(parts: Sequence[object], name: str, place: str) -> str:
-    """Content that is a list of parts as one text: a line each, as vLLM has it for templates that take text."""
+    """Join content that is a list of parts into one text, one line each, as vLLM does for string templates."""
     for part in parts:
         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
@@ -445,7 +455,7 @@ def _check_one_form(texts: Mapping[str, Text | None], place: str) -> None:
 
 
 def _check_due(prompt: Sequence[Message], texts: Mapping[str, Text | None], place: str) -> None:
-    """Refuse answers that begin with who has asked: whole conversations, which the prompt would precede."""
+    """Reject answers that begin with a turn of the system or the user: these are whole conversations."""
     for name in ANSWERS:
         answer = texts[name]
         role = answer[0]["role"] if answer and not isinstance(answer, str) else ""
@@ -465,7 +475,7 @@ def _with_system(system: str, prompt: Text, place: str) -> Text:
 
 
 def _template_columns(columns: Mapping[str, Any], prompt: Text, config: FilesConfig, place: str) -> dict[str, Any]:
-    """The columns that give a chat template its arguments, those of the settings among them."""
+    """Return the columns with arguments of a chat template, including those from the settings."""
     set_for_all = {**config.chat_template_kwargs, **({} if config.date is None else {chat.CLOCK: config.date})}
     if isinstance(prompt, str):
         if config.chat_template_kwargs or columns.get(chat.ARGUMENTS):
@@ -511,17 +521,17 @@ def _filled(template: str, columns: Mapping[str, Any], place: str) -> str:
 
 
 def template_fields(template: str) -> list[str]:
-    """Names of the columns that a template of prompts uses.
+    """Return the names of the columns that a prompt template uses.
 
     Raises:
-        ConfigError: It could not be filled.
+        ConfigError: The template is no valid format string, or has more than plain names in braces.
     """
     try:
         parts = [(name, rest or turn) for _, name, rest, turn in string.Formatter().parse(template)]
     except ValueError as error:
         raise ConfigError(f"prompt_template={template!r}: {error}; write {{{{ and }}}} for braces") from error
     for name, rest in parts:
-        # Anything else in braces, such as {a.b}, would reach into objects.
+        # Anything else in braces, such as {a.b}, would access attributes of objects.
         if name is not None and (rest or not name.isidentifier()):
             raise ConfigError(f"prompt_template={template!r}: '{{{name}}}' must be the plain name of a column")
     return [name for name, _ in parts if name is not None]
@@ -578,7 +588,7 @@ class FilesConfig(DatasetConfig):
     called; validation is read where the source has it."""
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """What cannot be trained on."""
+        """Report training on a dataset that is only evaluated on."""
         trains = self.trained_on and any(algo.enabled and algo.trains for algo in config.algos.values())
         if self.evaluation_only and trains and config.stage is not StageChoice.prepare:
             yield (
@@ -594,10 +604,10 @@ PATHS = ("path", "validation_path", "test_path")
 
 
 class FilesDataset(Dataset):
-    """A subclass says in `adapt` what its columns mean.
+    """Base of datasets that are read. A subclass defines in `adapt` what its columns mean.
 
     Attributes:
-        formats: Suffixes of files that it reads.
+        formats: Suffixes of files that can be read.
         hub: Whether `path` may be an id of the Hugging Face hub.
     """
 
@@ -611,7 +621,7 @@ class FilesDataset(Dataset):
         super().__init__(config)
         self.source = config
         self.unread: Sequence[str] = ()
-        """Splits of the source that are called as ours are and that `rows_of` leaves out."""
+        """Splits of the source with names like ours that `rows_of` leaves out."""
         if not config.path:
             what = "a file, folder or hub id" if self.hub else "a file or folder"
             raise ConfigError(f"dataset '{config.kind}': path is missing; give {what}")
@@ -625,10 +635,10 @@ class FilesDataset(Dataset):
             raise ConfigError(f"date={config.date!r}: must be a day as 2026-11-27, or null") from error
 
     def locations(self) -> dict[str, files.Location]:
-        """Where the rows are, by the name of the setting: ``path``, and the others where they are set.
+        """Return the location of the rows by setting: ``path``, and the other paths that are set.
 
         Raises:
-            DataError: A local file is not there, or holds nothing that can be read.
+            DataError: A local file does not exist, or holds no readable rows.
         """
         given = {name: getattr(self.source, name) for name in PATHS}
         found: dict[str, files.Location] = {}
@@ -643,12 +653,12 @@ class FilesDataset(Dataset):
         return found
 
     def rows_of(self) -> dict[str, files.Rows]:
-        """The rows of ``train``, and of ``validation`` and ``test`` where the source has such splits.
+        """Return the rows of ``train``, and of ``validation`` and ``test`` if the source has such splits.
 
-        Of a dataset for evaluation alone those of ``test``, and of ``validation`` where it has them.
+        For a dataset that is only evaluated on: the rows of ``test``, and of ``validation`` if the source has it.
 
         Raises:
-            DataError: A source is not there, cannot be reached, or lacks a split that was asked for.
+            DataError: A source does not exist, cannot be reached, or lacks a requested split.
         """
         config = self.source
         sources = {name: files.open_source(location) for name, location in self.locations().items()}
@@ -659,9 +669,9 @@ class FilesDataset(Dataset):
             name, splits = sources.get(f"{split}_path", sources["path"])
             further = split != main and f"{split}_path" not in sources and asked is None
             if further and (split not in splits or config.train_split == split):
-                continue  # it is cut from train
+                continue  # the split is cut from train
             if further and config.evaluation_only and len(splits) == 1:
-                continue  # it is test, whatever its name
+                continue  # the only split is test, whatever its name
             chosen = asked or (split if split in splits or len(splits) != 1 else next(iter(splits)))
             if chosen not in splits:
                 chosen = files.SPLIT_WORDS.get(chosen, chosen)
@@ -681,49 +691,51 @@ class FilesDataset(Dataset):
         return found
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:
-        """Turn a row's columns into TRL's and further ones for rewards; None leaves the row out.
+        """Convert the columns of a row to TRL's columns and further ones for rewards.
+
+        Return None to leave the row out.
 
         Args:
-            data: The file's columns, renamed as the configuration says.
-            place: Of the row, for messages.
+            data: The file's columns, renamed by the configuration.
+            place: Place of the row, for messages.
         """
         return data
 
     def make_row(self, row_id: int, record: files.Record) -> Row | None:
-        """A row of ours of one that was read, or None where it is left out.
+        """Convert a record to a `Row`, or None if the dataset leaves it out.
 
         Raises:
-            DataError: The row lacks what it needs.
+            DataError: The row lacks a required column or value.
         """
         data = renamed(record.data, self.source.columns, record.place)
         adapted = self.adapt(data, record.place)
         return None if adapted is None else make_row(row_id, adapted, record.place, self.source, data)
 
     def row(self, row_id: int) -> Row:
-        """Refused: see `PreparedDataset`."""
+        """Raise `DataError`: rows come from `PreparedDataset`."""
         raise DataError(f"dataset '{self.config.kind}' is read once by `prepare`, then by PreparedDataset")
 
 
 # -- fingerprint -------------------------------------------------------------------------------------------------
-# What identifies the source of a dataset in a plan: the content of local files, or the id on the hub. Used
-# while planning, so it imports neither `datasets` nor pyarrow.
+# Identifies the source of a dataset in a plan: the content of local files, or the id on the hub. Used during
+# planning, so it imports neither `datasets` nor pyarrow.
 
 
-_FOLLOWED = partial(file_sha256, follow=True)  # caches of a hub hold links
+_FOLLOWED = partial(file_sha256, follow=True)  # the hub's cache holds links
 
 
 def source_fingerprint(dataset: Dataset, file_hash: Callable[[Path], str] = _FOLLOWED) -> dict[str, Any]:
-    """What the rows of a dataset follow from, besides its configuration; the same wherever files are kept.
+    """Identify the source of a dataset's rows, independent of where local files are.
 
     Args:
-        dataset: It.
-        file_hash: Hash of a file's content; a caller that remembers hashes gives one of its own.
+        dataset: The dataset.
+        file_hash: Function that hashes a file's content; a caller that caches hashes passes its own.
 
     Returns:
         Plain data; empty for datasets that are made rather than read.
 
     Raises:
-        DataError: A local file is not there or may not be read, or there is nothing to read in a folder.
+        DataError: A local file does not exist or may not be read, or a folder has no readable file.
     """
     if not isinstance(dataset, FilesDataset):
         return {}

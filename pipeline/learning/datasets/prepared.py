@@ -1,9 +1,10 @@
-"""Reading a source once: `prepare` writes its rows by split, `PreparedDataset` serves them to every chain.
+"""Read a source once: `prepare` writes its rows by split, `PreparedDataset` serves them to every chain.
 
     train.parquet, validation.parquet, test.parquet     id, prompt, completion, chosen, rejected, columns
     dataset.json                                        rows of each split, columns, fingerprint, warnings
 
-Conversations and further columns are JSON inside Parquet: rows may differ in them, and come back as they were.
+Conversations and further columns are JSON inside Parquet: their structure may differ between rows, and reading
+restores the values.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ _BATCH_SIZE = 16 << 20
 def prepare(dataset: Dataset, out: Path) -> dict[str, Any]:
     """Read the source of a dataset once and write its rows by split.
 
-    The same source, configuration and seed give the same bytes. A split with fewer rows than were asked for has
-    what there is, and a warning says so.
+    The same source, configuration and seed give the same bytes. A split with fewer rows than requested has all
+    rows there are, and a warning says so.
 
     Args:
-        dataset: One that is read rather than made.
+        dataset: Dataset that is read rather than generated.
         out: Folder to write to.
 
     Returns:
-        What ``dataset.json`` holds.
+        The content of ``dataset.json``.
 
     Raises:
         ConfigError: The dataset needs no preparation.
-        DataError: The source is not there, damaged, or a row of it cannot be used.
+        DataError: The source does not exist or is damaged, or one of its rows cannot be used.
     """
     config = dataset.config
     if not isinstance(dataset, FilesDataset):
@@ -90,24 +91,24 @@ def prepare(dataset: Dataset, out: Path) -> dict[str, Any]:
 
 
 def check_rows(dataset: Dataset, check: Check) -> None:
-    """Read the source of a dataset once more, and ask of each row as it is stored what is wrong with it.
+    """Read the source of a dataset once more, and run a check on each row as it is stored.
 
     Raises:
-        DataError: Something is; says of which row.
+        DataError: The check rejects a row; the message names the row.
     """
     assert isinstance(dataset, FilesDataset)
     _read(dataset, check)
 
 
 def add_warnings(prepared: Path, out: Path, warnings: Sequence[str]) -> None:
-    """Write what is said of a prepared dataset with further warnings, which every start repeats."""
+    """Write ``dataset.json`` of a prepared dataset with further warnings, which every start repeats."""
     about = json.loads((prepared / FILE).read_bytes())
     about["warnings"] += warnings
     write_whole(out / FILE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
 
 
 class PreparedDataset(Dataset):
-    """The rows that `prepare` wrote. A split is memory-mapped when a row of it is first asked for."""
+    """Rows that `prepare` wrote. A split is memory-mapped when one of its rows is first requested."""
 
     prepared = True
 
@@ -115,10 +116,10 @@ class PreparedDataset(Dataset):
         """Open a folder.
 
         Args:
-            folder: Where `prepare` wrote.
+            folder: Folder with the output of `prepare`.
 
         Raises:
-            DataError: It did not write there, or in another format.
+            DataError: The folder holds no prepared dataset.
         """
         try:
             self.about: Mapping[str, Any] = json.loads((folder / FILE).read_bytes())
@@ -134,7 +135,7 @@ class PreparedDataset(Dataset):
         self._starts = np.cumsum([0, *(len(self._splits[split]) for split in SPLITS)])
 
     def row(self, row_id: int) -> Row:
-        """The row of an id.
+        """Return the row with this id.
 
         Raises:
             DataError: There is no such row.
@@ -170,7 +171,7 @@ class PreparedDataset(Dataset):
 
 
 def _read(dataset: FilesDataset, check: Check | None = None) -> tuple[dict[str, pa.Table], Form]:
-    """All rows of a source as one table per split that it has; ids count on from split to split."""
+    """Read all rows of a source into one table per split; ids count on from split to split."""
     form = Form(dataset)
     sources = dataset.rows_of()
     tables: dict[str, pa.Table] = {}
@@ -188,7 +189,7 @@ def _stored(rows: Iterable[MadeRow | None], check: Check | None) -> Iterator[dic
     for made in rows:
         if made is None:
             continue
-        # As they are stored, since that is what rewards are given.
+        # As stored, since rewards get the stored values.
         if check is not None and (problem := check(json.loads(made.stored["columns"]), made.place)):
             raise DataError(f"{made.place}: {problem}.")
         yield made.stored
@@ -199,7 +200,10 @@ def _characters(stored: Mapping[str, Any]) -> int:
 
 
 def _parts(items: Iterable[Item], length: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
-    """Items in parts of `_BATCH`, or fewer where they have more than so many characters; the last may be empty."""
+    """Group items into lists of `_BATCH` items, or fewer once they exceed `most` characters.
+
+    The last may be empty.
+    """
     part: list[Item] = []
     size = 0
     for item in items:
@@ -233,13 +237,13 @@ def _digest(tables: Iterable[pa.Table]) -> str:
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
-    """Write a table so that a reader sees all of it or nothing."""
+    """Write a table so that a reader sees the whole file or none."""
     with replacing(path, durable=False) as temporary:
         pq.write_table(table, temporary, compression="zstd", row_group_size=10_000)
 
 
 # -- tokenized ---------------------------------------------------------------------------------------------------
-# Prompts as token ids: made once per dataset and tokenizer, so that no chain tokenizes them again.
+# Prompts as token ids: tokenized once per dataset and tokenizer, so that chains do not tokenize them again.
 #
 #     prompts.parquet    id, input_ids
 #     prompts.json       rows, length of the longest prompt in tokens; a note where not all is known
@@ -249,9 +253,9 @@ PROMPTS = "prompts.parquet"
 TOKENS = pa.schema([("id", pa.int64()), ("input_ids", pa.large_list(pa.int32()))])
 
 _TOKENIZED_BATCH_SIZE = 1 << 20
-"""Characters at once: a tokenizer takes up to 400 bytes of memory for each."""
+"""Characters per batch: a tokenizer takes up to 400 bytes of memory for each."""
 _MOST_LISTED = 60
-"""Tokens of a vocabulary that a sentence names."""
+"""Largest number of vocabulary tokens that a message lists."""
 
 
 def encode_prompts(
@@ -259,19 +263,19 @@ def encode_prompts(
     prompts: Sequence[Text],
     arguments: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[list[int]]:
-    """Token ids of prompts.
+    """Encode prompts as token ids.
 
-    Text gets whatever the tokenizer puts before a text, unless it begins with that already, and nothing that it
-    puts behind one: a prompt ends in no end. A conversation goes through the model's chat template up to where the
-    assistant begins, or on from what the assistant has begun.
+    Text gets the tokens that the tokenizer puts before a text, unless it begins with them already, but not the
+    tokens that the tokenizer appends: a prompt has no end token. A conversation goes through the model's chat
+    template up to the start of the assistant's answer, or continues the assistant's last turn.
 
     Args:
-        tokenizer: Of the model.
+        tokenizer: Tokenizer of the model.
         prompts: Texts, or conversations.
-        arguments: Of each one's chat template (`chat.template_arguments`).
+        arguments: Arguments of the chat template for each prompt (`chat.template_arguments`).
 
     Raises:
-        DataError: A prompt is a conversation and the tokenizer has no chat template, or that refuses it.
+        DataError: A prompt is a conversation and the tokenizer has no chat template, or the template rejects it.
     """
     if not prompts:
         return []
@@ -297,7 +301,7 @@ def encode_prompts(
 
 
 def _added(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Tokens that a tokenizer puts before a text, and behind it."""
+    """Return the tokens that a tokenizer puts before a text, and those that it appends."""
     given = tokenizer("a", return_special_tokens_mask=True)
     ids, mask = list(given["input_ids"]), list(given["special_tokens_mask"])
     if 0 not in mask:
@@ -308,7 +312,7 @@ def _added(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 def _once(
     tokenizer: PreTrainedTokenizerBase, prompt: str, ids: list[int], before: list[int], behind: list[int]
 ) -> list[int]:
-    """A prompt without what is put behind it, nor an end that its text has there, nor a second begin."""
+    """Remove appended tokens, an end token that the text itself ends with, and a repeated begin token."""
     if behind and ids[-len(behind) :] == behind:
         ids = ids[: -len(behind)]
     begin, end = tokenizer.bos_token, tokenizer.eos_token
@@ -322,17 +326,17 @@ def _once(
 
 
 def unknown_pieces(tokenizer: PreTrainedTokenizerBase, encoded: Iterable[Sequence[int]]) -> str:
-    """What to say of prompts of which the tokenizer does not know all pieces; "" where it does.
+    """Describe pieces of prompts that the tokenizer does not know; "" if it knows all.
 
     Args:
-        tokenizer: Of the model.
-        encoded: What `encode_prompts` has made of prompts.
+        tokenizer: Tokenizer of the model.
+        encoded: Prompts from `encode_prompts`.
     """
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if not (token := getattr(model, "unk_token", None)):
         return ""
     unknown = tokenizer.convert_tokens_to_ids(token)
-    # The same token may begin every text, as in the tiny model, where it says nothing.
+    # The unknown token may also begin every text, as in the tiny model, where it has no meaning.
     number = sum(ids[1:].count(unknown) for ids in encoded)
     if not number:
         return ""
@@ -351,16 +355,16 @@ def _known_to(tokenizer: PreTrainedTokenizerBase) -> str:
 def tokenized(
     dataset: Dataset, tokenizer: PreTrainedTokenizerBase, out: Path, splits: Sequence[str] = SPLITS
 ) -> dict[str, Any]:
-    """Write the token ids of every prompt of some splits.
+    """Write the token ids of all prompts in some splits.
 
     Args:
-        dataset: With rows; a `PreparedDataset` where rows are read.
-        tokenizer: Of the model.
+        dataset: Dataset with rows; a `PreparedDataset` if rows are read.
+        tokenizer: Tokenizer of the model.
         out: Folder to write to.
-        splits: Whose prompts.
+        splits: Splits with the prompts.
 
     Returns:
-        What ``prompts.json`` holds.
+        The content of ``prompts.json``.
     """
     out.mkdir(parents=True, exist_ok=True)
     ids = np.concatenate([dataset.ids(split) for split in splits]).astype(np.int64)
@@ -378,7 +382,7 @@ def tokenized(
 
 
 def _told_of_clock(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, ids: NDArray[np.int64]) -> str:
-    """What to say where a template asks the clock and no date was set for it; "" elsewhere."""
+    """Describe the date that a chat template gets if it asks for today's date and none is set; "" otherwise."""
     row = dataset.row(int(ids[0])) if len(ids) and asks_clock(tokenizer) else None
     if row is None or isinstance(row.prompt, str) or CLOCK in template_arguments(row.columns):
         return ""
@@ -389,13 +393,13 @@ def _told_of_clock(tokenizer: PreTrainedTokenizerBase, dataset: Dataset, ids: ND
 
 
 class TokenizedPrompts(Mapping[int, list[int]]):
-    """Row id -> token ids of its prompt, as `tokenized` wrote them; memory-mapped."""
+    """Row id -> token ids of its prompt, as written by `tokenized`; memory-mapped."""
 
     def __init__(self, folder: Path) -> None:
         """Open a folder.
 
         Raises:
-            DataError: There are no tokenized prompts in it.
+            DataError: The folder holds no tokenized prompts.
         """
         try:
             self.about: Mapping[str, Any] = json.loads((folder / TOKENIZED).read_bytes())

@@ -1,4 +1,4 @@
-"""Rows of files as `prepare` stores them: what each is made into, and what those of a source have in common."""
+"""Convert file rows to the form that `prepare` stores, and collect what the rows of a source have in common."""
 
 import datetime
 import decimal
@@ -21,19 +21,19 @@ from pipeline.learning.datasets.files import SPLIT_WORDS, HubDataset, Location, 
 from pipeline.learning.datasets.from_files import ANSWERS, FilesDataset, template_fields
 
 TEXTS = ("prompt", *ANSWERS)
-"""What of a row is text or a conversation."""
+"""Parts of a row that are text or a conversation."""
 _NOT_SHOWN = (
     *("image", "images", "video", "videos", "audio", "audios"),
     *("functions", "history", "system", "system_prompt", "system_message"),
 )
-"""Columns that were meant for a model, and are not shown to any; of `system`, one that became no turn."""
+"""Columns that were meant for a model but are shown to none; `system` only if it became no turn."""
 _OF_QUESTIONS = ("input", "context", "passage", "choices", "options")
-"""Columns that are often a part of the question."""
+"""Columns that are often part of the question."""
 _UNSEEN = dict.fromkeys(map(ord, "\ufeff\u200b\u2060\u00ad"))
-"""Marks of byte order, spaces without width, hyphens that show only at the end of a line."""
+"""Byte order marks, zero-width spaces, and hyphens that show only at the end of a line."""
 
 Check = Callable[[Mapping[str, Any], str], str]
-"""Takes the further columns of a row and its place, and says why it cannot be used; "" where it can."""
+"""Takes the further columns of a row and its place, and returns why the row cannot be used; "" if it can."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class MadeRow:
 
     Attributes:
         row: The row.
-        stored: As it is stored: plain texts, and its columns as JSON.
-        place: Where it is in its file, for messages.
+        stored: The row as stored: plain texts, and its columns as JSON.
+        place: Place of the row in its file, for messages.
     """
 
     row: Row
@@ -75,10 +75,10 @@ _CUT = (
 
 
 class Form:
-    """What the rows of a source are made into, and have in common."""
+    """Converts the rows of a source, and collects what they have in common."""
 
     def __init__(self, dataset: FilesDataset) -> None:
-        """Take the dataset whose rows they are."""
+        """Take the dataset of the rows."""
         self.columns: dict[str, None] = {}
         self._dataset = dataset
         template = dataset.source.prompt_template
@@ -93,10 +93,10 @@ class Form:
         self._noted: dict[tuple[str, str], tuple[int, str]] = {}
 
     def made(self, records: Iterable[Record]) -> Iterator[MadeRow | None]:
-        """Make the rows of what was read, None for each that the dataset leaves out; ids count on.
+        """Convert records to rows, None for each that the dataset leaves out; ids count on.
 
         Raises:
-            DataError: One cannot be made or stored, or is of another form than those before it.
+            DataError: A row cannot be made or stored, or has another form than earlier rows.
         """
         for record in records:
             self._read.update(dict.fromkeys(record.data))
@@ -109,10 +109,10 @@ class Form:
             yield MadeRow(row, _stored(row, record.place), record.place)
 
     def _add(self, row: Row, place: str) -> None:
-        """Take a row into account.
+        """Count a row in what the rows have in common.
 
         Raises:
-            DataError: It is a conversation and earlier ones are text, or the other way round.
+            DataError: The row is a conversation and earlier ones are text, or the other way round.
         """
         conversational = not isinstance(row.prompt, str)
         if self._conversational is None:
@@ -128,9 +128,9 @@ class Form:
         self._answers.update((name, None) for name in ANSWERS if getattr(row, name) is not None)
 
     def _note(self, row: Row, record: Record) -> None:
-        """Note of what a model may be shown less, or more, than the file means."""
+        """Count problems of a row: a model may see less, or more, than the file intends."""
         is_text, asked = isinstance(row.prompt, str), plain_text(row.prompt)
-        # Of conversations the system's turn has what was in `system`, and templates have the tools.
+        # In conversations the system turn holds the content of `system`, and templates get the tools.
         unseen = [name for name in (*_NOT_SHOWN, *["tools"] * is_text) if row.columns.get(name)]
         unseen += [
             name
@@ -154,7 +154,7 @@ class Form:
 
     @property
     def told(self) -> list[str]:
-        """What a user should know of the rows."""
+        """Warnings about the rows, for the user."""
         unread = [_UNREAD.format(", ".join(self._dataset.unread))] * bool(self._dataset.unread)
         return unread + [
             said.format(name, name, rows=f"{_rows(count)} (first {first.rpartition('/')[2]})")
@@ -167,7 +167,7 @@ class Form:
         return bool(self._conversational)
 
     def described(self) -> dict[str, Any]:
-        """For ``dataset.json``."""
+        """Return the fields of ``dataset.json`` that describe the rows."""
         return {
             "columns": sorted(self.columns),
             "answers": [name for name in ANSWERS if name in self._answers],
@@ -176,13 +176,14 @@ class Form:
         }
 
     def check(self, number: int) -> None:
-        """Refuse a source that has no row to train on, or lacks columns that are asked for.
+        """Reject a source that has no row to train on, or lacks requested columns.
 
         Args:
-            number: Of rows to train on, once all have been made; of a dataset for evaluation alone, of test.
+            number: Number of rows to train on, once all have been made; of test rows for a dataset that is only
+                evaluated on.
 
         Raises:
-            DataError: Says which.
+            DataError: There is no such row, or a column of `further_columns` does not exist.
         """
         config = self._dataset.source
         given = f"dataset '{config.kind}' ({config.path})"
@@ -194,7 +195,7 @@ class Form:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """The texts and numbers that something holds, as texts."""
+    """Yield all texts and numbers inside a value, as texts."""
     if isinstance(value, Mapping | list):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _texts_in(each)
@@ -203,11 +204,11 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def identity(prompt: Text) -> bytes:
-    """What says that two prompts are the same question to a reader.
+    """Hash a prompt so that prompts with the same question for a reader have the same hash.
 
-    Of a conversation these are the roles and what is said, with calls of tools, whatever else its turns have and
-    in whatever order; a turn of the system that says nothing is none. White space counts as one space, at the ends
-    as none, and signs that are not seen as nothing; a letter with its accent is one, however encoded (NFC).
+    For a conversation the hash covers the roles, contents and tool calls, not other keys of turns or their order;
+    an empty system turn is ignored. White space counts as one space, and as none at the ends; invisible characters
+    are ignored; a letter with its accent is the same in every encoding (NFC).
     """
     said = _content(prompt) if isinstance(prompt, str) else json.dumps(list(_turns(prompt)), default=_plain)
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
@@ -231,7 +232,7 @@ def _stored(row: Row, place: str) -> dict[str, Any]:
         columns = json.dumps(row.columns, ensure_ascii=False, default=_plain)
         columns.encode()
     except (TypeError, ValueError, RecursionError):
-        for name, value in row.columns.items():  # says which one it is
+        for name, value in row.columns.items():  # names the column that is wrong
             _json({name: value}, name, place)
         raise
     given = {name: getattr(row, name) for name in TEXTS}
@@ -271,7 +272,7 @@ def _plain(value: object) -> Any:
 
 
 # -- splits ------------------------------------------------------------------------------------------------------
-# Deals the rows of a source into train, validation and test, so that no prompt is in two of them.
+# Splits the rows of a source into train, validation and test, so that no prompt is in two of them.
 
 
 _PURPOSE = {"train": 0, "validation": 5, "test": 6}
@@ -280,10 +281,11 @@ _PURPOSE = {"train": 0, "validation": 5, "test": 6}
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Which rows each split has.
+    """Rows of each split.
 
     Attributes:
-        splits: Split -> positions among the rows that were read for it (of train, where it was cut), in order.
+        splits: Split -> positions among the rows that were read for the split (of train, if it was cut from
+            train), in order.
         cut: Splits that were cut from train.
         warnings: What a user should know: rows left out, splits smaller than asked.
     """
@@ -294,17 +296,17 @@ class SplitRows:
 
 
 def deal(prompts: Mapping[str, Sequence[bytes]], sizes: Mapping[str, int], seed: int) -> SplitRows:
-    """Deal rows into splits, the same way for the same prompts, sizes and seed.
+    """Split rows, in the same way for the same prompts, sizes and seed.
 
-    Splits that the source has are kept: test as it is, validation and train without the prompts of those before.
-    Splits that it lacks are cut from train, each prompt once. Every split is shuffled, so that its first rows are
-    a fair sample.
+    Splits of the source are kept: test as it is, validation without prompts of test, train without prompts of
+    both. Missing splits are cut from train, each prompt once. Every split is shuffled, so that its first rows are
+    a random sample.
 
     Args:
-        prompts: Split that was read -> an identity of each row's prompt. Without ``train`` nothing is cut, and
-            there are no rows to train on.
-        sizes: Prompts at most of ``test`` and ``validation``.
-        seed: Of the shuffles.
+        prompts: Split that was read -> hash of each row's prompt. Without ``train`` nothing is cut, and there are
+            no rows to train on.
+        sizes: Largest numbers of prompts in ``test`` and ``validation``.
+        seed: Seed of the shuffles.
 
     Raises:
         DataError: Nothing is left to train on.
@@ -373,34 +375,34 @@ def _rows(count: int) -> str:
 
 
 # -- look --------------------------------------------------------------------------------------------------------
-# A look at rows of local files before a run starts: what `prepare` would refuse, as far as a few seconds
-# tell.
+# A check of local files before a run starts: finds what `prepare` would reject, within a few seconds.
 
 
 LOOKED_AT = 20_000
-"""Rows of each split that are made at most, which takes less than a second."""
+"""Largest number of rows of each split to convert, which takes less than a second."""
 LOOK_S = 5.0
-"""Seconds in which that many are made, where code of the user's own makes them slowly."""
+"""Seconds to spend on converting rows, for slow code of the user's own."""
 _READ_WHOLE = 16 << 20
-"""Bytes of a ``.json`` file of which rows are made; it is read whole for the first of them."""
+"""Largest ``.json`` file to look at, in bytes; such a file is read whole for its first row."""
 
 
 @dataclass
 class Look:
-    """What a look at the first rows of a source has shown.
+    """Result of a look at the first rows of a source.
 
     Attributes:
-        first: The first of them to train on, its columns as they are stored; None where there was none to look at.
-            Of a dataset for evaluation alone this and what follows is of the rows of test.
-        columns: All that those to train on have besides their texts, each once.
-        unanswered: How many of those to train on have no completion, nor are whole conversations.
-        unlabelled: How many of them have a completion with a label that is neither true nor false, or with none.
-        number: How many there were to train on, with those that are left out.
-        is_all: Whether there are no more rows to train on.
+        first: The first training row, its columns as stored; None if no row was looked at. For a dataset that is
+            only evaluated on, this and the following describe the test rows.
+        columns: All columns of the training rows besides their texts, each once.
+        unanswered: Number of training rows that have no completion and are no whole conversations.
+        unlabelled: Number of training rows that have no preferred answer, and a `label` that is missing or neither
+            true nor false.
+        number: Number of training rows, including those that are left out.
+        is_all: Whether there are no further training rows.
         is_conversation: Whether their prompts are conversations.
         turns: Rows of any split that are conversations, with their places.
-        warnings: What dealing all rows into splits has to say.
-        rows: Split -> how many rows it has once all are dealt; empty where there are more than were looked at.
+        warnings: Warnings from splitting all rows.
+        rows: Split -> number of rows once all are split; empty if there are more rows than were looked at.
     """
 
     first: Row | None = None
@@ -415,7 +417,7 @@ class Look:
     rows: dict[str, int] = field(default_factory=dict)
 
     def take(self, made: MadeRow | None) -> None:
-        """Take a row to train on into account, or one that is left out."""
+        """Count a training row, or one that is left out."""
         self.number += 1
         if made is not None:
             self.first = self.first or replace(made.row, columns=json.loads(made.stored["columns"]))
@@ -426,14 +428,14 @@ class Look:
 
 
 def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
-    """Make the first rows of local files, as `prepare` will; deal them into splits where that is all there are.
+    """Convert the first rows of local files, as `prepare` will; split them if these are all rows.
 
     Args:
-        dataset: It.
-        check: Is asked of each row.
+        dataset: The dataset.
+        check: Check to run on each row.
 
     Raises:
-        DataError: One cannot be made or stored, a split is not there, or nothing is left to train on.
+        DataError: A row cannot be made or stored, a split does not exist, or nothing is left to train on.
     """
     look = Look()
     if not all(_is_soon_read(location) for location in dataset.locations().values()):
@@ -470,11 +472,13 @@ def look_at(dataset: FilesDataset, check: Check | None = None) -> Look:
 
 
 def rows_of_small(dataset: FilesDataset) -> dict[str, int]:
-    """Rows of each split of small files, as `prepare` will deal them; empty of others, and of what it will refuse.
+    """Count the rows of each split of small local files, as `prepare` will split them.
 
-    Rows that code of the user's own makes are not looked at.
+    Empty for other files and on errors.
+
+    Datasets with code of the user's own are not read.
     """
-    with suppress(Exception):  # told by who looks for faults
+    with suppress(Exception):  # other checks report the errors
         size = 0
         for location in dataset.locations().values():
             if dataset.config.class_path or isinstance(location, HubDataset):
@@ -486,7 +490,7 @@ def rows_of_small(dataset: FilesDataset) -> dict[str, int]:
 
 
 def _is_soon_read(location: Location) -> bool:
-    """Whether the first rows are there at once: on this machine, and not at the end of a large file."""
+    """Return whether the first rows can be read quickly: from local files, and not from a large ``.json`` file."""
     if isinstance(location, HubDataset):
         return False
     files = [file for split in location.splits.values() for file in split]

@@ -1,4 +1,4 @@
-"""Datasets that ship: one for each format of files, `hf` for all and the hub, named ones, and two made here."""
+"""Define the shipped datasets: one per file format, `hf` for all formats and the hub, named and made ones."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ from pipeline.learning.rewards.answers import last_boxed, list_in
 
 
 class JsonLines(FilesDataset):
-    """One object per line; a ``.json`` file may be a list of objects as well."""
+    """One object per line; a ``.json`` file may also be a list of objects."""
 
     formats: ClassVar[tuple[str, ...]] = JSON
     hub: ClassVar[bool] = False
@@ -33,18 +33,18 @@ class CsvFiles(FilesDataset):
 
 
 class ParquetFiles(FilesDataset):
-    """Parquet."""
+    """Parquet files."""
 
     formats: ClassVar[tuple[str, ...]] = PARQUET
     hub: ClassVar[bool] = False
 
 
 class HuggingFace(FilesDataset):
-    """A hub id, or local files of any format: also what `Dataset.save_to_disk` wrote."""
+    """A hub id, or local files of any format, including the output of `Dataset.save_to_disk`."""
 
 
 # -- gsm8k -------------------------------------------------------------------------------------------------------
-# GSM8K: ``question``, and ``answer`` which works it out and ends with ``#### 42``.
+# GSM8K: ``question``, and ``answer`` with the worked solution, which ends with ``#### 42``.
 
 
 @dataclass(kw_only=True)
@@ -59,13 +59,13 @@ class GSM8KConfig(FilesConfig):
 
 
 class GSM8K(FilesDataset):
-    """Column ``solution`` is the final number alone; the worked answer is the completion."""
+    """Column ``solution`` is only the final number; the worked answer is the completion."""
 
     config_class: ClassVar[type[DatasetConfig]] = GSM8KConfig
     note: ClassVar[str] = "gsm8k: evaluated on the official test split; validation is cut from train."
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """The question, the worked answer, and the number after ``####``."""
+        """Return the question, the worked answer, and the number after ``####``."""
         question, answer = needed(data, place, "question", "answer")
         _, mark, final = str(answer).rpartition("####")
         if not mark or not final.strip():
@@ -88,13 +88,16 @@ class MathConfig(FilesConfig):
 
 
 class CompetitionMath(FilesDataset):
-    r"""Column ``solution`` is the worked solution, which TRL's rewards read, ``answer`` what is in its box."""
+    r"""Column ``solution`` is the worked solution, which TRL's rewards read.
+
+    ``answer`` is the content of its box.
+    """
 
     config_class: ClassVar[type[DatasetConfig]] = MathConfig
     note: ClassVar[str] = "math: trained on the 7,500 problems of MATH's train split, evaluated on MATH-500."
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """The problem and its solution; subject and level under one name for every form of the dataset."""
+        """Return the problem and its solution; subject and level have one name for every form of the dataset."""
         problem, solution = needed(data, place, "problem", "solution")
         answer = data.get("answer") or (last_boxed(str(solution)) or "").strip()
         if not answer:
@@ -127,12 +130,15 @@ class OlympiadBenchConfig(FilesConfig):
 
 
 class OlympiadBench(FilesDataset):
-    """Column ``solution`` is the answer, several with commas; figures and worked solutions are left out."""
+    """Column ``solution`` is the answer, or all answers joined by commas.
+
+    Figures and worked solutions are left out.
+    """
 
     config_class: ClassVar[type[DatasetConfig]] = OlympiadBenchConfig
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """The question behind its context, and all answers as one text."""
+        """Return the question after its context, and all answers as one text."""
         question, answers = needed(data, place, "question", "final_answer")
         parts = answers if isinstance(answers, list) else [answers]
         about = ("id", "subfield", "answer_type", "is_multiple_answer", "unit", "error")
@@ -145,8 +151,8 @@ class OlympiadBench(FilesDataset):
 
 # -- multiple choice ---------------------------------------------------------------------------------------------
 # Questions with choices under letters. MMLU-Pro: ``question``, ``options``, ``answer`` (a letter). GPQA:
-# ``Question``, ``Correct Answer``, ``Incorrect Answer 1`` to ``3``; these have no places, so a hash of the row
-# gives them some.
+# ``Question``, ``Correct Answer``, ``Incorrect Answer 1`` to ``3``; GPQA's choices have no order, so a hash of
+# each row's texts orders them.
 
 
 @dataclass(kw_only=True)
@@ -165,12 +171,12 @@ _GPQA = ("Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2
 
 
 class MultipleChoice(FilesDataset):
-    """Column ``solution`` is the letter of the right one of ``choices``, ``letters`` are those of all."""
+    """Column ``solution`` is the letter of the right choice; ``choices`` are texts, ``letters`` all letters."""
 
     config_class: ClassVar[type[DatasetConfig]] = MultipleChoiceConfig
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """The question with its choices below, and the letter of the right one."""
+        """Return the question with its choices below, and the letter of the right choice."""
         if "Correct Answer" in data:
             question, right, *wrong = (str(text).strip() for text in needed(data, place, *_GPQA))
             choices = sorted(
@@ -204,7 +210,7 @@ def _asked(question: str, choices: Sequence[str], right: int) -> dict[str, Any]:
 
 
 # -- imdb sentiment ----------------------------------------------------------------------------------------------
-# IMDB: film reviews to be continued from their first words; rewards judge the mood of what is written.
+# IMDB: film reviews to be continued from their first words; rewards judge the sentiment of the continuation.
 
 
 @dataclass(kw_only=True)
@@ -223,7 +229,7 @@ _BREAK = re.compile(r"<br\s*/?>")
 
 
 class IMDBSentiment(FilesDataset):
-    """Column ``label`` is 1 for a review that praises, 0 for one that does not. Reads ``aclImdb`` folders too."""
+    """Column ``label`` is 1 for a positive review, 0 for a negative one. Reads ``aclImdb`` folders too."""
 
     config_class: ClassVar[type[DatasetConfig]] = IMDBConfig
     formats: ClassVar[tuple[str, ...]] = (*TABLES, *TEXT)
@@ -234,7 +240,7 @@ class IMDBSentiment(FilesDataset):
         self.prompt_words = config.prompt_words
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any] | None:
-        """The first words of a review and its label; texts without one (``unsup``) are left out."""
+        """Return the first words of a review and its label; None for texts without a label (``unsup``)."""
         if "folder" in data:  # of a text file: aclImdb/train/pos/0_9.txt
             if data["folder"] not in _LABELS:
                 return None
@@ -264,16 +270,16 @@ class TLDR(FilesDataset):
     config_class: ClassVar[type[DatasetConfig]] = TLDRConfig
 
     def adapt(self, data: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """The columns as they are, once it is clear which of the two forms they have."""
+        """Return the columns unchanged, after checking which of the two forms they have."""
         pair = "chosen" in data or "rejected" in data
         needed(data, place, "prompt", *(("chosen", "rejected") if pair else ("completion",)))
         return data
 
 
 # -- addition ----------------------------------------------------------------------------------------------------
-# Addition of two numbers, every number written least significant digit first: ``321+654=9750`` is 123 + 456.
-# The demonstrations that the reference learns from are of mixed quality: some drop every carry. The reference
-# imitates both kinds, so it is mediocre for a known reason, and there is something to gain by selecting.
+# Addition of two numbers, every number written least significant digit first: ``321+654=9750`` is 123 + 456. The
+# reference learns from demonstrations of mixed quality: some drop every carry. The reference imitates both kinds,
+# so it is mediocre for a known reason, and selecting can improve on it.
 
 
 @dataclass(kw_only=True)
@@ -306,12 +312,12 @@ class Addition(Dataset):
         self.split_ids("addition", 10 ** (2 * config.digits))
 
     def row(self, row_id: int) -> Row:
-        """Prompt ``321+654=`` and column ``solution`` ``9750``."""
+        """Return a row with prompt ``321+654=`` and column ``solution`` ``9750``."""
         a, b = divmod(row_id, 10**self.digits)
         return Row(row_id, self._prompt(a, b), {"solution": _reversed(a + b, self.digits + 1)})
 
     def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
-        """The sum, or with probability `carry_drop` the sum without any carry."""
+        """Return the sum, or with probability `carry_drop` the sum without any carry."""
         a, b = divmod(row_id, 10**self.digits)
         if draw >= self.carry_drop:
             return self._prompt(a, b), _reversed(a + b, self.digits + 1)
@@ -327,10 +333,10 @@ def _reversed(number: int, digits: int) -> str:
 
 
 # -- star graph --------------------------------------------------------------------------------------------------
-# Star graphs G(d, l): which of d arms leads to the goal? ``12,3|12,40|.../12,7=`` is answered
-# ``12,40,...,7``. The testbed of arXiv 2403.06963: a model that learns to continue right paths learns to
-# follow edges, but guesses the first step, since seeing where an arm ends takes looking ahead. It is right
-# once in d times and stays there.
+# Star graphs G(d, l): which of d arms leads to the goal? ``12,3|12,40|.../12,7=`` is answered ``12,40,...,7``. The
+# testbed of arXiv 2403.06963: a model that learns to continue right paths learns to follow edges, but guesses the
+# first step, since finding the end of an arm needs looking ahead. The model is right once in d times and improves
+# no further.
 
 
 @dataclass(kw_only=True)
@@ -350,18 +356,18 @@ class StarGraphConfig(DatasetConfig):
 
     @property
     def nodes(self) -> int:
-        """Of a graph."""
+        """Number of nodes of a graph."""
         return 1 + self.degree * (self.path_length - 1)
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Graphs that cannot be named, or are too few."""
+        """Report graphs with too few labels for their nodes, or too few different graphs."""
         graph = f"{key}: G({self.degree},{self.path_length})"
         if self.nodes > self.labels:
             yield (
                 f"{graph} has {self.nodes} nodes, but labels={self.labels} names only {self.labels}; set "
                 f"{key}.labels={self.nodes} or more"
             )
-        # Splits are found by drawing again, and rounds want different graphs: there must be plenty.
+        # Splits and rounds draw many different graphs.
         elif self.nodes < 5 or self.labels < 8:
             yield (
                 f"{graph} with {key}.labels={self.labels} has too few graphs to keep splits apart; take at least "
@@ -370,9 +376,9 @@ class StarGraphConfig(DatasetConfig):
 
 
 _GRAPHS = 3
-"""Purpose of the streams that graphs are drawn from."""
+"""Purpose of the random streams of graphs."""
 _SHARES = 4
-"""Ids and graphs are dealt into four shares: one for tests, one for validation, two to train on."""
+"""Ids and graphs are divided into four shares: one for test, one for validation, two for training."""
 
 
 @dataclass(frozen=True)
@@ -381,7 +387,7 @@ class Graph:
 
     Attributes:
         arms: Labels of each arm from the centre outward; all begin with the centre.
-        goal: The arm that ends in the goal.
+        goal: Index of the arm that ends in the goal.
         edges: Pairs of neighbours, the one nearer to the centre first, shuffled.
     """
 
@@ -396,16 +402,16 @@ class Graph:
         return f"{edges}/{self.arms[0][0]},{self.arms[self.goal][-1]}="
 
     def path(self, arm: int) -> str:
-        """An arm as a completion writes it."""
+        """Format an arm as in a completion."""
         return ",".join(map(str, self.arms[arm]))
 
 
 class StarGraph(Dataset):
-    """Rows are drawn from (seed, id), so there are as many as anybody asks for.
+    """Rows are drawn from (seed, id), so any number of rows is available.
 
-    The id says the split: id modulo 4 is 0 for test, 1 for validation, else train. A graph belongs to a split by
-    the hash of its edges, start and goal, and a row is drawn until its graph belongs to the row's split: no graph
-    is ever in two of them, however its edges are shuffled.
+    The id decides the split: id modulo 4 is 0 for test, 1 for validation, else train. A graph belongs to a split
+    by the hash of its edges, start and goal, and a row is drawn until its graph belongs to the row's split: no
+    graph is ever in two splits, however its edges are shuffled.
     """
 
     config_class: ClassVar[type[DatasetConfig]] = StarGraphConfig
@@ -430,18 +436,18 @@ class StarGraph(Dataset):
         }
 
     def row(self, row_id: int) -> Row:
-        """Prompt ``12,3|12,40|.../12,7=`` and column ``solution``, the path from start to goal."""
+        """Return a row with prompt ``12,3|12,40|.../12,7=`` and column ``solution``, the path to the goal."""
         graph = self.draw(row_id)
         return Row(row_id, graph.prompt, {"solution": graph.path(graph.goal)})
 
     def demonstration(self, row_id: int, draw: float) -> tuple[str, str]:
-        """The right path, or with probability `random_arm` that of an arm chosen blindly."""
+        """Return the right path, or with probability `random_arm` the path of a random arm."""
         graph, blind = self.draw(row_id), self.graph.random_arm
         arm = int(draw / blind * self.graph.degree) if draw < blind else graph.goal
         return graph.prompt, graph.path(arm)
 
     def draw(self, row_id: int) -> Graph:
-        """The graph of a row."""
+        """Draw the graph of a row."""
         # The last counter word keeps these streams apart from permutations under the same key.
         stream = np.random.Philox(key=[self.config.seed, row_id], counter=[0, 0, 0, _GRAPHS])
         generator = np.random.Generator(stream)
