@@ -93,6 +93,10 @@ def _value(number: float | None, none: str = "-") -> str:
     return none if number is None else decimal(number)
 
 
+def _p_value(p: float | None) -> str:
+    return "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
 # -- captions ----------------------------------------------------------------------------------------------------
 
 
@@ -184,9 +188,10 @@ def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable
         headings = ["round", *(rows_of(name) for name, _ in sets), MEAN, f"{results.confidence:.0%} interval"]
         ranks = {"round": 1, headings[-1]: 3, "vs ref": 4, "p": 6}
         columns = [Column(heading="algorithm", least=LEAST_NAME)]
-        columns += [number_column(heading, ranks.get(heading, 2)) for heading in [*headings, "vs ref", "p"]]
-        about = f"{metric} on each test set, and the {MEAN} of the sets with equal weights"
-        caption = f"{about}; p is corrected for all sets together (Holm)."
+        headings += ["vs ref", "p"] if len(means) > 1 else []  # beside the reference
+        columns += [number_column(heading, ranks.get(heading, 2)) for heading in headings]
+        caption = f"{metric} on each test set, and the {MEAN} of the sets with equal weights."
+        caption += " p: corrected for all sets together (Holm)." if len(means) > 1 else ""
         table = FittedTable(
             columns, title=title(trained_on, model, count(len(sets), "test set"), label), caption=caption
         )
@@ -195,15 +200,10 @@ def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable
             row = cell[metric]
             each = [methods[place].get(algo, {}).get(number, {}).get(metric) for place in sets]
             p = p_values.get((dataset, model, algo))
-            table.add_row(
-                algo,
-                str(number),
-                *(_value(one.value if one else None) for one in each),
-                _value(row.value),
-                interval(row.ci_low, row.ci_high),
-                "" if row.difference is None else decimal(row.difference, "+"),
-                "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}",
-            )
+            numbers = [*(_value(one.value if one else None) for one in each), _value(row.value)]
+            against = ["" if row.difference is None else decimal(row.difference, "+"), _p_value(p)]
+            tested = against if len(means) > 1 else []
+            table.add_row(algo, str(number), *numbers, interval(row.ci_low, row.ci_high), *tested)
         tables.append(table)
     return tables
 
@@ -299,7 +299,7 @@ class _ResultTable:
                 yield interval(row.ci_low, row.ci_high) if row else ""
                 yield decimal(row.difference, "+") if row and row.difference is not None else ""
                 yield interval(row.difference_low, row.difference_high, "+") if row else ""
-                yield "" if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+                yield _p_value(p)
 
     # -- what stands below it ----------------------------------------------------------------------------------
 
