@@ -1,10 +1,10 @@
-"""What of a completion is its answer, and what of a row is its solution: common to the rewards that compare them.
+"""Find the answer in a completion and the solution in a row, for the rewards that compare them.
 
-A solution may be text or a number; a missing one (None, NaN, or nothing but white space) judges nobody. In a
-completion reasoning is no answer, nor is what a model writes when it has answered and goes on with a question of
-its own.
+A solution may be text or a number; with a missing one (None, NaN, or only white space) completions get no score.
+Reasoning in a completion is no answer, nor is text after the answer if the model goes on with a question of its
+own.
 
-Light on purpose: the processes that grade import this.
+Few imports on purpose: grading processes import this module.
 """
 
 import json
@@ -28,48 +28,50 @@ _REASONING = (
     ("[THINK]", "[/THINK]"),
     ("◁think▷", "◁/think▷"),
 )
-"""How reasoning begins and ends. The template may have written the beginning, so that a completion has none."""
+"""Marks at the start and end of reasoning. The template may have written the start, so that a completion lacks it.
+"""
 _TURNS = re.compile(
     r"(?<!^)(?:<\|(?:im_start|im_end|start_header_id|eot_id|endoftext|end|user)\|>|</s>|<end_of_turn>|\[INST\])"
 )
-"""What templates write between turns, where a tokenizer has it as text."""
+"""Marks between turns in templates, if a tokenizer shows them as text."""
 _ANOTHER_QUESTION = re.compile(
     r"\n[ \t#*]*(?:Question|Problem|Exercise|Instruction|Q|Human|User)(?: ?\d+)?[ \t]*:"
 )
 _OPENING = re.compile(r"\\(?:f?boxed|fbox)\s*(\{|[^\s{}\\$.,]+)")
 
 _ANSWER = ("<answer>", "</answer>")
-"""Around the answer alone, as R1 is asked to write it."""
+"""Marks around the answer, as R1's prompt asks for."""
 _HALF_WIDTH = {
     **{wide: wide - 0xFEE0 for wide in range(0xFF01, 0xFF5F)},
     **str.maketrans("\u3000\u3001\u3002\u2013\u2212", " ,.--", "\u200b\u2060\ufeff"),
 }
-"""Signs as Chinese and Japanese texts have them, and other signs of minus, as ASCII has them."""
+"""Digits and punctuation of Chinese and Japanese texts, and other minus signs -> ASCII."""
 _LISTED = re.compile(r"\s*\[\s*([\"']).*\1\s*\]\s*", re.DOTALL)
 MARK = "####"
-"""Before the answer of a worked solution of GSM8K."""
+"""Mark before the answer in a worked solution of GSM8K."""
 MARKED = re.compile(rf"{MARK}(?=[^\w\n]{{0,20}}\d)(?!\s*\d+[.)]\s+[A-Za-z])")
-"""Followed by a number. Without one, or with that of a section, it is a heading of Markdown."""
+"""Matches the mark before a number. Without a number, or with the number of a section, the mark is a Markdown
+heading."""
 _COMMAND = re.compile(r"\\(?:text|mathrm|mbox|textbf|operatorname|begin|end)\*?\{[^{}]*\}|\\[A-Za-z]+")
 _MOST_WORDS = 3
-"""Words of an answer that stands there by itself, those inside of LaTeX aside."""
+"""Largest number of words, outside LaTeX, in an answer that stands alone."""
 
 
 def compares(**more: Any) -> RewardTraits:
-    """Traits of a reward that compares an answer with the column `solution`."""
+    """Return the traits of a reward that compares an answer with the column `solution`."""
     return RewardTraits(pointwise=True, verifies=True, judges="correctness", refuses=odd_solution, **more)
 
 
 def compared(
     completions: Sequence[Text], solution: Sequence[Any], reward: str, same: Callable[[Text, str], float | None]
 ) -> list[float | None]:
-    """Judge completions by an answer in them, as `answer_part` and `half_width` give it.
+    """Score completions by comparing an answer in them with the solution.
 
     Args:
         completions: Texts or conversations.
-        solution: As the rows have it; one that is missing judges nobody.
-        reward: For messages.
-        same: Takes a completion and a solution.
+        solution: Column of the rows; a missing solution gives no score.
+        reward: Name of the reward, for messages.
+        same: Compares a completion with a solution; returns a score, or None.
 
     Raises:
         DataError: A solution is neither text nor number.
@@ -78,9 +80,11 @@ def compared(
 
 
 def _plain(solution: Any, reward: str) -> str | None:
-    """A solution as `written` gives it, in ASCII; of a list that was written as text, what it lists.
+    """Format a solution as `written` does, in ASCII.
 
-    Some sets of competitions have ``["2", "3"]`` for 2 and 3.
+    The items of a list that was written as text are joined by commas.
+
+    Some competition datasets have ``["2", "3"]`` for 2 and 3.
     """
     text = written(solution, reward)
     if text is None:
@@ -92,7 +96,7 @@ def _plain(solution: Any, reward: str) -> str | None:
 
 
 def list_in(text: str) -> list[Any] | None:
-    """The list that was written as a text, in JSON or as Python prints it; None for another text."""
+    """Parse a list that was written as text, in JSON or as Python prints it; return None for other text."""
     for read in (json.loads, literal_eval):
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             found = read(text.strip())
@@ -101,12 +105,12 @@ def list_in(text: str) -> list[Any] | None:
 
 
 def half_width(text: str) -> str:
-    """A text with digits and signs of ASCII for those that mean the same, of whatever script."""
+    """Replace digits of any script, and full-width punctuation, by ASCII."""
     return text if text.isascii() else re.sub(r"\d", lambda digit: str(int(digit[0])), text.translate(_HALF_WIDTH))
 
 
 def is_missing(value: object) -> bool:
-    """Whether a column holds nothing: null, NaN, or nothing but white space."""
+    """Return whether a column value is missing: null, NaN, or only white space."""
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))
@@ -115,16 +119,17 @@ def is_missing(value: object) -> bool:
 
 
 def written(solution: Any, reward: str) -> str | None:
-    """A solution as one writes it, or None for a missing one.
+    """Format a solution as text, or None for a missing one.
 
-    Whole numbers have no point, be they floats since others of their column are missing: 42.0 is ``42``.
+    Whole numbers have no point, even if they are floats because other values of their column are missing: 42.0 is
+    ``42``.
 
     Args:
-        solution: As the row has it.
-        reward: For messages.
+        solution: Value in the row.
+        reward: Name of the reward, for messages.
 
     Raises:
-        DataError: It is neither text nor a number.
+        DataError: The solution is neither text nor a number.
     """
     if is_missing(solution):
         return None
@@ -136,7 +141,7 @@ def written(solution: Any, reward: str) -> str | None:
 
 
 def odd(solution: object) -> str:
-    """What is wrong with a solution that is neither text nor a number; "" where nothing is."""
+    """Describe what is wrong with a solution that is neither text nor a number; "" otherwise."""
     if solution is None or (isinstance(solution, str | int | float) and not isinstance(solution, bool)):
         return ""
     found = f"{solution}".lower() if isinstance(solution, bool) else f"a {type(solution).__name__}"
@@ -144,12 +149,12 @@ def odd(solution: object) -> str:
 
 
 def odd_solution(columns: Mapping[str, Any]) -> str:
-    """What is wrong with the solution of a row, for `RewardTraits.refuses`."""
+    """Describe what is wrong with the solution of a row, for `RewardTraits.refuses`."""
     return odd(columns.get("solution"))
 
 
 def answer_of(solution: str) -> str | None:
-    """What of a solution is its answer: in its last box, after ``####``, or all of it; None for prose."""
+    """Return the answer in a solution: in its last box, after ``####``, or all of it; None for prose."""
     if last_box(solution) is not None:
         return last_boxed(solution)
     if MARK in solution:
@@ -160,16 +165,19 @@ def answer_of(solution: str) -> str | None:
 
 
 def gold_box(columns: Mapping[str, Any]) -> Sequence[str]:
-    """The solution of a row as a right completion boxes it, for `RewardTraits.gold`; prose as it is."""
+    """Return the solution of a row in a box, as a right completion has it, for `RewardTraits.gold`.
+
+    Prose unchanged.
+    """
     return gold_texts(columns.get("solution"), r"\boxed{{{}}}")
 
 
 def gold_texts(solution: object, form: str) -> Sequence[str]:
-    """A solution in a form, prose as it is; nothing for a missing one.
+    """Format a solution with a template, prose unchanged; return nothing for a missing one.
 
     Args:
-        solution: As the row has it.
-        form: With ``{}`` for the answer.
+        solution: Value in the row.
+        form: Template with ``{}`` for the answer.
     """
     said = None if odd(solution) else _plain(solution, "")
     if said is None:
@@ -179,10 +187,10 @@ def gold_texts(solution: object, form: str) -> Sequence[str]:
 
 
 def answer_part(text: str) -> str:
-    """What of a completion may hold its answer: what follows the reasoning, up to a question of its own.
+    """Return the part of a completion that may hold its answer: after the reasoning, up to a question of its own.
 
-    Reasoning that has no end holds no answer, whatever it considers. Where a part is said to be the answer by
-    ``<answer>``, it is that part. Digits and signs are those of ASCII.
+    Unfinished reasoning holds no answer. If ``<answer>`` marks a part, only that part counts. Digits and
+    full-width punctuation become ASCII.
     """
     for opening, closing in _REASONING:
         head, begun, reasoning = text.rpartition(opening)
@@ -197,23 +205,23 @@ def answer_part(text: str) -> str:
 
 
 def last_box(text: str) -> tuple[int, str | None] | None:
-    r"""Where the last ``\boxed{...}`` begins and what it holds, braces nested in it included.
+    r"""Find the last ``\boxed{...}``; return its start and its content, including nested braces.
 
-    One that was cut off holds None, whatever those before it hold. ``\fbox`` and ``\fboxed`` count too, and
-    ``\boxed 7`` holds ``7``.
+    The content of a box that was cut off is None, whatever earlier boxes hold. ``\fbox`` and ``\fboxed`` count
+    too, and ``\boxed 7`` holds ``7``.
     """
     openings = list(_OPENING.finditer(text))
     return (openings[-1].start(), _inside(text, openings[-1])[0]) if openings else None
 
 
 def last_boxed(text: str) -> str | None:
-    """What the last box of a text holds; None where there is none, or where it was cut off."""
+    """Return the content of the last box in a text; None if there is no box, or if it was cut off."""
     found = last_box(text)
     return found and found[1]
 
 
 def _inside(text: str, opening: re.Match[str]) -> tuple[str | None, int]:
-    """What a box holds, and the place behind it."""
+    """Return the content of a box, and the place after it; None if it was cut off."""
     if opening[1] != "{":
         return opening[1], opening.end()
     depth = 1
@@ -230,17 +238,17 @@ _FORMULA = r"(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\\]|(?<!\\)\
 _FORMULAS = re.compile(
     rf"{_FORMULA}(?:\s*(?:,|;|,?\s*\b(?:and|or)\b)\s*{_FORMULA})*\s*(?:\\?%|percent)?", re.DOTALL
 )
-"""A formula, and those that are joined to it."""
+"""Matches a formula, and formulas joined to it."""
 _STATED = re.compile(
     r"(?:^[^\n]*\b(?:answer|option|choice)\b[\s*_\"]*(?:is|are|[:=])|答案】?[是为]?:?|故选|选项[是为])"
     r"[\s*_:]*(?:(?:option|choice)\s+)?(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
-"""How prose states its answer."""
+"""Matches the phrases with which prose states its answer."""
 _CONCLUDED = re.compile(r".*(?:\b(?:is|are|equals?|get)\b|(?<![<>!])=(?![^{}]*\}))[\s*_]*(\S.*?)[\s*_!]*")
-"""What the last line says that something is, be it not called an answer."""
+"""Matches the value that a line ends with, after "is", "equals" or the like."""
 _JOINED = re.compile(r"\$\s*(?:[,;]|,?\s*\b(?:and|or)\b)\s*\$[^$]+\$[.!]?\s*$")
-"""Formulas at the end of a line, of which the last alone is no answer."""
+"""Matches joined formulas at the end of a line; the last one alone is no answer."""
 _SENTENCE = re.compile(r"(?s:.*?)(?=\n|[.!]\s|[.!]?\s+\((?=[A-Za-z])|[.!]*$)")
 _OPTION = re.compile(r"\(?[A-J](?:[).:]|$)")
 _DENIED = re.compile(r"\b(?:not|cannot|than|at (?:least|most))\b|n't\b")
@@ -257,15 +265,15 @@ _SCALED = re.compile(
 
 
 def bare_answer(text: str, most_words: int = 1) -> str | None:
-    """The answer of a text without what leads to it, from the first of these places that it has.
+    """Find the answer of a text without its introduction, in the first of these places that the text has.
 
-    Its last box, with those joined to it; behind the mark of GSM8K; all of it, where that is a formula or has few
-    words; what it states to be the answer; what its last line says that something is; its last formula or number,
-    with what is written to it. None where there is none, or where it is denied.
+    The last box, with boxes joined to it; the text after the mark of GSM8K; the whole text, if it is a formula or
+    has few words; a phrase that states the answer; the value after "is" or "=" in the last line; the last number,
+    with its attached signs, or the last formula. None if there is no answer, or if the text negates it.
 
     Args:
-        text: As `answer_part` gives it.
-        most_words: Of a text that is an answer by itself.
+        text: Text from `answer_part`.
+        most_words: Largest number of words in a text that is an answer by itself.
     """
     text = _SCALED.sub(lambda found: f"{Decimal(found[1].replace(',', '')).scaleb(_SCALES[found[2]]):f}", text)
     if openings := list(_OPENING.finditer(text)):
@@ -303,7 +311,7 @@ def bare_answer(text: str, most_words: int = 1) -> str | None:
 
 
 def _joined(text: str, openings: Sequence[re.Match[str]]) -> str | None:
-    """What the last box holds, and those before it that are joined to it: several may hold one answer each."""
+    """Return the content of the last box and of boxes joined to it: each may hold one of several answers."""
     parts: list[str] = []
     start = len(text)
     for opening in reversed(openings):
@@ -323,13 +331,13 @@ def _sentence(said: str) -> str:
 
 
 def _is_bare(text: str, most_words: int = 1) -> bool:
-    """Whether a text is an answer that stands there by itself, and no prose with an answer in it."""
+    """Return whether a text is an answer that stands alone, rather than prose with an answer in it."""
     more = "\n" in text or _FORMULAS.search(text) or re.search(r"[A-Za-z][\s*_\"]*:", text)
     return not more and len(_WORD.findall(_COMMAND.sub(" ", text))) <= most_words
 
 
 # -- matching ----------------------------------------------------------------------------------------------------
-# Reward 1 for the very text of the solution, else 0.
+# Reward 1 for exactly the text of the solution, else 0.
 
 
 def _right(columns: Mapping[str, Any]) -> Sequence[str]:
@@ -339,11 +347,11 @@ def _right(columns: Mapping[str, Any]) -> Sequence[str]:
 
 @reward(compares(isolated=False, answer=stripped, right=_right, gold=_right, version=2))
 def exact_match(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> list[float | None]:
-    """Compare each completion with its solution, both without surrounding white space.
+    """Compare each completion with its solution, both stripped of surrounding white space.
 
     Args:
         completions: Texts or conversations.
-        solution: The dataset's column of that name, a number as it is written; a row without one gets None.
+        solution: Column of that name; numbers as they are written. A row without a solution gets None.
 
     Raises:
         DataError: A solution is neither text nor number.
@@ -358,11 +366,11 @@ def exact_match(completions: Sequence[Text], solution: Sequence[Any], **_: Any) 
 
 @reward(RewardTraits(pointwise=True, verifies=False, graded=True, judges="length", isolated=False, version=2))
 def length(completion_ids: Sequence[Sequence[int]], per: float = 100.0, **_: Any) -> list[float | None]:
-    """-1 for every `per` tokens.
+    """Score completions by -1 for every `per` tokens.
 
     Args:
-        completion_ids: Sampled token ids, an end-of-text token included.
-        per: Tokens that cost 1.
+        completion_ids: Sampled token ids, including an end-of-text token.
+        per: Number of tokens that cost 1.
     """
     return [-len(ids) / per for ids in completion_ids]
 
@@ -372,13 +380,13 @@ def length(completion_ids: Sequence[Sequence[int]], per: float = 100.0, **_: Any
 
 
 _SPACING = re.compile(r"\\[,;:!> ]|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|(?<!\d)\s+|\s++(?!\d+/\d)|[~$]")
-"""None that makes a mixed number."""
+"""Matches spacing in LaTeX, except the space in a mixed number."""
 _FONT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox)\{([^{}]*)\}")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?:(?:,|\{,\})\d{3})+(?:\.\d+)?")
 
 
 def plain(answer: str) -> str:
-    """An answer without spacing, fonts, ``$`` and a final point, so that ways of typing it compare equal."""
+    """Remove spacing, fonts, ``$`` and a final point from an answer, so that ways of typing it compare equal."""
     text = (
         _SPACING.sub("", _FONT.sub(r"\1", answer))
         .replace("\\dfrac", "\\frac")
@@ -389,7 +397,7 @@ def plain(answer: str) -> str:
 
 
 def boxed_answer(completion: Text) -> str | None:
-    """The boxed answer of a completion in plain form, or None."""
+    """Return the boxed answer of a completion in plain form, or None."""
     return _boxed(answer_part(text_of(completion)))
 
 
@@ -399,7 +407,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _gold(columns: Mapping[str, Any]) -> Sequence[str]:
-    r"""The answer in a box, be it prose."""
+    r"""Return the solution in a box, even if it is prose."""
     return [text if "boxed" in text else rf"\boxed{{{text}}}" for text in gold_box(columns)]
 
 
@@ -409,7 +417,8 @@ def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> lis
 
     Args:
         completions: Texts or conversations.
-        solution: Column with a solution that boxes its answer, or with the bare answer. Rows without one get None.
+        solution: Column with a solution that boxes its answer, or with only the answer. Rows without a solution
+            get None.
 
     Raises:
         DataError: A solution is neither text nor number.
@@ -418,7 +427,10 @@ def boxed(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> lis
 
 
 def same_text(given: Text, wanted: str) -> float | None:
-    """1 for a completion that boxes the answer of a solution, as text, 0 for another; None where that has none."""
+    """Return 1 if the completion boxes the solution's answer, as text, else 0.
+
+    None if the solution has no answer.
+    """
     right = plain(wanted) if last_box(wanted) is None else _boxed(wanted)
     return None if right is None else float(boxed_answer(given) == right)
 
@@ -428,21 +440,21 @@ def same_text(given: Text, wanted: str) -> float | None:
 
 
 _LETTER = re.compile(r"[({\[]?([A-Za-z])[)}\]]?[.:]?|\(?([A-Z])[).:]\s*\S.*", re.DOTALL)
-"""A letter alone, or before what is chosen."""
+"""Matches a letter alone, or before the text of the choice."""
 _CHOSEN = re.compile(
     r"(?:\b(?i:answer|option|choice)[\s*_\"']*(?:(?i:is|(?:would|should|must) be)\b|[:=])|答案】?[是为]?:?|故选:?)"
     r"[\s*_:\"']*(?:(?i:option|choice)\s+)?(?P<said>\S[^\n]*)"
     r"|(?<![A-Za-z])[(\[*]{0,4}(?P<right>[A-Z])[)\]*]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"
 )
-"""How prose states the letter that it chooses."""
+"""Matches phrases that state the chosen letter."""
 _FIRST = re.compile(r"[(\[{*\"]*([A-Za-z])(?![A-Za-z'])[)\]}*\"]*")
 _AMONG = re.compile(r"\s*(?:or|and|nor|[/,&])\W*[A-Za-z](?![A-Za-z])", re.IGNORECASE)
 
 
 def chosen_letter(completion: Text) -> str | None:
-    """The letter that a completion chooses: in its last box, else the last that it states, else all it says.
+    """Return the letter that a completion chooses: in its last box, else the last one stated, else its whole text.
 
-    None where it states none, or several as in "A or B". A small letter counts where it stands alone.
+    None if the completion states no letter, or several as in "A or B". A small letter counts if it stands alone.
     """
     text = answer_part(text_of(completion))
     parts = [text[: another.start()] for another in _ANOTHER_QUESTION.finditer(text)]
@@ -463,7 +475,7 @@ def _only_letter(text: str) -> str | None:
 
 
 def _first_letter(said: str) -> str | None:
-    """The letter that a statement begins with, unless it is a word there, as in "a tie" and "I think"."""
+    """Return the first letter of a statement, unless it is a word there, as in "a tie" and "I think"."""
     said = re.sub(r"\\[()\[\]]|\$", "", _FONT.sub(r"\1", said))
     found = _FIRST.match(said)
     if found is None or _AMONG.match(said, found.end()):
@@ -506,20 +518,23 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 _THOUSANDS_APART = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,;:! ])(?=\d{3}(?!\d))")
-r"""How LaTeX sets digits apart: ``8{,}000``, ``8\,000``, ``8,\!000``."""
+r"""Matches separators between groups of digits in LaTeX: ``8{,}000``, ``8\,000``, ``8,\!000``."""
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:[ \u00a0\u202f]\d{3})+(?!\d)")
-"""Digits set apart by spaces, where nothing but an answer is looked at."""
+"""Matches digits separated by spaces; only used in text that is an answer and nothing else."""
 _FEW_WORDS = 3
-"""Words of a text that is an answer and nothing else."""
+"""Largest number of words in a text that is an answer and nothing else."""
 _UNIT = re.compile(
     r"\\(?:text|mathrm|mbox|textbf)\{[^{}\d]*\}(?:\^\{?\d\}?)?|(?<=[A-Za-z])\^\{?\d\}?|\^\{?\\circ\}?"
 )
 _NO_NUMBER = re.compile(r"\\(?:[dt]?frac|sqrt|pi|times|cdot)|\^|\d\s*/\s*\d")
-"""Makes something else of the digits beside it."""
+"""Matches signs that make digits beside them part of another value, such as a fraction."""
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text in plain notation: ``$1,250.50`` becomes ``1250.5``. None where there is none."""
+    """Return the last number of a text in plain notation: ``$1,250.50`` becomes ``1250.5``.
+
+    None if there is no number.
+    """
     numbers = list(_NUMBER.finditer(_THOUSANDS_APART.sub("", text).replace("\\$", "$")))
     if not numbers:
         return None
@@ -534,7 +549,7 @@ def last_number(text: str) -> str | None:
 
 
 def final_number(completion: Text) -> str | None:
-    """The number of the last box, or after the last ``####`` if that comes later; else the last number."""
+    """Return the number in the last box, or after the last ``####`` if that comes later; else the last number."""
     return _final(answer_part(text_of(completion)))
 
 
@@ -548,14 +563,14 @@ def _final(text: str) -> str | None:
 
 
 def _only(answer: str) -> str | None:
-    """The number of a text that is an answer and nothing else; None for another value, such as a fraction."""
+    """Return the number in a text that is only an answer; None for another value, such as a fraction."""
     said = answer.rpartition("=")[2].strip().partition(" (")[0]
     said = _SPACED.sub(lambda found: re.sub(r"\s", "", found[0]), _UNIT.sub("", said))
     return None if _NO_NUMBER.search(said) else last_number(said)
 
 
 def _gsm8k_gold(columns: Mapping[str, Any]) -> Sequence[str]:
-    """The answer in a box, where the solution has one, or after the mark."""
+    """Return the answer in a box if the solution has one, otherwise after the mark."""
     solution = columns.get("solution")
     boxed = isinstance(solution, str) and last_box(solution) is not None
     return gold_box(columns) if boxed else gold_texts(solution, "#### {}")
@@ -567,8 +582,8 @@ def gsm8k(completions: Sequence[Text], solution: Sequence[Any], **_: Any) -> lis
 
     Args:
         completions: Texts or conversations.
-        solution: Column with the worked solution or the bare number. Rows without one, or without a number in
-            it, get None.
+        solution: Column with the worked solution or only the number. Rows without a solution, or without a number
+            in it, get None.
 
     Raises:
         DataError: A solution is neither text nor number.
@@ -612,13 +627,13 @@ def vader(
     with_prompt: bool = False,
     **_: Any,
 ) -> list[float | None]:
-    """VADER's compound score, from -1 (negative) to 1 (positive).
+    """Score completions by VADER's compound score, from -1 (negative) to 1 (positive).
 
     Args:
         prompts: Texts or conversations.
         completions: Texts or conversations.
         unit: Map the score to [0, 1], which a Bernoulli value needs.
-        with_prompt: Judge prompt and completion as one text.
+        with_prompt: Score prompt and completion as one text.
     """
     scores: list[float | None] = []
     for prompt, completion in zip(prompts, completions, strict=True):

@@ -1,8 +1,8 @@
-"""From what a dotted path names, and its settings, to a call in TRL's signature, and the process that makes it.
+"""Call a reward, given by dotted path and settings, with TRL's signature, also in a grading process.
 
-Light on purpose: it is the main function of the processes that grade. They import nothing but the rewards that
-they are asked for, call them as the pool of `scoring` tells them, and answer in lines of JSON over one socket. An
-answer is data that a hostile completion may have shaped, so nothing else than JSON is read from it.
+Few imports on purpose: this is the main module of grading processes. They import only the requested rewards, call
+them on requests from the pool in `scoring`, and answer in lines of JSON over one socket. A hostile completion may
+have shaped an answer, so the pool parses answers only as JSON.
 
     request   {"function", "options",
                "calls": [{"id", "limit_s", "items": [{"prompt", "completion", "ids", "columns"}]}]}
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from pipeline.learning.datasets.base import Row
 
 GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-"""Arguments of every reward, as TRL has them; it is given the columns of the dataset and its settings besides."""
+"""Arguments of every reward, as in TRL; rewards also get the columns of the dataset and their settings."""
 _KEPT_BACK = {"prompt", "completion", "completion_ids"}
-"""Columns of a dataset that TRL keeps from rewards, since it passes its own."""
+"""Columns of a dataset that TRL does not pass to rewards, since it passes its own values."""
 _RESERVED = set(GIVEN) - _KEPT_BACK
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 # -- items -------------------------------------------------------------------------------------------------------
-# What a reward is given of each completion.
+# Input of a reward for each completion.
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,19 @@ def items_of(
     needed: Iterable[str] = (),
     messages: Set[str] = frozenset(),
 ) -> list[Item]:
-    """What a reward is given of each completion. It follows from the row alone, whatever is scored beside it.
+    """Build the input of a reward for each completion.
+
+    It follows from the row alone, whatever is scored beside it.
 
     Args:
-        rows: The row of each completion, repeated where it has several.
+        rows: The row of each completion; repeated for several completions of one row.
         completions: Texts, without special tokens.
         completion_ids: The sampled token ids.
-        needed: Columns that the reward takes without a default, which are None where a row lacks them.
-        messages: Which of "prompts" and "completions" it takes as conversations alone.
+        needed: Columns that the reward takes without a default; None if a row lacks one.
+        messages: Which of "prompts" and "completions" the reward takes only as conversations.
 
     Raises:
-        JobError: A column has the name of something that rewards are given anyway.
+        JobError: A column has the name of an argument that every reward gets.
     """
     wanted = dict.fromkeys(needed)
     found = []
@@ -106,10 +108,10 @@ def items_of(
 
 
 def columns_of(row: Row) -> dict[str, Any]:
-    """The columns of a row that rewards are given.
+    """Return the columns of a row that rewards get.
 
     Raises:
-        JobError: A column has the name of something that rewards are given anyway.
+        JobError: A column has the name of an argument that every reward gets.
     """
     if taken := _RESERVED & row.columns.keys():
         raise JobError(f"row {row.id}: rewards are given '{min(taken)}' already; give the column another name")
@@ -117,14 +119,14 @@ def columns_of(row: Row) -> dict[str, Any]:
 
 
 def batches(rows: Sequence[Row], items: Sequence[Item], size: int) -> list[list[int]]:
-    """Which items to score in one call: all those of a prompt together, and all of a call with the same columns.
+    """Group items into calls: all items of a prompt in one call, and only items with the same columns.
 
-    A reward may compare what it is given, as those of TRL's trainers do with the completions of a prompt.
+    A reward may compare the completions in a call, as rewards for TRL's trainers compare completions of a prompt.
 
     Args:
-        rows: The row of each item; those of a prompt stand side by side.
-        items: What to score.
-        size: Items of a call at most, unless a prompt alone has more.
+        rows: The row of each item; items of a row are adjacent.
+        items: Items to score.
+        size: Largest number of items in a call, unless a single prompt has more.
 
     Returns:
         Positions of the items of each call. They follow from these arguments alone.
@@ -140,10 +142,10 @@ def batches(rows: Sequence[Row], items: Sequence[Item], size: int) -> list[list[
 
 
 def arguments(items: Sequence[Item], options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What TRL calls a reward with.
+    """Return the arguments with which TRL calls a reward.
 
     Args:
-        items: What to score, all of them with the same columns.
+        items: Items to score, all with the same columns.
         options: Further arguments, from the configuration.
     """
     return {
@@ -159,20 +161,20 @@ def arguments(items: Sequence[Item], options: Mapping[str, Any] | None = None) -
 
 
 def _ignore(*_: object, **__: object) -> None:
-    """The log hooks of rewards that report something of their own, which nothing records."""
+    """Ignore log messages of a reward; stands in for TRL's log hooks."""
 
 
 # -- signature ---------------------------------------------------------------------------------------------------
-# Whether a reward can be called with the columns of a dataset, told from its signature alone.
+# Whether a reward can be called with the columns of a dataset, by its signature alone.
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Why a reward cannot be called.
+    """Reason why a reward cannot be called.
 
     Attributes:
-        missing: Parameters for which there is no column.
-        said: What is wrong with the signature besides, or "".
+        missing: Parameters without a column.
+        said: Another problem with the signature, or "".
     """
 
     missing: tuple[str, ...] = ()
@@ -180,9 +182,9 @@ class Mismatch:
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """How a function is called, None where it names no signature (compiled ones do not).
+    """Return the parameters of a function, None if it has no signature (as compiled ones).
 
-    One that is decorated is called as its wrapper: what that passes on is its own affair.
+    For a decorated function these are the parameters of the wrapper, which is what is called.
     """
     try:
         return list(inspect.signature(function, follow_wrapped=False).parameters.values())
@@ -191,11 +193,11 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) -> tuple[str, ...]:
-    """Columns that a reward cannot be called without; none of something that names no signature.
+    """Return the columns without which a reward cannot be called; empty for a function without a signature.
 
     Args:
         function: The reward.
-        options: Names of its settings, which are no columns.
+        options: Names of the reward's settings, which are no columns.
     """
     given = {*GIVEN, *options}
     needed = (each for each in _parameters(function) or () if each.kind in _BY_NAME and each.default is each.empty)
@@ -203,12 +205,12 @@ def needed_columns(function: Callable[..., Any], options: Iterable[str] = ()) ->
 
 
 def mismatch(function: Callable[..., Any], columns: Iterable[str], options: Iterable[str] = ()) -> Mismatch | None:
-    """Say why a call with these keywords would not bind, or None if it does.
+    """Describe why a call with these keywords would not bind, or return None if it does.
 
     Args:
-        function: The reward; something that names no signature is not judged.
+        function: The reward; a function without a signature is not checked.
         columns: Columns of the dataset besides its texts.
-        options: Names of its settings.
+        options: Names of the reward's settings.
     """
     if isinstance(function, type):
         return Mismatch(said="is a class; name a function, or an object of that class that can be called")
@@ -229,8 +231,8 @@ def mismatch(function: Callable[..., Any], columns: Iterable[str], options: Iter
 
 
 # -- trl ---------------------------------------------------------------------------------------------------------
-# What TRL's own rewards verify, and how an answer is read by them: TRL itself says neither. A reward is known by
-# the function, or what a factory makes, wherever it was imported from.
+# Traits of TRL's own rewards: what they verify and how they read answers; TRL defines neither. A reward is
+# recognised by its function, or by the function that a factory returns, wherever it was imported from.
 
 
 _HOME = "trl.rewards"
@@ -238,12 +240,12 @@ _MATH = ("math-verify", "latex2sympy2-extended", "sympy", "trl")
 
 
 def latex_answer(completion: Text, delimiters: Sequence[str] = ()) -> str | None:
-    """The answer of a completion as `accuracy_reward` reads it.
+    """Return the answer of a completion as `accuracy_reward` reads it.
 
     Args:
         completion: Text or conversation.
-        delimiters: What may end the reasoning before it, for `reasoning_accuracy_reward`: without any of them
-            there is no answer.
+        delimiters: Marks that may end the reasoning, for `reasoning_accuracy_reward`: without any of them there is
+            no answer.
     """
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
@@ -254,7 +256,7 @@ def latex_answer(completion: Text, delimiters: Sequence[str] = ()) -> str | None
         if end is None:
             return None
         text = text.split(end)[-1]
-    # It warns at every call that its timeout is off; who grades has a deadline already.
+    # It warns at every call that its timeout is off; grading processes have a deadline already.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     latex = LatexExtractionConfig(
         normalization_config=NormalizationConfig(units=True),
@@ -266,10 +268,10 @@ def latex_answer(completion: Text, delimiters: Sequence[str] = ()) -> str | None
 
 
 def trl_traits(reward: Any, options: Mapping[str, Any]) -> RewardTraits | None:
-    """The traits of one of TRL's rewards, or None for any other function.
+    """Return the traits of one of TRL's rewards, or None for any other function.
 
     Args:
-        reward: The function, or what a factory has made.
+        reward: The function, or the function that a factory returned.
         options: Further arguments of each call.
     """
     module, name = getattr(reward, "__module__", None), getattr(reward, "__name__", "")
@@ -282,8 +284,8 @@ def trl_traits(reward: Any, options: Mapping[str, Any]) -> RewardTraits | None:
         delimiters = tuple(options.get("reasoning_delimiters") or ("</think>",))
         return RewardTraits(**compares, answer=partial(latex_answer, delimiters=delimiters))
     if name == "cosine_scaled_reward":
-        # Right answers are told from wrong ones by the value, as long as the two have ranges apart; half-way, so
-        # that rounding of the cosine decides nothing.
+        # The value separates right answers from wrong ones if their ranges do not overlap; the threshold is
+        # half-way, so that rounding of the cosine does not matter.
         right = min(reward.min_value_correct, reward.max_value_correct)
         wrong = max(reward.min_value_wrong, reward.max_value_wrong)
         compares |= {"verifies": right > wrong, "judges": "correctness and length", "graded": True}
@@ -309,10 +311,10 @@ class Bound:
     """A reward with its settings.
 
     Attributes:
-        function: What is called.
-        traits: What is known of it.
-        arguments: Its settings, where they are arguments of each call; those of a factory are used up.
-        messages: Which of "prompts" and "completions" it takes as conversations alone.
+        function: Function to call.
+        traits: Traits of the reward.
+        arguments: Settings that are passed in each call; empty after a factory has used them.
+        messages: Which of "prompts" and "completions" the reward takes only as conversations.
     """
 
     function: Callable[..., Any]
@@ -322,15 +324,15 @@ class Bound:
 
 
 def bind(named: Callable[..., Any], options: Mapping[str, Any], name: str = "") -> Bound:
-    """Give a reward its settings.
+    """Apply settings to a reward.
 
     Args:
-        named: A reward, or a function that makes one, as TRL's `get_...` do.
+        named: A reward, or a factory, such as TRL's `get_...` functions.
         options: Settings from the configuration.
-        name: Of the reward in the configuration, for messages.
+        name: Name of the reward in the configuration, for messages.
 
     Raises:
-        ConfigError: It makes a reward but cannot with these settings, or makes something else.
+        ConfigError: A factory fails with these settings, or returns no function.
     """
     if makes_rewards(named):
         named, options = _made(named, options, name or getattr(named, "__name__", "reward")), {}
@@ -339,7 +341,7 @@ def bind(named: Callable[..., Any], options: Mapping[str, Any], name: str = "") 
 
 
 def makes_rewards(named: Callable[..., Any]) -> bool:
-    """Whether a function makes a reward: it takes none of what rewards are given, nor anything by `**`."""
+    """Return whether a function is a factory: it takes no argument of `GIVEN`, and has no `**` parameter."""
     parameters = None if isinstance(named, type) else _parameters(named)
     return parameters is not None and not any(
         each.kind is each.VAR_KEYWORD or each.name in GIVEN for each in parameters
@@ -347,7 +349,7 @@ def makes_rewards(named: Callable[..., Any]) -> bool:
 
 
 def traits_of(function: object, arguments: Mapping[str, Any] | None = None) -> RewardTraits:
-    """What is known of a reward: what was attached to it, or what we know of TRL's.
+    """Return the traits of a reward: the attached ones, or those known for TRL's rewards.
 
     Args:
         function: The reward.
@@ -357,11 +359,11 @@ def traits_of(function: object, arguments: Mapping[str, Any] | None = None) -> R
 
 
 def takes_messages(function: Callable[..., Any]) -> frozenset[str]:
-    """Which texts a reward takes as conversations alone, by its annotations: ``list[list[dict[str, str]]]``."""
+    """Return which texts a reward takes only as conversations: ``list[list[dict[str, str]]]`` and the like."""
     called = function if inspect.isroutine(function) else type(function).__call__
     try:
         hints = typing.get_type_hints(inspect.unwrap(called))
-    except Exception:  # a name that is there for type checkers alone, or anything else
+    except Exception:  # a name that exists only for type checkers, or anything else
         return frozenset()
     return frozenset(name for name in ("prompts", "completions") if _are_messages(hints.get(name)))
 
@@ -387,7 +389,7 @@ def _made(factory: Callable[..., Any], options: Mapping[str, Any], name: str) ->
 
 
 def _are_messages(hint: object) -> bool:
-    """Whether an annotation of several texts says that each is a list, and none of them text."""
+    """Return whether an annotation of several texts allows only lists for each, no strings."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     members = [one for one in typing.get_args(hint) if one is not types.NoneType] if union else [hint]
     return all(_is_list(one) and any(map(_is_list, typing.get_args(one)[:1])) for one in members)
@@ -405,13 +407,14 @@ _LONGEST_ERROR = 4000
 
 
 def main() -> None:
-    """Grade until the pool hangs up."""
-    settings = begin()  # so it ends with its parent even while a regular expression holds the interpreter
+    """Grade until the pool closes the connection."""
+    settings = begin()  # so the process ends with its parent even while a regular expression holds the interpreter
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that owns the pool
     channel, pid = Channel.inherited(settings["fd"]), os.getpid()
 
     def answer(**fields: Any) -> None:
-        if os.getpid() != pid:  # a copy that a reward has forked would answer in its place, and to the next calls
+        # a forked copy in a reward would answer instead of this process, also to later calls
+        if os.getpid() != pid:
             os._exit(0)
         channel.send(json.dumps(fields).encode())
 
@@ -423,7 +426,7 @@ def main() -> None:
 def _serve(request: dict[str, Any], answer: Callable[..., None], memory_gib: float) -> None:
     try:
         bound = _load(request["function"], json.dumps(request["options"]))
-    except BaseException as error:  # a module may raise anything, SystemExit included
+    except BaseException as error:  # a module may raise anything, including SystemExit
         answer(broken=f"cannot import the reward '{request['function']}': {_said(error)}")
         return
     _limit_memory(memory_gib)
@@ -438,7 +441,7 @@ def _serve(request: dict[str, Any], answer: Callable[..., None], memory_gib: flo
             given = bound.function(**arguments(items, bound.arguments))
             given = loop().run(_awaited(given)) if inspect.isawaitable(given) else given
             scores = scores_of(given, bound.traits, items)
-        except BaseException as error:  # whatever it is belongs to this call alone
+        except BaseException as error:  # whatever it is concerns only this call
             answer(id=call["id"], error=_said(error), certain=_is_certain(error))
         else:
             answer(id=call["id"], scores=scores)
@@ -451,7 +454,7 @@ def _load(path: str, options: str) -> Bound:
 
 @cache
 def _limit_memory(gib: float) -> None:
-    """Allow so much more address space than the process has now, after its imports. Linux only."""
+    """Limit the address space to the current size, after the imports, plus `gib`. Linux only."""
     if sys.platform != "linux":
         return
     import resource
@@ -463,7 +466,7 @@ def _limit_memory(gib: float) -> None:
 
 
 def _seed(items: Sequence[Item]) -> None:
-    """Have what a reward draws follow from what it judges, whichever process does so and after what."""
+    """Seed random generators by the items, so that scores do not depend on the process or on earlier calls."""
     judged = json.dumps([[item.prompt, item.completion] for item in items]).encode()
     seed = int.from_bytes(hashlib.sha256(judged).digest()[:4])
     random.seed(seed)
@@ -475,8 +478,8 @@ def _seed(items: Sequence[Item]) -> None:
 
 @cache
 def loop() -> asyncio.Runner:
-    """The one event loop in which rewards are awaited: clients and locks that they keep belong to a loop."""
-    return asyncio.Runner(loop_factory=asyncio.new_event_loop)  # and so that of no one else
+    """Return the one event loop that awaits rewards: clients and locks that rewards keep belong to a loop."""
+    return asyncio.Runner(loop_factory=asyncio.new_event_loop)  # and therefore separate from other loops
 
 
 async def _awaited(given: Any) -> Any:
@@ -484,7 +487,7 @@ async def _awaited(given: Any) -> Any:
 
 
 async def _all_at_once(bound: Bound, calls: Sequence[dict[str, Any]], answer: Callable[..., None]) -> None:
-    """Await all calls; each has the deadline that the pool would otherwise enforce."""
+    """Await all calls at once; each has the deadline that the pool would otherwise enforce."""
 
     async def grade(call: dict[str, Any]) -> None:
         items = [Item(**item) for item in call["items"]]
@@ -502,10 +505,10 @@ async def _all_at_once(bound: Bound, calls: Sequence[dict[str, Any]], answer: Ca
 
 
 def scores_of(given: Any, traits: RewardTraits, items: Sequence[Item]) -> list[tuple[Any, Any, Any]]:
-    """What a reward says of items: of each its value or None, its vote or None, and what is wrong or None.
+    """Convert the return value of a reward: value or None, vote or None, and error or None of each item.
 
     Raises:
-        WrongScores: It returned something else.
+        WrongScores: The reward returned something else than scores.
     """
     return [_score(value, traits, item) for value, item in zip(read_scores(given, len(items)), items, strict=True)]
 
@@ -522,10 +525,10 @@ def _said(error: BaseException) -> str:
 
 
 def _is_certain(error: BaseException) -> bool:
-    """Whether no completion can bring this about, as a name that the reward's own file has in vain."""
+    """Return whether an error cannot depend on the completion, as an undefined name in the reward's own file."""
     if isinstance(error, WrongScores | PipelineError):
         return True
-    # Code that is made out of a completion has no file.
+    # Code generated from a completion has no file.
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     files = [file for file in files if not file.startswith("<frozen importlib")]
     return type(error) in (NameError, ImportError, ModuleNotFoundError) and bool(files) and is_own(files[-1])

@@ -1,4 +1,4 @@
-"""A language model as a judge: how good a completion is, or which of two is better.
+"""Judge completions by a language model: how good one is, or which of two is better.
 
 The prompts follow MT-Bench (Zheng et al., arXiv 2306.05685). The model is loaded in the worker (`judge_model`) or
 behind an endpoint (`endpoint`). Judges tend to prefer the answer in first position, so pairs are compared in both
@@ -208,7 +208,7 @@ class Reply:
 
 
 Ask = Callable[[Sequence[str]], list[Reply]]
-"""From prompts to a reply to each, in order."""
+"""Maps prompts to one reply each, in order."""
 
 
 class Judge:
@@ -300,5 +300,5 @@ def verdict(reply: str) -> float | None:
 
 
 def _said(reply: str) -> str:
-    """Return the reply without reasoning, be it cut off, or begun by the chat template."""
+    """Return the reply without its reasoning, also if that was cut off, or begun by the chat template."""
     return re.sub(r"<think>.*?(</think>|\Z)", "", reply, flags=re.DOTALL).rpartition("</think>")[2].strip()

@@ -35,13 +35,13 @@ class JudgeModel:
         """Load model and tokenizer.
 
         Args:
-            settings: What to load, and how it replies.
+            settings: Model to load, and how it replies.
             device: ``cpu`` or ``cuda``.
             hints: Folder of batch sizes that fitted; None remembers nothing.
 
         Raises:
             ConfigError: There is no such model.
-            JobError: The hub does not give it, or it is no language model.
+            JobError: The hub does not provide the model, or it is no language model.
         """
         path = settings.path
         if not Path(path).exists() and is_hub_id(path):
@@ -71,7 +71,7 @@ class JudgeModel:
         fits = [at for at, each in enumerate(ids) if self._room is None or len(each) <= self._room]
         rows = [int.from_bytes(hashlib.sha256(prompts[at].encode(errors="replace")).digest()[:7]) for at in fits]
         keys = sample_keys(0, "judge", np.array(rows, np.int64), 1) if self._draws else None
-        with metered() as meter:  # it is no answer of the policy that is judged
+        with metered() as meter:  # the reply is not an answer of the policy
             tokens = self._policy.complete([ids[at] for at in fits], keys).tokens if fits else []
         spend("rewards", meter.total)
         found = dict(zip(fits, self._policy.text(tokens), strict=True))

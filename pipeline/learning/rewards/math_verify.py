@@ -1,6 +1,6 @@
-r"""Reward 1 for an answer that equals the solution: the same text, or mathematics that was read as a whole.
+r"""Reward 1 for an answer that equals the solution: the same text, or mathematics that is parsed completely.
 
-Two bare answers are equal (`same`) where one of these holds:
+Two bare answers are equal (`same`) if one of these holds:
 
 1. They are one text, once both are written alike (`written_alike`): spaces, ``\left``, ``\dfrac``, ``$``, signs of
    Unicode, fonts, thousands separators, currencies.
@@ -34,7 +34,7 @@ from pipeline.learning.rewards.answers import answer_part, bare_answer, compared
 from pipeline.learning.rewards.traits import Text, reward, text_of
 
 # -- writing -----------------------------------------------------------------------------------------------------
-# What means the same is written the same.
+# Rewrites answers so that equal meanings have equal text.
 
 _COMMANDS = r"\infty \le \ge \ne \cup \cap \in \pi \theta * * / ^{\circ} ^{\circ} \pm \approx"
 _SIGNS = str.maketrans(
@@ -42,7 +42,7 @@ _SIGNS = str.maketrans(
     | dict.fromkeys("€£¥₹¢$`\u00a0\u202f", " ")
 )
 _UNICODE = re.compile(r"√(?:\(([^()]*)\)|(\d+|[A-Za-zπ]))|([⁻⁺⁰¹²³⁴-⁹]+)|([₀-₉]+)|([¼-¾⅐-⅞])")
-"""Roots, powers, indices and fractions."""
+"""Matches roots, powers, indices and fractions in Unicode."""
 _ALIKE = r"""
     \dfrac \frac  \tfrac \frac  \cfrac \frac  \times *  \cdot *  \div /  \lvert |  \rvert |  \vert |  \vee \lor
     \leq \le  \leqslant \le  <= \le  \lt <  \geq \ge  \geqslant \ge  >= \ge  \gt >  \neq \ne  != \ne  \top T
@@ -51,14 +51,14 @@ _ALIKE = r"""
 """
 _FUNCTION = "sqrt|pi|arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|sinh|cosh|tanh|log|ln|exp|infty"
 _DOUBLED = "[dt]?frac|sqrt|left|right|text|mathrm|pi|infty|cdot|times|leq?|geq?|cup|pm|circ"
-"""Commands of golds that were escaped twice."""
+"""Commands in reference solutions that were escaped twice."""
 _MEASURE = "(?:[kcm]?m|[km]?g|m?L|ft|in|mi|lbs?|mol|rad|[kMG]?(?:[JNW]|e?V|Pa|Hz)|s|sec|min|hr?|days?|units?|mph)"
 _LONG = 2000
-"""Characters of an answer beyond which it is compared as it is: patterns take their square in steps."""
+"""Characters beyond which an answer is compared as plain text: patterns take quadratic time."""
 
 
 def _number(found: re.Match[str]) -> str:
-    """Digits without what set them apart; of a repeating decimal, its fraction."""
+    """Remove separators from digits; convert a repeating decimal to a fraction."""
     if not found.re.groups:
         return re.sub("[ ,]", "", found[0])
     before, period = found[1] + found[2], found[3]
@@ -123,7 +123,7 @@ _REWRITES = [
 
 @lru_cache(maxsize=256)
 def written_alike(answer: str) -> str:
-    """A bare answer in the one way of writing that others of the same meaning have too."""
+    """Normalise the notation of a bare answer, so that answers with the same meaning have the same text."""
     if len(answer) > _LONG:
         return answer
     ways = _ALIKE.split()
@@ -146,7 +146,7 @@ def _in_latex(found: re.Match[str]) -> str:
 
 
 # -- rules -------------------------------------------------------------------------------------------------------
-# Each says whether two answers are equal, or None where it does not apply to them; the next one does then.
+# Each rule returns whether two answers are equal, or None if it does not apply; then the next rule decides.
 
 _CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))? ?(?:\\text\{ ?)?(?:([ap])\.? ?m\.? ?\}?)?", re.IGNORECASE)
 _OPTION = re.compile(r"\(([A-J])\)((?:[ .:].*)?)|([A-J])(?:[).:](.*))?")
@@ -154,24 +154,25 @@ _REGION = re.compile(r"[<>]|\\(?:le|ge|ne|in|cup|cap|setminus|mathbb\{[NZQRC]|em
 _BRACKET = re.compile(r"\\?([(\[{])|\\?([)\]}])|([,;]|\\lor(?![a-z]))")
 _AROUND = re.compile(r"(\\\{|[(\[{])(.*?)(\\\}|[)\]}])")
 _DEPTHS = set(range(20))
-"""How deeply brackets may be nested."""
+"""Allowed depths of nested brackets."""
 _NAMED = re.compile(
     r"((?:[A-Za-z\\{}|:' ]|_\{\w+\})+(?:[(\[][^=]*?[)\]])?|\([A-Za-z\\, ]+\)"
     r"|(?:\\[a-z]+|[^A-Za-z\\=<>])+(?==(?:\\[a-z]+|[^A-Za-z\\])*$))"
     r" ?=([^<>]*[^<>= ])"
 )
-"""A value behind its name, be it that of a function or of several values, or behind what it was computed from."""
+"""Matches a value after its name, which may be a function or several values, or after the expression it was
+computed from."""
 _BASE = re.compile(r"([\dA-F]+)_\{\d+\}")
 _UNIT = re.compile(r"(.*[\d)}a-z]) ?(?:\\text\{([^{}\d]*)\}(\^\{-?\d\})?|\^\{\\circ\}|(%))")
 _KNOWN = rf"{_MEASURE}(?:/{_MEASURE})?(?:\^\{{-?\d\}})?"
 _NO_UNIT = re.compile(r"\b(?:more|less|least|most|not|even|odd|[ap]\.?m)\b|\\circ")
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
 _WORD = re.compile(r"[A-Z]{2,}|[A-Za-z]{4,}")
-"""Letters that are one name, or are in an order that counts."""
+"""Matches letters that are one name, or whose order counts."""
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two bare answers are equal, both as `written_alike` gives them."""
+    """Return whether two bare answers are equal; both come from `written_alike`."""
     if max(len(one), len(other)) > _LONG:
         return bool(_same_text(one, other))
     rules = (_same_text, _same_time, _same_letter, _same_region, _same_named, _same_parts, _same_value)
@@ -183,11 +184,11 @@ def _same_text(one: str, other: str) -> bool | None:
 
 
 def _key(text: str) -> str:
-    """A text without spaces and marks of words; words in small letters."""
+    """Remove spaces and text commands; write words in small letters and a decimal comma as a point."""
     said = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip()
     if re.fullmatch(r"(?i:yes|no)|[A-Z]?[a-z]{3,}|[A-Za-z']+(?: [A-Za-z']+)+", said):
         said = said.lower()
-    said = re.sub(r"^(-?\d+),(\d+)$", r"\1.\2", said)  # a decimal comma; a list is compared by its parts
+    said = re.sub(r"^(-?\d+),(\d+)$", r"\1.\2", said)  # a decimal comma; lists are compared by their parts
     return re.sub(r"(?<!\d) | (?!\d)", "", said)
 
 
@@ -200,7 +201,7 @@ def _same_time(*answers: str) -> bool | None:
 
 
 def _same_letter(*answers: str) -> bool | None:
-    """Of letters of choices, of which one may have what is chosen behind it."""
+    """Compare letters of choices; one of the two may be followed by the text of its choice."""
     said = (re.sub(r"\\text\{([^{}]*)\}", r"\1", each).strip() for each in answers)
     found = [(each[1] or each[3], each[2] or each[4] or "") for text in said if (each := _OPTION.fullmatch(text))]
     if len(found) < 2 or all(behind for _, behind in found):
@@ -210,7 +211,7 @@ def _same_letter(*answers: str) -> bool | None:
 
 
 def _same_region(one: str, other: str) -> bool | None:
-    """Of intervals and inequalities, of one of which the name may be left out."""
+    """Compare intervals and inequalities; one of them may leave out the name."""
     if not (_REGION.search(one) or _REGION.search(other)):
         return None
     (name, region), (others_name, others_region) = _region(one), _region(other)
@@ -220,7 +221,7 @@ def _same_region(one: str, other: str) -> bool | None:
 
 
 def _region(text: str) -> tuple[str, Any]:
-    """What is in a region, "" where that is not said, and the region as a set, None where it is not read."""
+    """Parse a region: return the name, "" if there is none, and the set, None if it cannot be parsed."""
     from sympy import Abs, And, Function, Intersection, Pow, Set, Union
     from sympy.core.relational import Relational
 
@@ -245,7 +246,7 @@ def _region(text: str) -> tuple[str, Any]:
 
 
 def _same_named(*answers: str) -> bool | None:
-    """Of values with names before them, both of one, or one of which may be left out."""
+    """Compare values with names before them; the names must be equal, or missing in one of the answers."""
     found = [_NAMED.fullmatch(each) if len(_parts(each)[1]) == 1 else None for each in answers]
     names = {_key(each[1]) for each in found if each and re.search("[A-Za-z]", each[1])}
     values = [
@@ -272,7 +273,7 @@ def _same_parts(one: str, other: str) -> bool | None:
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
-    """The brackets around a text and what it lists in them; one part for a value, without needless brackets."""
+    """Split a text into its brackets and the items in them; one item for a value, without needless brackets."""
     depth, start, parts, depths = 0, 0, [], {0}
     for found in _BRACKET.finditer(text):
         depth += bool(found[1]) - bool(found[2])
@@ -314,7 +315,7 @@ def _same_value(one: str, other: str) -> bool:
 
 
 def _unit(text: str) -> tuple[str, str]:
-    """A value and the unit behind it: words behind what has symbols must be known for one."""
+    """Split a value from its unit; after a value with letters, only known units count."""
     found = _UNIT.fullmatch(text)
     if found is None or _NO_UNIT.search(found[1] + " " + (found[2] or "")):
         return text, ""
@@ -338,28 +339,28 @@ _PIECE = re.compile(
     r"|setminus|emptyset|le|ge|ne|lfloor|rfloor|lceil|rceil)(?![A-Za-z])|\\mathbb\{[NZQRC]\}"
     r"|\\(?:begin|end)\{[pbv]?matrix\}|\\\\|\\[{}]|(?<=\\log)_|(?<=\\log )_|[-+*/^(){}\[\]|!<>=,&:])"
 )
-"""What the parser keeps. Names have their index, and may be a value at 0, which is no product; of all else
-logarithms alone have an index, their base."""
+"""Tokens that the parser keeps. Names include their index, and may be a value at 0, such as f(0), which is no
+product; of the other tokens only logarithms have an index, their base."""
 _UNCLEAR = re.compile(
     r"/ (?:[\d.]+|x_\{\d+\}|\\pi) (?=x_|e|\(|\\(?!infty|le|ge|ne|cup|cap|rceil|rfloor)[a-z])"
     r"|\d \d|(?<![\d.])0(?:\d+ | x)| 0\d|: .*:"
 )
-"""A divisor that may have a factor of its own behind it, numbers side by side, digits that are no number."""
+"""Matches a divisor that may have a factor after it, numbers side by side, and digits that are no number."""
 _LARGE = re.compile(
     r"\^ (?:\{ )?(?:- )?\d{5,}|\^ \{ \d+ \^ (?:\{ )?\d|\d{5,} !|\^ \{ [\d ]+\} (?:\) )?!|\\binom \{ \d{5,}"
 )
-"""Powers and the like of which nobody writes the digits."""
+"""Matches powers, factorials and binomials that are too large to compute."""
 _LONGEST = 500
-"""Characters of what the parser is given, whose time grows faster than the text."""
+"""Largest number of characters for the parser, whose time grows faster than the text."""
 _CLOSE = 1e-3
-"""What two numbers may differ by that are one, of the larger: six decimals of 0.001 have no more digits."""
+"""Largest relative difference between two equal numbers: six decimals of 0.001 have no more digits."""
 _ROUNDED = 1e-14
-"""What a number with a decimal point may differ by from itself, computed."""
+"""Largest relative error of a number with a decimal point after computation."""
 
 
 @lru_cache(maxsize=256)
 def _read(text: str) -> Any:
-    """What the parser of math-verify makes of all of a text; None where it does not know all of it."""
+    """Parse a whole text by the parser of math-verify; return None if any part is unknown."""
     try:
         from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     except ImportError as error:
@@ -383,8 +384,9 @@ def _read(text: str) -> Any:
             said = _symbol(said)
             names.add(said)
         elif said == "i":
-            said = "( I )"  # the power of one without brackets would be left out
-        # What is behind a number and a bracket is a factor, and no fraction of a mixed number; \pi is no function.
+            said = "( I )"  # without brackets the power of i would be left out
+        # A bracket or fraction after a number or a bracket is a factor, not part of a mixed number; \pi is no
+        # function.
         if (pieces[-1] == ")" and said.startswith(("(", r"\frac"))) or (
             (pieces[-1][-1:].isdigit() or pieces[-1] == r"\pi") and said[0] == "("
         ):
@@ -405,14 +407,15 @@ def _read(text: str) -> Any:
 
 
 def _symbol(name: str) -> str:
-    """A name that the parser takes for nothing else."""
+    """Encode a name so that the parser takes it for a symbol."""
     return "x_{" + "".join(f"{ord(each):03d}" for each in name.replace(" ", "")) + "}"
 
 
 def _verified(one: Any, other: Any) -> bool:
-    """Whether math-verify finds two values equal, of which numbers may not be far apart.
+    """Return whether math-verify finds two values equal, and their numeric values are close.
 
-    It takes 1.5 * 10^4 and 15000 for different, and what differs behind six decimals alone for one.
+    math-verify alone treats 1.5 * 10^4 and 15000 as different, and values that only differ after six decimals as
+    equal.
     """
     from math_verify import verify
     from sympy import Basic, Expr, Float, MatrixBase, MatrixExpr, nan, zoo
@@ -423,7 +426,7 @@ def _verified(one: Any, other: Any) -> bool:
     names = one.free_symbols
     if len(kinds) > 1 or names != other.free_symbols or any(each.has(nan, zoo) for each in (one, other)):
         return False
-    if isinstance(one, Expr) and isinstance(other, Expr):  # names stand for some values
+    if isinstance(one, Expr) and isinstance(other, Expr):  # names get some values
         point = {name: Float(f"0.{37 + 2 * place}") for place, name in enumerate(sorted(names, key=str))}
         with suppress(ArithmeticError, AttributeError, TypeError, ValueError):
             values = [each.subs(point).evalf() for each in (one, other)]
@@ -444,9 +447,10 @@ def _verified(one: Any, other: Any) -> bool:
 _BEFORE_NUMBER = re.compile(
     r"(?:\\text\{)?\([A-J]\)(?:\}| )*(?=[-\d\\])|\d*[A-Za-z](?: ?\+ ?\d*[A-Za-z])+ ?=(?=[^<>]*$)"
 )
-"""The letter of a choice, or a sum of names, as competitions ask for: ``(E) 27``, ``m+n = 27``."""
+"""Matches the letter of a choice, or a sum of names, before the number, as in competitions: ``(E) 27``, ``m+n =
+27``."""
 _FEW_WORDS = 5
-"""Words of a solution that may be an answer of words alone."""
+"""Largest number of words in a solution that consists of words."""
 
 
 def _answer(text: str) -> str:
@@ -454,7 +458,7 @@ def _answer(text: str) -> str:
 
 
 def parsed_answer(completion: Text) -> str | None:
-    """The answer of a completion as the parser reads it, so that ``1/2`` and a half in LaTeX are one vote."""
+    """Return the answer of a completion as parsed, so that ``1/2`` and a half in LaTeX are one vote."""
     answer = _answer(answer_part(text_of(completion)))
     read = _read(_unit(answer)[0]) if answer else None
     return (_key(answer) or None) if read is None else str(read)
@@ -470,8 +474,8 @@ def math_verify(completions: Sequence[Text], solution: Sequence[Any], **_: Any) 
 
     Args:
         completions: Texts or conversations.
-        solution: Column with the answer, in LaTeX or plain, bare, between dollars or boxed. Rows without one, or
-            with prose that states none, get None.
+        solution: Column with the answer, in LaTeX or plain, bare, between dollars or boxed. Rows without a
+            solution, or with prose that states no answer, get None.
 
     Raises:
         DataError: A solution is neither text nor number.

@@ -25,7 +25,7 @@ from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
 
 _LONGEST = 1 << 20
-"""Tokenizers that know no limit say a huge number."""
+"""Limit above which a tokenizer's maximum length means that it has none."""
 
 
 @dataclass(kw_only=True)
@@ -34,15 +34,15 @@ class ModelSettings:
 
     Attributes:
         path: Folder or hub id.
-        label: The class that counts, by name or index; None for a model with one output.
-        output: ``logit`` as the model gives it; ``probability`` and ``log_odds`` of `label` among all classes, or
-            the sigmoid of a single output and that output itself. None takes ``logit`` for a single output, else
-            ``probability``.
-        pair: Give prompt and completion as the two segments of a pair, as some reward models were trained.
-        with_prompt: False scores the completion alone.
-        batch_size: Texts at once.
-        max_length: Tokens; longer texts lose their beginning. None for what the model allows.
-        dtype: Of weights and activations.
+        label: The class whose score counts, by name or index; None for a model with one output.
+        output: ``logit`` as the model returns it; ``probability`` and ``log_odds`` of `label` among all classes,
+            or, for a single output, its sigmoid and the output itself. None takes ``logit`` for a single output,
+            else ``probability``.
+        pair: Encode prompt and completion as the two segments of a pair, as in the training of some reward models.
+        with_prompt: False scores only the completion.
+        batch_size: Texts per batch.
+        max_length: Tokens; longer texts lose their beginning. None for the limit of the model.
+        dtype: Type of weights and activations.
     """
 
     path: str = ""
@@ -74,13 +74,14 @@ class RewardModel:
         """Load model and tokenizer. No code from the folder is ever run.
 
         Args:
-            settings: What to load, and how to score by it.
+            settings: Model to load, and how it scores.
             device: ``cpu`` or ``cuda``.
             hints: Folder of batch sizes that fitted; None remembers nothing.
 
         Raises:
             ConfigError: There is no such model, or it has no such label.
-            JobError: The hub does not give it, or it lacks weights, as a language model without such a head does.
+            JobError: The hub does not provide the model, or it lacks weights, such as a language model without a
+                score head.
         """
         self._settings = settings
         self._device = device
@@ -95,7 +96,7 @@ class RewardModel:
                 dtype=getattr(torch, settings.dtype),
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, by name
+                ignore_mismatched_sizes=True,  # rejected below, by name
             )
         except (OSError, ValueError) as error:
             first = str(error).strip().partition("\n")[0]
@@ -126,9 +127,9 @@ class RewardModel:
 
         Args:
             prompts: Texts or conversations.
-            completions: Likewise.
-            tools: Of each conversation, for the chat template, as those that `RewardTrainer` trains with.
-            chat_template_kwargs: Further arguments of it, likewise.
+            completions: Texts or conversations.
+            tools: Tools of each conversation, for the chat template, as in the training by `RewardTrainer`.
+            chat_template_kwargs: Further arguments of the chat template, for each conversation.
         """
         none = [None] * len(prompts)
         columns = zip(prompts, tools or none, chat_template_kwargs or none, strict=True)
@@ -157,7 +158,7 @@ class RewardModel:
 
     @torch.inference_mode()
     def _scores(self, encoded: Mapping[str, Tensor]) -> Tensor:
-        """Scores, shape [B], float64."""
+        """Return the scores of encoded texts, shape [B], float64."""
         if self._pads_freely:
             encoded = self._padded_apart(encoded)
         spend("rewards", model_cost(self._model).forward(whole_texts(encoded["attention_mask"].sum(1).numpy())))

@@ -1,4 +1,4 @@
-"""Where preferences come from: the correctness or the scores of two completions, or pairs that a dataset has.
+"""Decide preferences by correctness or scores of two completions, or take the pairs of a dataset.
 
 Shapes: N pairs.
 """
@@ -33,23 +33,23 @@ class Preference(Enum):
 
 
 class PreferenceSource(Enum):
-    """What says which of two completions is preferred."""
+    """Source of preferences between two completions."""
 
     correctness = "correctness"  # the one that is correct while the other is not
     reward = "reward"  # the difference of their scores
-    correctness_then_reward = "correctness_then_reward"  # the first, else the second
+    correctness_then_reward = "correctness_then_reward"  # correctness if it decides, else the reward
 
 
 class Ties(Enum):
-    """What happens to a pair whose scores are equal."""
+    """Handling of a pair whose scores are equal."""
 
-    drop = "drop"  # it says nothing
+    drop = "drop"  # the pair is undecided
     coin = "coin"  # a fair draw decides
 
 
 @dataclass(kw_only=True)
 class PreferenceRule(Settings):
-    """Which of two completions is preferred."""
+    """Rule that decides which of two completions is preferred."""
 
     source: PreferenceSource = PreferenceSource.correctness_then_reward
     preference: Preference = Preference.hard
@@ -59,7 +59,7 @@ class PreferenceRule(Settings):
     ties: Ties = Ties.drop
 
     def idle(self, setting: str) -> str:
-        """Also the slope where nothing is drawn."""
+        """Also report the slope as unused if nothing is drawn."""
         if setting == "beta" and self.preference is Preference.hard:
             return "with preference=hard the higher score wins, whatever the difference"
         return super().idle(setting)
@@ -67,7 +67,7 @@ class PreferenceRule(Settings):
 
 @dataclass(kw_only=True)
 class PreferenceConfig(PreferenceRule):
-    """How pairs among the completions of a prompt are decided, and which of them are kept."""
+    """Rule that decides pairs among the completions of a prompt, and which of them are kept."""
 
     pairs_per_prompt: int = number(3, at_least=1, at_most=1_000_000)
     """Decided pairs that are kept of each prompt at most."""
@@ -75,15 +75,15 @@ class PreferenceConfig(PreferenceRule):
     """Keep those with the largest differences of rewards instead of the first ones."""
 
     def compared(self, group: int, decided: float) -> float:
-        """Completions in the pairs that a group leaves, roughly, where such a part of all pairs is decided."""
+        """Estimate the completions in kept pairs of a group, if the share `decided` of all pairs is decided."""
         return 2 * min(self.pairs_per_prompt, decided * group * (group - 1) / 2)
 
 
 def halved_pairs(key: str, batch_size: int, config: Config) -> Iterator[str]:
-    """Batches must be even where both completions of a pair count.
+    """Report odd batch sizes, where both completions of a pair count.
 
     Args:
-        key: Where the settings with that batch size stand.
+        key: Key of the settings with this batch size.
         batch_size: Sequences of a step.
         config: The whole request.
     """
@@ -95,13 +95,13 @@ def halved_pairs(key: str, batch_size: int, config: Config) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ExistingPair:
-    """A pair that came with the dataset.
+    """A pair of a preference dataset.
 
     Attributes:
         row: Id of the dataset's row.
         prompt: Text or conversation.
-        chosen: The preferred answer: text where the prompt is text, else its turns.
-        rejected: The other one.
+        chosen: The preferred answer: text if the prompt is text, otherwise turns.
+        rejected: The other answer.
     """
 
     row: int
@@ -114,28 +114,28 @@ def decide(first: Scored, second: Scored, draws: NDArray[np.float64], rule: Pref
     """Decide every pair.
 
     Args:
-        first: Of the first completions.
-        second: Of the second ones.
-        draws: In (0, 1), shape [N]; the pair's own, so that a decision depends on no other pair.
-        rule: What is asked: of correctness the difference is 1, where one of the two alone is correct. How a
-            difference decides: drawn with probability sigmoid(beta * difference) (Bradley and Terry 1952), or the
-            one that is ahead wins. What happens where scores are equal: with `ties=drop` no pair of equals is
-            kept, so a reward of 0 and 1 gives no coin flips for labels.
+        first: Scores of the first completions.
+        second: Scores of the second completions.
+        draws: Random numbers in (0, 1), shape [N], one per pair, so that a decision depends on no other pair.
+        rule: Rule of the decision. By correctness, the difference is 1 if only the first completion is correct,
+            and -1 if only the second is. A difference decides by a draw with probability sigmoid(beta *
+            difference) (Bradley and Terry 1952), or for the higher score. With `ties=drop` no pair of equal scores
+            is kept, so a reward of 0 and 1 gives no coin flips as labels.
 
     Returns:
-        1 where the first is preferred, 0 where the second is, -1 where nothing can be said, shape [N]. A
-        completion at which a reward failed is never part of a decided pair.
+        1 if the first is preferred, 0 if the second is, -1 if undecided, shape [N]. A completion for which a
+        reward failed is never part of a decided pair.
     """
     difference = _differences(first, second, rule.source)
     decided = _verdicts(difference, draws, rule.preference, rule.beta, rule.ties)
-    if rule.source is PreferenceSource.correctness:  # equals in it say nothing, and are no ties of scores
+    if rule.source is PreferenceSource.correctness:  # equal correctness decides nothing, and is no tie of scores
         decided = np.where(difference == 0, UNDECIDED, decided)
     failed = [a is not None or b is not None for a, b in zip(first.faults, second.faults, strict=True)]
     return np.where(np.array(failed, bool), UNDECIDED, decided).astype(np.int8)
 
 
 def _differences(first: Scored, second: Scored, source: PreferenceSource) -> NDArray[np.float64]:
-    """By how much the first completion is ahead, NaN where that is not known; 1 where it alone is correct."""
+    """Return the lead of the first completion, NaN if unknown; by correctness 1, 0 or -1."""
     scores = first.values - second.values
     if source is PreferenceSource.reward:
         return scores
@@ -159,7 +159,7 @@ def _verdicts(
     ties: Ties,
 ) -> NDArray[np.int8]:
     if preference is Preference.bradley_terry:
-        # The logistic function by tanh, which cannot overflow.
+        # The logistic function in terms of tanh, which cannot overflow.
         wins = draws < 0.5 * (1 + np.tanh(0.5 * beta * difference))
     else:
         wins = difference > 0
@@ -169,14 +169,14 @@ def _verdicts(
 
 
 def existing_pairs(rows: Sequence[Row]) -> list[ExistingPair]:
-    """The pairs in the columns ``chosen`` and ``rejected`` of a preference dataset, in TRL's forms.
+    """Return the pairs in the columns ``chosen`` and ``rejected`` of a preference dataset, in TRL's forms.
 
-    Where the two hold the prompt as well, it is taken off: one that the row has, else the turns that both begin
-    with (TRL's implicit prompt). Where the prompt alone is text it is what a user says, and answers that alone are
-    text what the assistant says. Pairs of equal answers say nothing and are left out.
+    If both answers include the prompt, it is removed: the prompt of the row, otherwise their common first turns
+    (TRL's implicit prompt). If only the prompt is text, it becomes a user's turn; if only the answers are text,
+    they become turns of the assistant. Pairs of equal answers are left out.
 
     Raises:
-        JobError: A row has no such columns, or they hold something else than text or conversations.
+        JobError: A row lacks these columns, or they hold something else than text or conversations.
     """
     pairs = [_pair(row) for row in rows]
     return [pair for pair in pairs if pair.chosen != pair.rejected]

@@ -1,9 +1,9 @@
-"""Rewards and rows tried before anything is generated: on columns, on one row, and on a dataset's own solutions.
+"""Try rewards before anything is generated: on the columns, on one row, and on a dataset's own solutions.
 
-What no completion can bring about is refused: a column that is missing, a name that is not defined, a result that
-is no list of numbers. What may be due to the completion, which is made up here, is only a warning.
+Problems that cannot depend on the completion are errors: a missing column, an undefined name, a result that is no
+list of numbers. Problems that may depend on the completion, which is made up here, are only warnings.
 
-While a run is planned, which imports none of their code, this is the main function of a process:
+Planning runs this module as a process of its own, since planning imports no code of rewards:
 
     settings    {"datasets": {name: its settings with their schema}, "to read": [names],
                  "templates": {model: the folder that has its chat template}}
@@ -46,13 +46,13 @@ from pipeline.machine.descendants import begin
 _MADE_UP = "0"
 _WHOLE = re.compile(r"(-?\d+)\.0+")
 _ROWS = 8
-"""Rows that are looked at for their columns, as each may lack some."""
+"""Rows to look at for their columns, as each may lack some."""
 _LONGEST = 4000
-"""Characters of a message."""
+"""Largest number of characters in a message."""
 
 
 def main() -> None:
-    """Try the rewards of datasets that make their rows, and of those that are to be read."""
+    """Try the rewards of datasets that generate their rows, and of datasets that are to be read."""
     asked = begin()
     channel = Channel.inherited(asked["fd"])
     channel.send(json.dumps(answer(asked["datasets"], asked["to read"], asked["templates"])).encode())
@@ -62,7 +62,7 @@ def main() -> None:
 def answer(
     datasets: Mapping[str, Any], to_read: Collection[str], templates: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What there is to say, as JSON data."""
+    """Collect the problems, warnings and facts about datasets, as JSON data."""
     said: dict[str, Any] = {each: [] for each in ("problems", "warnings", "conversations", "texts")}
     said |= {each: {} for each in ("graded", "unpaired", "unanswered")}
     for name, plain in datasets.items():
@@ -81,7 +81,7 @@ def answer(
             said["graded"][name] = f"its reward '{graded[0]}'" if graded else ""
         except PipelineError as error:
             said["problems"].append(str(error))
-        except KeyboardInterrupt as error:  # of a module: Ctrl-C is for the group of the process that plans
+        except KeyboardInterrupt as error:  # raised by a module: Ctrl-C goes to the group of the planning process
             said["problems"].append(f"datasets.{name}: its reward or its class cannot be imported: {told(error)}")
     return {**said, **{each: [*map(_shortened, said[each])] for each in ("problems", "warnings")}}
 
@@ -89,7 +89,7 @@ def answer(
 def _read(
     name: str, config: DatasetConfig, dataset: FilesDataset, templates: Collection[str], said: dict[str, Any]
 ) -> None:
-    """Look at a dataset whose rows are in files; `prepare` will refuse what is wrong with later ones."""
+    """Check the first rows of a dataset in files; `prepare` will reject problems of later rows."""
     check = RowCheck(name, config)
     look = _looked_at(name, dataset, check)
     if look.first is None:
@@ -97,7 +97,7 @@ def _read(
         return
     said["warnings"] += [f"datasets.{name}: {each}" for each in look.warnings]
     try:
-        # As `prepare` will have it.
+        # `prepare` will store the row in this form.
         first = replace(look.first, columns={**look.columns, **look.first.columns})
         tried = check_rewards(name, config, dataset, first, look.columns)
         said["warnings"] += [*(f"datasets.{name}: {each}" for each in check.told()), *tried]
@@ -113,7 +113,7 @@ def _read(
     if look.unanswered:
         said["unanswered"][name] = [look.unanswered, look.number]
     for folder in templates if look.turns else ():
-        with suppress(OSError, ForeignDataError, UnicodeDecodeError):  # told where models are checked
+        with suppress(OSError, ForeignDataError, UnicodeDecodeError):  # reported where models are checked
             template = TemplateOfFolder(Path(folder))
             if template.chat_template is not None:
                 said["problems"] += _refused(name, look, template)
@@ -134,7 +134,7 @@ def _looked_at(name: str, dataset: FilesDataset, check: RowCheck) -> Look:
 
 
 def _refused(name: str, look: Look, template: TemplateOfFolder) -> Iterator[str]:
-    """The first conversation that a chat template cannot write, as far as a few seconds tell."""
+    """Describe the first conversation that a chat template cannot render, if a few seconds suffice to find it."""
     give_up = time.monotonic() + LOOK_S
     for place, row in look.turns:
         if refusal := refusal_of(template, row):
@@ -145,7 +145,7 @@ def _refused(name: str, look: Look, template: TemplateOfFolder) -> Iterator[str]
 
 
 def _shortened(message: str) -> str:
-    """A message that can be printed: own code may put a whole row into an error."""
+    """Shorten a message for printing: the user's code may put a whole row into an error."""
     half = _LONGEST // 2
     return message if len(message) <= _LONGEST else f"{message[:half]} [...] {message[-half:]}"
 
@@ -156,14 +156,14 @@ def _shortened(message: str) -> str:
 def check_rewards(
     name: str, config: DatasetConfig, dataset: Dataset, row: Row, columns: Iterable[str]
 ) -> list[str]:
-    """Try the rewards of a dataset that are functions; models are not loaded for it.
+    """Try the function rewards of a dataset; no models are loaded.
 
     Args:
-        name: Of the dataset in the configuration, for messages.
-        config: Of the dataset.
-        dataset: As the configuration makes it, for messages.
-        row: One to call the rewards with.
-        columns: All columns that rows have besides their texts.
+        name: Name of the dataset in the configuration, for messages.
+        config: Configuration of the dataset.
+        dataset: The dataset of this configuration, for messages.
+        row: Row for the calls of the rewards.
+        columns: All columns of rows besides their texts.
 
     Returns:
         Warnings.
@@ -190,7 +190,7 @@ def check_rewards(
             graded = _graded(pool, reward, config, row, text)
             unscored = unscored and bool(graded) and all(one.value is None for one in graded)
             if graded and graded[0].fault is not None:
-                # Those that ship raise for no completion, so it must be the row.
+                # Shipped rewards raise for no completion, so it must be the row.
                 if graded[0].fault == "error" and (graded[0].certain or ships(reward)):
                     message = graded[0].message.partition("WrongScores: the reward ")[2]
                     said = Mismatch(said=message or f"fails: {graded[0].message}")
@@ -208,7 +208,7 @@ def check_rewards(
 
 
 def _check_judge(name: str, config: DatasetConfig) -> None:
-    """See whether it is known which reward of a dataset says what is correct, or that none does."""
+    """Check that one reward of a dataset is known to judge correctness, or that none does."""
     rewards = known_rewards(config)
     try:
         judge_of(rewards, config)
@@ -219,9 +219,9 @@ def _check_judge(name: str, config: DatasetConfig) -> None:
 def _graded(
     pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str
 ) -> Sequence[Graded]:
-    """What becomes of a call in a grading process; empty where the row cannot be sent to one, and need not be.
+    """Call a reward on one completion in a grading process; return nothing if the row cannot be sent to one.
 
-    A reward that may compare completions is given another one besides.
+    A reward that may compare completions also gets a second completion.
     """
     texts = [text] if reward.traits.pointwise else [text, f"{text} {_MADE_UP}"]
     ids = [[0] * (1 + at) for at in range(len(texts))]
@@ -237,7 +237,7 @@ def _graded(
 def _misled(
     pool: GraderPool, reward: LoadedReward, config: DatasetConfig, row: Row, text: str, graded: Sequence[Graded]
 ) -> Iterator[str]:
-    """What to say of a function for texts that is given conversations: it fails at none and means nothing."""
+    """Yield a warning if a reward for texts gets conversations: it does not fail, but its scores mean nothing."""
     if ships(reward) or "completions" in reward.messages or isinstance(row.prompt, str):
         return
     bare = _graded(pool, reward, config, replace(row, prompt=plain_text(row.prompt)), text)
@@ -252,7 +252,7 @@ def _misled(
 
 
 def _completion(row: Row) -> str:
-    """Something to score: an answer that the row has, where it has one."""
+    """Return a completion to score: the answer of the row, or else its solution or a made-up text."""
     if row.answer is not None:
         return row.answer if isinstance(row.answer, str) else str(row.answer[-1]["content"])
     solution = row.columns.get("solution")
@@ -286,14 +286,14 @@ def _refusal(
 
 
 class RowCheck:
-    """What rewards say of rows as they are read: those that none can judge, and columns that hold nothing."""
+    """Checks rows as they are read: rows that a reward rejects, and columns without a value."""
 
     def __init__(self, name: str, config: DatasetConfig) -> None:
-        """Find the rewards.
+        """Load the function rewards of a dataset.
 
         Args:
-            name: Of the dataset in the configuration, for messages.
-            config: Of the dataset.
+            name: Name of the dataset in the configuration, for messages.
+            config: Configuration of the dataset.
         """
         self._name = name
         self._needs = [(reward, _needed(reward)) for reward in load_functions(config)]
@@ -303,22 +303,22 @@ class RowCheck:
         self._all_floats = True
 
     def __call__(self, columns: Mapping[str, Any], place: str) -> str:
-        """Take a row into account.
+        """Check a row, and count it.
 
         Args:
-            columns: Of the row, without its texts.
-            place: Where it is, for messages.
+            columns: Columns of the row, without its texts.
+            place: Place of the row, for messages.
 
         Returns:
-            Why a reward can judge no completion of it; "" where each can.
+            Why a reward can score no completion of the row; "" if each can.
         """
-        place = place.rpartition("/")[2]  # what is written down does not depend on where files are
+        place = place.rpartition("/")[2]  # stored warnings do not depend on the location of files
         for reward, needed in self._needs:
             if reward.traits.refuses is not None and (problem := reward.traits.refuses(columns)):
                 another = f"or choose another reward by datasets.{self._name}.reward"
                 return f"the reward '{reward.name}' {problem}, {another}"
             for column in needed:
-                # To rewards that ship an empty text is none; to others it may be a text as any other.
+                # Shipped rewards treat an empty text as missing; for others it may be a value.
                 if is_missing(given := columns.get(column)) and (ships(reward) or given is None):
                     count, first = self._lacking.get((reward.name, column), (0, place))
                     self._lacking[reward.name, column] = count + 1, first
@@ -330,7 +330,7 @@ class RowCheck:
         return ""
 
     def told(self) -> list[str]:
-        """Warnings of all rows that were taken into account."""
+        """Return the warnings about all rows that were checked."""
         said = [
             f"`{column}`, which the reward '{reward}' is given, is null or empty in {count:,} "
             f"row{'s' * (count != 1)} (first {first}). Write it there or leave them out, unless they are to have "
@@ -346,16 +346,16 @@ class RowCheck:
 
 
 # -- solutions ---------------------------------------------------------------------------------------------------
-# Is what is right taken for right? A reward that reads another answer in a solution than a reader does, or none,
-# gives wrong scores without a word. So each solution, written as a right completion writes it (the trait `gold`),
+# Are correct solutions scored as correct? A reward that reads another answer in a solution than a reader does, or
+# none, gives wrong scores without an error. So each solution, written as in a right completion (the trait `gold`),
 # has to be correct.
 
 ROWS, QUICK_ROWS = 250, 10_000
-"""Rows of each split that are tried at most; the second with rewards that need no process of their own. A number
-and no time, so that what is stored does not depend on the machine. `math_verify` takes 20 ms for a text."""
+"""Largest number of rows to try in each split; the second for rewards without a process of their own. A number and
+no time, so that stored warnings do not depend on the machine. `math_verify` takes 20 ms per text."""
 _AT_ONCE = 64
 _MOST_FAULTS = 4
-"""Each may take as long as the deadline."""
+"""Largest number of failures, as each may take as long as the deadline."""
 _SHOWN = 3
 _BRIEF = 60
 
@@ -370,15 +370,15 @@ def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset) -> list[
     """Try the rewards of a dataset on its own solutions, in processes with a deadline.
 
     Args:
-        name: Of the dataset in the configuration, for messages.
-        config: Of the dataset.
-        rows: As they were prepared.
+        name: Name of the dataset in the configuration, for messages.
+        config: Configuration of the dataset.
+        rows: Rows as `prepare` wrote them.
 
     Returns:
-        Warnings of rewards that fail at some rows.
+        Warnings about rewards that reject some solutions.
 
     Raises:
-        ConfigError: A reward takes no solution that was tried for right.
+        ConfigError: A reward accepts none of the solutions that were tried.
     """
     warnings: list[str] = []
     with GraderPool(config.grading) as pool:
@@ -387,7 +387,7 @@ def check_gold(name: str, config: DatasetConfig, rows: PreparedDataset) -> list[
                 warnings += _wrong(name, reward, _tries(pool, reward, rows), sum(rows.about["rows"].values()))
             except JobError:
                 if reward.traits.isolated:
-                    raise  # else its rows cannot be sent to a process, and need not be
+                    raise  # otherwise the rows cannot be sent to a process, and need not be
     return warnings
 
 

@@ -1,4 +1,4 @@
-"""Rewards by name; any other name with a dot in it is the dotted path of a function."""
+"""Find rewards by name; any other name with a dot in it is the dotted path of a function."""
 
 import dis
 import inspect
@@ -23,12 +23,12 @@ _NAMED = REWARDS | TRL_REWARDS
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedReward(Bound):
-    """A reward of a dataset; of a model that is not loaded the function must not be called.
+    """A reward of a dataset. If the model of a reward is not loaded, its function must not be called.
 
     Attributes:
-        name: As the configuration has it.
-        weight: In the sum of several.
-        path: Dotted path of the function, or of the one that made it.
+        name: Name in the configuration.
+        weight: Weight in the sum of several rewards.
+        path: Dotted path of the function, or of the factory that returned it.
         options: Settings from the configuration.
     """
 
@@ -39,17 +39,20 @@ class LoadedReward(Bound):
 
 
 def package_versions(traits: RewardTraits) -> dict[str, str | None]:
-    """Versions of the packages that a reward's scores depend on; None for one that is not installed."""
+    """Return the versions of the packages that a reward's scores depend on.
+
+    None for a package that is not installed.
+    """
     return {name: _version(name) for name in traits.packages}
 
 
 def ships(reward: LoadedReward) -> bool:
-    """Whether a reward is one of this package."""
+    """Return whether a reward ships with this package."""
     return reward.path.startswith("pipeline.learning.rewards.")
 
 
 def load_reward(name: str) -> Callable[..., Any]:
-    """Find a reward that is a function, or the function that makes one.
+    """Find a reward function, or a factory of rewards.
 
     Raises:
         ConfigError: The name is unknown, or the path names nothing that can be called.
@@ -68,12 +71,12 @@ def load_reward(name: str) -> Callable[..., Any]:
 
 
 def load_rewards(dataset: DatasetConfig, device: str, hints: Path | None = None) -> list[LoadedReward]:
-    """The rewards of a dataset, in the order of the configuration.
+    """Load the rewards of a dataset, in the order of the configuration.
 
     Args:
-        dataset: Its settings.
-        device: For reward models: ``cpu`` or ``cuda``.
-        hints: Folder of batch sizes that fitted, for reward models; None remembers nothing.
+        dataset: Configuration of the dataset.
+        device: Device of reward models: ``cpu`` or ``cuda``.
+        hints: Folder of batch sizes that fitted, for reward models; None stores none.
 
     Raises:
         ConfigError: A name or a setting is wrong.
@@ -82,7 +85,7 @@ def load_rewards(dataset: DatasetConfig, device: str, hints: Path | None = None)
 
 
 def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
-    """Those rewards of a dataset that are functions.
+    """Load only those rewards of a dataset that are functions.
 
     Raises:
         ConfigError: A name or a setting is wrong.
@@ -91,7 +94,7 @@ def load_functions(dataset: DatasetConfig) -> list[LoadedReward]:
 
 
 def known_rewards(dataset: DatasetConfig) -> list[LoadedReward]:
-    """The rewards of a dataset, in the order of the configuration, of which no model is loaded.
+    """Return the rewards of a dataset, in the order of the configuration, without loading models.
 
     Raises:
         ConfigError: A name or a setting is wrong.
@@ -100,7 +103,7 @@ def known_rewards(dataset: DatasetConfig) -> list[LoadedReward]:
 
 
 def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
-    """Traits of those rewards of a dataset that have a name of ours or of TRL's, by that name.
+    """Return the traits of those rewards of a dataset that have a name of ours or of TRL's, by that name.
 
     Code of the user's own is not imported and no model is loaded.
 
@@ -112,7 +115,7 @@ def shipped_traits(dataset: DatasetConfig) -> dict[str, RewardTraits]:
 
 
 def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]:
-    """Name, weight and further arguments of every reward."""
+    """Return name, weight and options of every reward."""
     weights = dict(dataset.rewards) or {dataset.reward: 1.0}
     options = dataset.grading.options
     if odd := sorted(set(options) - set(weights)):
@@ -121,14 +124,15 @@ def _settings(dataset: DatasetConfig) -> list[tuple[str, float, dict[str, Any]]]
 
 
 def judge_of(rewards: Sequence[LoadedReward], dataset: DatasetConfig) -> LoadedReward | None:
-    """The reward that says which completions are correct, or None where none can.
+    """Return the reward that decides which completions are correct, or None if no reward does.
 
-    Nothing is guessed: it is the one that `correct_by` names, else the first that is known to verify. A single
-    reward of which nobody has said so judges nothing, and its mean is the result. Of several the weighted sum is
-    no result that can be read, so someone must say.
+    Nothing is guessed: the reward is named by `correct_by`, otherwise it is the first with the trait `verifies`. A
+    single reward without this trait decides nothing, and its mean is the result. The weighted sum of several
+    rewards is no readable result, so the user must choose if any of them may verify.
 
     Raises:
-        ConfigError: `correct_by` names none of the rewards, or one that judges something else; or it must be set.
+        ConfigError: `correct_by` names none of the rewards, or one that judges something else; or `correct_by`
+            must be set.
     """
     wanted, by_name = dataset.grading.correct_by, {reward.name: reward for reward in rewards}
     able = [name for name, reward in by_name.items() if reward.traits.verifies is not False]
@@ -160,7 +164,7 @@ def _load(
     if used == REWARD_MODEL:
         model: Callable[..., Any] = _not_loaded
         if device is not None:
-            # Imports torch, which the other rewards do without.
+            # Imports torch, which other rewards do not need.
             from pipeline.learning.rewards.model import RewardModel, model_settings
 
             model = RewardModel(model_settings(name, options), device, hints)
@@ -197,7 +201,7 @@ def _not_loaded(**_: Any) -> list[float]:
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any], lenient: bool) -> None:
     if makes_rewards(function):
-        return  # which settings it takes is seen when it is called
+        return  # the call of the factory checks its settings
     parameters = inspect.signature(function).parameters.values()
     if lenient and any(item.kind is item.VAR_KEYWORD and _reads(function, item.name) for item in parameters):
         return
@@ -206,7 +210,7 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
         for item in parameters
         if item.kind is not item.VAR_KEYWORD
         and item.name not in GIVEN
-        and (lenient or item.default is not item.empty)  # in the place of a column
+        and (lenient or item.default is not item.empty)  # the setting replaces a column
     ]
     for option in options:
         if option not in known:
@@ -214,7 +218,7 @@ def _check_options(name: str, function: Callable[..., Any], options: Mapping[str
 
 
 def _reads(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function may look at an argument: what it takes only as the signature wants it cannot be set."""
+    """Return whether a function may read an argument; an argument that is only in the signature cannot be set."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     steps = [step.argval for step in dis.get_instructions(code)] if code is not None else [name]
     return any(name == each or (isinstance(each, tuple) and name in each) for each in steps)
@@ -222,7 +226,7 @@ def _reads(function: Callable[..., Any], name: str) -> bool:
 
 @cache
 def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version  # slow to import, and seldom asked
+    from importlib.metadata import PackageNotFoundError, version  # slow to import, and rarely needed
 
     try:
         return version(package)

@@ -1,4 +1,4 @@
-"""Scoring completions by the rewards of a dataset: weighted, isolated where they need it, with failures counted.
+"""Score completions by the rewards of a dataset: weighted, isolated if necessary, with failures counted.
 
     Scorer --- isolated functions ---> pool of grading processes (the main function of `calling`), a socket each
            --- other functions    ---> called here
@@ -48,34 +48,34 @@ from pipeline.outputs.formats import Asked
 
 Fault = Literal["error", "timeout", "crash"]
 FAULTS: tuple[Fault, ...] = ("error", "timeout", "crash")
-"""An exception in the reward, no answer before the deadline, the end of the process that ran it."""
+"""An exception in the reward, no answer before the deadline, or the end of the grading process."""
 _ENVIRONMENT = {
-    "PYTHONHASHSEED": "0",  # what is judged must not depend on the order of a set
+    "PYTHONHASHSEED": "0",  # scores must not depend on the order of a set
     "CUDA_VISIBLE_DEVICES": "",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
 _AT_ONCE = 64
-"""Calls of an `async` reward that a process has at once."""
+"""Concurrent calls of an `async` reward in one process."""
 _GRACE_S = 1.0
-"""More than their own deadlines that these have before their process is ended."""
+"""Seconds after the deadlines of `async` calls until their process is killed."""
 _MOST_STARTS_IN_VAIN = 3
 _HOPELESS = 8
-"""Prompts after which a reward that has answered for none of them, but hung or crashed, is given up."""
+"""Prompts after which a reward is given up, if it has answered for none of them, but hung or crashed."""
 _MOST_BYTES = 64 << 20
 _LONGEST_VOTE = 1000
 
 
 @dataclass(frozen=True)
 class Graded:
-    """What became of an item.
+    """Result of grading an item.
 
     Attributes:
-        value: The score; None where the reward does not apply, or failed.
-        answer: What the completion votes for in maj@k.
+        value: The score; None if the reward does not apply, or failed.
+        answer: Vote of the completion in maj@k.
         fault: How the reward failed, or None.
-        message: Says more about a fault.
-        certain: Whether an error is one that no completion can bring about.
+        message: Details of the fault.
+        certain: Whether the error cannot depend on the completion.
     """
 
     value: float | None = None
@@ -86,10 +86,10 @@ class Graded:
 
 
 class _Work:
-    """The calls of a reward: waiting to be sent, under suspicion of having killed a process, done.
+    """Calls of a reward: waiting to be sent, suspected of having killed a process, or done.
 
-    The deadline of a call with many prompts is far. So until a reward has answered for once, it is called with
-    single ones of these: `held` back meanwhile are all calls that are asked for.
+    A call with many prompts has a late deadline. So until a reward has answered once, it is called with single
+    prompts of the first call; meanwhile `held` keeps back all requested calls.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Work:
         return self.settings.timeout_s * len(self.calls[call])
 
     def fail(self, call: int, fault: Fault, message: str, *, certain: bool = False) -> None:
-        """Note a failure: as a call may compare its items, it is the failure of each."""
+        """Record a failure for every item of a call, as a call may compare its items."""
         failed = Graded(fault=fault, message=message, certain=certain)
         self.finish(call, [failed] * len(self.calls[call]))
         if fault == "error":
@@ -131,20 +131,20 @@ class _Work:
             self.lose(call, message)
 
     def finish(self, call: int, graded: Sequence[Graded]) -> None:
-        """Note what has become of a call."""
+        """Record the results of a call."""
         self.done[call] = graded
         self.left.discard(call)
 
     def release(self, *, idle: bool) -> None:
-        """Let calls be made that were held back, once the reward has answered or nothing else is to be tried."""
+        """Queue the calls that were held back, once the reward has answered or no other call is left to try."""
         if self.held and (self.has_answered or (idle and not self.waiting)):
             self.waiting, self.held = deque(self.held), []
 
     def lose(self, call: int, message: str) -> None:
-        """Note that a call hung or ended its process.
+        """Record that a call hung or ended its process.
 
         Raises:
-            JobError: Nothing else has come of the first prompts.
+            JobError: The reward has answered for none of the first prompts.
         """
         if self.has_answered:
             return
@@ -162,7 +162,7 @@ class _Work:
 
 
 class _Grader(Child):
-    """A process that grades; what it was given, and by when it must say something."""
+    """A grading process, with its current calls and its deadline."""
 
     def __init__(self, settings: GradingConfig) -> None:
         self.calls: list[int] = []
@@ -173,13 +173,13 @@ class _Grader(Child):
             {**os.environ, **_ENVIRONMENT},
             {"memory_gib": settings.memory_gib},
             max_bytes=_MOST_BYTES,
-            # It waits for requests while it has none. One that does not, because an earlier call left threads that
-            # keep it busy, is of no use any more.
+            # An idle process waits for requests. A process that does not, because threads of an earlier call keep
+            # it busy, cannot be used any more.
             send_timeout_s=settings.start_timeout_s,
         )
 
     def begin(self, work: _Work) -> bool:
-        """Send what waits first; False where the process does not take it."""
+        """Send the next calls in the queue; return False if the process does not accept them."""
         self.calls, self.loaded = work.waiting.popleft(), False
         self.deadline = time.monotonic() + work.settings.start_timeout_s
         calls = [{"id": call, "limit_s": work.limit_s(call), "items": work.calls[call]} for call in self.calls]
@@ -191,12 +191,12 @@ class _Grader(Child):
         return True
 
     def take_answers(self, work: _Work) -> bool:
-        """Read what has arrived; False where the process is of no use any more."""
+        """Read the answers that have arrived; return False if the process cannot be used any more."""
         try:
             for line in self.channel.receive():
                 self._take(parse_json(line), work)
         except (WorkerError, ValueError, TypeError, KeyError):
-            return False  # a completion has got at the socket
+            return False  # a completion has written to the socket
         return not self.channel.closed
 
     def _take(self, answer: dict[str, Any], work: _Work) -> None:
@@ -229,7 +229,7 @@ class GraderPool:
     """Starts graders when there is work, and keeps them until `close`."""
 
     def __init__(self, settings: GradingConfig) -> None:
-        """Take the settings of processes, their deadlines and their memory."""
+        """Store the settings of processes, their deadlines and their memory."""
         self.settings = settings
         self._graders: list[_Grader] = []
         self._answered: set[str] = set()
@@ -242,11 +242,11 @@ class GraderPool:
         self.close()
 
     def close(self) -> None:
-        """End all graders and what they started. The pool can be used again."""
+        """End all graders and their child processes. The pool can be used again."""
         _close_all(self._graders)
 
     def pids(self) -> list[int]:
-        """Process ids of the graders."""
+        """Return the process ids of the graders."""
         return [grader.process.pid for grader in self._graders]
 
     def grade(
@@ -257,14 +257,14 @@ class GraderPool:
         Args:
             function: Dotted path of the reward; an `async` one is awaited for many calls at once.
             options: Further arguments of the reward.
-            calls: What to grade, by call.
+            calls: Items to grade, by call.
 
         Returns:
             One entry per item of each call, in their order.
 
         Raises:
-            JobError: The reward cannot be imported by a grader, graders cannot be kept alive, or it hangs or
-                crashes at all of the first prompts.
+            JobError: A grader cannot import the reward, graders keep ending, or the reward hangs or crashes at all
+                of the first prompts.
         """
         plain = [[_plain(item) for item in call] for call in calls]
         keys = [json.dumps(call, sort_keys=True) for call in plain]
@@ -275,13 +275,13 @@ class GraderPool:
             while work.left or not self._is_idle():
                 work.release(idle=self._is_idle() and not work.suspects)
                 if work.suspects and not work.waiting and self._is_idle():
-                    self.close()  # for a fresh process, with no other one beside it
+                    self.close()  # so that a fresh process makes this call, with no other one beside it
                     work.again.add(work.suspects[0])
                     work.waiting.append([work.suspects.popleft()])
                 self._give_out(work)
                 self._collect(work)
         except BaseException:
-            self.close()  # whoever is interrupted must find no half-answered request later
+            self.close()  # a later call must find no half-answered request
             raise
         self._answered |= {function} if work.has_answered else set()
         places = {key: call for call, key in enumerate(different)}
@@ -292,7 +292,7 @@ class GraderPool:
 
     def _give_out(self, work: _Work) -> None:
         for grader in [grader for grader in self._graders if not grader.calls]:
-            if grader.process.poll() is not None:  # nobody's fault, as it had nothing to do
+            if grader.process.poll() is not None:  # no call is responsible, as the process was idle
                 self._graders.remove(grader)
                 _close_all([grader])
             elif work.waiting and not grader.begin(work):
@@ -320,7 +320,7 @@ class GraderPool:
                 self._bury(grader, work, overdue=True)
 
     def _bury(self, grader: _Grader, work: _Work, *, overdue: bool = False) -> None:
-        """Kill a grader; suspect the one call that it was at. Of several each is made again by itself."""
+        """Kill a grader. A single unfinished call becomes suspect; several are queued again, one by one."""
         self._graders.remove(grader)
         (exit_code,) = _close_all([grader])
         calls = [call for call in grader.calls if call not in work.done]
@@ -347,7 +347,7 @@ class GraderPool:
 
 
 def _close_all(graders: list[_Grader]) -> list[int]:
-    """End graders with all that they have started; their exit codes."""
+    """End graders and all their child processes; return the exit codes."""
     ending = list(graders)
     graders.clear()
     if ending:
@@ -362,7 +362,7 @@ def _graded(value: Any, vote: Any, error: Any) -> Graded:
 
 
 def _plain(item: calling.Item) -> dict[str, Any]:
-    """An item as JSON can carry it: numpy's scalars and arrays become plain ones."""
+    """Convert an item to plain JSON data: numpy's scalars and arrays become numbers and lists."""
     columns = {}
     for name, value in item.columns.items():
         columns[name] = value.tolist() if hasattr(value, "tolist") else value
@@ -392,14 +392,14 @@ class Scored:
     """Scores of N completions.
 
     Attributes:
-        values: Weighted sum of the rewards, shape [N]; NaN where none of them applies, or where one failed.
-        parts: Each reward by itself and without its weight, shape [N]; NaN as above.
-        correct: Whether a completion is right; None where no reward can say so. One that made the reward fail is
-            not right.
-        answers: What a completion votes for in maj@k; None where the reward that judges cannot tell answers.
+        values: Weighted sum of the rewards, shape [N]; NaN if none of them applies, or if one failed.
+        parts: Each reward without its weight, shape [N]; NaN if it does not apply or failed.
+        correct: Whether a completion is correct; None if no reward decides. A completion for which the reward
+            failed is not correct.
+        answers: Vote of a completion in maj@k; None if the judging reward cannot read an answer.
         faults: How a reward failed, or None.
-        first_fault: What is said of the first one; "" where there is none.
-        asked: What it took to ask judges behind endpoints, by the reward.
+        first_fault: Message of the first fault; "" if there is none.
+        asked: Usage of judges behind endpoints, by reward.
     """
 
     values: NDArray[np.float64]
@@ -411,7 +411,7 @@ class Scored:
     asked: Mapping[str, Asked] = field(default_factory=dict)
 
     def some(self, places: Sequence[int] | NDArray[np.int64]) -> Scored:
-        """Those of the completions at some places."""
+        """Return the scores of the completions at these places."""
         return Scored(
             values=self.values[places],
             parts={name: part[places] for name, part in self.parts.items()},
@@ -422,18 +422,21 @@ class Scored:
 
 
 class Scorer:
-    """The rewards of a dataset, ready to be called; to be kept, as it holds models and processes."""
+    """The rewards of a dataset, ready to be called.
+
+    Keep one scorer for many calls, as it holds models and processes.
+    """
 
     def __init__(self, dataset: DatasetConfig, device: str = "cpu", hints: Path | None = None) -> None:
         """Load the rewards.
 
         Args:
-            dataset: Its settings name them.
-            device: For reward models.
-            hints: Folder for sizes of batches that fitted.
+            dataset: Configuration of the dataset, which names the rewards.
+            device: Device of reward models.
+            hints: Folder of batch sizes that fitted.
 
         Raises:
-            ConfigError: A reward or a setting of one is wrong.
+            ConfigError: A reward or one of its settings is wrong.
         """
         grading = dataset.grading
         self._grading = grading
@@ -448,7 +451,7 @@ class Scorer:
         self.close()
 
     def close(self) -> None:
-        """End the grading processes; they end with the scorer anyway."""
+        """End the grading processes, which otherwise end with the scorer."""
         self._pool.close()
 
     def score(
@@ -462,11 +465,12 @@ class Scorer:
         """Score completions.
 
         Args:
-            rows: The row of each completion, repeated where it has several, which are scored together; N of them.
+            rows: The row of each completion, N in all; repeated for several completions of one row, which are
+                scored together.
             completions: Texts, without special tokens.
             completion_ids: The sampled token ids.
-            batch_size: Completions per call at most, unless a row alone has more.
-            references: What the reference says to each row, where a judge compares with it.
+            batch_size: Largest number of completions per call, unless a single row has more.
+            references: The reference's completion for each row, for judges that compare with it.
 
         Raises:
             JobError: A reward fails at every completion, returns the wrong number of scores, or cannot be run.
@@ -505,7 +509,8 @@ class Scorer:
         needed = calling.needed_columns(reward.function, reward.arguments)
         items = calling.items_of(rows, completions, completion_ids, needed, reward.messages)
         isolated = reward.traits.isolated and self._grading.isolated
-        if reward.path == REWARD_MODEL:  # looks at what templates are given alone, and batches its texts by itself
+        # a reward model needs only the columns for chat templates, and batches texts itself
+        if reward.path == REWARD_MODEL:
             places = [list(range(len(items)))]
             names = ("tools", ARGUMENTS)
             items = [replace(item, columns={name: item.columns.get(name) for name in names}) for item in items]
@@ -522,8 +527,8 @@ class Scorer:
 
 
 def _here(reward: LoadedReward, calls: Sequence[Sequence[calling.Item]]) -> list[list[Graded]]:
-    """Call a function in this process; what can be awaited is, for all batches at once."""
-    if not (ships(reward) or reward.path == REWARD_MODEL):  # it may change what it is given, which rows share
+    """Call a function in this process; await the results of all batches at once if they are awaitable."""
+    if not (ships(reward) or reward.path == REWARD_MODEL):  # a reward may change its arguments, which rows share
         calls = [[deepcopy(item) for item in call] for call in calls]
     try:
         given = [reward.function(**calling.arguments(call, reward.arguments)) for call in calls]
@@ -546,10 +551,10 @@ async def _awaited(given: Sequence[Any]) -> list[Any]:
 
 
 def _report(reward: LoadedReward, graded: Sequence[Graded]) -> None:
-    """Say in the log what failed.
+    """Log the failures of a reward.
 
     Raises:
-        JobError: The reward failed at every one of several completions, so the fault is its own.
+        JobError: The reward failed for every one of several completions, so the reward itself is at fault.
     """
     failed = [entry for entry in graded if entry.fault is not None]
     if not failed:
@@ -580,7 +585,7 @@ def _combine(
     weighted = np.array([reward.weight * parts[reward.name] for reward in rewards]).reshape(len(rewards), count)
     applies = ~np.isnan(weighted)
     sums = np.where(applies, weighted, 0.0).sum(0)
-    # A part that failed must not look like one that gave 0.
+    # A failed part must not look like a part with value 0.
     unknown = ~applies.any(0) | np.array([fault is not None for fault in faults], bool)
     return Scored(
         values=np.where(unknown, math.nan, sums),
@@ -595,7 +600,7 @@ def _combine(
 
 
 def is_correct(graded: Graded, judge: LoadedReward) -> bool | None:
-    """Whether the reward that judges took a completion for right; None where it says nothing of it."""
+    """Return whether a completion is correct by the judging reward; None if the reward has no score for it."""
     if graded.fault is not None:
         return False
     return None if graded.value is None else graded.value >= judge.traits.correct_from

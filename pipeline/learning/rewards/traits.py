@@ -1,6 +1,6 @@
-"""What the engine may know of a reward beyond TRL's signature, attached to the function by a decorator.
+"""Define what the pipeline may know of a reward beyond TRL's signature, attached to the function by a decorator.
 
-Light on purpose: the processes that grade import this and little else.
+Few imports on purpose: grading processes import this module and little else.
 """
 
 import re
@@ -15,63 +15,64 @@ from pipeline.outputs import formats
 
 Message = Mapping[str, str]
 Text = str | Sequence[Message]
-"""A prompt or completion as TRL gives it: text, or a conversation."""
+"""A prompt or completion as in TRL: text, or a conversation."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 _ATTRIBUTE = "reward_traits"
 _LONGEST = 300
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 CORRECT = 1.0
-"""Least value of a correct completion where a reward says nothing else, as TRL's accuracy rewards have it."""
+"""Least value of a correct completion unless a reward sets another, as in TRL's accuracy rewards."""
 GRADING = 6
-"""Version of `learning.rewards`: how scores and preferences follow from what rewards say; see `plan.contents`."""
+"""Version of `learning.rewards`: how scores and preferences follow from the values of rewards; see
+`plan.contents`."""
 
 
 def text_of(completion: Text) -> str:
-    """The text of a completion; of a conversation, that of its last message."""
+    """Return the text of a completion; for a conversation, the text of its last message."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
 def stripped(completion: Text) -> str | None:
-    """The whole text as an answer, without surrounding white space, where completions are nothing but answers."""
+    """Return the completion without surrounding white space, for rewards that take all of it as the answer."""
     return text_of(completion).strip() or None
 
 
 def judged(
     completions: Sequence[Text], solution: Sequence[str | None], judge: Callable[[Text, str], float | None]
 ) -> list[float | None]:
-    """Judge each completion by its solution; one whose row has none is not judged, and gets None."""
+    """Score each completion by the solution of its row; a row without a solution gets None."""
     pairs = zip(completions, solution, strict=True)
     return [None if wanted is None else judge(given, wanted) for given, wanted in pairs]
 
 
 @dataclass(frozen=True)
 class RewardTraits:
-    """What a reward is like. What nobody has said of it is not taken for granted.
+    """Traits of a reward. Unset traits are unknown, and nothing is assumed.
 
     Attributes:
-        verifies: Whether its values say which completions are correct; None where that is not known. Only what
-            verifies, or is named by `grading.correct_by`, makes pass@k and maj@k.
-        correct_from: The least value of a correct completion, of a reward that verifies.
-        graded: Whether it is known to give values between its lowest and its highest.
-        judges: What its values speak of, in a word or two for messages: "correctness", "format", "length".
-        answer: Takes a completion and gives what it votes for in maj@k, a text or a number, or None for no vote.
-            None where answers cannot be told, and so are never counted.
-        right: Takes the columns of a row and gives the texts at which its value is 1, white space around them
-            aside, where it is 0 at every other text; none where the row has no value. None where they cannot be
-            listed.
-        gold: Takes the columns of a row and gives its solution as right completions write it; nothing where the
-            row has none. They are tried before the run. None where nobody has said how answers are written.
-        refuses: Takes the columns of a row and says what is wrong with them where no completion of that row can be
-            judged; "" where nothing is. `prepare` asks it of every row. None where it takes any.
-        messages: Which of "prompts" and "completions" it takes as conversations alone; None goes by its
+        verifies: Whether the values decide which completions are correct; None if unknown. Only a reward that
+            verifies, or is named by `grading.correct_by`, gives pass@k and maj@k.
+        correct_from: The least value of a correct completion, for a reward that verifies.
+        graded: Whether the reward is known to give values between its lowest and its highest.
+        judges: What the values measure, in a word or two for messages: "correctness", "format", "length".
+        answer: Returns the vote of a completion in maj@k, a text or a number, or None for no vote. None if answers
+            cannot be read, so that votes are never counted.
+        right: Takes the columns of a row and returns the texts with value 1, ignoring white space around them; all
+            other texts have value 0. Empty if the row has no value. None if the texts cannot be listed.
+        gold: Takes the columns of a row and returns its solution as right completions write it; empty if the row
+            has none. These texts are tried before the run. None if the form of answers is unknown.
+        refuses: Takes the columns of a row and returns what is wrong with them if no completion of that row can be
+            scored; "" otherwise. `prepare` calls it for every row. None if every row is accepted.
+        messages: Which of "prompts" and "completions" the reward takes only as conversations; None uses its
             annotations.
-        pointwise: Whether the score of a completion depends on it and its row alone, whatever else is in the call.
-            Where it is isolated it is called with one completion at a time, and a failure costs that one.
-            Others are called as TRL does: with all completions of a prompt, and of several prompts, at once.
-        isolated: Whether to call it in a process of its own with a deadline.
-        packages: Packages whose versions scores depend on.
-        version: Raise it when scores would change. This and the versions of the packages are part of the keys of
-            kept scores and, for a reward that ships, of those of outputs.
+        pointwise: Whether the score of a completion depends only on the completion and its row, whatever else is
+            in the call. If also isolated, the reward is called with one completion at a time, and a failure costs
+            only that one. Other rewards are called as in TRL: with all completions of a prompt, and of several
+            prompts, at once.
+        isolated: Whether to call the reward in a process of its own with a deadline.
+        packages: Packages whose versions affect the scores.
+        version: Raise it when scores change. This and the versions of the packages are part of the keys of stored
+            scores and, for a shipped reward, of the keys of outputs.
     """
 
     verifies: bool | None = None
@@ -89,7 +90,7 @@ class RewardTraits:
     version: int = 1
 
     def vote(self, completion: Text) -> str | None:
-        """What a completion votes for in maj@k: the text of what `answer` gives, be it a number."""
+        """Return the vote of a completion in maj@k as text; None for no vote."""
         given = None if self.answer is None else self.answer(completion)
         return None if given is None else str(given)
 
@@ -113,13 +114,13 @@ def reward(traits: RewardTraits) -> Callable[[Function], Function]:
 
 
 def declared_traits(function: object) -> RewardTraits | None:
-    """The traits that were attached to a reward, or None."""
+    """Return the traits attached to a reward, or None."""
     traits = getattr(function, _ATTRIBUTE, None)
     return traits if isinstance(traits, RewardTraits) else None
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a reward is declared `async`: a function, or an object whose `__call__` is."""
+    """Return whether a reward is declared `async`: a function, or an object with an `async` `__call__`."""
     return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
@@ -128,14 +129,14 @@ class WrongScores(ValueError):  # noqa: N818 - it names what was returned
 
 
 def read_scores(given: object, expected: int) -> list[float | None]:
-    """What a reward returned.
+    """Convert the return value of a reward to scores.
 
     Args:
-        given: What it returned.
-        expected: Completions that it was given.
+        given: Return value of the reward.
+        expected: Number of completions in the call.
 
     Raises:
-        WrongScores: Says what it returned, and what it must return.
+        WrongScores: The value is no list with one number, or None, per completion; the message names both.
     """
     if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping | Set):
         raise WrongScores(
@@ -151,7 +152,7 @@ def read_scores(given: object, expected: int) -> list[float | None]:
 
 def _number(score: Any) -> float:
     try:
-        if isinstance(score, str | bytes | bytearray):  # of which float() would read some
+        if isinstance(score, str | bytes | bytearray):  # float() would parse some of these
             raise TypeError
         return float(score)
     except (TypeError, ValueError) as error:
@@ -164,12 +165,12 @@ def _brief(given: object) -> str:
 
 @dataclass
 class RewardFailures:
-    """Completions at which rewards failed, counted over a job: ``faults.json`` in its output, if any did.
+    """Completions for which rewards failed, counted over a job: ``faults.json`` in its output, if there are any.
 
     Attributes:
-        completions: How many were scored.
-        failed: At how many of them a reward failed.
-        first: What was said of the first of these.
+        completions: Number of scored completions.
+        failed: Number of these for which a reward failed.
+        first: Message of the first failure.
     """
 
     completions: int = 0
@@ -177,20 +178,20 @@ class RewardFailures:
     first: str = ""
 
     def add(self, faults: Sequence[str | None], first: str, out: Path) -> None:
-        """Count completions that were scored, and write it to the output of the job once there is a failure.
+        """Count scored completions, and write the counts to the output of the job once there is a failure.
 
         Args:
-            faults: How a reward failed at each, or None.
-            first: What is said of the first failure.
-            out: The output.
+            faults: Fault of each completion, or None.
+            first: Message of the first failure.
+            out: Folder of the output.
         """
         self.completions += len(faults)
         self.failed += sum(fault is not None for fault in faults)
-        # Addresses differ from process to process, and equal jobs leave equal bytes.
+        # Addresses differ between processes, and equal jobs write equal bytes.
         self.first = self.first or _ADDRESS.sub("0x...", first)[:_LONGEST]
         self.write(out)
 
     def write(self, out: Path) -> None:
-        """Write the counts to the output of the job, where there is a failure."""
+        """Write the counts to the output of the job, if there is a failure."""
         if self.failed:
             (out / formats.FAULTS).write_text(json_text(asdict(self), indent=1) + "\n")
