@@ -31,6 +31,7 @@ WINGS = [
     "sweeps",
     "slurm",
     "commands",
+    "harness",
     "cli",
     "__main__",
 ]

@@ -129,6 +129,7 @@ class Options(TypedDict, total=False):
     top_p: float
     seed: int
     greedy: bool
+    stop: list[str]
     batch_size: int
 
 
@@ -255,7 +256,7 @@ class Guided:
                 template are applied.
             options: ``eta`` strength of guidance, ``math.inf`` for the plain reference; ``n`` completions per
                 prompt (1); ``max_new_tokens``, ``temperature``, ``top_p``; ``seed`` (0); ``greedy`` for greedy
-                decoding; ``batch_size``.
+                decoding; ``stop``, texts that end a completion; ``batch_size``.
 
         Returns:
             Texts of completions, the `n` of a prompt adjacent.
@@ -304,6 +305,17 @@ class Guided:
             )
             for text, tokens, kl, prompt in zip(texts, decoded.tokens, decoded.kl, repeated, strict=True)
         ]
+
+    def prompt_text(self, prompt: Prompt) -> str:
+        """Return the text that the model reads for a prompt, with the templates that `generate` applies.
+
+        Raises:
+            DataError: The prompt is invalid.
+        """
+        row = _Prompts([prompt], self.prompting).row(0)
+        if isinstance(row.prompt, str):
+            return row.prompt
+        return chat.prompt_text(self.tokenizer, row.prompt, chat.template_arguments(row.columns))
 
     def logits_processor(
         self, *, eta: float | None = None, temperature: float | None = None, top_p: float | None = None

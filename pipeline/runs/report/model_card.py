@@ -111,6 +111,9 @@ def _what(card: Card) -> str:
     return f"A language model whose weights were trained by {card.algo}: what there was {made}."
 
 
+_HARNESS = "[harness](https://github.com/EleutherAI/lm-evaluation-harness)"
+
+
 # -- use -------------------------------------------------------------------------------------------------------
 
 
@@ -126,13 +129,17 @@ def _guided(card: Card) -> Iterator[str]:
         card, f"print(model.generate({card.asked!r}, eta={eta / 2:g}))  # a smaller eta guides more strongly"
     )
     yield "`model.logits_processor()` is the same guidance for `model.model.generate` of transformers."
+    yield f"Evaluate it, guided, with the {_HARNESS}, here on one task:"
+    guided = ["python", "-m", "pipeline.harness", "run", "--model", "pipeline", "--model_args", f"folder={HERE}"]
+    limit = json.dumps({"max_gen_toks": card.usage.drawing.max_new_tokens})
+    yield _block(["pip install lm_eval", shlex.join([*guided, "--tasks", "gsm8k", "--gen_kwargs", limit])], "")
 
 
 def _as_policy(card: Card) -> Iterator[str]:
     yield _block(_with_transformers(card), "python")
     yield "Or with the package that made it, which makes prompts and draws texts as its evaluation did:"
     yield _generate(card)
-    yield "Evaluate it with the [harness](https://github.com/EleutherAI/lm-evaluation-harness), here on one task:"
+    yield f"Evaluate it with the {_HARNESS}, here on one task:"
     yield _block(["pip install lm_eval", shlex.join(_harness(card))], "")
     if card.usage.prompting.chat:
         yield "Its prompts were conversations: without `--apply_chat_template` the harness asks it something else."
