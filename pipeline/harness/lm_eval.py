@@ -47,6 +47,7 @@ class PipelineLM(LM):
         folder: str | None = None,
         chain: str | None = None,
         seed: int = 0,
+        device: str | None = None,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,  # noqa: ARG002 - the harness always gives it
         **further: Any,
@@ -58,6 +59,7 @@ class PipelineLM(LM):
             folder: Folder of an exported model.
             chain: Of a run.
             seed: Of draws.
+            device: ``cuda:0``, which the harness says where nothing is asked, takes a GPU where there is one.
             batch_size: Sequences at once; 1, which the harness says where nothing is asked, and ``auto`` take
                 those of the run. No result depends on it.
             max_batch_size: Has no effect.
@@ -69,6 +71,7 @@ class PipelineLM(LM):
         super().__init__()
         if (name is None) == (folder is None):
             raise ConfigError("model_args: give either name=RUN (with chain=CHAIN) or folder=EXPORTED")
+        further["device"] = None if device == "cuda:0" else device
         self.model = load(Path(folder) if folder is not None else str(name), chain, further)
         self._options: Options = {"seed": seed}
         if str(batch_size).isdecimal() and int(str(batch_size)) > 1:

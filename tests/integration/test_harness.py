@@ -50,7 +50,7 @@ def texts_by_lm_eval(tmp_path: Path, words: list[str], **task: Any) -> list[Any]
         "metric_list": [{"metric": "exact_match"}],
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(told | task))
-    further = ["--tasks", "mine", "--include_path", str(tmp_path), "--device", "cpu", "--log_samples"]
+    further = ["--tasks", "mine", "--include_path", str(tmp_path), "--log_samples"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["lm_eval", *words, *further, "--output_path", str(tmp_path / "out")])
         main()
