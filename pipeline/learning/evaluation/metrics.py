@@ -1,4 +1,4 @@
-"""Metrics of evaluated samples, each with an interval clustered by prompt, and the best that any policy can do."""
+"""Compute metrics of samples, each with an interval clustered by prompt, and the optimum over all policies."""
 
 import math
 import re
@@ -20,19 +20,19 @@ from pipeline.outputs.formats import LARGEST, PROMPTS, SAMPLES, Sample, read_inp
 from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts, write_prompts
 
 # -- sampling ----------------------------------------------------------------------------------------------------
-# pass@k and maj@k of k samples, estimated without bias from n >= k samples of a prompt. Both are the exact
-# mean over all subsets of k of the n samples, by counting instead of drawing subsets.
+# pass@k and maj@k for k samples, estimated without bias from n >= k samples of a prompt. Both are the exact mean
+# over all subsets of k of the n samples, by counting instead of drawing subsets.
 
 
 def pass_at_k(totals: NDArray[np.int64], correct: NDArray[np.int64], k: int) -> Floats:
-    """The chance that at least one of k samples is correct (Chen et al. 2021, arXiv 2107.03374).
+    """Estimate the probability that at least one of k samples is correct (Chen et al. 2021, arXiv 2107.03374).
 
     It is 1 - C(n-c, k) / C(n, k), computed as a product so that nothing overflows or cancels.
 
     Args:
-        totals: Samples per prompt, n; shape [P].
-        correct: Correct ones among them, c; shape [P].
-        k: Samples that are looked at.
+        totals: Number of samples per prompt, n; shape [P].
+        correct: Number of correct samples per prompt, c; shape [P].
+        k: Size of the subset.
 
     Returns:
         Shape [P]; NaN for prompts with fewer than k samples.
@@ -53,19 +53,19 @@ def _pass_at_k(n: int, c: int, k: int) -> float:
 def majority_at_k(
     answers: Sequence[Sequence[str | None]], correct: Sequence[Sequence[bool]], ks: Sequence[int]
 ) -> Floats:
-    """The chance that the most frequent answer among k samples is correct.
+    """Estimate the probability that the most frequent answer among k samples is correct.
 
-    Answers that tie share the vote: m of them count 1/m each. A sample without an answer does not vote; where
-    none votes, nothing is right. Where samples with the same answer are not all correct or all wrong, the answer
-    counts as correct to their share.
+    Answers that tie share the vote: m of them count 1/m each. A sample without an answer does not vote; if no
+    sample votes, the result is wrong. If samples with the same answer are partly correct, the answer counts by the
+    share of correct ones.
 
     Args:
-        answers: Of each prompt's samples; P lists.
+        answers: Answers of each prompt's samples; P lists.
         correct: Whether each sample is correct, in the same shape.
-        ks: Numbers of samples that vote.
+        ks: Numbers of voting samples.
 
     Returns:
-        Shape [P, len(ks)]; NaN where a prompt has fewer samples than k.
+        Shape [P, len(ks)]; NaN for prompts with fewer than k samples.
     """
     values = np.full((len(answers), len(ks)), np.nan)
     for prompt, (votes, right) in enumerate(zip(answers, correct, strict=True)):
@@ -86,10 +86,10 @@ def majority_at_k(
 
 @lru_cache(maxsize=4096)
 def winning_shares(sizes: tuple[int, ...], silent: int) -> dict[int, Floats]:
-    """The share of the vote that an answer wins on average, over all subsets of k samples.
+    """Return the mean share of the vote that an answer wins, over all subsets of k samples.
 
     Args:
-        sizes: How many samples gave each answer.
+        sizes: Number of samples for each answer.
         silent: Samples without an answer.
 
     Returns:
@@ -103,21 +103,21 @@ def winning_shares(sizes: tuple[int, ...], silent: int) -> dict[int, Floats]:
         others.remove(size)
         won = np.zeros(n + 1)
         for votes in range(1, size + 1):
-            # It has `votes`; so no other may have more, and those that have as many share with it.
+            # This answer has `votes`; so no other may have more, and others with as many share the win.
             won[votes:] += comb(size, votes) * _ways(tuple(others), silent, votes, n)[: n + 1 - votes]
         shares[size] = won / subsets
     return shares
 
 
 def _ways(others: tuple[int, ...], silent: int, votes: int, n: int) -> Floats:
-    """Ways to pick samples of the others so that none has more than `votes`, by how many are picked.
+    """Count the ways to pick samples of other answers so that none has more than `votes`, by the number of picks.
 
-    A way with m answers at exactly `votes` weighs 1 / (1 + m).
+    A way with m other answers at exactly `votes` has weight 1 / (1 + m).
 
     Returns:
         Shape [n + 1].
     """
-    free = silent + sum(size for size in others if size < votes)  # these cannot reach so many
+    free = silent + sum(size for size in others if size < votes)  # these answers cannot reach `votes`
     rivals = [size for size in others if size >= votes]
     # ways[m, j]: m rivals at exactly `votes`, j samples picked in all.
     ways = np.zeros((len(rivals) + 1, n + 1))
@@ -134,20 +134,20 @@ def _ways(others: tuple[int, ...], silent: int, votes: int, n: int) -> Floats:
 
 J, REGRET = "regularized_reward", "regret"
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
-"""How a reward may fail at a completion -> how such failures are called in the metrics."""
+"""Kinds of failures of a reward -> their names in metrics."""
 _MEANS = ("reward", "kl_per_sequence", "kl_per_token", "length", "truncated")
 _SHARES = re.compile(r"((greedy|optimum)/)?(truncated|(pass|maj)@\d+(/eta=[^/]+)?)")
 _FEW = 10
-"""Prompts' worth of right answers, or of wrong ones, below which percentiles of a bootstrap promise too much."""
+"""Number of right or wrong answers, in prompts, below which bootstrap percentiles are too narrow."""
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share of answers, so that it lies between 0 and 1."""
+    """Return whether a metric is a share of answers, so that it lies between 0 and 1."""
     return _SHARES.fullmatch(metric) is not None
 
 
 def reach_of(metric: str, paired: statistics.Paired) -> float:
-    """The largest difference that a prompt could show: that of shares is known, whatever is seen."""
+    """Return the largest possible difference of a prompt; for shares it is at least 1, whatever was observed."""
     return max(1.0, paired.reach) if is_share(metric) else paired.reach
 
 
@@ -161,13 +161,13 @@ def read_samples(folders: Sequence[Path]) -> list[Sample]:
     """Read the samples of several folders, in their order.
 
     Raises:
-        JobError: A file is missing or holds something else; says which job wrote it.
+        JobError: A file is missing or malformed; the message names the job that wrote it.
     """
     found = [sample for folder in folders for sample in read_input(folder, SAMPLES, _samples)]
     place: dict[int, int] = {}
     for sample in found:
         place.setdefault(sample.row, len(place))
-    # An evaluation that was extended has further completions of a prompt in folders of their own.
+    # An extended evaluation has further completions of a prompt in other folders.
     return sorted(found, key=lambda sample: (place[sample.row], sample.sample))
 
 
@@ -176,7 +176,7 @@ def _samples(path: Path) -> list[Sample]:
 
 
 def beside(own: PromptMeasures, name: str, other: PromptMeasures) -> PromptMeasures:
-    """Measures, and as ``NAME/METRIC`` those that another policy has of the same prompts."""
+    """Add the measures of another policy for the same prompts, as ``NAME/METRIC``."""
     _, ours, theirs = np.intersect1d(own.rows, other.rows, assume_unique=True, return_indices=True)
     sums = dict(own.sums)
     for metric, both in other.sums.items():
@@ -192,21 +192,21 @@ def evaluation_rows(
     compared_with: Mapping[str, Sequence[Sample]] | None = None,
     measured: PromptMeasures | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows for ``metrics.json``: metric, value, ci_low, ci_high, and n, the number of prompts it rests on.
+    """Return the rows of ``metrics.json``: metric, value, ci_low, ci_high, and n, the number of prompts.
 
-    ``pass@k`` and ``maj@k`` are unbiased (see `sampling`), ``reward`` is the mean reward and ``rewards/NAME``
-    that of each of several, ``kl_per_sequence`` and ``kl_per_token`` the exact per-step divergence summed over a
-    completion and divided by its tokens, ``length`` the mean number of tokens, ``truncated`` the share cut off at
-    the limit, ``regularized_reward`` is J, see `optimum`. ``reward_errors``, ``reward_timeouts`` and
-    ``reward_crashes`` count completions at which a reward failed, and ``skipped_tokens``, where there are any,
-    special tokens that texts lack.
+    ``pass@k`` and ``maj@k`` are unbiased, ``reward`` is the mean reward and ``rewards/NAME`` the mean of each
+    single reward, ``kl_per_sequence`` is the mean of the exact per-step divergence summed over a completion,
+    ``kl_per_token`` this sum per token, ``length`` the mean number of tokens, ``truncated`` the share of
+    completions cut off at the limit, ``regularized_reward`` is J, see `optimum`. ``reward_errors``,
+    ``reward_timeouts`` and ``reward_crashes`` count completions for which a reward failed, and ``skipped_tokens``,
+    if there are any, special tokens that are missing in texts.
 
     Args:
         samples: Evaluated completions.
-        settings: How intervals are made.
+        settings: Settings of the intervals.
         compared_with: Name -> samples of another policy for the same prompts. Gives ``METRIC/vs_NAME``, the paired
             difference.
-        measured: What `measure` says of the samples, where that is known.
+        measured: Result of `measure` for the samples, if available.
     """
     table = measured or measure(samples, settings.common_eta)
     rows = _estimates(table, settings) + _counts(samples)
@@ -216,13 +216,13 @@ def evaluation_rows(
 
 
 def reported_ks(samples: int) -> list[int]:
-    """The k that are reported for n samples per prompt: 1 to 8, then doubling, and n itself."""
+    """Return the k that are reported for n samples per prompt: 1 to 8, then doubling, and n itself."""
     doubling = [k for k in (2**power for power in range(4, 64)) if k < samples]
     return sorted({*range(1, min(samples, 8) + 1), *doubling, samples} - {0})
 
 
 def metric_names(settings: schema.EvaluationConfig) -> list[str]:
-    """Names of the rows that an evaluation may have, but for those with a ``/``: parts, strengths, comparisons."""
+    """Return the names of rows that an evaluation may have, except names with ``/``, such as comparisons."""
     answers = [f"{kind}@{k}" for kind in ("pass", "maj") for k in reported_ks(settings.num_samples)]
     return [*answers, *_MEANS, J, REGRET, *(f"reward_{plural}" for plural in FAULTS.values())]
 
@@ -235,7 +235,7 @@ def measure(
     Args:
         samples: Completions.
         eta: Weight of the divergence in J; inf leaves J out.
-        log_right: What is known of the optimum, see `regularized`; gives the regret.
+        log_right: Log-probability of a right completion by prompt, see `regularized`; adds the regret.
     """
     rows, prompts = np.unique(np.array([sample.row for sample in samples], np.int64), return_inverse=True)
     sums = {
@@ -247,7 +247,7 @@ def measure(
 
 
 def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> dict[str, Sums]:
-    """pass@k, and maj@k where completions have answers. Prompts that nothing judges are left out."""
+    """Compute pass@k, and maj@k if completions have answers. Prompts without judged samples are left out."""
     judged = [(int(place), sample) for place, sample in zip(prompts, samples, strict=True)]
     judged = [(place, sample) for place, sample in judged if sample.correct is not None]
     if not judged:
@@ -271,7 +271,7 @@ def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) 
 
 
 def _means(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> dict[str, Sums]:
-    """What is summed over samples."""
+    """Sum values of samples by prompt."""
     ones = [1.0] * len(samples)
     tokens = [float(sample.tokens) for sample in samples]
     kl = [math.nan if sample.kl is None else sample.kl for sample in samples]
@@ -316,22 +316,21 @@ def _estimates(measures: PromptMeasures, settings: schema.EvaluationConfig) -> l
         told, low, high = below > 0, None, None
         if name in found and (exact := _exact_bounds(name, above[told], below[told], settings.confidence)):
             low, high = exact
-        elif name in found and told.sum() > 1:  # of a single prompt every sample of a bootstrap is the same
+        elif name in found and told.sum() > 1:  # all bootstrap samples of a single prompt are the same
             low, high = found[name].low, found[name].high
         rows.append(_row(name, found[name].value if name in found else None, low, high, int(told.sum())))
     return rows
 
 
 def _exact_bounds(name: str, above: Floats, below: Floats, confidence: float) -> tuple[float, float] | None:
-    """The interval of a share where nearly every answer is right, or wrong, and percentiles would degenerate.
+    """Return the interval of a share near 0 or 1, where bootstrap percentiles degenerate; None for other metrics.
 
-    It is the exact one for an effective number of answers (Korn and Graubard 1998), of the prompts that have
-    something to say.
+    The interval is exact for the effective number of answers (Korn and Graubard 1998).
     """
     value, prompts = above.sum() / below.sum(), len(above)
     if not is_share(name) or min(value, 1 - value) * prompts >= _FEW:
         return None
-    size: Floats | float = 1.0  # of a single prompt, whose answers may be as alike as one
+    size: Floats | float = 1.0  # for a single prompt, whose answers may all be alike
     if prompts > 1:
         size = statistics.effective_size(
             statistics.crossed_spread(statistics.per_prompt(statistics.Ratios(above, below))[None, None]),
@@ -342,7 +341,7 @@ def _exact_bounds(name: str, above: Floats, below: Floats, confidence: float) ->
 
 
 def _counts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """They have no interval."""
+    """Count failures and skipped tokens; counts have no interval."""
     prompts = len({sample.row for sample in samples})
     counts = {
         f"reward_{plural}": sum(sample.fault == kind for sample in samples) for kind, plural in FAULTS.items()
@@ -355,14 +354,14 @@ def _counts(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 def _comparison(
     one: PromptMeasures, other: PromptMeasures, name: str, settings: schema.EvaluationConfig
 ) -> list[dict[str, Any]]:
-    """Paired differences on the prompts that both have, of the measures that both have."""
+    """Compare the measures of two policies by paired differences on their common prompts."""
     _, ours, theirs = np.intersect1d(one.rows, other.rows, return_indices=True)
 
     def part(measures: PromptMeasures, places: NDArray[np.intp], metric: str) -> statistics.Ratios:
         above, below = measures.sums[metric]
         return statistics.Ratios(above[None, places], below[None, places])
 
-    # Divergence is from the reference already: there is nothing to compare in it.
+    # Divergence is measured from the reference already, so it is not compared.
     shared = [metric for metric in one.sums if metric in other.sums and not metric.startswith("kl_")]
     pairs = {
         metric: statistics.paired_by_prompt(part(one, ours, metric), part(other, theirs, metric))
@@ -384,15 +383,15 @@ def _row(name: str, value: float | None, low: float | None, high: float | None, 
 
 
 def rounded(number: float | None) -> float | None:
-    """Ten significant digits: more than any interval resolves, fewer than rounding errors reach.
+    """Round to ten significant digits: more than any interval resolves, fewer than rounding errors reach.
 
-    None of what no file may hold: no number, or one that is larger than any figure.
+    Return None for values that no file may hold: NaN, and absolute values above `LARGEST`.
     """
     return float(f"{number:.10g}") if number is not None and abs(number) <= LARGEST else None
 
 
 def shown_samples(samples: Sequence[Sample], prompts: int) -> list[dict[str, Any]]:
-    """The first prompts with all of their completions, for people to read."""
+    """Return the first prompts with all of their completions, for people to read."""
     shown: dict[int, dict[str, Any]] = {}
     for sample in samples:
         if sample.row not in shown and len(shown) >= prompts:
@@ -405,14 +404,14 @@ def shown_samples(samples: Sequence[Sample], prompts: int) -> list[dict[str, Any
 
 
 # -- optimum -----------------------------------------------------------------------------------------------------
-# The best that any policy can do: the exact optimum of E[reward] - eta * KL(policy || reference).
+# The optimum over all policies: the exact maximum of E[reward] - eta * KL(policy || reference).
 #
 # It is the reference tilted by exp(reward / eta). Where the reward of a prompt is 1 for some completions and 0 for
 # all others, the reference enters by one number, the probability p that it gives to the right ones together:
 #
 #     Z = 1 - p + p exp(1/eta)     pass@1 = p exp(1/eta) / Z     KL = pass@1 / eta - ln Z     J = eta ln Z
 #
-# Stages that evaluate the reference leave ln p of every prompt for which it is known.
+# Stages that evaluate the reference store ln p of every prompt for which it is known.
 
 
 _LOG_RIGHT = "log_right"
@@ -423,9 +422,9 @@ class Optimum:
     """The optimal policy at one eta, prompt by prompt; all of shape [P], float64.
 
     Attributes:
-        reward: Its expected reward, which is its pass@1.
-        kl: Its KL divergence from the reference over a completion, in nats.
-        regularized: J, the reward less eta times the divergence.
+        reward: Expected reward, which equals pass@1.
+        kl: KL divergence from the reference over a completion, in nats.
+        regularized: J, the reward minus eta times the divergence.
     """
 
     reward: Floats
@@ -434,10 +433,10 @@ class Optimum:
 
 
 def optimum(log_right: Floats, eta: float) -> Optimum:
-    """The optimum where rewards are 0 and 1.
+    """Return the optimum for rewards of 0 and 1.
 
     Args:
-        log_right: ln p, shape [P]; -inf where no right completion can be reached, NaN where it is not known.
+        log_right: ln p, shape [P]; -inf if no right completion can be reached, NaN if unknown.
         eta: Above 0; inf gives the reference, whose J is then not a number.
     """
     log_right = np.minimum(log_right, 0.0)  # sums of rounded numbers may exceed 1
@@ -457,13 +456,13 @@ def regularized(
     eta: float,
     log_right: Mapping[int, float],
 ) -> dict[str, Sums]:
-    """J of each prompt, and what it lacks of the optimum's where that is known.
+    """Compute J of each prompt, and its regret relative to the optimum if that is known.
 
     Args:
-        samples: Completions of P prompts; one without a reward has no say.
-        prompts: Place of the prompt of each sample, shape [N].
+        samples: Completions of P prompts; those without a reward are ignored.
+        prompts: Index of the prompt of each sample, shape [N].
         rows: Ids of the prompts, shape [P].
-        eta: Weight of the divergence; where it is infinite there is no J.
+        eta: Weight of the divergence; inf leaves out J.
         log_right: Id of a prompt -> ln p, see `optimum`.
 
     Returns:
@@ -485,12 +484,12 @@ def regularized(
 
 
 def optimum_columns(log_right: Mapping[int, float], eta: float, etas: Sequence[float]) -> PromptMeasures:
-    """Measures of the optimal policies: at the eta of J, and as ``METRIC/eta=...`` at others.
+    """Return measures of the optimal policies: at the eta of J, and as ``METRIC/eta=...`` at others.
 
     Args:
         log_right: Id of a prompt -> ln p.
-        eta: Of J.
-        etas: The others.
+        eta: Eta of J.
+        etas: Other values of eta.
     """
     rows = np.array(sorted(log_right), np.int64)
     known = np.array([log_right[int(row)] for row in rows], np.float64)
@@ -506,16 +505,16 @@ def optimum_columns(log_right: Mapping[int, float], eta: float, etas: Sequence[f
 
 
 def write_log_right(folder: Path, log_right: Mapping[int, float]) -> None:
-    """Leave ln p of prompts in the output of a stage."""
+    """Store ln p of prompts in the output of a stage."""
     rows = np.array(sorted(log_right), np.int64)
     values = np.array([log_right[int(row)] for row in rows], np.float64)
-    reached = np.isfinite(values)  # files hold finite numbers alone: what cannot be reached has no weight
+    reached = np.isfinite(values)  # files hold only finite numbers: unreachable prompts get weight 0
     sums = np.where(reached, values, 0.0), reached.astype(np.float64)
     write_prompts(folder, PromptMeasures(rows, {_LOG_RIGHT: sums}))
 
 
 def read_log_right(folders: Sequence[Path]) -> dict[int, float]:
-    """What the shards of an evaluation of the reference have left; empty where one of them has left nothing."""
+    """Read ln p from the shards of the reference's evaluation; empty if any shard lacks it."""
     found: dict[int, float] = {}
     for folder in folders:
         if not (folder / PROMPTS).exists():
@@ -529,7 +528,7 @@ def read_log_right(folders: Sequence[Path]) -> dict[int, float]:
 
 
 # -- front -------------------------------------------------------------------------------------------------------
-# Reward against divergence: which points of a sweep no other point beats, and which one is taken.
+# Reward against divergence: the points of a sweep that no other point beats, and the choice of one.
 
 
 @dataclass(frozen=True)
@@ -537,9 +536,9 @@ class FrontPoint:
     """One policy of a sweep.
 
     Attributes:
-        kl: Its divergence from the reference, in nats.
-        reward: Its mean reward, or pass@1.
-        label: What it is, for example its eta.
+        kl: Divergence of the policy from the reference, in nats.
+        reward: Mean reward, or pass@1.
+        label: Name of the point, for example its eta.
     """
 
     kl: float
@@ -548,14 +547,15 @@ class FrontPoint:
 
 
 def chosen_point(points: Iterable[FrontPoint], kl_limit: float | None) -> FrontPoint | None:
-    """The point to take: the highest reward within a limit of divergence, of equals the least divergent.
+    """Choose the point with the highest reward within a limit of divergence; ties go to the least divergence.
 
     Args:
-        points: Of a sweep. NaN is no measurement and is left out.
-        kl_limit: Largest divergence in nats; None for none. Where all are beyond it the least divergence is taken.
+        points: Points of a sweep. Points with NaN are left out.
+        kl_limit: Largest divergence in nats; None for no limit. If all points exceed it, the least divergence is
+            chosen.
 
     Returns:
-        None where nothing was measured.
+        None if nothing was measured.
     """
     known = [point for point in points if point.kl == point.kl and point.reward == point.reward]
     within = [point for point in known if kl_limit is None or point.kl <= kl_limit]
@@ -565,13 +565,13 @@ def chosen_point(points: Iterable[FrontPoint], kl_limit: float | None) -> FrontP
 
 
 def reward_kl_front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
-    """The points that no other one beats: none has at least their reward at no more divergence.
+    """Return the points that no other point beats: none has at least their reward at no more divergence.
 
-    Points that are equal in both are all kept, and divergences that differ by less than a millionth of a nat are
-    equal, since sums of rounded numbers do. NaN is no measurement and is left out.
+    Points that are equal in both are all kept. Divergences are rounded to a millionth of a nat, since rounding
+    errors of sums are of this size. Points with NaN are left out.
 
     Returns:
-        By growing divergence, so also by growing reward.
+        Points by increasing divergence, and so also by increasing reward.
     """
     known = (point for point in points if point.kl == point.kl and point.reward == point.reward)
     front: list[FrontPoint] = []

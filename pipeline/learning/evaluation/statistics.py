@@ -1,9 +1,9 @@
-"""Intervals and tests: of policies as they are, of means over several, and of two on the same prompts.
+"""Compute intervals and tests: for single policies, for means over several, and for two on the same prompts.
 
-Intervals of one policy are by the bootstrap over prompts.
+Intervals of one policy come from the bootstrap over prompts.
 
-Samples of one prompt are not independent, so prompts are drawn, each with all of its samples (a cluster bootstrap;
-Cameron, Gelbach and Miller 2008, section II.B). Every measure is a sum over prompts divided by another one, so
+Samples of one prompt are not independent, so the bootstrap draws prompts, each with all of its samples (a cluster
+bootstrap; Cameron, Gelbach and Miller 2008, section II.B). Every measure is a ratio of two sums over prompts, so
 one set of draws serves all measures in a single matrix product.
 
 Legend: P prompts, M measures or differences, B resamples.
@@ -23,16 +23,16 @@ from pipeline.config.schema import ENOUGH
 Floats = NDArray[np.float64]
 
 _AT_ONCE = 4_000_000
-"""Weights in memory at once: 32 MB. The draws are the same whatever the blocks."""
+"""Largest number of weights in memory at once: 32 MB. The draws do not depend on the blocks."""
 SWAPS = 10_000
-"""Swaps of a test, so that a p-value can be small enough to survive a correction for many tests."""
+"""Number of swaps in a test, so that a p-value can be small enough to survive a correction for many tests."""
 _BOOTSTRAP, _SWAPS = 4, 5
 """Second words of the keys of the two streams of draws."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval."""
+    """An estimate with its interval."""
 
     value: float
     low: float
@@ -45,7 +45,7 @@ class Ratios:
 
     Attributes:
         numerators: Shape [P, M].
-        denominators: For example samples or tokens, shape [P, M]; 0 where a prompt has nothing to say.
+        denominators: For example samples or tokens, shape [P, M]; 0 for a prompt without data.
     """
 
     numerators: Floats
@@ -59,7 +59,7 @@ def ratio_estimates(ratios: Ratios, *, samples: int, confidence: float, seed: in
         ratios: The measures.
         samples: Bootstrap samples, B.
         confidence: Level of the interval, for example 0.95.
-        seed: Of the bootstrap; equal inputs give equal intervals.
+        seed: Seed of the bootstrap; equal inputs give equal intervals.
 
     Returns:
         M estimates.
@@ -74,7 +74,7 @@ def ratio_estimates(ratios: Ratios, *, samples: int, confidence: float, seed: in
         [_divided(weights, ratios) for weights in _bootstrap_weights(len(ratios.numerators), samples, seed)]
     )
     tail = (1 - confidence) / 2
-    with warnings.catch_warnings():  # where no resample is a number its percentiles are none
+    with warnings.catch_warnings():  # percentiles are NaN if no resample is a number
         warnings.simplefilter("ignore", RuntimeWarning)
         low, high = np.nanquantile(replicates, [tail, 1 - tail], axis=0)
     return [Estimate(*map(float, row)) for row in zip(values, low, high, strict=True)]
@@ -83,20 +83,20 @@ def ratio_estimates(ratios: Ratios, *, samples: int, confidence: float, seed: in
 def swap_tests(differences: Floats, *, samples: int = SWAPS, seed: int = 0) -> Floats:
     """Test whether the means of paired differences are 0, by swapping the two of a pair.
 
-    Were there no difference, the two could be swapped within any prompt, which turns the sign of what they differ
-    by. The share of random swaps with at least the observed difference is the p-value, the draw at hand counted
-    among them, which keeps it above 0 (Phipson and Smyth 2010).
+    Under the null hypothesis the two values of any prompt can be swapped, which changes the sign of their
+    difference. The p-value is the share of random swaps with at least the observed difference; the observed data
+    count as one swap, which keeps the p-value above 0 (Phipson and Smyth 2010).
 
     Args:
-        differences: Per prompt, of M comparisons, shape [P, M].
-        samples: Swaps.
-        seed: Of the swaps.
+        differences: Differences of M comparisons per prompt, shape [P, M].
+        samples: Number of swaps.
+        seed: Seed of the swaps.
 
     Returns:
         Two-sided p-values, shape [M].
     """
     sums = np.abs(differences.sum(0))
-    # Swaps that amount to the same difference must not count as smaller for a rounding error.
+    # Swaps with an equal difference must not count as smaller because of a rounding error.
     reached = sums - 1e-9 * np.abs(differences).sum(0)
     extreme = np.zeros(len(sums))
     for flips in _flips(len(differences), samples, seed):
@@ -105,16 +105,16 @@ def swap_tests(differences: Floats, *, samples: int = SWAPS, seed: int = 0) -> F
 
 
 def _bootstrap_weights(prompts: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each prompt is drawn, in blocks of shape [<=B, P]."""
+    """Yield how often each prompt is drawn, in blocks of shape [<=B, P]."""
     generator = np.random.Generator(np.random.Philox(key=[seed, _BOOTSTRAP]))
     even = np.full(prompts, 1 / prompts)
     for size in _blocks(prompts, samples):
-        # Drawing n prompts with replacement is drawing how often each occurs.
+        # Drawing n prompts with replacement is equivalent to drawing the count of each.
         yield generator.multinomial(prompts, even, size=size).astype(np.float64)
 
 
 def _flips(prompts: int, samples: int, seed: int) -> Iterator[Floats]:
-    """1 or -1, in blocks of shape [<=B, P]."""
+    """Yield random signs, 1 or -1, in blocks of shape [<=B, P]."""
     generator = np.random.Generator(np.random.Philox(key=[seed, _SWAPS]))
     for size in _blocks(prompts, samples):
         yield np.where(generator.random((size, prompts)) < 0.5, 1.0, -1.0)
@@ -127,27 +127,26 @@ def _blocks(prompts: int, samples: int) -> Iterator[int]:
 
 
 def _divided(weights: Floats, ratios: Ratios) -> Floats:
-    """Measures of resamples, shape [B, M]; NaN for one that drew no prompt with anything to say."""
+    """Compute the measures of resamples, shape [B, M]; NaN for a resample without data."""
     above, below = weights @ ratios.numerators, weights @ ratios.denominators
     return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
 
 
 # -- crossed -----------------------------------------------------------------------------------------------------
-# How far a mean over crossed references, seeds and prompts can be trusted: each meets all of the others.
-# Every policy answers the same prompts, so the policies' errors are not independent, and every prompt is
-# answered by the same policies, so neither are those of the prompts. The variance of the mean over all cells
-# has a part that shrinks with the number of policies and one that shrinks with the number of prompts. Both
-# follow, without bias, from the mean squares of an analysis of variance with random effects (Searle, Casella
-# and McCulloch 1992, chapter 5). The two parts are known unequally well: three seeds leave two degrees of
-# freedom, 500 prompts leave 499. So the critical value is the mean of the two quantiles of Student's t,
-# weighted by the parts (Cochran and Cox 1957, section 4.14). One number of degrees of freedom for the sum
-# (Satterthwaite 1946) must itself be estimated, and where three seeds and the prompts weigh alike it promises
-# too much; docs/coverage.md has both, simulated. Legend: R references, S seeds, P prompts; leading axes
-# ``...`` are problems of their own.
+# The precision of a mean over crossed references, seeds and prompts: each occurs with all of the others. Every
+# policy answers the same prompts, so the policies' errors are not independent, and every prompt is answered by the
+# same policies, so neither are those of the prompts. The variance of the mean over all cells has a part that
+# shrinks with the number of policies and one that shrinks with the number of prompts. Both follow, without bias,
+# from the mean squares of an analysis of variance with random effects (Searle, Casella and McCulloch 1992, chapter
+# 5). The two parts are known unequally well: three seeds leave two degrees of freedom, 500 prompts leave 499. So
+# the critical value is the mean of the two quantiles of Student's t, weighted by the parts (Cochran and Cox 1957,
+# section 4.14). A single number of degrees of freedom for the sum (Satterthwaite 1946) must itself be estimated,
+# and its intervals are too narrow if three seeds and the prompts contribute equally; docs/coverage.md has both,
+# simulated. Legend: R references, S seeds, P prompts; leading axes ``...`` are separate problems.
 
 
 _LARGEST = 1e60
-"""Of larger numbers the squares of variances are none."""
+"""Largest values for which squares of variances are finite."""
 _ROUNDING = 1e-24
 """Share of the largest square of the values that rounding may leave of a variance where there is none.
 
@@ -159,14 +158,14 @@ _SMALLEST = -30.0
 
 @dataclass(frozen=True)
 class Spread:
-    """A mean over crossed cells, and the variance of it by what it comes from; arrays of shape [...].
+    """A mean over crossed cells, and its variance by source; arrays of shape [...].
 
     Attributes:
         value: The mean.
-        policies: Its variance over seeds, and over references where they are a sample; 0 where neither is.
-        policies_df: Degrees of freedom that this part is known by.
-        prompts: Its variance over prompts that all policies share.
-        prompts_df: Degrees of freedom of that.
+        policies: Variance over seeds, and over references if they are a sample; 0 if neither is.
+        policies_df: Degrees of freedom of this part.
+        prompts: Variance over prompts that all policies share.
+        prompts_df: Degrees of freedom of this part.
     """
 
     value: Floats
@@ -177,11 +176,11 @@ class Spread:
 
     @property
     def variance(self) -> Floats:
-        """Of the mean."""
+        """Variance of the mean."""
         return self.policies + self.prompts
 
     def critical(self, level: Floats | float) -> Floats:
-        """How many standard errors from the mean a two-sided test at this level begins to reject."""
+        """Return the critical value of a two-sided test at this level, in standard errors."""
         variance = self.variance
         share = np.divide(self.policies, variance, out=np.zeros_like(variance), where=variance > 0)
         tail = np.asarray(level, np.float64) / 2
@@ -189,11 +188,11 @@ class Spread:
         return np.asarray(-(share * ours + (1 - share) * theirs))
 
     def half_width(self, confidence: float) -> Floats:
-        """Half of the width of a symmetric interval."""
+        """Return half of the width of a symmetric interval."""
         return self.critical(1 - confidence) * np.sqrt(self.variance)
 
     def p_value(self) -> Floats:
-        """Two-sided, of the hypothesis that the mean is 0: the level at which a test begins to reject."""
+        """Return the two-sided p-value of the hypothesis that the mean is 0."""
         error = np.sqrt(self.variance)
         with np.errstate(divide="ignore", invalid="ignore"):
             distance = np.where(self.value == 0, 0.0, np.abs(self.value) / error)
@@ -205,7 +204,7 @@ class Spread:
 def _halved(
     low: Floats, high: Floats, is_low: Callable[[Floats], NDArray[np.bool_]], times: int
 ) -> tuple[Floats, Floats]:
-    """Bounds that are halved so often, the lower one where what is asked of the middle holds."""
+    """Bisect bounds `times` times; `is_low` says whether the middle becomes the lower bound."""
     for _ in range(times):
         middle = (low + high) / 2
         below = is_low(middle)
@@ -214,14 +213,13 @@ def _halved(
 
 
 def crossed_spread(values: Floats) -> Spread:
-    """The mean of all cells and its variance.
+    """Return the mean of all cells and its variance.
 
-    Fewer than `ENOUGH` references stand for themselves: the variance is conditional on these models. Fewer than
-    `ENOUGH` seeds do as well, and references with them: the variance is then the noise of evaluating these
-    policies.
+    With fewer than `ENOUGH` references the variance is conditional on these models. With fewer than `ENOUGH` seeds
+    it is also conditional on these policies, and only measures the noise of their evaluation.
 
     Args:
-        values: Per prompt, shape [..., R, S, P]; P is at least 2.
+        values: Values per prompt, shape [..., R, S, P]; P is at least 2.
 
     Raises:
         ValueError: There are fewer than two prompts.
@@ -241,7 +239,8 @@ def crossed_spread(values: Floats) -> Spread:
     elif references == 1:
         policies, freedom = parts["s"], np.full_like(shared, seeds - 1)
     else:
-        # What seeds add to references; of their interaction, which is in both, the references have the whole.
+        # Variance that seeds add to that of references; their interaction is in both, and is counted in that of
+        # references.
         added = np.maximum(0, parts["s"] - parts["rs"])
         policies = parts["r"] + added
         known = parts["r"] ** 2 / (references - 1) + added**2 / (seeds - 1)
@@ -251,19 +250,19 @@ def crossed_spread(values: Floats) -> Spread:
 
 
 def known_spread(values: Floats) -> Spread | None:
-    """The same of one problem, or None where nothing is known of a variance.
+    """Return `crossed_spread` of one problem, or None if the variance is unknown.
 
-    That is so of fewer than two prompts, and where values are no numbers or too large to reckon with.
+    The variance is unknown for fewer than two prompts, and if values are NaN or too large.
 
     Args:
-        values: Shape [R, S, P]; as `per_prompt` gives them.
+        values: Values of `per_prompt`, shape [R, S, P].
     """
     known = values.shape[-1] > 1 and bool((np.abs(values) <= _LARGEST).all())
     return crossed_spread(values) if known else None
 
 
 def _mean_squares(values: Floats) -> dict[str, Floats]:
-    """Mean squares over the number of cells, by the effects that differ; 0 for those that cannot be told apart."""
+    """Return mean squares by effect, divided by the number of cells; 0 for effects without degrees of freedom."""
     axes = {"r": -3, "s": -2, "p": -1}
     centred = values - values.mean((-3, -2, -1), keepdims=True)
     size = float(np.prod(values.shape[-3:]))
@@ -283,16 +282,16 @@ def _mean_squares(values: Floats) -> dict[str, Floats]:
 
 
 def per_prompt(ratios: Ratios) -> Floats:
-    """What each prompt says of a ratio of sums: values whose mean is the ratio, and whose variance is that of it.
+    """Return the contribution of each prompt to a ratio of sums: the mean is the ratio, with the same variance.
 
-    A prompt differs from the ratio by its residual over the mean denominator (linearisation; Cochran 1977, section
-    6.8). Where all denominators are equal these are the quotients themselves.
+    A contribution is the ratio plus the prompt's residual over the mean denominator (linearisation; Cochran 1977,
+    section 6.8). If all denominators are equal, the contributions are the quotients themselves.
 
     Args:
         ratios: Numerators and denominators, shape [..., P].
 
     Returns:
-        Shape [..., P]; not finite where all denominators are 0, or a quotient is no number.
+        Shape [..., P]; not finite if all denominators are 0, or a quotient is NaN.
     """
     above, below = ratios.numerators, ratios.denominators
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
@@ -307,14 +306,14 @@ def per_prompt(ratios: Ratios) -> Floats:
 
 
 def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
-    """An interval of a mean of shares, symmetric in the log-odds, so that it stays between 0 and 1.
+    """Return an interval of a mean of shares, symmetric in the log-odds, so that it stays between 0 and 1.
 
-    Where the standard error is 0, as where every prompt is right, it is that of Clopper and Pearson for as many
-    answers as there are prompts: the policies may answer them all alike, so more cannot be taken for granted (Korn
-    and Graubard 1998).
+    If the standard error is 0, for example if every answer is right, the interval is that of Clopper and Pearson
+    with one answer per prompt: all policies may answer a prompt alike, so more answers cannot be assumed (Korn and
+    Graubard 1998).
 
     Args:
-        spread: Of the mean.
+        spread: Spread of the mean.
         confidence: Level of the interval.
 
     Returns:
@@ -332,11 +331,11 @@ def share_interval(spread: Spread, confidence: float) -> tuple[Floats, Floats]:
 
 
 def exact_interval(value: Floats, size: Floats, confidence: float) -> tuple[Floats, Floats]:
-    """The interval of Clopper and Pearson (1934); the size need not be whole, as an effective one is not.
+    """Return the interval of Clopper and Pearson (1934); the size may be fractional, such as an effective size.
 
     Args:
         value: Observed shares.
-        size: Answers that they rest on.
+        size: Number of answers behind each share.
         confidence: Level of the interval.
     """
     tail = (1 - confidence) / 2
@@ -349,11 +348,11 @@ def exact_interval(value: Floats, size: Floats, confidence: float) -> tuple[Floa
 
 
 def effective_size(spread: Spread, confidence: float) -> Floats:
-    """As many independent answers would leave this variance, and know it as well (Korn and Graubard 1998).
+    """Return the number of independent answers with the same variance and precision (Korn and Graubard 1998).
 
     Args:
-        spread: Of shares; where its variance is 0, they count for as many answers as there are prompts.
-        confidence: Level of the interval that is wanted.
+        spread: Spread of shares; for variance 0 the size is the number of prompts.
+        confidence: Level of the intended interval.
     """
     certain = -special.ndtri((1 - confidence) / 2)
     spoken = spread.value * (1 - spread.value) * (certain / spread.critical(1 - confidence)) ** 2
@@ -368,17 +367,17 @@ def effective_size(spread: Spread, confidence: float) -> Floats:
 
 
 POWER = 0.8
-"""Chance with which the smallest difference that counts as detectable is found."""
+"""Probability of finding the smallest detectable difference."""
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust the p-values of a family of tests, so that one below a level is that among all of them (Holm 1979).
+    """Adjust the p-values of a family of tests for multiple testing (Holm 1979).
 
     Args:
-        p_values: Of each test.
+        p_values: P-value of each test.
 
     Returns:
-        The adjusted ones, in the same order.
+        The adjusted p-values, in the same order.
     """
     adjusted = [0.0] * len(p_values)
     largest = 0.0
@@ -389,13 +388,13 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def mcnemar(differences: Floats) -> float:
-    """The exact test of two policies that are right or wrong at each prompt (McNemar 1947).
+    """Return the p-value of the exact test of two policies that are right or wrong at each prompt (McNemar 1947).
 
-    Only prompts at which one of them is right and the other wrong say anything; were there no difference, either
-    would be as likely to be the right one.
+    Only prompts count at which exactly one of them is right; under the null hypothesis either is equally likely to
+    be the right one.
 
     Args:
-        differences: 1 where the first alone is right, -1 where the second is, else 0; shape [P].
+        differences: 1 if only the first is right, -1 if only the second is, else 0; shape [P].
 
     Returns:
         The two-sided p-value.
@@ -405,62 +404,61 @@ def mcnemar(differences: Floats) -> float:
 
 
 def least_detectable_share(prompts: int, tests: int, confidence: float) -> float:
-    """The difference of two shares that an exact test of prompts finds with a chance of `POWER` at best.
+    """Return the smallest difference of two shares that an exact test finds with probability `POWER` at best.
 
-    At best all prompts that differ favour the same policy. Even then the test needs so many of them that tossing a
-    coin for each would hardly give the same; in how many prompts of a run they differ is itself by chance.
+    At best all differing prompts favour the same policy. Even then the test needs enough differing prompts to
+    reject fair coin tosses, and the number of differing prompts in a run is random.
 
     Args:
-        prompts: Of the run, with one answer each.
-        tests: Of the family, as `smallest_detectable` has it.
-        confidence: 1 less the level of the family.
+        prompts: Number of prompts in the run, with one answer each.
+        tests: Number of tests in the family, as in `smallest_detectable`.
+        confidence: 1 minus the level of the family.
     """
     needed = int(np.ceil(np.log2(2 * max(1, tests) / (1 - confidence))))
     return float(special.betaincinv(needed, prompts - needed + 1, POWER)) if needed <= prompts else 1.0
 
 
 def smallest_detectable(spread: Spread, tests: int, confidence: float) -> Floats:
-    """The difference that is found with a chance of `POWER`, where the largest of several tests decides.
+    """Return the difference that is found with probability `POWER`, if it is the largest in a family of tests.
 
     Args:
-        spread: Of a difference as the run has measured it.
-        tests: Of the family, which Holm's correction divides the level by at first.
-        confidence: 1 less the level of the family.
+        spread: Spread of a difference as the run has measured it.
+        tests: Number of tests in the family; Holm's correction divides the level of the first test by it.
+        confidence: 1 minus the level of the family.
     """
     level = (1 - confidence) / max(1, tests)
     return np.asarray((spread.critical(level) + spread.critical(2 * (1 - POWER))) * np.sqrt(spread.variance))
 
 
 # -- paired ------------------------------------------------------------------------------------------------------
-# The difference of two policies as they are, on the same prompts: its interval, and whether it is by chance.
-# Few prompts may tell two good policies apart, and a variance is then known from these few alone: an interval
-# of so many standard errors is too narrow. So every hypothetical difference is held against the variance that
-# the data would have if it were true, which is a score interval. The distribution in question is the likeliest
-# of those with that mean: the observed differences, reweighted, and an end of their range, where an unseen
-# prompt may lie. Where each prompt has one answer, right or wrong, the interval is that of Tango (1998). That
-# there is no difference is a special hypothesis: the answers of the two to a prompt could then be swapped,
-# which gives an exact test. Where prompts differ by parts of what they could, the interval also allows for
-# prompts that differ wholly, of which the swaps know nothing. So that a p-value and an interval never
-# contradict each other, the test is both: its p-value is the larger of the swaps' and the interval's own, and
-# the interval has 0 in it wherever that p-value does not reject.
+# The difference of two policies on the same prompts: its interval, and its significance. Only few prompts may
+# separate two good policies; then an interval in standard errors is too narrow, since these few prompts determine
+# the variance. So each hypothetical difference is compared with the variance that the data would have if it were
+# true, which is a score interval. The distribution for this is the likeliest one with that mean: the observed
+# differences, reweighted, and one end of their range, where an unseen prompt may lie. If each prompt has one
+# answer, right or wrong, the interval is that of Tango (1998). The hypothesis of no difference is special: the two
+# answers to a prompt could then be swapped, which gives an exact test. If prompts differ by less than the largest
+# possible difference, the interval also allows for prompts with that difference, which the swaps do not include.
+# So that p-value and interval never contradict each other, the test combines both: its p-value is the larger of
+# the swaps' and the interval's own, and the interval includes 0 if that p-value does not reject.
 
 
 Test = Literal["mcnemar", "swaps"]
 Bounds = tuple[float, float]
 _PAIRED_HALVINGS = 50
 _EQUAL = 1e-12
-"""Of their size, what two numbers may differ by for rounding alone."""
+"""Largest relative difference between two numbers that is attributed to rounding."""
 _SQUARE = 1e-20
-"""A square of a difference, of a range of 1, that is none but for rounding."""
+"""Largest square of a difference, relative to a range of 1, that is attributed to rounding."""
 
 
 @dataclass(frozen=True)
 class Paired:
-    """What prompts say of a difference, of those of which both policies have something to say.
+    """Differences of two policies at the prompts for which both have data.
 
     Attributes:
-        differences: By policy and prompt, shape [C, P]; not finite where what `per_prompt` gives is not.
-        reach: The largest difference that such a prompt could show: how far apart all that is seen of both lies.
+        differences: Differences by policy and prompt, shape [C, P]; not finite where `per_prompt` is not.
+        reach: The largest possible difference of a prompt: the range of all values of both policies.
     """
 
     differences: Floats
@@ -468,11 +466,11 @@ class Paired:
 
 
 def paired_by_prompt(first: Ratios, second: Ratios) -> Paired:
-    """Hold policies against others prompt by prompt.
+    """Compare policies with others prompt by prompt.
 
     Args:
         first: Measures of C policies, shape [C, P].
-        second: The same of C others, in the same order.
+        second: Measures of C other policies, in the same order.
     """
     both = (first.denominators > 0) & (second.denominators > 0)
     told = both.any(0)
@@ -490,20 +488,20 @@ def paired_by_prompt(first: Ratios, second: Ratios) -> Paired:
 
 
 def says_all_or_nothing(differences: Floats) -> bool:
-    """Whether each prompt says nothing, or all that it can: one answer of each policy, right or wrong."""
+    """Return whether each difference is 0, 1 or -1, as for one answer per policy, right or wrong."""
     return bool(np.isin(np.abs(differences), (0, 1)).all())
 
 
 def paired_tests(differences: Sequence[Floats], reaches: Sequence[float]) -> list[tuple[float, Test]]:
-    """Test whether differences are 0, by what the swap of the two policies at any prompt would give.
+    """Test whether mean differences are 0, by swapping the two policies at each prompt.
 
     Args:
-        differences: By prompt, each of shape [P]; the numbers of prompts may differ.
-        reaches: The largest difference that a prompt could show; see `paired_intervals`.
+        differences: Differences by prompt, each of shape [P]; the numbers of prompts may differ.
+        reaches: The largest possible difference of a prompt; see `paired_intervals`.
 
     Returns:
-        Of each the two-sided p-value and the test: the exact one where a prompt says nothing, or all that it can,
-        else that of random swaps, where the level from which the interval excludes 0 is no larger.
+        The two-sided p-value and the test of each: the exact test if all differences are 0, 1 or -1, otherwise the
+        larger p-value of random swaps and of the score interval.
     """
     found: dict[int, tuple[float, Test]] = {}
     drawn: dict[int, list[int]] = {}
@@ -512,7 +510,7 @@ def paired_tests(differences: Sequence[Floats], reaches: Sequence[float]) -> lis
             found[place] = mcnemar(one), "mcnemar"
         else:
             drawn.setdefault(len(one), []).append(place)
-    for places in drawn.values():  # those of as many prompts have their swaps drawn once
+    for places in drawn.values():  # comparisons with equally many prompts share their swaps
         values = swap_tests(np.stack([differences[place] for place in places], axis=1))
         for place, p in zip(places, values, strict=True):
             found[place] = max(float(p), _score_p(differences[place], reaches[place])), "swaps"
@@ -523,12 +521,12 @@ def paired_intervals(differences: Sequence[Floats], reaches: Sequence[float], co
     """Intervals of mean differences.
 
     Args:
-        differences: By prompt, each of shape [P]; the numbers of prompts may differ.
-        reaches: The largest difference that a prompt could show, or 0 where no more is known than is seen.
+        differences: Differences by prompt, each of shape [P]; the numbers of prompts may differ.
+        reaches: The largest possible difference of a prompt, or 0 to use the observed range only.
         confidence: Level of the intervals.
 
     Returns:
-        The ends of each. One has 0 in it wherever `paired_tests` does not reject it at this level.
+        The ends of each interval. An interval includes 0 if `paired_tests` does not reject 0 at this level.
     """
     found = score_intervals(differences, reaches, confidence)
     level = 1 - confidence
@@ -545,16 +543,16 @@ def paired_intervals(differences: Sequence[Floats], reaches: Sequence[float], co
 
 
 def _most_p(differences: Floats) -> float:
-    """What a p-value of swaps is at most, by Hoeffding's inequality (1963), so that most need not be drawn.
+    """Bound the p-value of swaps from above by Hoeffding's inequality (1963), so that most tests need no swaps.
 
-    Draws that are few beside those that are made, or twice as many as are expected, are as good as impossible.
+    The bound allows for random error of the drawn swaps: twice the expected number of extreme swaps, and 20 more.
     """
     scaled = differences / np.abs(differences).max()
     return 4 * float(np.exp(-(scaled.sum() ** 2) / (2 * (scaled**2).sum()))) + 20 / SWAPS
 
 
 def score_intervals(differences: Sequence[Floats], reaches: Sequence[float], confidence: float) -> list[Bounds]:
-    """The mean differences that the data do not contradict, each by its own variance; see `paired_intervals`."""
+    """Return score intervals: the mean differences that the data do not contradict; see `paired_intervals`."""
     counted = [np.unique(one, return_counts=True) for one in differences]
     values = np.zeros((len(counted), max((len(seen) for seen, _ in counted), default=1)))
     times = np.zeros_like(values)
@@ -565,12 +563,12 @@ def score_intervals(differences: Sequence[Floats], reaches: Sequence[float], con
 
 
 def score_limits(values: Floats, times: Floats, reaches: Floats, confidence: float) -> tuple[Floats, Floats]:
-    """The same of differences as often as they occur.
+    """Compute score intervals from distinct differences and their counts.
 
     Args:
-        values: Differences, shape [M, K].
-        times: How often each occurs, shape [M, K].
-        reaches: The largest that a prompt could show, shape [M].
+        values: Distinct differences, shape [M, K].
+        times: Count of each difference, shape [M, K].
+        reaches: The largest possible differences of a prompt, shape [M].
         confidence: Level of the intervals.
 
     Returns:
@@ -583,12 +581,12 @@ def score_limits(values: Floats, times: Floats, reaches: Floats, confidence: flo
 
 
 def _score_p(differences: Floats, reach: float) -> float:
-    """The level at which the score interval of a mean begins to exclude 0."""
+    """Return the level at which the score interval of a mean begins to exclude 0."""
     scale = max(float(np.abs(differences).max(initial=0)), reach)
     mean = float(differences.mean())
     if scale == 0 or mean == 0:
         return 1.0
-    # As `_upper` goes, from a mean below 0 up to 0.
+    # In the direction of `_upper`: from a mean below 0 up to 0.
     values, times = (-np.sign(mean) * differences / scale)[None], np.ones((1, len(differences)))
     ends = np.zeros(1), np.full(1, 2.0)
     _, high = _halved(*ends, lambda push: _likeliest(values, times, push)[0] < 0, _PAIRED_HALVINGS)
@@ -597,7 +595,7 @@ def _score_p(differences: Floats, reach: float) -> float:
 
 
 def _upper(values: Floats, times: Floats, certain: float) -> Floats:
-    """The largest mean that is not contradicted, of values between -1 and 1, shape [M, K]."""
+    """Return the largest mean that the data do not contradict, for values between -1 and 1, shape [M, K]."""
     count = times.sum(-1)
     mean = (times * values).sum(-1) / count
 
@@ -610,10 +608,11 @@ def _upper(values: Floats, times: Floats, certain: float) -> Floats:
 
 
 def _likeliest(values: Floats, times: Floats, push: Floats) -> tuple[Floats, Floats]:
-    """Mean and variance of the likeliest distributions on [-1, 1], which go from the observed one to a mean of 1.
+    """Return mean and variance of the likeliest distributions on [-1, 1], from the observed one to a mean of 1.
 
-    Up to a push of 1 values gain weight as 1 / (1 - push * value), the solution of the empirical likelihood (Owen
-    2001, section 2.9). From there on what is left of a push of 2 is their share, and the rest lies at 1.
+    Up to a push of 1 the weight of a value is proportional to 1 / (1 - push * value), the solution of the
+    empirical likelihood (Owen 2001, section 2.9). Beyond 1, a share of push - 1 lies at 1, and the rest on the
+    observed values.
     """
     weights = times / np.maximum(1 - np.minimum(push, 1)[..., None] * values, 1e-200)
     weights = weights / weights.sum(-1, keepdims=True)

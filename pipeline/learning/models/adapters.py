@@ -1,4 +1,4 @@
-"""Adapters on disk, in the format of peft: saved by a training, merged into weights when its policy is loaded."""
+"""Store trained adapters in the format of peft, and merge them into the weights when a policy is loaded."""
 
 import shutil
 import warnings
@@ -19,24 +19,24 @@ from pipeline import errors, files
 from pipeline.learning.models.kinds import SETTINGS, WEIGHTS
 
 SLACK = 1e-3
-"""Of the largest logit, by how much a merged model may differ from base and adapters, which add up otherwise."""
+"""Largest difference, relative to the largest logit, between a merged model and the base with adapters."""
 _NAME = "default"
 
 
 def save_adapters(model: PeftModel, folder: Path) -> None:
-    """Write the adapters of a model, the same bytes wherever and whenever they were trained.
+    """Write the adapters of a model; equal adapters give equal bytes on every machine.
 
     Args:
-        model: As it was trained; whole, where several ranks did it.
-        folder: To make, and write to.
+        model: The trained model; complete, if several ranks trained it.
+        folder: Folder to create.
     """
     folder.mkdir(parents=True)
-    # Whether the vocabulary has grown peft would ask the hub; it never does here.
+    # peft would ask the hub whether the vocabulary has grown; it never grows here.
     found = get_peft_model_state_dict(model, save_embedding_layers=False)
     weights = {name: weight.detach().float().cpu().contiguous() for name, weight in found.items()}
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
     settings: dict[str, Any] = model.peft_config[_NAME].to_dict()
-    # Sets have another order in every process, and where the model was is nothing that lasts.
+    # The order of a set differs between processes, and the place of the base is not stored.
     settings = {name: sorted(one) if isinstance(one, set) else one for name, one in settings.items()}
     settings |= {"base_model_name_or_path": None, "inference_mode": True}
     (folder / SETTINGS).write_text(files.json_text(settings, indent=2, sort_keys=True) + "\n")
@@ -55,13 +55,13 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[Path], exact: PreT
     """Add adapters to the weights of a model in place, one after the other in float32, and round once at the end.
 
     Args:
-        model: In the machine's memory, so that all machines with all devices add up the same.
-        adapters: Folders of them, in order.
-        exact: The same model with weights that are more precise, which are added to in place of its own. They are
-            dropped, a layer at a time.
+        model: Base model in main memory, so that machines with any device add the same numbers.
+        adapters: Folders of adapters, in order.
+        exact: The same model with more precise weights, which are used in the sums instead of the model's own.
+            They are freed layer by layer.
 
     Raises:
-        JobError: Adapters are not there, are no such ones, or are those of another model.
+        JobError: Adapters are missing, are no adapters, or belong to another model.
     """
     adapted = _adapted(model if exact is None else exact, adapters)
     order = [_name(number) for number in range(len(adapters))]
@@ -84,17 +84,17 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[Path], exact: PreT
 
 @torch.no_grad()
 def merged_by_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Merge adapters of any kind that peft merges into their base, which may get another vocabulary by them.
+    """Merge adapters of any kind that peft can merge into their base, which may change its vocabulary.
 
     Args:
-        model: The base, in float32 and the machine's memory.
-        folder: Of the adapters.
+        model: The base, in float32 and main memory.
+        folder: Folder of the adapters.
 
     Returns:
-        The base with other weights.
+        The base with merged weights.
 
     Raises:
-        JobError: They are those of another model, or what they make cannot be written as weights of such a one.
+        JobError: The adapters belong to another model, or the merged model computes something else.
     """
     with _telling_of(folder), quietly():
         stored = load_file(folder / WEIGHTS)
@@ -122,7 +122,7 @@ def merged_by_peft(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
 
 def _resize(model: PreTrainedModel, stored: Mapping[str, torch.Tensor]) -> None:
-    """Give a base as many tokens as it had when its adapters were saved."""
+    """Resize the vocabulary of a base to the size at which its adapters were saved."""
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         name = next((name for name, module in model.named_modules() if module is layer), None)
         for place, dimension in (("weight", 0), ("lora_embedding_A", 1), ("lora_B.weight", 0)):
@@ -132,7 +132,7 @@ def _resize(model: PreTrainedModel, stored: Mapping[str, torch.Tensor]) -> None:
 
 
 def _part(model: nn.Module) -> None:
-    """Give layers that share a weight one each, so that one may be changed without the others."""
+    """Copy weights that layers share, so that one layer may be changed without the others."""
     seen: set[int] = set()
     for module in model.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
@@ -142,12 +142,12 @@ def _part(model: nn.Module) -> None:
 
 
 def _adapted(model: PreTrainedModel, adapters: Sequence[Path]) -> PeftModel:
-    # Made without numbers in them, and filled from the files: nothing is drawn.
+    # Created without values and filled from the files: nothing is random.
     options: dict[str, Any] = {"low_cpu_mem_usage": True, "torch_device": "cpu"}
     adapted: PeftModel | None = None
     for number, folder in enumerate(adapters):
         with _telling_of(folder), quietly():
-            # For what is not there peft would ask the hub, or read a pickle.
+            # peft would ask the hub for missing files, or read a pickle.
             if missing := [name for name in (SETTINGS, WEIGHTS) if not (folder / name).is_file()]:
                 raise FileNotFoundError(f"{missing[0]} is missing")
             if adapted is None:
@@ -170,7 +170,7 @@ def _adapted(model: PreTrainedModel, adapters: Sequence[Path]) -> PeftModel:
 
 @contextmanager
 def _telling_of(folder: Path) -> Iterator[None]:
-    """Say of which adapters it is that peft cannot use them, whatever it raises."""
+    """Raise a `JobError` that names the adapters when peft cannot use them."""
     try:
         yield
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
@@ -179,12 +179,15 @@ def _telling_of(folder: Path) -> Iterator[None]:
 
 
 def _name(number: int) -> str:
-    """What peft calls one of several adapters; a number alone it would take for that of a layer."""
+    """Return the name of an adapter in peft, which would take a plain number for part of a layer's name."""
     return f"adapter_{number}"
 
 
 def _layers(adapted: PeftModel) -> dict[str, list[LoraLayer]]:
-    """Layers that have adapters, by their names in the model without; of one with several tensors one for each."""
+    """Return the adapted layers by their names in the base model.
+
+    A layer with several tensors has one entry for each.
+    """
     found: dict[str, list[LoraLayer]] = {}
     for name, module in adapted.named_modules():
         if isinstance(module, LoraLayer):
@@ -195,14 +198,14 @@ def _layers(adapted: PeftModel) -> dict[str, list[LoraLayer]]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Have peft put adapters around a model without warnings that tell nobody anything, and leave draws alone."""
+    """Suppress irrelevant warnings while peft wraps a model, and preserve the random state."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        # peft asks transformers by a name that transformers has since given up.
+        # peft uses a name that transformers has deprecated.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
-        # It names experts itself that it then finds by another name; they are adapted all the same.
+        # It lists experts that it then finds by another name; they are adapted anyway.
         warnings.filterwarnings("ignore", "The following (rank|alpha)_pattern keys did not match", RuntimeWarning)
-        # Such layers are refused by who puts adapters around them.
+        # The caller that adds adapters rejects such layers.
         warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True` and a tied layer", UserWarning)
-        # Whose adapters these are is compared by `merge_adapters`, and told as an error.
+        # `merge_adapters` checks the model of the adapters, and raises an error.
         warnings.filterwarnings("ignore", "Found missing adapter keys", UserWarning)
         yield

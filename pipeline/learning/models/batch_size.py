@@ -1,7 +1,7 @@
-"""Batch sizes that fit: work is repeated in smaller batches when memory runs out, and the size is remembered.
+"""Find batch sizes that fit: repeat work in smaller batches when memory runs out, and store the size.
 
-What is halved is whole groups (all samples of a prompt, all completions that are compared), so none is split.
-A remembered size is a hint: it spares later jobs the failure, and never makes a batch larger than configured.
+Batches are halved by whole groups (all samples of a prompt, all completions that are compared), so no group is
+split. A stored size is a hint: it saves later jobs the failure, and never makes a batch larger than configured.
 """
 
 from __future__ import annotations
@@ -34,33 +34,32 @@ if TYPE_CHECKING:
 
 
 # -- split -------------------------------------------------------------------------------------------------------
-# A policy that is split over several ranks, each of which has a part of every layer and computes with the
-# others. The plan of what is split how comes with each model class of transformers: heads of attention and
-# the width of MLPs by columns, what follows them by rows, whose sums are added up over ranks; embedding and
-# output layer by tokens. So every rank has all logits, in the same bits, and goes on from them as if it were
-# alone.
+# A policy that is split over several ranks, each of which has a part of every layer and computes with the others.
+# Each model class of transformers defines how its layers are split: attention heads and the width of MLPs by
+# columns, the layers after them by rows, whose outputs are summed over ranks; embedding and output layer by
+# tokens. So every rank has all logits, with equal bits, and continues as if it were alone.
 
 
 _RANKS = "split_over"
-"""Attribute of a model that is split: the ranks that have its parts."""
+"""Attribute of a split model: the ranks that have its parts."""
 
 
 def split_options(config: PreTrainedConfig, ranks: Ranks | None, name: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` by which each rank reads its parts of a policy.
+    """Return the arguments with which `from_pretrained` loads each rank's part of a policy.
 
     Args:
-        config: Of the policy.
-        ranks: Who does the job.
-        name: What the policy is called in messages.
+        config: Configuration of the policy.
+        ranks: Ranks of the job.
+        name: Name of the policy in messages.
 
     Raises:
-        JobError: It cannot be split so.
+        JobError: The policy cannot be split over these ranks or devices.
     """
     if ranks is None or not ranks.splits_tensors:
         return {}
     if why := why_not_split(config.to_dict(), ranks.size):
         raise JobError(f"{name}: {why}")
-    # transformers goes by what torch was built for, whatever the job's device is.
+    # transformers uses the accelerator for which torch was built, whatever the job's device is.
     built_for = torch.accelerator.current_accelerator()
     if built_for is not None and not ranks.device.startswith(built_for.type):
         raise JobError(
@@ -73,13 +72,13 @@ def split_options(config: PreTrainedConfig, ranks: Ranks | None, name: str) -> d
 
 
 def note_split(model: nn.Module, ranks: Ranks | None) -> None:
-    """Remember with a model who has its parts: all that is done with it must be done by all of them."""
+    """Attach the ranks to a split model: all of them must take part in every computation."""
     if ranks is not None and ranks.splits_tensors:
         vars(model)[_RANKS] = ranks
 
 
 def split_over(model: nn.Module) -> Ranks | None:
-    """The ranks that a model is split over; None of one that is whole here."""
+    """Return the ranks that a model is split over; None if the model is not split."""
     found: Ranks | None = vars(model).get(_RANKS)
     return found
 
@@ -87,7 +86,7 @@ def split_over(model: nn.Module) -> Ranks | None:
 Result = TypeVar("Result")
 
 MICRO_BATCH = "micro-batch"
-"""What the log calls a batch whose gradients are accumulated."""
+"""Name in the log for a batch whose gradients are accumulated."""
 
 _SHARED: ContextVar[bool] = ContextVar("shared", default=False)
 _MAKE_ROOM: ContextVar[Callable[[], bool]] = ContextVar("make_room", default=lambda: False)
@@ -95,14 +94,14 @@ _MAKE_ROOM: ContextVar[Callable[[], bool]] = ContextVar("make_room", default=lam
 
 @contextmanager
 def on_device(*, shared: bool, make_room: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """Say what else may be on the device meanwhile.
+    """Set what else may be on the device meanwhile.
 
     Args:
-        shared: Whether other jobs may run there. Memory may run out because of them. Smaller batches would then
-            change the last bits of the result, and be remembered, for a reason that is gone the next time. So
-            nothing is halved there.
-        make_room: Lets go of what earlier jobs have left in this process, and says whether there was anything.
-            What a worker happens to hold must not decide about sizes either, so the same one is tried again then.
+        shared: Whether other jobs may run on the device, and take its memory. Smaller batches would then change
+            the last bits of the result, and be stored, for a reason that is gone the next time. So batches are
+            never halved there.
+        make_room: Frees what earlier jobs have left in this process, and returns whether there was anything. If
+            so, the same size is tried again, since memory that a worker happens to hold must not change sizes.
     """
     tokens = _SHARED.set(shared), _MAKE_ROOM.set(make_room)
     try:
@@ -113,7 +112,7 @@ def on_device(*, shared: bool, make_room: Callable[[], bool] = lambda: False) ->
 
 
 class BatchSize:
-    """How many sequences are worked on at once.
+    """Number of sequences to process at once.
 
     Attributes:
         size: Sequences, a multiple of the group; at least one group.
@@ -132,12 +131,12 @@ class BatchSize:
         """Start with the configured size, or a smaller one that fitted before.
 
         Args:
-            configured: Sequences at once at most.
+            configured: Largest number of sequences at once.
             group: Sequences that belong together.
-            what: What the log calls it: ``micro-batch``, ``batch``.
-            remedy: What a user may try when not even one group fits.
-            hint: File of the size that fitted after a larger one had not; None remembers nothing.
-            about: What that file says of the work.
+            what: Name in the log: ``micro-batch``, ``batch``.
+            remedy: Advice to the user if not even one group fits.
+            hint: File with the size that fitted after a larger one had not; None stores none.
+            about: Description of the work for this file.
         """
         self.group, self._what, self._remedy, self._hint, self._about = group, what, remedy, hint, about
         self.configured = self._whole(configured)
@@ -147,7 +146,7 @@ class BatchSize:
         self._tried: list[int] = []
 
     def start_at(self, size: int) -> None:
-        """Go on with a size that fitted before, unless a smaller one is configured."""
+        """Continue with a size that fitted before, unless a smaller one is configured."""
         self.size = min(self.configured, self._whole(size))
 
     def run(
@@ -253,16 +252,16 @@ class BatchSizes:
         remedy: str = "",
         together: bool = False,
     ) -> BatchSize:
-        """The batch size for a kind of work.
+        """Return the batch size for a kind of work.
 
         Args:
-            work: Kind of work, such as ``generate``: what fits differs between kinds.
-            configured: Sequences at once at most.
+            work: Kind of work, such as ``generate``: sizes that fit differ between kinds.
+            configured: Largest number of sequences at once.
             length: Tokens of the longest sequence.
             group: Sequences that belong together.
-            what: What the log calls it.
-            remedy: What a user may try when not even one group fits.
-            together: Whether the ranks that share a model all call this, and are to begin alike.
+            what: Name in the log.
+            remedy: Advice to the user if not even one group fits.
+            together: Whether all ranks that share a model call this, and must start with the same size.
         """
         about = {**self._about, "work": work, "tokens_up_to": 1 << max(0, length - 1).bit_length()}
         text = json.dumps(about, sort_keys=True)
@@ -282,21 +281,21 @@ class BatchSizes:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, as the several allocators word it."""
+    """Return whether an error means that memory ran out, by the messages of several allocators."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY_TEXTS)
 
 
 def free_memory() -> None:
-    """Give back what nobody refers to any more, to other allocations of other sizes."""
+    """Free unreferenced memory, so that allocations of other sizes can use it."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def memory_identity(model: nn.Module) -> str:
-    """Name what decides how much memory work with a model takes: architecture and types, not its weights."""
+    """Return what determines the memory that work with a model takes: architecture and types, not its weights."""
     config = getattr(model, "config", None)
     described = config.to_dict() if isinstance(config, PreTrainedConfig) else {}
     for name in ("_name_or_path", "transformers_version"):
@@ -332,6 +331,6 @@ def _device_name(device: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Hint:
-    """Of a kind of work, a file each, replaced whole: writers need no lock, the last one has seen it fit."""
+    """Stored size of a kind of work, one file each. Files are replaced whole, so writers need no lock."""
 
     size: Annotated[int, Meta(ge=1, le=1 << 40)]

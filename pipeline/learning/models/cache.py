@@ -1,4 +1,4 @@
-"""What a worker has besides a job: models that stay in its memory, and a folder for those that it reads back."""
+"""Keep what a worker has beyond one job: models in its memory, and a folder for models to read back."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ModelCache:
-    """Keeps up to `capacity` loaded objects by key. They are shared between jobs, so nobody may change them."""
+    """Keeps up to `capacity` loaded objects by key. Jobs share them, so nobody may change them."""
 
     def __init__(self, capacity: int) -> None:
         """Make an empty cache for `capacity` objects, at least 1."""
@@ -22,14 +22,14 @@ class ModelCache:
         return bool(self._kept)
 
     def begin_job(self) -> None:
-        """Count from here which objects a job works with."""
+        """Start a job: forget which objects earlier jobs used."""
         self._used.clear()
 
     def drop_unused(self) -> bool:
-        """Let go of all that the present job has not asked for.
+        """Drop all objects that the current job has not requested.
 
         Returns:
-            Whether there was anything.
+            Whether there were any.
         """
         unused = self._kept.keys() - self._used
         for key in unused:
@@ -39,19 +39,19 @@ class ModelCache:
     def get(
         self, key: tuple[str, ...], load: Callable[[], Any], loading: Callable[[], AbstractContextManager[None]]
     ) -> Any:
-        """The object of a key, loaded if it is not kept.
+        """Return the object of a key, loaded if it is not in the cache.
 
         Args:
-            key: Names it.
-            load: Loads it.
-            loading: Context in which that is timed.
+            key: Key of the object.
+            load: Loads the object.
+            loading: Context that measures the loading time.
         """
         self._used.add(key)
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
         while len(self._kept) >= self.capacity:
-            # Before loading, so that the memory of both is never needed at once.
+            # Before loading, so that both objects are never in memory at once.
             self._kept.popitem(last=False)
         with loading():
             self._kept[key] = load()
@@ -62,19 +62,21 @@ _scratch: list[Path] = []
 
 
 def scratch_folder() -> Path | None:
-    """Where whole models are written that are only read back; None outside of jobs, which is the usual place.
+    """Return the folder for models that are written only to be read back.
 
-    Elsewhere they would stay when a worker is killed, gigabytes of each.
+    None outside of jobs, for the default folder.
+
+    In the default folder they would stay when a worker is killed, gigabytes each.
     """
     return _scratch[-1] if _scratch else None
 
 
 @contextmanager
 def scratch_in(place: Path) -> Iterator[None]:
-    """Write there for as long as a job runs.
+    """Use a scratch folder while a job runs.
 
     Args:
-        place: A folder that its run removes whatever becomes of the job.
+        place: Folder that the run removes however the job ends.
     """
     _scratch.append(place)
     try:

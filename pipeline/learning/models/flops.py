@@ -1,9 +1,9 @@
-"""FLOPs of what a stage computes, counted where the tokens are known.
+"""Count the FLOPs of a stage, where the tokens are known.
 
 They are model FLOPs, as in MFU (Chowdhery et al., arXiv 2204.02311, appendix B): matrix products alone, each
-multiplication with its addition being two. Left out is what depends on how work is cut and not on what is learnt
-or answered: padding, layers that gradient checkpointing computes again, attempts that failed. So the number
-follows from models and tokens, and is the same on every machine.
+multiplication with its addition being two. Work that depends on batching and not on the tokens is left out:
+padding, layers that gradient checkpointing computes again, attempts that failed. So the number follows from models
+and tokens, and is the same on every machine.
 
     a token             2 x the weights that it is multiplied with; of experts, those that it is given to
     attention           4 x layers x width of all heads, for each position that is attended to; layers that carry a
@@ -45,9 +45,9 @@ class Pass:
     """Tokens that a model reads.
 
     Attributes:
-        tokens: How many.
-        positions: Those that each of them attends to, added up.
-        outputs: Positions whose outputs are computed, by the output head of a policy, say.
+        tokens: Number of tokens.
+        positions: Number of positions that each token attends to, summed.
+        outputs: Positions whose outputs are computed, for example by the output head of a policy.
     """
 
     tokens: int
@@ -62,10 +62,10 @@ class Pass:
 
 
 def whole_texts(lengths: NDArray[np.integer[Any]], outputs: int | None = None) -> Pass:
-    """Texts that are read whole.
+    """Count texts that a model reads whole.
 
     Args:
-        lengths: Tokens of each, shape [N].
+        lengths: Tokens of each text, shape [N].
         outputs: Positions whose outputs are computed; None for all.
     """
     each = np.asarray(lengths, np.int64)
@@ -74,11 +74,11 @@ def whole_texts(lengths: NDArray[np.integer[Any]], outputs: int | None = None) -
 
 
 def continued(before: NDArray[np.integer[Any]], tokens: NDArray[np.integer[Any]]) -> Pass:
-    """Texts that are continued token by token, with the keys and values of what precedes in a cache.
+    """Count texts that are continued token by token, with keys and values of earlier tokens in a cache.
 
     Args:
-        before: Tokens that are read already, shape [N].
-        tokens: Further tokens that are read, shape [N].
+        before: Tokens that were read before, shape [N].
+        tokens: Further tokens to read, shape [N].
     """
     start, more = np.asarray(before, np.int64), np.asarray(tokens, np.int64)
     read = int(more.sum())
@@ -87,12 +87,12 @@ def continued(before: NDArray[np.integer[Any]], tokens: NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCost:
-    """What a model costs, in products of two numbers: half of the FLOPs.
+    """Cost of a model, in products of two numbers: half of the FLOPs.
 
     Attributes:
-        body: For each token: weights that it is multiplied with, without those of the output head.
-        head: For each output.
-        attention: For each position that a token attends to.
+        body: Per token: weights that the token is multiplied with, without those of the output head.
+        head: Per output.
+        attention: Per position that a token attends to.
         trained_body: Weights of the body that are trained.
         trained_head: Weights of the head that are trained.
     """
@@ -104,22 +104,22 @@ class ModelCost:
     trained_head: int
 
     def forward(self, read: Pass) -> int:
-        """FLOPs of reading tokens."""
+        """Return the FLOPs of reading tokens."""
         return 2 * (self.body * read.tokens + self.head * read.outputs + self.attention * read.positions)
 
     def training(self, read: Pass) -> int:
-        """FLOPs of reading tokens and of all gradients."""
+        """Return the FLOPs of reading tokens and of all gradients."""
         weights = self.trained_body * read.tokens + self.trained_head * read.outputs
-        # Both factors of a product in attention are activations, so its gradient is two products.
+        # Both factors of a product in attention are activations, so its gradient takes two products.
         return 2 * self.forward(read) + 2 * (weights + self.attention * read.positions)
 
 
 def model_cost(model: nn.Module) -> ModelCost:
-    """The cost of a model, by its weights and its configuration.
+    """Return the cost of a model, by its weights and its configuration.
 
     Args:
-        model: Of transformers, or a value model; adapters may be around it. What is trained is what requires
-            gradients.
+        model: A model of transformers, or a value model; possibly with adapters. Weights that require gradients
+            count as trained.
     """
     head = _output_head(model)
     outer = set() if head is None else {id(part) for part in head.modules()}
@@ -139,7 +139,7 @@ def model_cost(model: nn.Module) -> ModelCost:
 
 
 def _read_parts(model: Any, head: nn.Module | None) -> Iterable[nn.Module]:
-    """Modules that text goes through: all of them, but in a model that sees or hears as well."""
+    """Return the modules that process text: all of them, except in a model that also sees or hears."""
     config = getattr(model, "config", None)
     if head is None or config is None or config.get_text_config() is config or not hasattr(model, "get_decoder"):
         whole: Iterable[nn.Module] = model.modules()
@@ -148,7 +148,7 @@ def _read_parts(model: Any, head: nn.Module | None) -> Iterable[nn.Module]:
 
 
 def _output_head(model: Any) -> nn.Module | None:
-    """What is computed where outputs are asked for alone; None where there is no such part."""
+    """Return the module that is computed only where outputs are requested; None if there is none."""
     from pipeline.learning.models.value import ValueModel
 
     found: nn.Module | None = model.head if isinstance(model, ValueModel) else model.get_output_embeddings()
@@ -156,11 +156,11 @@ def _output_head(model: Any) -> nn.Module | None:
 
 
 def _weights(module: nn.Module, model: Any) -> Iterator[tuple[int, bool]]:
-    """Weights of a module that tokens are multiplied with, and whether they are trained."""
+    """Yield the number of weights in a module that tokens are multiplied with, and whether they are trained."""
     from torch import nn
 
     if isinstance(module, nn.Embedding):
-        return  # looked up
+        return  # looked up, not multiplied
     for name, weight in module.named_parameters(recurse=False):
         if name.endswith(_NO_PRODUCT):
             continue
@@ -171,13 +171,14 @@ def _weights(module: nn.Module, model: Any) -> Iterator[tuple[int, bool]]:
             yield weight.numel() * _shape(model).ffn_config.moe_top_k // experts, weight.requires_grad
         elif weight.ndim == 2 or (weight.ndim == 3 and isinstance(module, nn.Conv1d)):
             yield weight.numel(), weight.requires_grad
-        elif weight.ndim == 3:  # experts side by side, a few of which a token is given to
+        elif weight.ndim == 3:  # experts side by side, each token uses a few of them
             active = getattr(_shape(model), "num_experts_per_tok", None) or len(weight)
             yield weight.numel() * active // len(weight), weight.requires_grad
 
 
 _NO_PRODUCT = ("bias", "A_log")
-"""Ends of names of what is added or raised to a power: of experts, and of state spaces, it is no vector."""
+"""Endings of names of weights that are added or raised to a power: in experts and state spaces these are no
+vectors."""
 _WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "moe", "mlp")
 """Kinds of layers that attend to no positions."""
 
@@ -186,7 +187,7 @@ def _attention(model: Any) -> int:
     shape = _shape(model)
     kinds = getattr(shape, "layer_types", None) or [""] * (getattr(shape, "num_hidden_layers", None) or 0)
     layers = [kind not in _WITHOUT_ATTENTION for kind in kinds]
-    if getattr(shape, "is_heterogeneous", False):  # every layer may be of a shape of its own
+    if getattr(shape, "is_heterogeneous", False):  # every layer may have a shape of its own
         return sum(
             _attention_of_layer(one)
             for one, attends in zip(shape.per_layer_config, layers, strict=True)
@@ -217,11 +218,11 @@ def _shape(model: Any) -> Any:
 
 
 class Meter:
-    """FLOPs of what is computed while it is the current one.
+    """FLOPs of all computations while this meter is the current one.
 
     Attributes:
-        flops: By what they went into.
-        answers: Completions that an evaluation gives, among which those of decoding and guidance are shared out.
+        flops: FLOPs by purpose.
+        answers: Completions that an evaluation gives, over which the FLOPs of decoding and guidance are divided.
     """
 
     def __init__(self) -> None:
@@ -230,7 +231,7 @@ class Meter:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum over all purposes."""
         return sum(self.flops.values())
 
 
@@ -239,7 +240,7 @@ _current: ContextVar[Meter | None] = ContextVar("_current", default=None)
 
 @contextmanager
 def metered() -> Iterator[Meter]:
-    """Count what is computed inside; a meter around this one does not count it too."""
+    """Count computations inside this context; an outer meter does not count them too."""
     meter = Meter()
     token = _current.set(meter)
     try:
@@ -249,16 +250,16 @@ def metered() -> Iterator[Meter]:
 
 
 def is_metered() -> bool:
-    """Whether anybody counts."""
+    """Return whether a meter is active."""
     return _current.get() is not None
 
 
 def spend(purpose: Purpose, flops: int) -> None:
-    """Count FLOPs of the running stage; where nobody counts, nothing happens.
+    """Count FLOPs of the running stage; without an active meter, do nothing.
 
     Args:
-        purpose: What they went into.
-        flops: How many.
+        purpose: Purpose of the computation.
+        flops: Number of FLOPs.
     """
     meter = _current.get()
     if meter is not None:
@@ -266,10 +267,10 @@ def spend(purpose: Purpose, flops: int) -> None:
 
 
 def answered(count: int) -> None:
-    """Count completions that the running stage gives as answers, as `spend` counts FLOPs.
+    """Count completions that the running stage gives as answers; without an active meter, do nothing.
 
     Args:
-        count: How many.
+        count: Number of completions.
     """
     meter = _current.get()
     if meter is not None:

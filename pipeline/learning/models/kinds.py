@@ -1,4 +1,4 @@
-"""Kinds of models: their settings, and what files tell of one, by which a request is refused before it starts.
+"""Define kinds of models: their settings, and checks of a model's files before a request starts.
 
 Imports neither torch nor transformers.
 """
@@ -50,7 +50,7 @@ class HFModelConfig(schema.ModelConfig):
         return {"reference": self.revision, "value": self.value_revision}
 
     def problems(self, key: str, config: schema.Config) -> Iterator[str]:
-        """No place to read it from."""
+        """Report a missing path."""
         if not self.path:
             yield f"{key}.path is missing: a model of kind 'hf' needs a folder or hub id"
 
@@ -93,12 +93,12 @@ class TinyModelConfig(schema.ModelConfig):
 
     @property
     def weights(self) -> int:
-        """Those of its layers and positions; a vocabulary of symbols adds few."""
+        """Weights of the layers and positions; a vocabulary of symbols adds few."""
         return self.n_embd * (self.n_layer * (4 * self.n_embd + 2 * self.n_inner) + self.n_positions)
 
     @property
     def demonstrations(self) -> int:
-        """Of all steps."""
+        """Number of demonstrations in all steps."""
         return self.steps * self.batch_size
 
     @property
@@ -107,11 +107,11 @@ class TinyModelConfig(schema.ModelConfig):
         return [self.seed or 0] if self.seeds is None else self.seeds
 
     def with_reference(self, reference: int | None) -> TinyModelConfig:
-        """The model with one reference alone."""
+        """Return the model with only one reference."""
         return replace(self, seed=reference, seeds=None)
 
     def problems(self, key: str, config: schema.Config) -> Iterator[str]:
-        """References that are named twice or not at all, and a width that heads cannot share."""
+        """Report references that are named twice or not at all, and a width that heads cannot share."""
         if self.seeds is not None and self.seed is not None:
             yield (
                 f"{key}.seed={self.seed} and {key}.seeds={plain.brief(self.seeds)} both say which references "
@@ -126,7 +126,7 @@ class TinyModelConfig(schema.ModelConfig):
             )
 
     def idle(self, setting: str) -> str:
-        """A place to read it from."""
+        """Report a path as unused, since this model reads no files."""
         return (
             ""
             if setting != "path"
@@ -138,11 +138,11 @@ class TinyModelConfig(schema.ModelConfig):
 
 
 # -- families ----------------------------------------------------------------------------------------------------
-# Of which family a model is, whether texts are continued with it, and over how many devices it is split.
+# The family of a model, whether it can continue texts, and the numbers of devices it can be split over.
 
 
 def _kinds(names: str) -> frozenset[str]:
-    """Kinds of models, as configurations call them (`model_type`)."""
+    """Parse a list of kinds of models, by `model_type`."""
     return frozenset(names.split())
 
 
@@ -153,8 +153,8 @@ WITHOUT_SDPA = _kinds(
     vaultgemma xglm xlstm
     """
 )
-"""Kinds of models that transformers has in plain products alone. Part of keys, so it is the same on all machines,
-whichever transformers they have."""
+"""Kinds of models that transformers implements only with plain products. Part of keys, so it is the same on all
+machines, whichever version of transformers they have."""
 
 SPLIT = _kinds(
     """
@@ -164,9 +164,9 @@ SPLIT = _kinds(
     qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next smollm3 starcoder2
     """
 )
-"""Kinds of models by which two processes, each with half of nearly all weights, wrote the tokens of one, by the
-tensor-parallel plan of transformers. All families of docs/models.md were tried: others have no plan, one for the
-embedding alone, or one that fails."""
+"""Kinds of models for which two processes, each with half of nearly all weights, wrote the same tokens as one, by
+the tensor-parallel plan of transformers. All families of docs/models.md were tried: others have no plan, one for
+the embedding alone, or one that fails."""
 _SHARED_HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_value_heads", "linear_num_key_heads")
 _SHARED_WIDTHS = (
     "intermediate_size",
@@ -191,19 +191,19 @@ _UNUSABLE = {
     "it writes texts by diffusion": _kinds("diffusion_gemma dream llada sdar"),
     "it reads texts of certain lengths, or in an order of its own": _kinds("cpmant reformer xlm xlnet"),
 }
-"""Why kinds of models are no causal language models."""
+"""Reasons why kinds of models are no causal language models."""
 _GENERATING = ("ForCausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "GenerationDecoder")
 MOST_RANKS = 64
-"""Devices that share one model at most, where nobody names a number."""
+"""Largest number of devices to suggest for one model."""
 _INSTEAD = "Choose a causal language model, such as Qwen, Llama, Gemma or Mamba."
 
 
 def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> str | None:
-    """Why texts cannot be continued token by token with a model, or None.
+    """Describe why a model cannot continue texts token by token, or return None if it can.
 
     Args:
-        config: Its `config.json`.
-        for_values: It is only the backbone of value models, which have a head of their own.
+        config: Content of `config.json`.
+        for_values: The model is only the backbone of value models, which have a head of their own.
     """
     kind = str(config.get("model_type"))
     if config.get("is_encoder_decoder"):
@@ -212,7 +212,7 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
         return f"{kind} is no causal language model: {why}. {_INSTEAD}"
     saved = config.get("architectures")
     built = [name for name in saved if isinstance(name, str)] if isinstance(saved, list) else []
-    # Code that comes with a model may call its classes anything.
+    # Code that comes with a model may use any names for its classes.
     if for_values or not built or "auto_map" in config or any(name.endswith(_GENERATING) for name in built):
         return None
     return (
@@ -222,11 +222,11 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
 
 
 def why_not_split(config: Mapping[str, Any], width: int) -> str | None:
-    """Why a model cannot be split over several devices, each of which has a part of every layer; or None.
+    """Describe why a model cannot be split over devices that each have a part of every layer; None if it can.
 
     Args:
-        config: Its `config.json`.
-        width: Devices.
+        config: Content of `config.json`.
+        width: Number of devices.
     """
     kind = config.get("model_type")
     if kind not in SPLIT:
@@ -243,7 +243,7 @@ def why_not_split(config: Mapping[str, Any], width: int) -> str | None:
 
 
 def split_widths(config: Mapping[str, Any]) -> list[int]:
-    """Over how many devices a model can be split, 1 among them, the fewest first."""
+    """Return the numbers of devices over which a model can be split, including 1, in increasing order."""
     if config.get("model_type") not in SPLIT:
         return [1]
     common = math.gcd(*_split_parts(config).values())
@@ -251,7 +251,7 @@ def split_widths(config: Mapping[str, Any]) -> list[int]:
 
 
 def _split_parts(config: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes of a model of which each device has to have as much as every other."""
+    """Return the sizes in a model that devices must share equally."""
     inner = config.get("text_config")
     text = inner if isinstance(inner, Mapping) else config
     found = {name: text.get(name) for name in (*_SHARED_HEADS, *_SHARED_WIDTHS)}
@@ -259,14 +259,14 @@ def _split_parts(config: Mapping[str, Any]) -> dict[str, int]:
 
 
 def unknown_kind(config: Mapping[str, Any]) -> str | None:
-    """That the installed transformers has no code for a kind of models, as far as its files tell; or None."""
+    """Describe that the installed transformers has no code for a kind of models, by its files; None if it has."""
     kind, found = config.get("model_type"), find_spec("transformers")
     if not isinstance(kind, str):
         return "its config.json has no model_type, by which transformers knows what it is. Get the model again"
     if found is None or found.origin is None:
         return None
     tables = list((Path(found.origin).parent / "models" / "auto").glob("*.py"))
-    # In those tables a kind comes first, and classes follow.
+    # In these tables a kind comes first, followed by its classes.
     entry = re.compile(rf'\(\s*"{re.escape(kind)}"\s*,|"{re.escape(kind)}"\s*:')
     if not tables or any(entry.search(table.read_text(encoding="utf-8")) for table in tables):
         return None
@@ -283,23 +283,23 @@ def unknown_kind(config: Mapping[str, Any]) -> str | None:
 
 
 # -- adapter folder ----------------------------------------------------------------------------------------------
-# A folder of adapters, as peft saves them, that a user names as a model: what they are, and where their base
-# is. Read while a run is planned, so it loads no torch; `source` makes a model of both.
+# A folder of adapters, as peft saves them, that a user names as a model: what they are, and where their base is.
+# Planning reads this, so it loads no torch; `source` merges adapters and base.
 
 
 WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 ENDS = "generation_config.json"
 MERGED = frozenset({"LORA", "ADALORA", "IA3", "LOHA", "LOKR", "OFT", "HRA", "VERA", "FOURIERFT"})
-"""Kinds of adapters that peft merges into weights; prompts that are learnt are none of these."""
+"""Kinds of adapters that peft merges into weights; learnt prompts are not among them."""
 _WHOLE = ("model*.safetensors", "model.safetensors.index.json")
 
 
 class Base(NamedTuple):
-    """What adapters were trained on.
+    """The base model of adapters.
 
     Attributes:
-        path: A folder, or an id of the hub; "" where they do not say.
-        revision: On the hub.
+        path: A folder, or an id of the hub; "" if the adapters do not name one.
+        revision: Revision on the hub.
     """
 
     path: str
@@ -307,17 +307,17 @@ class Base(NamedTuple):
 
 
 def is_adapters(path: str | Path) -> bool:
-    """Whether a path is a folder of adapters and of no weights besides."""
+    """Return whether a path is a folder with adapters and no other weights."""
     folder = Path(path)
     return (folder / SETTINGS).is_file() and not any(found for name in _WHOLE for found in folder.glob(name))
 
 
 def base_of(path: str | Path) -> Base:
-    """What the adapters of a folder were trained on; a relative folder is looked for beside them as well.
+    """Return the base of the adapters in a folder; a relative path is also looked up beside the adapters.
 
     Raises:
-        ForeignDataError: Their settings hold something else.
-        OSError: They cannot be read.
+        ForeignDataError: Their settings are malformed.
+        OSError: Their settings cannot be read.
     """
     folder, settings = Path(path), _settings(Path(path))
     named, revision = settings.get("base_model_name_or_path"), settings.get("revision")
@@ -330,7 +330,7 @@ def base_of(path: str | Path) -> Base:
 
 
 def with_weights(path: str, revision: str | None) -> Base:
-    """Where a model has its weights and configuration: in its own place, or in that of its adapters' base."""
+    """Return where the weights and configuration of a model are: its own place, or its adapters' base."""
     try:
         base = base_of(path) if is_adapters(path) else None
     except (OSError, ForeignDataError):  # told where models are checked
@@ -339,7 +339,7 @@ def with_weights(path: str, revision: str | None) -> Base:
 
 
 def tokenizer_place(path: str, revision: str | None) -> Base:
-    """As `with_weights`, for the tokenizer: adapters may have one beside them."""
+    """Return where the tokenizer of a model is: adapters may have one of their own, else as `with_weights`."""
     return Base(path, revision) if _has_tokenizer(Path(path)) else with_weights(path, revision)
 
 

@@ -44,12 +44,12 @@ _TALKATIVE = "bitsandbytes.autograd._functions"
 
 
 def quantization_options(bits: int | None, system: SystemConfig, device: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` by which a model is read in few bits.
+    """Return the arguments with which `from_pretrained` quantizes a model while loading.
 
     Args:
-        bits: 8 or 4; None for none of it.
-        system: Its dtype is what is computed in.
-        device: ``cpu`` or ``cuda``: such a model is read to where it stays.
+        bits: 8 or 4; None for no quantization.
+        system: Its dtype is used for computation.
+        device: ``cpu`` or ``cuda``: a quantized model is loaded directly to its device.
     """
     if bits is None:
         return {}
@@ -132,16 +132,16 @@ def load_policy(
 def check_complete(
     model: hf.PreTrainedModel, folder: str | Path, told: dict[str, Any], *, besides: Iterable[nn.Parameter] = ()
 ) -> None:
-    """Refuse a model of which weights were in no file, or in another size: transformers draws them at random.
+    """Reject a model with weights that its files lack or have in another size: transformers draws them at random.
 
     Args:
-        model: As it was loaded.
-        folder: From where, for the message.
-        told: What `from_pretrained` tells of loading, asked to ignore sizes that do not match.
-        besides: What may be missing.
+        model: The loaded model.
+        folder: Source of the model, for the message.
+        told: Loading information of `from_pretrained` with ignored size mismatches.
+        besides: Weights that may be missing.
 
     Raises:
-        JobError: Names one of them.
+        JobError: Weights are missing; the message names one of them.
     """
     free, missing = {id(weight) for weight in besides}, {*told["missing_keys"]}
     missing |= {name for name, *_ in told["mismatched_keys"]}
@@ -163,9 +163,9 @@ def _load_merged(
     *,
     trust_remote_code: bool,
 ) -> hf.PreTrainedModel:
-    """A policy of which only adapters are stored: the base with these merged into it.
+    """Load a policy of which only adapters are stored: merge them into the base.
 
-    They are added in float32 to weights as they are stored, and the sums are rounded to the system's dtype.
+    Adapters are added in float32 to the weights as stored, and the sums are rounded to the system's dtype.
     """
     if base is None:
         raise JobError(
@@ -194,7 +194,7 @@ def _load_merged_parts(
     *,
     trust_remote_code: bool,
 ) -> hf.PreTrainedModel:
-    """As `_load_merged`, for ranks that read their parts from files: rank 0 writes these meanwhile."""
+    """Load as `_load_merged` for ranks that read their parts from files: rank 0 writes these files first."""
     load = partial(load_policy, trust_remote_code=trust_remote_code)
 
     def write() -> str:
@@ -205,7 +205,7 @@ def _load_merged_parts(
     place = ranks.made_by_first(write)
     try:
         model: hf.PreTrainedModel = load(place, system, device, ranks=ranks)
-        ranks.any_of(False)  # all have read it
+        ranks.any_of(False)  # all ranks have read the files
     finally:
         if ranks.is_first:
             shutil.rmtree(place, ignore_errors=True)
@@ -214,9 +214,10 @@ def _load_merged_parts(
 
 
 def _type_of_all(folder: Path) -> torch.dtype | None:
-    """The type that all weights of a folder are saved in; None where there are several, or another than usual.
+    """Return the type of all saved weights in a folder; None if there are several, or an unusual one.
 
-    What transformers calls ``auto`` is the word of `config.json`, or the first weight, which others may exceed.
+    The type ``auto`` of transformers is that in `config.json`, or of the first weight; other weights may be more
+    precise.
     """
     found: set[str] = set()
     for path in folder.glob(_WEIGHTS):
@@ -226,7 +227,7 @@ def _type_of_all(folder: Path) -> torch.dtype | None:
 
 
 def _compute_buffers(model: hf.PreTrainedModel, make: Callable[[], hf.PreTrainedModel]) -> None:
-    """Give a model the buffers that are not saved but computed, of the type that `make` makes one in."""
+    """Give a model the buffers that are computed rather than saved, in the type of a model from `make`."""
     saved = set(model.state_dict())
     if all(name in saved for name, _ in model.named_buffers()):
         return
@@ -238,9 +239,9 @@ def _compute_buffers(model: hf.PreTrainedModel, make: Callable[[], hf.PreTrained
 
 
 def kind_of_policies(config: hf.PreTrainedConfig) -> Any:
-    """The class by which a model that generates text is loaded.
+    """Return the class that loads a model which generates text.
 
-    One that also sees or hears is a language model to those that give it text alone.
+    A model that also sees or hears counts as a language model, since it gets only text.
     """
     several = hf.AutoModelForCausalLM, hf.AutoModelForImageTextToText
     return next((kind for kind in several if type(config) in kind._model_mapping), hf.AutoModelForCausalLM)
@@ -262,7 +263,7 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> hf
 
 
 def save_tokenizer(tokenizer: hf.PreTrainedTokenizerBase, folder: str | Path) -> None:
-    """Save a tokenizer as the same bytes wherever it was read from, and whatever the environment says."""
+    """Save a tokenizer with the same bytes wherever it was read from, and whatever the environment is."""
     for name in _WHERE_READ:
         tokenizer.init_kwargs.pop(name, None)
     tokenizer.save_pretrained(folder)
@@ -281,12 +282,12 @@ _WHERE_READ = (
     "subfolder",
     "token",
 )
-"""What `from_pretrained` notes among the settings of a tokenizer of how it got the files."""
+"""Settings that `from_pretrained` adds to a tokenizer about the source of its files."""
 
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Have transformers draw none meanwhile, in a program that is not ours: its settings stay as they are."""
+    """Switch off progress bars of transformers meanwhile; afterwards the settings are as before."""
     shown, of_hub = of_transformers.is_progress_bar_enabled(), not are_progress_bars_disabled()
     of_transformers.disable_progress_bar()
     try:
@@ -300,7 +301,7 @@ def without_progress_bars() -> Iterator[None]:
 
 def frozen(model: Model, device: str) -> Model:
     """Put a model on its device, in evaluation mode and without gradients."""
-    # Those of bitsandbytes are where they were read to. Others that come in few bits are on the CPU until moved.
+    # bitsandbytes has loaded its models to the device. Other quantized models are on the CPU until moved.
     if getattr(model, "quantization_method", None) != QuantizationMethod.BITS_AND_BYTES:
         model.to(device)  # type: ignore[arg-type]
     model.eval()
@@ -309,7 +310,7 @@ def frozen(model: Model, device: str) -> Model:
 
 
 def train_text(model: hf.PreTrainedModel) -> None:
-    """Let all weights be trained that texts go through; what a model sees or hears with stays as it is."""
+    """Make all weights trainable that process text; the parts of a model that see or hear stay frozen."""
     if model.config.get_text_config() is model.config:
         model.requires_grad_(True)
         return
@@ -319,15 +320,15 @@ def train_text(model: hf.PreTrainedModel) -> None:
 
 
 def text_parts(model: hf.PreTrainedModel) -> tuple[nn.Module, nn.Module]:
-    """Of a model that also sees or hears, what texts go through: the language model, and its output head."""
+    """Return the language model and the output head, which process text in a model that also sees or hears."""
     return model.get_decoder(), model.get_output_embeddings()
 
 
 def end_ids(settings: hf.GenerationConfig | None, tokenizer: hf.PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Tokens that end a completion: the tokenizer's end of text first, then those of the generation settings.
+    """Return the tokens that end a completion: the tokenizer's end of text, then those of the generation settings.
 
-    Chat models often have several; their tokenizer names one of them. Last is what the chat template writes behind
-    an answer: a base model with the template of ChatML may name another one in both.
+    Chat models often have several; their tokenizer names one of them. Last is the token that the chat template
+    writes after an answer: a base model with the template of ChatML may have another one in both.
     """
     named = getattr(settings, "eos_token_id", None)
     further = named if isinstance(named, list) else [named]
@@ -336,15 +337,15 @@ def end_ids(settings: hf.GenerationConfig | None, tokenizer: hf.PreTrainedTokeni
 
 
 def context_length(model: hf.PreTrainedModel) -> int | None:
-    """Tokens that fit into the context of a model, or None where its configuration sets no limit."""
+    """Return the number of tokens in the context of a model, or None if its configuration sets no limit."""
     return config_context(model.config)
 
 
 def config_context(config: hf.PreTrainedConfig) -> int | None:
-    """As `context_length`, of a model that is not loaded.
+    """Return the number of tokens in the context of a model, by its configuration.
 
-    Of one with longrope it is the length that it was trained at first: transformers reads all texts of a batch by
-    other frequencies once one of them is longer, so that a text would follow from what stands beside it.
+    For longrope this is the original training length: transformers uses other frequencies for all texts of a batch
+    once one of them is longer, so a text would depend on the other texts of its batch.
     """
     text = config.get_text_config()
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
@@ -353,15 +354,18 @@ def config_context(config: hf.PreTrainedConfig) -> int | None:
 
 
 def length_beside_others(config: hf.PreTrainedConfig) -> int | None:
-    """Tokens beyond which a text would change what is computed of those beside it; None where it never does."""
+    """Return the length in tokens beyond which a text changes the results of others in its batch.
+
+    None if none does.
+    """
     return min(_original_lengths(config.get_text_config()), default=None)
 
 
 def _original_lengths(text: hf.PreTrainedConfig) -> list[int]:
-    """Lengths beyond which positions are read by other frequencies; of code that comes with a model as well."""
+    """Return the lengths beyond which other position frequencies apply; also for code that comes with a model."""
     ropes = getattr(text, "rope_parameters", None)
     own = getattr(text, "original_max_position_embeddings", None)
-    # One for all layers, or one for each type of them.
+    # One for all layers, or one for each type of layer.
     each = [ropes, *ropes.values()] if isinstance(ropes, dict) else []
     found = [
         rope.get("original_max_position_embeddings") or own
@@ -372,14 +376,17 @@ def _original_lengths(text: hf.PreTrainedConfig) -> list[int]:
 
 
 def checkpoint_activations(model: hf.PreTrainedModel) -> None:
-    """Have a model that is trained compute layers again in the backward pass instead of keeping their outputs."""
+    """Recompute layers in the backward pass instead of keeping their outputs."""
     # Renamed within transformers 5, where the old name warns.
     new = getattr(model, "activation_checkpointing_enable", None)
     (new or model.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def _attention(kind: Any, config: hf.PreTrainedConfig, asked: Attention) -> Attention:
-    """What was asked for, or what the model has of it; of the code that comes with a model nothing is known."""
+    """Return the requested attention, or one that the model supports.
+
+    Code that comes with a model is not checked.
+    """
     if type(config) not in kind._model_mapping:
         return asked
     model = kind._model_mapping[type(config)]
@@ -387,7 +394,7 @@ def _attention(kind: Any, config: hf.PreTrainedConfig, asked: Attention) -> Atte
     used = asked
     if used is Attention.flash_attention_2 and not model._supports_flash_attn:
         used = Attention.sdpa
-    # Of kinds without it, earlier transformers 5 says that it has it, and leaves out what caps their scores.
+    # For kinds without sdpa, earlier versions of transformers 5 claim to have it, and omit the soft cap of scores.
     if used is Attention.sdpa and (not model._supports_sdpa or config.model_type in kinds.WITHOUT_SDPA):
         used = Attention.eager
     if used is not asked:
@@ -437,11 +444,11 @@ def convert(file: Path, out: Path) -> hf.PreTrainedModel:
             f"cannot read {file} as a model ({type(error).__name__}: {error}). transformers reads GGUF files of "
             "some architectures; for others, or a damaged file, get the safetensors of the model."
         ) from error
-    # They say "quantised", which the weights no longer are.
+    # They still say "quantised", but the weights no longer are.
     model.hf_quantizer = None  # type: ignore[assignment]
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
-    # The name inside the file, and where it lay, are no part of the result.
+    # The name and place of the file are no part of the result.
     model.config._name_or_path = ""
     model.save_pretrained(out)
     save_tokenizer(tokenizer, out)

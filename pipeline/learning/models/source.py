@@ -1,7 +1,7 @@
-"""Where the files of a model are.
+"""Find the files of a model.
 
-They are a folder, the snapshot of a hub id, or what is made of a GGUF file or adapters. The output of the
-reference's first stage points to a folder or a commit on the hub, or is itself the model.
+The files are a folder, the snapshot of a hub id, or the converted form of a GGUF file or adapters. The output of
+the reference's first stage points to a folder or a commit on the hub, or is itself the model.
 """
 
 import tempfile
@@ -16,14 +16,14 @@ from pipeline.learning.models import kinds
 from pipeline.outputs.formats import POINTER, read_input, read_pointer
 
 _PATTERNS = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt", "*.py"]
-"""What is fetched of a hub id: no weights in other formats."""
+"""Files to fetch for a hub id: no weights in other formats."""
 
 
 def write_reference(model: ModelConfig, out: Path) -> None:
-    """Note where the model is that the configuration names; a GGUF file or adapters become a whole model here.
+    """Write where the configured model is; a GGUF file or adapters are converted to a whole model here.
 
     Args:
-        model: Of kind ``hf``.
+        model: Configuration of kind ``hf``.
         out: Folder to write to.
 
     Raises:
@@ -40,18 +40,18 @@ def write_reference(model: ModelConfig, out: Path) -> None:
         return
     pointer: dict[str, Any] = {"path": str(Path(path).absolute())}
     if not Path(path).is_dir():
-        # Every later job takes the commit that was found now, whatever the branch points to by then.
+        # Every later job uses the commit found now, whatever the branch points to by then.
         revision = model.revisions["reference"]
         pointer = {"hub": path, "commit": Path(snapshot(path, revision, is_new=True)).name}
     (out / POINTER).write_text(files.json_text(pointer) + "\n")
 
 
 def reference_folder(output: Path, model: ModelConfig) -> str:
-    """The folder of the reference's model and tokenizer.
+    """Return the folder of the reference's model and tokenizer.
 
     Args:
-        output: Of the reference's first stage.
-        model: As the configuration of the present run has it: a folder may have moved since the output was made.
+        output: Output of the reference's first stage.
+        model: Configuration in the current run: a folder may have moved since the output was made.
     """
     if not (output / POINTER).is_file():
         return str(output)
@@ -62,11 +62,11 @@ def reference_folder(output: Path, model: ModelConfig) -> str:
 
 
 def value_folder(model: ModelConfig, scratch: Path) -> str | None:
-    """The folder of the value models' backbone, or None where it is the reference's.
+    """Return the folder of the value models' backbone, or None if that is the reference's.
 
     Args:
-        model: The configuration.
-        scratch: Folder in which a GGUF file or adapters may be made into a model; removed by the caller.
+        model: Configuration of the model.
+        scratch: Folder for the conversion of a GGUF file or adapters; removed by the caller.
     """
     path = model.value_path
     if path is None:
@@ -85,10 +85,10 @@ def value_folder(model: ModelConfig, scratch: Path) -> str | None:
 
 
 def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
-    """Write what adapters make of their base as a model in float32, with the tokenizer of either.
+    """Write a base merged with adapters as a model in float32, with the tokenizer of either.
 
     Raises:
-        JobError: They do not fit their base, or the hub does not give that.
+        JobError: The adapters do not fit their base, or the hub does not provide the base.
     """
     from transformers import GenerationConfig
 
@@ -109,7 +109,7 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
             f"{folder}: the tokenizer has {len(tokenizer):,} tokens, and the model {rows:,} rows for them. Save "
             "the adapters together with the embedding that was resized (save_embedding_layers=True of peft)"
         )
-    # Where it lay is no part of the result.
+    # The place of the files is no part of the result.
     whole.config._name_or_path = ""
     whole.save_pretrained(out)
     save_tokenizer(tokenizer, out)
@@ -120,7 +120,10 @@ def _place(base: kinds.Base) -> str:
 
 
 def value_context(model: ModelConfig) -> int | None:
-    """Tokens that fit into the backbone of value models, where that is not the reference; None for no limit."""
+    """Return the number of tokens in the context of a separate value backbone.
+
+    None for no limit or no such backbone.
+    """
     from transformers import AutoConfig
 
     from pipeline.learning.models.load import config_context
@@ -133,16 +136,17 @@ def value_context(model: ModelConfig) -> int | None:
 
 
 def snapshot(repo: str, revision: str | None, *, is_new: bool = False) -> str:
-    """The local folder of a model on the hub, fetched if it is not there.
+    """Return the local folder of a model on the hub, fetched if it is not there.
 
     Args:
-        repo: Its id.
+        repo: Id of the model.
         revision: Commit, tag or branch; None for the newest.
-        is_new: It is to be a reference, and what it is is not known: no weights are fetched of what is of no use.
+        is_new: The model becomes a reference and is not checked yet: weights are fetched only after a check of its
+            kind.
 
     Raises:
-        JobError: The hub has no such model, or cannot be reached and nothing is in the cache; or texts cannot be
-            continued with it.
+        JobError: The hub has no such model, or cannot be reached and the cache lacks it; or the model cannot
+            continue texts.
     """
     from huggingface_hub import hf_hub_download, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -172,7 +176,7 @@ def _check_kind(repo: str, file: Path) -> None:
 
 
 def _no_folder(repo: str) -> str:
-    """What may have been meant instead of an id of the hub: a folder of nearly that name, if there is one."""
+    """Describe that there is no such folder, and name a folder with a similar name if there is one."""
     near = folder_called_nearly(repo)
     meant = f", but {near}" if near else ""
     return f"There is no folder {repo} here{meant}. "

@@ -28,7 +28,10 @@ but 0.16 at 64, where attention is then so even that some seeds never find out w
 
 
 def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
-    """One token per match of the dataset's `symbol_pattern`; every text begins with its BOS token."""
+    """Make a tokenizer with one token per match of the dataset's `symbol_pattern`.
+
+    Texts begin with its BOS token.
+    """
     vocabulary = {token: index for index, token in enumerate(dataset.vocabulary)}
     bos = dataset.bos_token
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=bos))
@@ -41,7 +44,7 @@ def make_tokenizer(dataset: Dataset) -> PreTrainedTokenizerFast:
 
 
 def make_model(config: kinds.TinyModelConfig, dataset: Dataset) -> GPT2LMHeadModel:
-    """An untrained model, initialised from the model's own seed."""
+    """Make an untrained model, initialised from the model's own seed."""
     shape = GPT2Config(
         vocab_size=len(dataset.vocabulary),
         n_embd=config.n_embd,
@@ -63,7 +66,7 @@ def make_model(config: kinds.TinyModelConfig, dataset: Dataset) -> GPT2LMHeadMod
 
 
 class Encoder:
-    """Does with demonstrations what the tokenizer does, without its overhead on every step."""
+    """Tokenizes demonstrations as the tokenizer does, without its overhead on every step."""
 
     def __init__(self, dataset: Dataset) -> None:
         """Take the vocabulary of a dataset."""
@@ -72,16 +75,16 @@ class Encoder:
         self._symbols = re.compile(dataset.symbol_pattern).findall
 
     def __call__(self, shown: Sequence[tuple[str, str]]) -> tuple[torch.Tensor, int]:
-        """Token ids of prompts with their completions, and where these begin.
+        """Return the token ids of prompts with completions, and the number of tokens before a completion.
 
         Args:
-            shown: Prompts and completions; all prompts have as many tokens, and so have all completions.
+            shown: Prompts and completions; all prompts have equally many tokens, and so have all completions.
 
         Returns:
             Shape [B, T], int64, BOS first; and the number of tokens before a completion.
 
         Raises:
-            JobError: They are of several lengths, or have tokens of another vocabulary.
+            JobError: The lengths differ, or tokens are not in the vocabulary.
         """
         try:
             ids = torch.tensor([[self._bos, *map(self._ids.__getitem__, self._symbols(p + c))] for p, c in shown])
@@ -93,7 +96,7 @@ class Encoder:
 
 
 class Demonstrations:
-    """Which rows are shown at each step, and how: a function of the step, whatever was asked for before."""
+    """Chooses the rows and draws of each step: a function of the step, independent of earlier calls."""
 
     def __init__(self, config: kinds.TinyModelConfig, count: int) -> None:
         """Prepare to draw `config.batch_size` of `count` rows per step."""
@@ -102,10 +105,10 @@ class Demonstrations:
         self._start()
 
     def at(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Rows and draws of a step, each of shape [batch]."""
+        """Return the rows and draws of a step, each of shape [batch]."""
         if step < self._step:
             self._start()
-        # One generator serves all steps, so those before are drawn and let go: a millisecond for a hundred.
+        # One generator serves all steps, so earlier draws are discarded: a millisecond for a hundred steps.
         while self._step <= step:
             self._drawn = (
                 self._generator.integers(0, self._count, self._config.batch_size),
@@ -137,10 +140,10 @@ def train_reference(
         dataset: Has demonstrations and a vocabulary.
         device: ``cpu`` or ``cuda``.
         on_step: Called after each step with the number of steps done and the tokens seen.
-        checkpoint: Where the training goes on from and is saved; None starts afresh and saves nothing.
-        hints: Folder of batch sizes that fitted; None remembers nothing.
-        ranks: Who else does this training.
-        curve: Where the training's curve goes; None draws none.
+        checkpoint: Checkpoints to resume from and to save; None starts afresh and saves nothing.
+        hints: Folder of batch sizes that fitted; None stores none.
+        ranks: Ranks of this training.
+        curve: Curve of the training to write; None writes none.
 
     Returns:
         The model, and the loss of every step in nats per token of the completion.
@@ -174,7 +177,7 @@ def train_reference(
         ids = ids.to(device)
         for places, weight in ranks.share(np.arange(len(ids)), micro_batch.size):
             part = ids[torch.from_numpy(places)]
-            # Nothing is asked of the last token, so it is not read.
+            # The last token predicts nothing, so it is not read.
             logits = model(part[:, :-1], use_cache=False).logits[:, prompt - 1 :]
             loss = F.cross_entropy(logits.flatten(0, 1), part[:, prompt:].flatten())
             yield loss * (weight * len(part) / len(ids))
@@ -197,9 +200,8 @@ def train_reference(
 
 
 # -- imitation ---------------------------------------------------------------------------------------------------
-# Whether a tiny reference has learnt to imitate its corpus, by its loss on rows that it was not shown. Two
-# losses that need no training say what is much and what is little: that of a guess, and that of a perfect
-# imitator.
+# Whether a tiny reference has learnt to imitate its corpus, by its loss on held-out rows. Two losses that need no
+# training give the scale: that of a guess, and that of a perfect imitator.
 
 
 PROMPTS = 500
@@ -236,7 +238,7 @@ class Imitation:
         return self.loss - self.corpus < max(_CLOSE, self.guessing - self.loss)
 
     def problem(self, seed: int) -> str | None:
-        """What a reader of results that rest on this reference must know, if it has not learnt.
+        """Describe that the reference has not learnt, as a caveat for results; None if it has.
 
         Args:
             seed: Of the reference.
@@ -288,7 +290,7 @@ def _demonstrations(dataset: Dataset, row: int) -> Counter[tuple[str, str]] | No
 
 @torch.no_grad()
 def _surprise(model: PreTrainedModel, ids: Tensor, start: int) -> Tensor:
-    """Negative log-probability of each completion in nats, shape [B], float64."""
+    """Return the negative log-probability of each completion in nats, shape [B], float64."""
     flops.spend("scoring", flops.model_cost(model).forward(flops.whole_texts(np.full(len(ids), ids.shape[1]))))
     found = []
     for part in ids.to(model.device).split(_BATCH):
@@ -299,7 +301,7 @@ def _surprise(model: PreTrainedModel, ids: Tensor, start: int) -> Tensor:
 
 
 def _guessing(completions: NDArray[np.int64], shares: NDArray[np.float64]) -> float:
-    """Entropy of the tokens at each place, whatever the prompt; the mean over places, in nats."""
+    """Return the entropy of the tokens at each place, ignoring the prompt; the mean over places, in nats."""
     entropies = []
     for place in completions.T:
         frequencies = np.bincount(place, weights=shares) / shares.sum()

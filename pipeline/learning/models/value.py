@@ -35,11 +35,11 @@ from pipeline import errors, files, foreign
 from pipeline.learning.choices import HeadType
 
 # -- dropout -----------------------------------------------------------------------------------------------------
-# Switching dropout off: its noise would come from the global generator, and depend on earlier jobs.
+# Switches dropout off: its noise would come from the global generator, and depend on earlier jobs.
 
 
 def without_dropout(model: nn.Module) -> None:
-    """Switch it off in a model that is made."""
+    """Switch off dropout in an existing model."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -50,7 +50,7 @@ def without_dropout(model: nn.Module) -> None:
 
 
 def configured_without_dropout(config: PreTrainedConfig) -> None:
-    """Set every rate to 0 of models that will be made."""
+    """Set every dropout rate to 0 in the configuration of a future model."""
     for name, value in vars(config).items():
         if isinstance(value, float) and (name.endswith(("dropout", "pdrop")) or "dropout" in name):
             setattr(config, name, 0.0)
@@ -60,7 +60,7 @@ HEAD_SETTINGS = "value_head.json"
 HEAD_WEIGHTS = "value_head.safetensors"
 
 TEXT_LENGTHS = "text_lengths"
-"""By which attention is told how long the texts are that stand behind each other; see `training.scoring`."""
+"""Argument that tells attention the lengths of concatenated texts; see `training.scoring`."""
 
 
 class ValueConfig(PreTrainedConfig):
@@ -98,8 +98,8 @@ class ValueModel(PreTrainedModel):
         """Make a model.
 
         Args:
-            config: Of backbone and head.
-            backbone: Taken as it is; None makes one with random weights.
+            config: Configuration of backbone and head.
+            backbone: Used without a copy; None makes one with random weights.
         """
         super().__init__(config)
         shape = config.backbone
@@ -107,21 +107,21 @@ class ValueModel(PreTrainedModel):
         made = AutoModel.from_config(shape) if backbone is None else backbone
         outputs = 1 if config.head == HeadType.v.name else shape.get_text_config().vocab_size
         text = shape.get_text_config()
-        # Some models of OPT bring what their layers compute back to the size of their embeddings.
+        # Some OPT models project the outputs of their layers back to the size of their embeddings.
         width = getattr(text, "word_embed_proj_dim", None) or text.hidden_size
         self.head = nn.Linear(width, outputs * config.atoms)
         if backbone is None:
             self.backbone = made
             self.post_init()
         else:
-            # Initialised after the head alone, whose weights are there to be replaced.
+            # Only the head is initialised, since the backbone has its weights.
             self.post_init()
             self.backbone = made
             self.head.to(dtype=made.dtype, device=made.device)
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that it can read."""
+        """Number of tokens that the model can read."""
         assert isinstance(self.config.backbone, PreTrainedConfig)
         size: int = self.config.backbone.get_text_config().vocab_size
         return size
@@ -133,7 +133,7 @@ class ValueModel(PreTrainedModel):
 
         Args:
             save_directory: Folder to write to.
-            options: As transformers takes them for the backbone.
+            options: Options of transformers for the backbone.
         """
         folder = Path(save_directory)
         self.backbone.save_pretrained(folder, **options)
@@ -148,8 +148,8 @@ class ValueModel(PreTrainedModel):
         """Load what `save_pretrained` saved.
 
         Args:
-            folder: Where.
-            options: As transformers takes them: ``dtype``, ``attn_implementation``, ...
+            folder: Folder of the saved model.
+            options: Options of transformers: ``dtype``, ``attn_implementation``, ...
 
         Raises:
             JobError: There is no head, or it does not belong to this backbone.
@@ -184,13 +184,13 @@ class ValueModel(PreTrainedModel):
 
         Args:
             input_ids: Shape [B, T].
-            cache: What is remembered of the text before, extended in place.
-            use_cache: Whether to extend the cache that is given.
-            following: Of head "q", a token after each of the first positions, shape [B, T'], whose value alone is
-                computed: without an output for every token of the vocabulary.
-            inputs: As the backbone takes them: ``attention_mask`` (4-D additive masks included), ``position_ids``
-                of shape [B, T]. What it does not take, it does without: some backbones know no positions. And
-                `TEXT_LENGTHS`.
+            cache: Keys and values of earlier text, extended in place.
+            use_cache: Whether to extend the given cache.
+            following: For head "q": the next token after each of the first positions, shape [B, T']. Only the
+                values of these tokens are computed, not one for every token of the vocabulary.
+            inputs: Arguments of the backbone: ``attention_mask`` (4-D additive masks included), ``position_ids``
+                of shape [B, T]; and `TEXT_LENGTHS`. Arguments that the backbone does not have are dropped: some
+                backbones have no positions.
 
         Returns:
             Logits z, float32, shape [B, T] for head "v" and [B, T, V] for head "q"; sigmoid(z) is a probability.
@@ -204,7 +204,7 @@ class ValueModel(PreTrainedModel):
         hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **known).last_hidden_state
         if following is not None:
             return self._values_of(hidden[:, : following.shape[1]], following)
-        # Some state spaces give float32 whatever their weights are.
+        # Some state spaces return float32 whatever the type of their weights.
         values: Tensor = self.head(hidden.to(self.head.weight.dtype)).float()
         if self.config.atoms > 1:
             values = values.unflatten(-1, (-1, self.config.atoms))
@@ -212,7 +212,7 @@ class ValueModel(PreTrainedModel):
         return values.squeeze(-1) if self.config.head == HeadType.v.name else values
 
     def _values_of(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Values of one token at each position, by the rows of the head that are theirs."""
+        """Return the values of one token at each position, by the head's rows for these tokens."""
         atoms, size = self.config.atoms, hidden.shape[-1]
         rows = functional.embedding(tokens, self.head.weight.view(-1, atoms * size)).unflatten(-1, (atoms, size))
         values: Tensor = (rows * hidden.to(rows.dtype)[:, :, None]).sum(-1)
@@ -222,7 +222,7 @@ class ValueModel(PreTrainedModel):
 
 @functools.cache
 def inputs_of(forward: Callable[..., Any]) -> Collection[str]:
-    """Names of what the forward pass of a class of models takes."""
+    """Return the argument names of the forward pass of a model class."""
     return frozenset(inspect.signature(forward).parameters)
 
 
@@ -231,12 +231,13 @@ _CACHE_ARGUMENTS = ("past_key_values", "cache_params", "cache")
 
 @functools.cache
 def cache_argument(forward: Callable[..., Any]) -> str:
-    """How the forward pass of a class of models calls what is remembered of the text before.
+    """Return the name of the cache argument in the forward pass of a model class.
 
-    Since 5.24 transformers calls it ``cache``; before, and in code of models' own, there are two other names.
+    Since 5.24 transformers calls it ``cache``; earlier versions, and code that comes with models, use two other
+    names.
 
     Raises:
-        JobError: It takes none of them, so that it would take a token for a whole text.
+        JobError: There is no such argument, so the model cannot continue texts.
     """
     for name in _CACHE_ARGUMENTS:
         if name in inputs_of(forward):
@@ -250,7 +251,7 @@ def cache_argument(forward: Callable[..., Any]) -> str:
 def value_model_from(
     backbone: PreTrainedModel, head: HeadType, atoms: int = 1, *, take: bool = False
 ) -> ValueModel:
-    """A value model that starts as a language model's backbone, in float32.
+    """Make a value model that starts as a language model's backbone, in float32.
 
     The head starts at zero, so that before training every candidate has the same value and guidance changes
     nothing.
@@ -258,17 +259,18 @@ def value_model_from(
     Args:
         backbone: A causal language model, or the model inside it.
         head: Type of the head.
-        atoms: Rewards that the head has a distribution over; 1 is a single probability.
-        take: Use the backbone itself, for which its language model is of no more use, in place of a copy. It stays
-            in the type that it has.
+        atoms: Atoms of the head's distribution over rewards; 1 is a single probability.
+        take: Use the backbone itself, keeping its type, instead of a copy; its language model cannot be used
+            afterwards.
 
     Raises:
-        JobError: The language model lacks weights that transformers gives its kind where nothing is written.
+        JobError: The weights of the language model do not match the backbone that transformers builds from its
+            configuration.
     """
     inner = _body(backbone)
     config = inner.config if take else copy.deepcopy(inner.config)
     configured_without_dropout(config)
-    # Where the backbone was loaded from is no part of the result.
+    # The source of the backbone is no part of the result.
     config._name_or_path = ""
     settings = ValueConfig(backbone=copy.deepcopy(config), head=head.name, atoms=atoms)
     model = ValueModel(settings, inner if take else None)
@@ -295,12 +297,12 @@ def _copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
 
 
 def _body(model: PreTrainedModel) -> PreTrainedModel:
-    """What of a language model is below its head; of one that also sees or hears, the part that reads text."""
+    """Return a language model without its head; for a model that also sees or hears, the part that reads text."""
     inner = model.base_model
     if model.config.get_text_config() is not model.config:
         inner = model.get_decoder()
     elif inner is model and model.get_output_embeddings() is not None:
-        # A text model of a family whose models see as well names its body by the place that it has in those.
+        # A text model of a family with vision models names its body by the body's place in those.
         inner = model.model
     assert isinstance(inner, PreTrainedModel)
     return inner
