@@ -1,7 +1,7 @@
-"""Evaluate what is there on further test sets: a run that is done, or checkpoints of any program.
+"""Evaluate a finished run, or checkpoints of any program, on further test sets.
 
-Both are requests like others. For a run it is the one that it was, with more in its section `evaluation`, so that
-only what is missing is computed; for checkpoints it is one without algorithms.
+Both are ordinary requests. For a run it is the run's own request with a longer section `evaluation`, so that only
+missing results are computed; for checkpoints it is a request without algorithms.
 """
 
 import re
@@ -85,10 +85,10 @@ def _of_run(
     samples: int | None,
     prompts: int | None,
 ) -> Config:
-    """The request of a run with more to evaluate.
+    """Return the request of a run, extended by test sets, checkpoints, completions or prompts.
 
     Raises:
-        ConfigError: It cannot be read, or what is asked for does not fit it.
+        ConfigError: The request of the run cannot be read, or an extension does not fit it.
     """
     plain: dict[str, Any] = load_planned(choose_run(output_dir, experiment)).read_config()
     try:
@@ -118,7 +118,7 @@ def _of_run(
 
 
 def _refuse_of_run(given: list[str], output_dir: Path, sets: list[str], chain: list[str] | None) -> None:
-    """Refuse what is neither an experiment nor a checkpoint, and checkpoints without a test set."""
+    """Reject words that name neither an experiment nor a checkpoint, and checkpoints without a test set."""
     for word in given:
         if not Path(word).exists() and not is_hub_id(word.partition("@")[0]):
             raise ConfigError(
@@ -144,7 +144,7 @@ def _of_checkpoints(
     samples: int | None,
     prompts: int | None,
 ) -> list[str]:
-    """Settings of a request that evaluates checkpoints; the first stands in the place of the reference."""
+    """Return settings that evaluate checkpoints; the first checkpoint takes the place of the reference."""
     first, revision = _place(given[0])
     shipped = choices_of("dataset")
     others = {**{_called(path): path for path in given[1:]}, **_named(also)}
@@ -171,7 +171,7 @@ def _named(also: list[str]) -> dict[str, str]:
 
 
 def _place(word: str) -> tuple[str, str]:
-    """A path, or a hub id and its revision."""
+    """Split a word into a path, or a hub id, and its revision."""
     if Path(word).exists():
         return str(Path(word).absolute()), ""
     path, _, revision = word.partition("@")
@@ -179,5 +179,5 @@ def _place(word: str) -> tuple[str, str]:
 
 
 def _called(path: str) -> str:
-    """A plain name for a checkpoint, by the end of its path."""
+    """Derive a plain name for a checkpoint from the end of its path."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(_place(path)[0]).name).strip("-._") or "checkpoint"

@@ -37,8 +37,9 @@ from pipeline.plan.recorded import RecordedPlan, parse_plan
 # -- needs -------------------------------------------------------------------------------------------------------
 # Retention: which weights the live runs are still going to read, so that no run deletes what another one needs.
 #
-# a run begins: publish all keys that its plan could read -> check what is stored -> publish fewer as jobs finish
-# removing weights: take the lock -> does a live run need them? -> tombstone -> free the lock -> delete the files
+#     a run begins:      publish all keys that its plan could read -> check what is stored
+#                        -> publish fewer as jobs finish
+#     removing weights:  take the lock -> does a live run need them? -> tombstone -> free the lock -> delete
 #
 # So either the remover sees what the other run publishes, or the other run finds the tombstone when it checks.
 # `<root>/.tmp/<run>/needs` lists keys, one a line; it is ignored once the run's lock is free (`Scratch`).

@@ -1,4 +1,4 @@
-"""What TRL's configurations are here: one table of both."""
+"""Translate TRL's configurations into settings of this package, by one table."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -69,7 +69,7 @@ def _optimizer(value: Any, _: Values) -> Any:
 
 
 def _whole(value: Any, _: Values) -> Any:
-    """Steps and epochs that are no part of all."""
+    """Return a number of steps or epochs if it is whole, else None, as a fraction has no counterpart."""
     return int(value) if value == int(value) else None
 
 
@@ -79,7 +79,10 @@ def _steps(value: Any, given: Values) -> Any:
 
 
 def _batch(_: Any, given: Values) -> Any:
-    """Completions of an optimizer step; a group must not be split. Packed rows hold nobody knows how many."""
+    """Return the completions of an optimizer step; None if they split a group.
+
+    The number of completions in packed rows is unknown.
+    """
     if given.get("packing"):
         return None
     count = _completions(given) * given["gradient_accumulation_steps"] * given["devices"]
@@ -92,12 +95,12 @@ def _micro_batch(_: Any, given: Values) -> Any:
 
 
 def _completions(given: Values) -> int:
-    """Of a forward pass on one device; a pair is two."""
+    """Return the completions in a forward pass on one device; a pair counts as two."""
     return int(given["per_device_train_batch_size"]) * (2 if given["algo"] in _OF_PAIRS else 1)
 
 
 def _generation_steps(_: Any, given: Values) -> Any:
-    """Optimizer steps on what is drawn at once."""
+    """Return the optimizer steps per generation; None if they are not whole."""
     steps = given["gradient_accumulation_steps"]
     micro = given["steps_per_generation"] or steps
     if given["steps_per_generation"] is None and given["generation_batch_size"] is not None:
@@ -106,7 +109,7 @@ def _generation_steps(_: Any, given: Values) -> Any:
 
 
 def _unpadded(_: Any, given: Values) -> Any:
-    """Also where rows are packed, which is to leave their padding out."""
+    """Return whether padding is left out; packing implies it."""
     return given["padding_free"] or given["packing"]
 
 
@@ -136,17 +139,17 @@ def _scale(value: Any, _: Values) -> Any:
 
 
 def _own(names: str, told: Callable[[Any, Values], Any] = _same) -> dict[str, Counterpart]:
-    """Of arguments that settings of the algorithm have the names of."""
+    """Map arguments to settings of the algorithm with the same names."""
     return {name: Counterpart(f"algos.{{algo}}.{name}", told) for name in names.split()}
 
 
 def _as(told: Callable[[Any, Values], Any] | None, **keys: str) -> dict[str, Counterpart]:
-    """Of arguments whose values are told in one way, by their keys."""
+    """Map arguments to their keys, all with one conversion."""
     return {name: Counterpart(key, told) for name, key in keys.items()}
 
 
 def _nothing(*_: Any) -> str:
-    """For another argument has said it."""
+    """Return an empty value: another argument has set the counterpart."""
     return ""
 
 
@@ -171,7 +174,7 @@ SHARED = {
     **_as(None, project="tracking.project", model_init_kwargs="models.hf.path"),
     **_as(None, trust_remote_code="models.hf.trust_remote_code"),
 }
-"""Of every configuration. An empty text says nothing: another argument has said it."""
+"""Arguments of every configuration. An empty key has no counterpart of its own: another argument has set it."""
 _SHOWN = "evaluation.sample_prompts"
 _ANCHOR = _as(None, precompute_ref_batch_size="training.micro_batch_size", sync_ref_model="algos.{algo}.reference")
 _ONLINE = {
@@ -310,7 +313,7 @@ def keys_of(name: str, algo: str = "") -> list[str]:
 
 
 def _fixed(algo: str, given: Values) -> Iterator[str]:
-    """That a round of what draws while it trains is a pass over the data, and of others all passes."""
+    """Yield the settings that follow from the algorithm, such as its kind of sampling and the number of rounds."""
     yield f"algos=[{algo}]"
     if algo in _EXISTING:
         yield f"algos.{algo}.pairs=existing"
@@ -330,14 +333,14 @@ def _class(algo: str) -> type:
 
 
 def _takes_no_text(kind: type, name: str) -> bool:
-    """Whether an argument of a configuration of TRL is a number, or true or false."""
+    """Return whether an argument of a configuration of TRL is a number or a Boolean, and never text."""
     (kinds,) = (str(each.type) for each in fields(kind) if each.name == name)
     return bool(re.search(r"\b(bool|int|float)\b", kinds)) and not re.search(r"\b(str|dict|list)\b", kinds)
 
 
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
-    """The arguments of a configuration, as they are where none is given."""
+    """Return the arguments of a configuration with their default values."""
     found = {}
     for each in fields(kind):
         made = each.default_factory() if each.default_factory is not MISSING else None
@@ -350,7 +353,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value as Hydra reads it."""
+    """Format a value as Hydra reads it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

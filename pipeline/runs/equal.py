@@ -1,7 +1,7 @@
-"""The methods of one run at equal cost or divergence: which round of each is within some limits, and which differ.
+"""Compare the methods of a run at equal cost or divergence: the last round of each within limits, and differences.
 
-All of it follows from what the run has stored: what its stages took, the numbers of its methods, and what was
-measured prompt by prompt, by which differences are tested as those after the last round are.
+All numbers come from the results of the run: the costs of stages, the metrics of methods, and the measures by
+prompt, by which differences are tested as after the last round.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ LIMITS: Mapping[str, str] = {
     "flops_per_answer": "FLOPs of an evaluated completion",
     "total": "FLOPs of a chain's training and of so many answers together",
 }
-"""What may be limited, and what is then counted; the mean over the chains of a method."""
+"""Quantities that can be limited -> what is counted; the mean over the chains of a method."""
 _TOTAL = "total"
 _GROWING = ("flops", "tokens")
-"""Of these a round takes no less than the rounds before it."""
+"""Quantities that never decrease from round to round."""
 _AND = re.compile(r"\+(?=\s*[^\W\d])")
-"""A plus before a name; that of 1e+15 is part of a number."""
+"""Matches a plus before a name; the plus in 1e+15 is part of a number."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a method may take or reach at most.
+    """An upper limit for a method.
 
     Attributes:
         name: One of `LIMITS`.
-        most: The largest amount that is within.
-        answers: Of ``total``, how many count.
+        most: The largest amount within the limit.
+        answers: Number of answers to count, for ``total``.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Limits:
     """Limits that hold together.
 
     Attributes:
-        text: As they are typed.
+        text: The limits as typed.
         every: Each of them.
     """
 
@@ -101,10 +101,10 @@ class Limits:
 
 
 def limits_of(asked: Iterable[str]) -> list[Limits]:
-    """Read what is typed: ``flops=1e15`` and ``kl=1.0+tokens=1e6``, with commas between those that stand alone.
+    """Parse limits as typed: ``flops=1e15`` or ``kl=1.0+tokens=1e6``, separate ones with commas between them.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The text is no limit.
     """
     texts = dict.fromkeys(text.strip() for each in asked for text in each.split(","))
     return [Limits(text, tuple(_limit(term.strip(), text) for term in _AND.split(text))) for text in texts]

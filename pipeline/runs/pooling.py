@@ -362,17 +362,17 @@ def pooled(
 
 
 # -- mean of test sets -------------------------------------------------------------------------------------------
-# What methods reach on average over the test sets that they are evaluated on, each set with the same weight.
-# Sets are strata: they are the same whatever is drawn, and the prompts of each are its sample.
+# The mean result of methods over their test sets, each set with the same weight. Sets are strata: they are fixed,
+# and the prompts of each are its sample.
 
 _Rounds = Mapping[tuple[str, int], list[record.ResultRow]]
 """Method and round -> rows of its chains."""
 _APART_BY = 1 << 40
-"""Between ids of prompts of two sets."""
+"""Offset between the ids of prompts of two sets."""
 
 
 def _mean_of_sets(sets: Mapping[tuple[str, str], _Rounds]) -> dict[tuple[str, str], _Rounds]:
-    """The rows of the mean over test sets, of what methods are judged by; nothing of one set alone."""
+    """Return the rows of the mean over test sets, for the primary metric; empty for a single set."""
     metric = record.primary_metric({row.metric for own in one.values() for row in own} for one in sets.values())
     if len(sets) < 2 or metric is None:
         return {}
@@ -393,7 +393,7 @@ def _mean_of_sets(sets: Mapping[tuple[str, str], _Rounds]) -> dict[tuple[str, st
 
 
 def _mean_reader(read: Read, places: Sequence[tuple[str, str]]) -> Read:
-    """Read what a chain measured on all test sets, so that the mean over prompts is that over sets."""
+    """Return a reader of measures on all test sets, combined so that their mean over prompts is that over sets."""
 
     def both(place: record.Place) -> PromptMeasures | None:
         every = [read((dataset, *place[1:])) for dataset, _ in places]
@@ -404,11 +404,11 @@ def _mean_reader(read: Read, places: Sequence[tuple[str, str]]) -> Read:
 
 
 def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
-    """Put the prompts of test sets together: values whose mean is that of the sets, and which vary as within sets.
+    """Combine the prompts of test sets: the mean of the values is that over sets, with the variance within sets.
 
-    Of K sets with P prompts in all, a prompt of the k-th says the mean of sets plus P/(K P_k) times what it
-    differs by from the mean of its own set. The variance of their mean is then that of a stratified sample
-    (Cochran 1977, section 5.3).
+    With K sets and P prompts in all, the value of a prompt in set k is the mean over sets plus P/(K P_k) times its
+    deviation from the mean of its own set. The variance of the mean is then that of a stratified sample (Cochran
+    1977, section 5.3).
     """
     names = set.intersection(*(set(one.sums) for one in sets)) & set(record.PRIMARY_METRICS)
     rows = np.concatenate([one.rows + place * _APART_BY for place, one in enumerate(sets)])

@@ -380,7 +380,7 @@ def usable_cores() -> int:
 # -- memory reclaim ----------------------------------------------------------------------------------------------
 # Check whether the memory of a GPU is free again after a process that used it has ended.
 #
-# level = memory in use - memory that the driver accounts to live processes
+#     level = memory in use - memory that the driver accounts to live processes
 #
 # The level is read before a run starts its first worker on the GPU. Memory above that level later was left by a
 # process that has ended. The driver usually frees it at once, but that can take seconds, and if a process is stuck

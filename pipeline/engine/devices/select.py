@@ -26,9 +26,9 @@ from pipeline.machine.memory import memory_available_bytes, usable_bytes
 # -- lease -------------------------------------------------------------------------------------------------------
 # Leases: the right to use a GPU, shared between the runs of one user on one machine.
 #
-# <folder>/<uuid>.lock locked as long as its holder lives; its text names the holder
-# <folder>/queue/ a ticket, locked the same way, for each run that waits
-# <folder>/guard locked for the moment in which one process inspects and takes leases
+#     <folder>/<uuid>.lock     locked as long as its holder lives; its text names the holder
+#     <folder>/queue/          a ticket, locked the same way, for each run that waits
+#     <folder>/guard           locked for the moment in which one process inspects and takes leases
 #
 # A lease is a claim (`pipeline.files`): it ends with its holder, even on `kill -9`, and children do not inherit
 # it. A worker that outlives the engine may still hold memory; `inventory.py` waits for that. Only one process at a

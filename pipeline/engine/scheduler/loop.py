@@ -177,7 +177,7 @@ class Outside:
         problem = self.verified.problem(job.key)
         if problem == REMOVED:
             readers = [state.jobs[reader].status for reader in state.plan.readers(job.id)]
-            # An output without readers is wanted for itself, or no reopened job would lead here.
+            # An output without readers is wanted for itself, since nothing else would start its job.
             return effects.OnDisk(stored=bool(readers) and all(status in THERE for status in readers))
         if problem not in (None, NOT_STORED):
             self._set_aside(job.key, problem)

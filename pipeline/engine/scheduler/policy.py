@@ -38,7 +38,7 @@ from pipeline.plan.graph import Job
 # -- room --------------------------------------------------------------------------------------------------------
 # Placement: where a job fits now, and where it will fit: idle workers, and memory beside the running jobs.
 #
-# on each device: reserved for running jobs + for the next one + held by idle workers <= usable
+#     on each device:  reserved for running jobs + for the next one + held by idle workers <= usable
 #
 # Idle workers hold the models of their last jobs. Ending their processes frees this memory.
 
@@ -319,7 +319,8 @@ class _Draft:
         self._promised: dict[int, tuple[str, float]] = {}
         """Machine -> the job that was promised it, and until when it must be able to start there."""
         self._in_vain_s: dict[object, float] = {}
-        """Needs of a job -> how long one takes that may start nowhere; 0 if there is no room, which gets less."""
+        """Needs of a job -> seconds from which on such jobs may start nowhere; 0 if no place is free. Room only
+        shrinks during a decision."""
 
     @cached_property
     def _holders(self) -> Counter[str]:
@@ -356,7 +357,7 @@ class _Draft:
     def _of_kind(self, kind: Kind, alike: Buckets) -> Iterator[_Turn]:
         """Yield new jobs that may run in the same places.
 
-        Among equally urgent ones, those whose model an idle worker holds.
+        Among equally urgent jobs, those whose model an idle worker holds come first.
         """
         count, like = 0, self.state.needs.like(*kind)
         for (priority, path_s), devices, bucket in alike.buckets():
@@ -420,7 +421,7 @@ class _Draft:
         return False
 
     def _nearness(self, seat: Seat) -> int:
-        """Return 2 for a seat that was reserved, 1 for another seat on the same machine, else 0."""
+        """Return 0 on a machine without a reservation, else 2 if the job of the reservation may use the device, or 1."""
         promised, _ = self._promised.get(self.state.layout.node_of(seat.device), ("", 0))
         return 0 if not promised else 2 if seat.device in self.room.allowed(promised) else 1
 

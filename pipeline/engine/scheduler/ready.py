@@ -133,9 +133,9 @@ def paths_for_rows(plan: Plan, seconds: Mapping[str, float], workers: int) -> di
 
 
 def _nearest_rows(plan: Plan, until_s: Mapping[str, float]) -> list[str]:
-    """Return the earliest row of each method, and of the reference, due by a given time.
+    """Return the earliest row of each method and of the reference, by seconds until the row is done.
 
-    None for those that have one.
+    Methods that have a row already are left out.
     """
     nearest: dict[str, str] = {}
     for job in sorted(filter(measures, plan.jobs.values()), key=lambda job: until_s[job.id]):
@@ -219,7 +219,7 @@ class Needs:
         found = [device for device in devices if need is None or need <= self._free_mb(device)]
         if len(found) >= job.devices or job.memory_mb is not None or len(devices) < job.devices:
             return found
-        # A measurement excludes no device: torch reserves more on a large GPU than a job needs.
+        # A measurement never leaves too few devices: torch reserves more on a large GPU than a job needs.
         least = sorted(map(self._free_mb, devices))[-job.devices]
         return [device for device in devices if self._free_mb(device) >= least]
 

@@ -19,8 +19,8 @@ from pipeline.plan.graph import Job, Plan
 #
 #     pending -> ready -> running -> done
 #     pending or ready -> stored        there before the run, or made by another run meanwhile
-# running -> ready, failed a failed attempt that is retried, or was the last one
-# pending -> blocked a job that it depends on has failed
+#     running -> ready, failed          a failed attempt that is retried, or was the last one
+#     pending -> blocked                a job that it depends on has failed
 #     done, stored -> pending           its output was found damaged
 
 

@@ -204,8 +204,8 @@ def _code(error: Exception) -> str:
 # -- outputs -----------------------------------------------------------------------------------------------------
 # Outputs in the shared store: first their files, then the entry that names them, created only if there is none.
 #
-# outputs/<key>.json the entry: the manifest as on disk, and the name of the upload with its files
-# files/<key>/<upload>/<n> the n-th file of the manifest, in order of names
+#     outputs/<key>.json          the entry: the manifest as on disk, and the name of the upload with its files
+#     files/<key>/<upload>/<n>    the n-th file of the manifest, in order of names
 #
 # Of two uploads one creates the entry; the other is removed. Everything read is untrusted until checked: names and
 # sizes before anything is fetched, and the checksum of every file before it is committed to the local store.

@@ -490,8 +490,8 @@ class Store:
 # -- scratch -----------------------------------------------------------------------------------------------------
 # Scratch folders for unfinished outputs of runs, and the rule that tells which of them are leftovers.
 #
-# <root>/.tmp/<run>-<pid>/ the folder
-# <root>/.tmp/<run>-<pid>.lock locked by the run while it lives; created before the folder, removed after it
+#     <root>/.tmp/<run>-<pid>/        the folder
+#     <root>/.tmp/<run>-<pid>.lock    locked by the run while it lives; created before the folder, removed after it
 #
 # A folder whose lock is free belongs to a run that has ended: the kernel frees the locks of a process that dies,
 # and the server of a shared file system those of a machine that dies. Process ids are not used, since they mean
@@ -608,7 +608,7 @@ def _is_held(path: Path) -> bool:
 # -- verified ----------------------------------------------------------------------------------------------------
 # Verification: which stored outputs this run has read and found intact, so that each is read once for all jobs.
 #
-# problem(key) --> note of this run? --> every entry unchanged --> intact, after one `lstat` an entry
+#     problem(key) --> note of this run? --> every entry unchanged --> intact, after one `lstat` an entry
 #                           | none, or something differs
 #                           v
 #                      read everything --> good: leave a note

@@ -1,4 +1,4 @@
-"""Checkpoints of others as rows of the results: `evaluation.also`. Nothing is trained."""
+"""Evaluate checkpoints of other programs as rows of the results: `evaluation.also`. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.learning.models.kinds import HFModelConfig
 
 @dataclass(kw_only=True)
 class CheckpointConfig(AlgoConfig):
-    """A model that is evaluated beside those that the run trains, on the same prompts with the same draws."""
+    """A model that is evaluated beside the trained ones, on the same prompts with the same random draws."""
 
     path: str = file_or_folder("")
     """Folder of a model or of LoRA adapters, GGUF file or hub id, as of `models.hf.path`."""
@@ -25,32 +25,31 @@ class CheckpointConfig(AlgoConfig):
 
     @property
     def trains(self) -> bool:
-        """Nothing."""
+        """Whether anything is trained: never."""
         return False
 
     @property
     def model(self) -> HFModelConfig:
-        """The same as a model of the request."""
+        """Settings of this checkpoint as a model of the request."""
         return HFModelConfig(
             kind="hf", path=self.path, revision=self.revision, trust_remote_code=self.trust_remote_code
         )
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """No place to read it from."""
+        """Report a missing path."""
         if not self.path:
             yield f"{key}.path is missing: name a folder, a GGUF file or a hub id"
 
     def idle(self, setting: str) -> str:
-        """Whatever is about training."""
+        """Report settings of training as unused."""
         return "" if setting in ("path", "revision", "trust_remote_code") else "a checkpoint is evaluated alone"
 
 
 class Checkpoint(base.Algorithm):
     """A checkpoint of another program, evaluated once.
 
-    find        note where it is; make a whole model of a GGUF file or of adapters
-    evaluate    sample from it, and measure its divergence from the reference     (per shard)
-    metrics     numbers with intervals
+    find store the location; convert a GGUF file or adapters to a whole model evaluate sample from it, and measure
+    its divergence from the reference (per shard) metrics numbers with intervals
     """
 
     name: ClassVar[str] = "Checkpoint"
@@ -63,15 +62,15 @@ class Checkpoint(base.Algorithm):
     )
 
     def find(self, ctx: base.JobContext) -> None:
-        """Note where the checkpoint is."""
+        """Store the location of the checkpoint; convert a GGUF file or adapters to a whole model."""
         toolbox.source.write_reference(ctx.settings(CheckpointConfig).model, ctx.out)
 
     def evaluate(self, ctx: base.JobContext) -> None:
-        """Sample from it, with prompts by its own tokenizer and chat template."""
+        """Sample from the checkpoint, with its own tokenizer and chat template."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.outside_policy(ctx, dataset, ctx.settings(CheckpointConfig).model)
         toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: base.JobContext) -> None:
-        """Metrics of all evaluated samples."""
+        """Compute the metrics of all evaluated samples."""
         toolbox.write_metrics(ctx)

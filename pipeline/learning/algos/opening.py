@@ -132,9 +132,9 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
 
 
 def outside_policy(ctx: JobContext, dataset: Dataset, model: schema.ModelConfig) -> TextPolicy:
-    """A checkpoint that another program has made, with its own tokenizer; its output of the stage `find` is read.
+    """Return a checkpoint of another program, located by the stage `find`, with the checkpoint's own tokenizer.
 
-    Its divergence from the reference is exact where both have the same tokens, and unknown where they differ.
+    The divergence from the reference is exact if both have the same vocabulary, and unknown otherwise.
     """
     folder, trust = reference_folder(ctx.input("find"), model), model.trusts_code
     reference, known = reference_model(ctx)
@@ -243,7 +243,7 @@ def _of_reference(ctx: JobContext, rows: Sequence[Row]) -> list[str]:
     """Return the greedy completion of the reference for each row."""
     different = list({row.id: row for row in rows}.values())
     policy = reference_policy(ctx, open_dataset(ctx))
-    with metered() as meter:  # it is no answer that is evaluated
+    with metered() as meter:  # counted as rewards, not as the cost of an evaluated answer
         drawn = policy.complete(encode(ctx, policy, different), None).tokens
     spend("rewards", meter.total)
     texts = dict(zip((row.id for row in different), policy.text(drawn, different), strict=True))
@@ -253,9 +253,9 @@ def _of_reference(ctx: JobContext, rows: Sequence[Row]) -> list[str]:
 # -- policy weights ----------------------------------------------------------------------------------------------
 # Weights of a trained policy, at the precision that training needs, whatever the precision of decoding.
 #
-# to_train start of a training float32, or with adapters `system.dtype`
-# frozen_policy anchor of the KL term same precision, since the difference of the two counts
-# save_policy result of a training all weights, or the trained adapters in their place
+#     to_train       start of a training      float32, or with adapters `system.dtype`
+#     frozen_policy  anchor of the KL term    same precision, since the difference of the two counts
+#     save_policy    result of a training     all weights, or the trained adapters in their place
 
 
 def to_train(ctx: JobContext, algo: PolicyAlgoConfig) -> PreTrainedModel:
@@ -379,7 +379,7 @@ def evaluate(
     Returns:
         Completions and tokens that the stage has drawn so far, for the next `before`.
     """
-    first = 0 if samples else ctx.first_sample  # those before it were drawn earlier
+    first = 0 if samples else ctx.first_sample  # earlier samples were drawn before
     samples = (samples or ctx.config.evaluation.num_samples) - first
     rows = held_out_rows(ctx, dataset, split)
     # The RNG stream does not depend on algorithm or round: all are compared on the same draws.
@@ -404,7 +404,7 @@ def evaluate(
 def _samples(
     policy: TextPolicy, rows: Sequence[Row], decoded: Decoded, texts: Sequence[str], scored: Scored, numbers: range
 ) -> Iterator[Sample]:
-    """Yield the completions with scores: `rows` has the row of each, `numbers` those of a prompt's completions."""
+    """Yield the completions with scores: one entry of `rows` each; `numbers` are the sample numbers of a prompt."""
     several = scored.parts if len(scored.parts) > 1 else {}
     for index, row in enumerate(rows):
         yield Sample(
@@ -566,7 +566,7 @@ def evaluate_greedy(ctx: JobContext, dataset: Dataset, drawn: tuple[int, int]) -
     folder = ctx.out / formats.GREEDY
     folder.mkdir()
     policy = reference_policy(ctx, dataset, kind=GreedyPolicy)
-    with metered() as meter:  # dataset answers do not depend on this
+    with metered() as meter:  # greedy decoding is no part of what an answer costs
         evaluate(ctx, policy, dataset, folder, samples=GREEDY_SAMPLES, before=drawn)
     for purpose, flops in meter.flops.items():
         spend("scoring" if purpose in formats.ANSWERING else purpose, flops)

@@ -79,7 +79,7 @@ _DRAW_BITS = 48
 
 
 def _mix(x: Keys) -> Keys:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that scrambles 64 bits."""
+    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that scrambles 64 bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -125,7 +125,7 @@ def sample_keys(seed: int, stream: str, rows: NDArray[np.int64], samples: int) -
 
 
 def split_keys(keys: Keys, count: int) -> Keys:
-    """Split each stream to several independent ones, the first of which is the stream itself.
+    """Split each stream into several independent ones, the first of which is the stream itself.
 
     Args:
         keys: Any shape.
@@ -224,7 +224,7 @@ def _outside(ordered: Tensor, top_p: float) -> Tensor:
 
 
 def _nucleus_of_few(logprobs: Tensor, top_p: float) -> Tensor | None:
-    """Restrict to a nucleus without sorting the whole vocabulary; None if it has more than `_FEW` tokens.
+    """Restrict to a nucleus by sorting only the top `_FEW` tokens; None if the nucleus may need other tokens.
 
     Returns:
         Shape [..., V]: -inf for tokens outside, and the input for the others.

@@ -72,7 +72,7 @@ def guided_step(
 def _asked(
     guide: row_models.Guide, candidates: sampling.Candidates, draw: sampling.Draw | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return what the value model must read: the candidates, and selected tokens that are none.
+    """Return what the value model must read: the candidates, and drawn tokens that are no candidates.
 
     Returns:
         Token ids and which of them are requested, shape [B, K or K + 1], and for rows with such a token its
@@ -176,7 +176,7 @@ class Graphs:
         self._aside = cuda.Stream()
 
     def warm(self, work: Callable[[], None]) -> None:
-        """Run work where graphs are recorded: one-time work of libraries cannot be recorded."""
+        """Run work on the stream of recordings: one-time work of libraries cannot be recorded."""
         current = self._cuda.current_stream()
         self._aside.wait_stream(current)
         with self._cuda.stream(self._aside):

@@ -1,6 +1,6 @@
-"""How much memory a model takes that is trained or writes, and which way of sharing it fits on which GPUs.
+"""Estimate the memory of training or generation, and find a layout that fits on the GPUs.
 
-Never all GPUs to be on the safe side: what does not fit is refused with what is missing and what may help.
+The fewest GPUs that suffice are used; a model that does not fit is rejected, with the missing memory and advice.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ from pipeline.errors import DeviceError
 from pipeline.machine.memory import USABLE_SHARE, usable_bytes
 
 # -- training ----------------------------------------------------------------------------------------------------
-# What a training takes on each GPU, by arithmetic alone.
+# Memory of training on each GPU, by arithmetic alone.
 #
 #     per GPU:  weights + gradients + optimizer state   (N parameters, divided by D GPUs as the layout says)
 #               + what is gathered or copied to work with + activations and logits of one micro-batch
@@ -25,17 +25,17 @@ from pipeline.machine.memory import USABLE_SHARE, usable_bytes
 
 GB = 10**9
 LOGITS_AT_ONCE = 1 << 27
-"""Tokens times entries of the vocabulary for which a policy that is trained on a GPU has logits at a time."""
+"""Tokens times vocabulary entries for which training on a GPU computes logits at a time."""
 _BYTES_OF_A_LOGIT = 12
-"""As computed, in float32, its log-softmax and its gradient: 11 to 13 were measured."""
+"""Logits as computed, in float32, their log-softmax and their gradient: 11 to 13 bytes were measured."""
 WEIGHT_BYTES = GRADIENT_BYTES = 4
-"""Of a number that is trained, whatever it is computed in."""
+"""Bytes of a trained number, whatever type the computation uses."""
 STATE_BYTES = {Optimizer.adamw: 8, Optimizer.adamw_8bit: 2, Optimizer.muon: 4}
-"""What an optimizer remembers of a number that it trains."""
+"""Bytes of optimizer state for each trained number."""
 
 
 class StateLayout(Enum):
-    """Where weights, gradients and optimizer state are."""
+    """Layout of weights, gradients and optimizer state."""
 
     single = "single"
     ddp = "ddp"
@@ -51,7 +51,7 @@ _SPREAD = {
 }
 """What each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
 _HALF_A_DIGIT = 0.0005
-"""Of a number with three digits: from 999.5 on it is told as 1000, in the next unit."""
+"""Half of the last digit of a number with three digits: from 999.5 on it is shown as 1000, in the next unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class ModelShape:
 
     @property
     def size(self) -> str:
-        """How many parameters it has, as people say it: ``1.54 B``, ``135 M``, ``76.1 k``."""
+        """Number of parameters with a unit: ``1.54 B``, ``135 M``, ``76.1 k``."""
         for unit, limit in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
             if self.parameters >= limit * (1 - _HALF_A_DIGIT):
                 return f"{float(f'{self.parameters / limit:.3g}'):g} {unit}"
@@ -112,7 +112,7 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes on each GPU, by what they are for; and of the machine's memory, for each GPU."""
+    """Bytes on each GPU by purpose; and of the machine's memory, for each GPU."""
 
     weights: int
     gradients: int
@@ -130,12 +130,12 @@ class Footprint:
 
     @property
     def total(self) -> int:
-        """All of it on the GPU."""
+        """Sum of all memory on the GPU."""
         return self.state + self.buckets + self.gathered + self.activations + self.logits
 
 
 def bytes_of(dtype: DType) -> int:
-    """Bytes of a number in the type."""
+    """Return the bytes of a number in the type."""
     return 4 if dtype is DType.float32 else 2
 
 
@@ -147,21 +147,21 @@ def training_footprint(
     *,
     offload: bool = False,
 ) -> Footprint:
-    """What a training takes on each GPU.
+    """Estimate the memory of training on each GPU.
 
     Args:
         shape: The model.
-        work: How it is trained.
-        layout: What is spread.
-        gpus: Over how many, of one machine.
-        offload: Keep what is spread in the machine's memory.
+        work: Settings of the training.
+        layout: Layout of weights, gradients and optimizer state.
+        gpus: Number of GPUs, all in one machine.
+        offload: Keep sharded values in the machine's memory.
     """
-    # In float16 trainings compute as in float32, and only frozen weights are stored in it.
+    # float16 trainings compute in float32; only frozen weights are stored in float16.
     compute = 2 if work.dtype is DType.bfloat16 else 4
     trained = work.lora_rank * shape.lora_width if work.lora_rank else shape.parameters
     frozen = shape.parameters * bytes_of(work.dtype) if work.lora_rank else 0
     spread = _SPREAD[layout]
-    # autocast has a second copy of weights that are whole.
+    # autocast keeps a second copy of weights that are not sharded.
     copies = 0 if spread or compute == 4 else trained * compute
     sizes = {
         "w": trained * WEIGHT_BYTES + copies + frozen,
@@ -177,7 +177,7 @@ def training_footprint(
         gradients=kept["g"],
         optimizer=kept["o"],
         buckets=sizes["g"] if layout is StateLayout.ddp else 0,
-        # The block that computes and the next one, fetched ahead.
+        # The current block and the next one, fetched ahead.
         gathered=2 * shape.largest_unit * compute if "w" in spread else 0,
         activations=activation_bytes(shape, work, compute),
         # Where weights are spread the output layer is there only while the whole model runs.
@@ -187,22 +187,22 @@ def training_footprint(
 
 
 def activation_bytes(shape: ModelShape, work: Workload, compute: int = 2) -> int:
-    """What the forward pass keeps for the backward pass of one micro-batch (arXiv 2205.05198, section 4)."""
+    """Estimate the activations that one micro-batch keeps for the backward pass (arXiv 2205.05198, section 4)."""
     if not shape.layers:
         return 0
     width = work.batch * work.tokens * shape.hidden * compute // 2
-    # With checkpointing the input of each layer stays, and one layer at a time has everything.
+    # With checkpointing the input of each layer is kept, and all activations of one layer at a time.
     return width * (34 + 2 * shape.layers if work.checkpointing else 34 * shape.layers)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriedLayout:
-    """One way of sharing a training, and whether it fits.
+    """One layout of a training, and whether it fits.
 
     Attributes:
-        layout: What is spread.
-        gpus: Over how many.
-        offload: Whether what is spread is in the machine's memory.
+        layout: Layout of weights, gradients and optimizer state.
+        gpus: Number of GPUs.
+        offload: Whether sharded values are in the machine's memory.
         need: Bytes on each GPU and of the machine.
         usable: Bytes usable on the fullest of the GPUs.
         host_usable: Bytes usable of the machine's memory.
@@ -217,13 +217,13 @@ class TriedLayout:
 
     @property
     def label(self) -> str:
-        """As in ``full_shard + cpu offload on 4 GPUs``."""
+        """Label such as ``full_shard + cpu offload on 4 GPUs``."""
         offload = " + cpu offload" if self.offload else ""
         return f"{self.layout.name}{offload} on {self.gpus} GPU{'s' if self.gpus != 1 else ''}"
 
     @property
     def short(self) -> int:
-        """Bytes that are missing on each GPU; 0 where it fits."""
+        """Bytes that are missing on each GPU; 0 if it fits."""
         return max(0, self.need.total - self.usable)
 
     @property
@@ -251,7 +251,7 @@ class TriedLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Every way that was tried, in order, and the first that fits."""
+    """All layouts that were tried, in order, and the first that fits."""
 
     shape: ModelShape
     work: Workload
@@ -259,14 +259,14 @@ class Fit:
 
     @property
     def chosen(self) -> TriedLayout | None:
-        """The first that fits: the simplest strategy, on the fewest GPUs."""
+        """The first layout that fits: the simplest strategy, on the fewest GPUs."""
         return next((trial for trial in self.trials if trial.fits), None)
 
     def require(self) -> TriedLayout:
-        """The first that fits.
+        """Return the first layout that fits.
 
         Raises:
-            DeviceError: None does. Says what is missing in the nearest, and what may help.
+            DeviceError: No layout fits; the message names what the nearest one lacks, and what may help.
         """
         if self.chosen:
             return self.chosen
@@ -279,7 +279,7 @@ class Fit:
         )
 
     def shown(self) -> list[TriedLayout]:
-        """One trial of each strategy: the first that fits, else the one on most GPUs."""
+        """Return one trial of each strategy: the first that fits, else the one on most GPUs."""
         groups: dict[tuple[StateLayout, bool], list[TriedLayout]] = {}
         for trial in self.trials:
             groups.setdefault((trial.layout, trial.offload), []).append(trial)
@@ -297,17 +297,17 @@ def fit(
     sharding: Sharding = Sharding.full_shard,
     offload: bool = False,
 ) -> Fit:
-    """Try ways of sharing a training on some GPUs, the simplest on the fewest first.
+    """Try layouts of a training on some GPUs: the simplest first, each on the fewest GPUs first.
 
     Args:
         shape: The model.
-        work: How it is trained.
-        counts: How many GPUs to try, the fewest first.
-        free_bytes: From a number of GPUs to what is free on the fullest of the best so many.
+        work: Settings of the training.
+        counts: Numbers of GPUs to try, in increasing order.
+        free_bytes: Maps a number n of GPUs to the free bytes of the fullest among the n best GPUs.
         host_bytes: Free memory of the machine.
-        strategy: Which to try; `auto` tries all.
-        sharding: Of `fsdp`.
-        offload: Of `fsdp`.
+        strategy: Strategy to try; `auto` tries all.
+        sharding: Sharding of `fsdp`.
+        offload: Offloading of `fsdp`.
 
     Raises:
         DeviceError: There is no GPU, or none that the strategy can use.
@@ -336,7 +336,7 @@ def fit(
 
 def _layouts(strategy: Strategy, sharding: Sharding, offload: bool) -> Iterator[tuple[StateLayout, bool]]:
     if strategy is Strategy.fsdp:
-        # FSDP that shards nothing copies everything, as DDP does.
+        # FSDP without sharding copies everything, like DDP.
         yield StateLayout.ddp if sharding is Sharding.no_shard else StateLayout[sharding.name], offload
     elif strategy is not Strategy.auto:
         yield StateLayout[strategy.name], False
@@ -352,18 +352,18 @@ def _gb(number: int) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------
 
 _BYTES_OF_A_DRAWN_LOGIT = 16
-"""As computed, in float32, as log-probabilities, and as what a nucleus or candidates make of them."""
+"""Logits as computed, in float32, as log-probabilities, and after a nucleus or candidates."""
 
 
 def writing_footprint(shape: ModelShape, rows: int, tokens: int, dtype: DType, gpus: int = 1) -> dict[str, int]:
-    """Bytes that writing takes on each GPU, by what they are for: an estimate for rows of one length.
+    """Estimate the memory of generation on each GPU by purpose, for rows of one length.
 
     Args:
-        shape: The model, without one that guides it: that each GPU would have whole.
-        rows: Texts at once. What does not fit is halved by itself; weights are not.
-        tokens: Of a text, with its prompt.
-        dtype: Of a number.
-        gpus: That share weights, keys and values.
+        shape: Shape of the model, without a guiding model, which each GPU would hold whole.
+        rows: Texts at once. A batch that does not fit is halved automatically; weights are not.
+        tokens: Tokens of a text, including its prompt.
+        dtype: Type of weights and cache.
+        gpus: Number of GPUs that share weights, keys and values.
     """
     size = bytes_of(dtype)
     return {

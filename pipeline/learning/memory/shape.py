@@ -1,4 +1,4 @@
-"""The shape of a model, from its configuration alone: it is built on torch's meta device, which holds no numbers.
+"""Read the shape of a model from its configuration: the model is built on torch's meta device, without numbers.
 
 This imports torch and transformers, so it is for stages and for commands that plan memory, never for the engine.
 """
@@ -19,8 +19,8 @@ def read_shape(model: str) -> ModelShape:
         model: A folder with a `config.json`, or the id of a model on the hub.
 
     Raises:
-        ConfigError: There is no such model, it is none that generates text, or the hub cannot be reached and
-            nothing is in the cache.
+        ConfigError: There is no such model, it generates no text, or the hub cannot be reached and the cache lacks
+            it.
     """
     return shape_of_config(_read_config(model), model)
 
@@ -34,14 +34,14 @@ def _read_config(model: str) -> Any:
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"cannot read the configuration of model '{model}': {first}") from error
-    # Heads do not matter here: a backbone of value models is trained as well.
+    # The head does not matter here: a backbone of value models is trained as well.
     if why := why_not_usable(config.to_dict(), for_values=True):
         raise ConfigError(f"model '{model}': {why}")
     return config
 
 
 def _fetched(model: str) -> str:
-    """The folder with the configuration of a model on the hub."""
+    """Fetch the configuration of a model on the hub; return its folder."""
     if not is_hub_id(model):
         raise ConfigError(f"model '{model}': there is no such file or folder")
     from huggingface_hub import hf_hub_download
@@ -60,14 +60,14 @@ def _fetched(model: str) -> str:
 
 
 def shape_of_config(config: Any, name: str) -> ModelShape:
-    """As `read_shape`, for a configuration that is loaded.
+    """Return the shape of a model with a loaded configuration.
 
     Raises:
-        ConfigError: It is not that of a model that generates text.
+        ConfigError: The configuration is not of a model that generates text.
     """
     model = _without_numbers(config, name)
     text = config.get_text_config()
-    # A model of state-space layers alone has no heads.
+    # A model with only state-space layers has no heads.
     layers, heads = text.num_hidden_layers, getattr(text, "num_attention_heads", None) or 0
     of_head = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
     return ModelShape(
@@ -97,11 +97,11 @@ def _without_numbers(config: Any, name: str) -> Any:
 
 
 def _count(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())  # shared ones are listed once
+    return sum(parameter.numel() for parameter in module.parameters())  # shared parameters are listed once
 
 
 def _largest_unit(model: Any) -> int:
-    """FSDP wraps each block, and what is in none (embeddings, output layer) together."""
+    """Count the parameters of the largest FSDP unit: a block, or everything outside blocks, such as embeddings."""
     from pipeline.learning.training.distributed import blocks_of
 
     blocks = [_count(block) for block in blocks_of(model)]
@@ -109,7 +109,7 @@ def _largest_unit(model: Any) -> int:
 
 
 def _lora_width(model: Any) -> int:
-    """Which layers peft adapts, and how experts that lie side by side, is its own affair: adapters are counted."""
+    """Count the parameters of rank-1 adapters by adding them: peft chooses the layers and experts."""
     import torch
 
     from pipeline.learning.algos.policy_config import LoraSettings
@@ -120,4 +120,4 @@ def _lora_width(model: Any) -> int:
             adapted = with_adapters(model, LoraSettings(rank=1), seed=0)
         return sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
     except ConfigError:
-        return 0  # it takes no adapters
+        return 0  # the model takes no adapters
