@@ -421,7 +421,7 @@ class _Draft:
         return False
 
     def _nearness(self, seat: Seat) -> int:
-        """Return 0 on a machine without a reservation, else 2 if the job of the reservation may use the device, or 1."""
+        """Return 0 on a machine without a reservation, else 2 if the waiting job may use the device, or 1."""
         promised, _ = self._promised.get(self.state.layout.node_of(seat.device), ("", 0))
         return 0 if not promised else 2 if seat.device in self.room.allowed(promised) else 1
 

@@ -404,7 +404,7 @@ def evaluate(
 def _samples(
     policy: TextPolicy, rows: Sequence[Row], decoded: Decoded, texts: Sequence[str], scored: Scored, numbers: range
 ) -> Iterator[Sample]:
-    """Yield the completions with scores: one entry of `rows` each; `numbers` are the sample numbers of a prompt."""
+    """Yield the completions with scores: one of `rows` each; `numbers` are the sample numbers of a prompt."""
     several = scored.parts if len(scored.parts) > 1 else {}
     for index, row in enumerate(rows):
         yield Sample(

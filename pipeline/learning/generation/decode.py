@@ -413,7 +413,7 @@ def do(
 
 
 class _Slots:
-    """The loop."""
+    """Decoding loop over the slots."""
 
     def __init__(
         self,
@@ -527,7 +527,7 @@ class _Slots:
                 return
 
     def _stage(self, free: int) -> None:
-        """Read prompts whose samples fill the free slots; if rows must begin together, no others."""
+        """Read prompts to fill the free slots; if rows must begin together, no more than fit, but at least one."""
         work, samples = self.work, self.work.samples
         count = -(-free // samples) if self.joins else max(1, free // samples)
         prompts = work.next_prompts(count, equal=any(one.needs_equal_lengths for one in self.models))

@@ -79,7 +79,7 @@ _DRAW_BITS = 48
 
 
 def _mix(x: Keys) -> Keys:
-    """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection that scrambles 64 bits."""
+    """Scramble 64 bits by the finaliser of SplitMix64, a bijection (Steele, Lea and Flood, OOPSLA 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
