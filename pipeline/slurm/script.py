@@ -287,7 +287,7 @@ def script_text(request: JobRequest, python: str, file: str) -> str:
         "",
         *request.setup,
         *([""] if request.setup else []),
-        "# srun does not take this over by itself.",
+        "# srun does not read --cpus-per-task of the batch script.",
         'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
     ]
     python, srun = shlex.quote(python), "".join(f"{shlex.quote(word)} " for word in request.srun)
@@ -365,8 +365,8 @@ _CANCELLED = """\
 [ -z "${over:-}" ] || exit "$code"
 """
 _AGAIN = f"""
-# {STOPPED}: it was told to stop, as its time is nearly up or others come first, and has saved what it needs.
-# Slurm takes a job that ends for done, so put it back into the queue.
+# {STOPPED}: Slurm asked the run to stop (time limit or preemption), and the run has saved its state.
+# To Slurm the job is now done, so put it back into the queue.
 if [ "$code" -eq {STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_RESTARTS} ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi"""
