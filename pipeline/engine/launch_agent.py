@@ -92,9 +92,9 @@ def _explain(error: object) -> int:
 
 
 def _hindsight(exit_code: int) -> int:
-    """Rank how likely an exit follows from that of another rank.
+    """Rank how likely an exit is only a consequence of another rank's exit.
 
-    Times of exits are in whole seconds, too coarse.
+    The times of exits are in whole seconds, too coarse to tell the first.
     """
     if exit_code == -signal.SIGTERM:  # the agent stopped it
         return 3

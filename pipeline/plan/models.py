@@ -171,7 +171,7 @@ def is_local(path: str) -> bool:
 
 
 def all_models(config: Config) -> dict[str, ModelConfig]:
-    """Models of a request, and checkpoints that are evaluated beside them, by the key of their section."""
+    """Return the models of a request, and the checkpoints evaluated beside them, by the key of their section."""
     found = {f"models.{name}": model for name, model in config.models.items()}
     also = {
         name: algo for name, algo in config.algos.items() if isinstance(algo, CheckpointConfig) and algo.enabled

@@ -331,7 +331,7 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
 
 
 def _of_judges(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
-    """One line for every dataset and judge behind an endpoint: who has replied, and what that took."""
+    """Yield a line for each dataset and judge behind an endpoint: the models that replied, tokens and cost."""
     found: dict[tuple[str, str], formats.Asked] = {}
     for job in jobs:
         with suppress(OSError, ForeignDataError):

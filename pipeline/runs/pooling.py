@@ -506,7 +506,7 @@ _PARTS = (0.25, 0.5, 1.0)
 def fronts(
     pooled: Iterable[record.PooledRow], matched_kl: Sequence[float], split: str
 ) -> tuple[list[record.FrontRow], list[record.MatchedRow]]:
-    """The points of all fronts after the last round, and their rewards at matched divergence.
+    """Return the points of all fronts after the last round, and their rewards at matched divergence.
 
     Args:
         pooled: Numbers of methods.

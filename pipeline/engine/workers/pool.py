@@ -72,18 +72,18 @@ class Worker(ABC):
         """
 
     def show_stacks(self) -> None:  # noqa: B027 - most have no use for it
-        """Have its current stacks written to the job's log, before it is killed for hanging."""
+        """Write the worker's current stacks to the job's log, before the worker is killed for hanging."""
 
     @abstractmethod
     def ask_to_stop(self) -> None:
-        """First step of stopping: let the current job finish or save a checkpoint, then exit."""
+        """Ask the worker to let its job finish or save a checkpoint, then to exit: the first step of stopping."""
 
     def terminate(self) -> None:
-        """Second step of stopping: interrupt the job, in a way that it could catch."""
+        """Interrupt the job, in a way that the job can catch: the second step of stopping."""
         self.ask_to_stop()
 
     def kill(self) -> None:
-        """Last step: end it and all its children in a way that nobody can catch."""
+        """Kill the worker and all its children, in a way that no code can catch: the last step of stopping."""
         self.ask_to_stop()
 
     def interrupt(self) -> None:  # noqa: B027 - most have no use for it

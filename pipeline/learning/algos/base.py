@@ -346,11 +346,11 @@ METRICS = Stage(
 
 
 def timed(stages: Iterable[Stage], **seconds: float) -> tuple[Stage, ...]:
-    """/**seconds Name of a stage -> its `Stage.seconds`.
+    """Return stages with other estimated seconds.
 
     Args:
         stages: The stages.
-        **seconds: Name of a stage -> as `Stage.seconds`.
+        **seconds: Name of a stage -> its `Stage.seconds`; stages without an entry keep theirs.
     """
     return tuple(replace(stage, seconds=seconds.get(stage.name, stage.seconds)) for stage in stages)
 

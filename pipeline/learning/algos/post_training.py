@@ -145,7 +145,7 @@ class PostTrainingAlgorithms(Algorithm):
         toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
-        """Metrics of all evaluated samples."""
+        """Compute the metrics of all evaluated samples."""
         toolbox.write_metrics(ctx)
 
     def current_policy(self, ctx: JobContext, dataset: toolbox.Dataset) -> toolbox.TextPolicy:

@@ -155,7 +155,7 @@ class Reference(Algorithm):
         toolbox.opening.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:
-        """Metrics of all evaluated samples, and of the baselines."""
+        """Compute the metrics of all evaluated samples, and of the baselines."""
         toolbox.write_metrics(ctx, toolbox.opening.anchor_measures(ctx))
 
 

@@ -361,7 +361,7 @@ class BestOfN(base.Algorithm):
         toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: base.JobContext) -> None:
-        """Metrics of all evaluated samples."""
+        """Compute the metrics of all evaluated samples."""
         toolbox.write_metrics(ctx)
 
 

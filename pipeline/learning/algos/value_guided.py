@@ -225,7 +225,7 @@ class ValueGuidedAlgorithms(Algorithm):
         return toolbox.opening.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
 
     def metrics(self, ctx: JobContext) -> None:
-        """Metrics of all evaluated samples."""
+        """Compute the metrics of all evaluated samples."""
         toolbox.write_metrics(ctx)
 
     def tilt(self, algo: ValueAlgoConfig) -> toolbox.Tilt:

@@ -392,7 +392,7 @@ def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType
 
 
 def _meet(rank: int, size: int) -> TCPStore:
-    """The store through which ranks find each other. Left to itself, torch listens for them on every interface."""
+    """Return the store through which ranks find each other; it listens on one address, not on every interface."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = None
     if rank == 0:  # the worker that leads the ranks holds the port, which SO_REUSEADDR lets this one listen at

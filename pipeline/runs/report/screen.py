@@ -168,7 +168,7 @@ def live_screen(run: LiveRun, width: int, height: int) -> list[RenderableType]:
 def screen(
     view: RunView, now: float, top: _Lines, said: _Lines, height: int, workers: Sequence[WorkerView]
 ) -> list[RenderableType]:
-    """Return the view of a run for a terminal with some lines, the last of which stays free.
+    """Return the view of a run for a terminal of some height; the last line stays free.
 
     Args:
         view: The run.
@@ -283,7 +283,7 @@ class GpuLog:
         self._most, self._seen, self._used = dict[str, int](), Counter[str](), Counter[str]()
 
     def update(self, view: RunView, elapsed_s: float) -> None:
-        """Look at the run, so many seconds after its begin."""
+        """Look at the run, `elapsed_s` seconds after its start."""
         loads = gpu_loads(view)
         for load in loads:
             self._most[load.label] = max(load.used_bytes, self._most.get(load.label, 0))

@@ -167,7 +167,7 @@ def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label:
 
 
 def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable]:
-    """One table for each dataset and model with several test sets: methods after the last round on every set.
+    """Return a table per dataset and model with several test sets: all methods on each set after the last round.
 
     Args:
         results: The results.
