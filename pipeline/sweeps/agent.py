@@ -167,13 +167,13 @@ class AgentDevices:
         return free, len(self._devices) - len(others), who
 
     def put_back(self, devices: Sequence[Device], said: Said) -> None:
-        """Take devices back; leave those alone for a while that a trial could not have, or was killed on."""
+        """Take devices back; pause those that were busy, or on which a trial was killed without a message."""
         if said.busy or said == Said():
             self._paused |= dict.fromkeys(devices, time.monotonic() + _PAUSE_S)
 
 
 class _Running(Handle):
-    """A trial under way, or what is done once; `asked` says what it is being ended for, and why."""
+    """A running trial, or a command that runs once; `asked` has the state and reason of a requested end."""
 
     def __init__(
         self, what: str, trial: Trial, devices: Sequence[Device], order: Order, curve: Curve, tag: str
@@ -184,16 +184,16 @@ class _Running(Handle):
         super().__init__(order, tag)
 
     def ask(self, state: str, reason: str) -> None:
-        """Have it end. What it was asked for first stands."""
+        """Ask the program to end. The state and reason of the first request are kept."""
         self.asked = self.asked or (state, reason)
         self.ask_to_end()
 
 
 class Agent:
-    """One agent; `run` is all that it does.
+    """An agent of a sweep; `run` does all its work.
 
     Attributes:
-        interrupted: Name of the signal that has ended it, or "".
+        interrupted: Name of the signal that ended the agent, or "".
     """
 
     def __init__(
@@ -210,13 +210,13 @@ class Agent:
         """Prepare.
 
         Args:
-            sweep: What is asked for.
-            folder: Where it is.
-            pool: Where trials run.
-            say: Told a line for the user.
-            show: Shows where the sweep stands, each time it may have changed.
-            own: The most trials that this agent begins; None for no bound.
-            grace_s: Seconds that a program has to end once it was told to.
+            sweep: The sweep.
+            folder: Folder of the sweep.
+            pool: Pool of devices for the trials.
+            say: Shows the user a line.
+            show: Shows the state of the sweep, each time it may have changed.
+            own: Largest number of trials that this agent starts; None for no limit.
+            grace_s: Seconds that a program has to end after a request.
         """
         self.id, self.interrupted = "", ""
         self._sweep, self._folder, self._record = sweep, folder, Record(folder)

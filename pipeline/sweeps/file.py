@@ -117,15 +117,15 @@ class Options:
     """The block ``pipeline:`` of the file.
 
     Attributes:
-        name: Of the sweep.
-        num_gpus: Devices of a trial, where `num_gpus` is no parameter.
+        name: Name of the sweep.
+        num_gpus: Devices of a trial, unless `num_gpus` is a parameter.
         launcher: How a trial with several devices is started: by ``torchrun``, a process for each, or once.
         distributed_program: In place of ``program`` for a trial with several devices; "" for the same one.
-        max_attempts: Times that a trial is begun before it counts as failed.
+        max_attempts: Attempts at a trial before it counts as failed.
         max_failures: Failed trials in a row after which the sweep stops.
-        seed: Of the search.
+        seed: Seed of the search.
         prepare: A command that is run once before the first trial, with the macros of ``command``.
-        environment: Variables that trials have besides those of this process.
+        environment: Environment variables of trials, besides those of this process.
     """
 
     name: str = ""
@@ -235,20 +235,20 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A sweep as it was asked for.
+    """The request of a sweep.
 
     Attributes:
-        name: Of its folder: a name as that of an experiment.
+        name: Name of its folder, as of an experiment.
         method: How settings are chosen: ``grid``, ``random`` or ``bayes``.
-        metric: What trials are judged by; None for grid and random ones that are not.
-        parameters: By dotted name, in the order of the file, those of tables inside it too.
-        program: What a trial runs; "" where `command` says all.
-        command: How it is called, with W&B's macros.
-        run_cap: The most trials; None for no bound.
+        metric: Metric of the trials; None if grid or random trials have none.
+        parameters: Parameters by dotted name, nested ones included, in the order of the file.
+        program: Program of a trial; "" if `command` is complete.
+        command: Command line of the program, with W&B's macros.
+        run_cap: Largest number of trials; None for no limit.
         early_terminate: When trials are stopped early; None for never.
-        options: What W&B does not know.
+        options: Options that W&B does not have.
         given: The file as plain data, numbers as numbers, without the block ``pipeline:``; what W&B is given.
-        folder: Where programs are found and trials start: the folder in which the sweep was begun.
+        folder: Folder in which programs are found and trials start: the one in which the sweep was created.
     """
 
     name: str

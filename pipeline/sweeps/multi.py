@@ -33,9 +33,9 @@ class MemberRun:
     """One of the runs.
 
     Attributes:
-        name: Of its experiment: ``NAME.run1``.
+        name: Name of its experiment: ``NAME.run1``.
         places: The devices, as positions among those that are visible; contiguous.
-        settings: All that it has besides those that say which devices.
+        settings: All settings except those of the devices.
     """
 
     name: str
@@ -43,7 +43,7 @@ class MemberRun:
     settings: tuple[str, ...]
 
     def typed(self, output_dir: Path, *, on_cpu: bool) -> list[str]:
-        """Return the settings with which it runs as a command of its own."""
+        """Return the settings of the run as a command of its own."""
         where = {"execution.workers": len(self.places)} if on_cpu else {"distributed.gpu_list": list(self.places)}
         named = overrides_of({"experiment.name": self.name, "output_dir": str(output_dir)})
         return [*named, *self.settings, *overrides_of(where)]
@@ -54,18 +54,18 @@ def plan_runs(
 ) -> list[MemberRun]:
     """Divide devices among runs.
 
-    Where nothing says which seeds the runs have, run i has seed i - 1, as otherwise all would be the same.
+    If no setting chooses the seeds, run i has seed i - 1, as otherwise all runs would be the same.
 
     Args:
-        name: What the names of the runs begin with.
+        name: Prefix of the names of the runs.
         each: Devices of each run.
-        runs: How many runs.
-        total: How many devices there are.
-        settings: Of all runs.
-        kind: What a device is called.
+        runs: Number of runs.
+        total: Number of devices.
+        settings: Settings of all runs.
+        kind: Word for a device.
 
     Raises:
-        ConfigError: They do not fit, or a setting is wrong.
+        ConfigError: There are too few devices, or a setting is wrong.
     """
     for what, number in (("GPUS_PER_RUN", each), ("NUM_RUNS", runs)):
         if not 1 <= number <= MOST_RUNS:
@@ -109,18 +109,18 @@ def carry_out(
     *,
     grace_s: int,
 ) -> tuple[str, list[str]]:
-    """Run all of them.
+    """Run all runs at once.
 
     Args:
-        runs: What is run.
-        devices: Where.
+        runs: The runs.
+        devices: Devices of the runs.
         output_dir: Folder of all runs.
-        signals: The first one ends runs in order, a second one kills them.
-        say: Told a line for the user.
-        grace_s: Seconds that a run has to end once it was told to.
+        signals: The first signal ends runs in order, a second one kills them.
+        say: Shows the user a line.
+        grace_s: Seconds that a run has to end after a request.
 
     Returns:
-        The name of the signal that has ended it before, or "", and names of the runs that are not done.
+        The name of the signal that ended the runs early, or "", and the names of unfinished runs.
     """
     on_cpu = devices[0].kind != "cuda"
     waiting, left = dict(enumerate(runs)), [run.name for run in runs]

@@ -214,7 +214,7 @@ class OnlineAgents:
             folder: Of the sweep.
             say: Told a line where something fails.
             limit: The most trials that are run; None for no bound.
-            grace_s: Seconds that a trial has to end once it was told to.
+            grace_s: Seconds that a trial has to end after a request.
         """
         self.trials = self.failures = self._running = 0
         self._sweep, self._path, self._places, self._say = sweep, path, pool.places, say

@@ -22,23 +22,23 @@ Out = LogOutput | TextIO
 Sleep = Callable[[float], None]
 Look = Callable[[], tuple[str, Mapping[int, Path]]]
 Note = Callable[[str], None]
-"""Tells the user something that is no part of the log."""
+"""Shows the user a message that is no part of the log."""
 
 
 class Tail:
-    """What a file has got since the last look; it need not be there yet."""
+    """Follows a growing file; the file need not exist yet."""
 
     def __init__(self, path: Path, lines: int | None = None) -> None:
-        """Begin so many lines before the end; at the start if None."""
+        """Begin `lines` lines before the end; at the start if None."""
         self._path, self._lines = path, lines
         self._offset: int | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def print_new(self, out: Out) -> bool:
-        """Print what is new; say whether there was something.
+        """Print new text; return whether there was any.
 
         Raises:
-            StoreError: Something else lies in its place, or it cannot be read.
+            StoreError: The path is no plain file, or cannot be read.
         """
         try:
             file = open_plain(self._path, follow=True)
@@ -59,7 +59,7 @@ class Tail:
         return self._offset > begun
 
     def end(self, out: Out) -> None:
-        """Print what may be left of a character whose other bytes never came."""
+        """Print the rest of a character whose other bytes never came."""
         out.write(self._decoder.decode(b"", final=True))
         out.flush()
 
@@ -96,7 +96,7 @@ def follow_job(
         note: Told of what is no part of the log: that the job has not begun, that another attempt has.
         attempt: Follow this one only.
         lines: How many of the last lines there are so far come first; None for all.
-        sleep: Waits so many seconds.
+        sleep: Waits for a number of seconds.
     """
 
     def look() -> tuple[str, Mapping[int, Path]]:
@@ -118,7 +118,7 @@ def follow_attempts(
         note: Told of what is no part of it.
         attempt: Follow this one only.
         lines: How many of the last lines there are so far come first; None for all.
-        sleep: Waits so many seconds.
+        sleep: Waits for a number of seconds.
     """
     tail: Tail | None = None
     shown = 0

@@ -366,14 +366,14 @@ def bars(spans: Sequence[Span], began: float, until: float, most: int) -> list[O
     If there are many attempts, similar ones that nearly touch are merged.
 
     Args:
-        spans: Of the whole run, by begin.
-        began: Seconds since 1970 at which it began.
-        until: Likewise what ends those that go on.
-        most: Bars that there may be, about; every worker has one for each stage and outcome at least.
+        spans: Attempts of the whole run, by start.
+        began: Start of the run in seconds since 1970.
+        until: End of unfinished attempts, likewise.
+        most: Approximate largest number of bars; every worker has at least one for each stage and outcome.
 
     Returns:
-        ``worker``, ``stage``, ``outcome``, ``start``, ``end``, how many ``jobs`` are folded into it, how long one
-        of them ran (``busy``), and ids of the ``first`` and the ``last``.
+        ``worker``, ``stage``, ``outcome``, ``start``, ``end``, the number of merged ``jobs``, the sum of their
+        durations (``busy``), and ids of the ``first`` and the ``last``.
     """
     kinds = {(span.worker, span.stage, span.outcome) for span in spans}
     width = (until - began) * len(kinds) / most if len(spans) > most else -1.0
