@@ -14,7 +14,7 @@ from pipeline.learning.models.kinds import HFModelConfig
 
 @dataclass(kw_only=True)
 class CheckpointConfig(AlgoConfig):
-    """A model that is evaluated beside the trained ones, on the same prompts with the same random draws."""
+    """A model that is evaluated beside those that the run trains, on the same prompts with the same draws."""
 
     path: str = file_or_folder("")
     """Folder of a model or of LoRA adapters, GGUF file or hub id, as of `models.hf.path`."""
@@ -48,8 +48,9 @@ class CheckpointConfig(AlgoConfig):
 class Checkpoint(base.Algorithm):
     """A checkpoint of another program, evaluated once.
 
-    find store the location; convert a GGUF file or adapters to a whole model evaluate sample from it, and measure
-    its divergence from the reference (per shard) metrics numbers with intervals
+    find        store the location; convert a GGUF file or adapters to a whole model
+    evaluate    sample from it, and measure its divergence from the reference     (per shard)
+    metrics     numbers with intervals
     """
 
     name: ClassVar[str] = "Checkpoint"

@@ -33,23 +33,23 @@ class Preference(Enum):
 
 
 class PreferenceSource(Enum):
-    """Source of preferences between two completions."""
+    """What says which of two completions is preferred."""
 
     correctness = "correctness"  # the one that is correct while the other is not
     reward = "reward"  # the difference of their scores
-    correctness_then_reward = "correctness_then_reward"  # correctness if it decides, else the reward
+    correctness_then_reward = "correctness_then_reward"  # the first, else the second
 
 
 class Ties(Enum):
-    """Handling of a pair whose scores are equal."""
+    """What happens to a pair whose scores are equal."""
 
-    drop = "drop"  # the pair is undecided
+    drop = "drop"  # it says nothing
     coin = "coin"  # a fair draw decides
 
 
 @dataclass(kw_only=True)
 class PreferenceRule(Settings):
-    """Rule that decides which of two completions is preferred."""
+    """Which of two completions is preferred."""
 
     source: PreferenceSource = PreferenceSource.correctness_then_reward
     preference: Preference = Preference.hard
@@ -67,7 +67,7 @@ class PreferenceRule(Settings):
 
 @dataclass(kw_only=True)
 class PreferenceConfig(PreferenceRule):
-    """Rule that decides pairs among the completions of a prompt, and which of them are kept."""
+    """How pairs among the completions of a prompt are decided, and which of them are kept."""
 
     pairs_per_prompt: int = number(3, at_least=1, at_most=1_000_000)
     """Decided pairs that are kept of each prompt at most."""
