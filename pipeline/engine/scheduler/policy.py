@@ -360,15 +360,17 @@ class _Draft:
         Among equally urgent jobs, those whose model an idle worker holds come first.
         """
         count, like = 0, self.state.needs.like(*kind)
-        for (priority, path_s), devices, bucket in alike.buckets():
+        for (priority, path_s), devices, bucket, takes_s in alike.buckets():
+            if min(takes_s) >= self._in_vain_s.get(like, math.inf) and not self._may_promise(kind):
+                continue
             waiting = {affinity: iter(names) for affinity, names in bucket.items()}
             while waiting:
                 affinity = self._next_model(waiting)
                 if (job_id := next(waiting[affinity], None)) is None:
                     del waiting[affinity]
                     continue
-                if not self._in_vain_s.get(like, 1) and not self._may_promise(kind):
-                    return
+                if min(takes_s) >= self._in_vain_s.get(like, math.inf) and not self._may_promise(kind):
+                    break
                 count += 1
                 yield -priority, True, -path_s, -devices, count, job_id
 

@@ -308,7 +308,7 @@ def too_wide(state: RunState) -> list[str]:
 
     found = [name for name in state.retries if is_too_wide(name)]
     for alike in state.ready.alike.values():
-        names = (name for *_, bucket in alike.buckets() for ids in bucket.values() for name in ids)
+        names = (name for _, _, bucket, _ in alike.buckets() for ids in bucket.values() for name in ids)
         first = next(names)
         if is_too_wide(first):
             found += [first, *names]

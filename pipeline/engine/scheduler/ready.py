@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pipeline.engine.devices.select import Layout
@@ -23,6 +24,7 @@ class Buckets:
         self._urgency = urgency
         self._order: list[tuple[Urgency, int]] = []
         self._buckets: dict[tuple[Urgency, int], dict[str, dict[str, None]]] = {}
+        self._takes_s: dict[tuple[Urgency, int], Counter[float]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -31,27 +33,36 @@ class Buckets:
     def push(self, job: Job) -> None:
         """Add a job."""
         place = self._place(job)
-        if (bucket := self._buckets.get(place)) is None:
+        bucket = self._buckets.get(place)
+        if bucket is None:
             insort(self._order, place)
             bucket = self._buckets[place] = {}
+            self._takes_s[place] = Counter()
         bucket.setdefault(job.affinity, {})[job.id] = None
+        self._takes_s[place][job.seconds] += 1
         self._count += 1
 
     def remove(self, job: Job) -> None:
         """Remove a job."""
         place = self._place(job)
         bucket = self._buckets[place]
-        del bucket[job.affinity][job.id]
-        if not bucket[job.affinity]:
+        names = bucket[job.affinity]
+        del names[job.id]
+        takes_s = self._takes_s[place]
+        takes_s[job.seconds] -= 1
+        if not takes_s[job.seconds]:
+            del takes_s[job.seconds]
+        if not names:
             del bucket[job.affinity]
         if not bucket:
-            del self._buckets[place], self._order[bisect_left(self._order, place)]
+            del self._buckets[place], self._takes_s[place]
+            del self._order[bisect_left(self._order, place)]
         self._count -= 1
 
-    def buckets(self) -> Iterator[tuple[Urgency, int, Bucket]]:
-        """Yield each bucket: urgency of its jobs, number of devices per job, and the jobs."""
+    def buckets(self) -> Iterator[tuple[Urgency, int, Bucket, Collection[float]]]:
+        """Yield each bucket: urgency of its jobs, number of devices per job, jobs, and their estimates in s."""
         for place in reversed(self._order):
-            yield *place, self._buckets[place]
+            yield *place, self._buckets[place], self._takes_s[place]
 
     def _place(self, job: Job) -> tuple[Urgency, int]:
         return self._urgency[job.id], job.devices
@@ -98,7 +109,7 @@ class ReadyQueue:
     def first(self) -> tuple[int, Bucket]:
         """Return the most urgent jobs of one kind, of these the widest: their width, and the jobs."""
         firsts = (next(alike.buckets()) for alike in self.alike.values())
-        _, devices, bucket = max(firsts, key=lambda found: found[:2])
+        _, devices, bucket, _ = max(firsts, key=lambda found: found[:2])
         return devices, bucket
 
 

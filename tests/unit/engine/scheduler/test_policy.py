@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine.devices.select import Layout, Place
 from pipeline.engine.scheduler.outcome import account
-from pipeline.engine.scheduler.policy import Reserve, Start, next_actions
+from pipeline.engine.scheduler.policy import BACKFILL_DEPTH, Reserve, Start, next_actions
 from pipeline.engine.scheduler.reactions import check_runnable
 from pipeline.engine.scheduler.state import JobStatus, RunState
 from pipeline.engine.workers.messages import FailureKind
@@ -225,3 +225,11 @@ def test_each_machine_may_be_promised_to_a_job_of_its_own() -> None:
     state.start("brief", 1)
     state.finished(2)
     assert next_actions(state, 5.0) == [Start("first", 2, (3,))]
+
+
+def test_a_short_job_uses_a_promised_machine_however_many_long_ones_wait_before_it() -> None:
+    many = [job(f"many{at}", 20) for at in range(BACKFILL_DEPTH + 1)]
+    jobs = [job("runs", 9), wide("gang", 2, 30), *many, job("brief", 2)]
+    state = ready_state(Plan(jobs, []), 2, layout=machines(1, 2))
+    state.start("runs", 0)
+    assert next_actions(state) == [Reserve("gang", 0), Start("brief", 1)]
