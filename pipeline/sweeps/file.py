@@ -649,8 +649,6 @@ def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
             fits = False
         if not fits:
             yield f"its values, or the number of its steps, would be too large for numbers{values}"
-        elif ends[0] == ends[1]:
-            yield f"every value would be {ends[0]:g}, a multiple of q={given.get('q', 1):g}: give a smaller q"
         elif values and low > 0 and high < 1:  # as rates have them, and no exponents
             yield f"its bounds are exponents of e, so that values go from {ends[0]:.6g} to {ends[1]:.6g}{values}"
 
@@ -662,6 +660,8 @@ def _together(method: object, parameter: Parameter) -> Iterator[str]:
         yield "a grid goes through `values`, whole numbers, or q_uniform; or say `method: random`"
     if method == "grid" and kind == "q_uniform" and (given["max"] - given["min"]) / given.get("q", 1) > 1e6:
         yield "a grid of more than a million steps: give a larger q"
+    if method != "grid" and kind.startswith("q_") and (only := parameter.at(0)) == parameter.at(1):
+        yield f"every value would be {only:g}, a multiple of q={given.get('q', 1):g}: give a smaller q"
     if parameter.name == NUM_GPUS:
         values = [*given.get("values", ()), *(given[key] for key in ("value", "min") if key in given)]
         whole = kind.startswith(("constant", "categorical", "int"))

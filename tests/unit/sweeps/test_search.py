@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -163,6 +163,7 @@ _parameters = st.one_of(
 
 @pytest.mark.properties
 @given(st.dictionaries(st.sampled_from(["b", "a", "lr", "B", "a.x"]), _parameters, min_size=1, max_size=4))
+@example({"a": {"distribution": "q_uniform", "min": -1, "max": 1, "q": 2}})
 def test_points_are_wandbs_in_its_order(block: dict[str, Any]) -> None:
     sweep, expected = sweep_for("grid", block), listed(block)
     points = [trial.parameters for trial in tried(sweep, 999, lambda *_: 0.0)]
