@@ -3,6 +3,7 @@
     policy          DIR   the model as transformers loads it, tokenizer, usage.json, README.md
     value model     DIR   the value model, tokenizer, guidance.json, usage.json, README.md
                     DIR/reference   the policy that it guides; one that came from the hub is named instead
+    reward model    DIR   a sequence classifier of transformers, tokenizer, README.md; with --reward-model
 
 A value model without its reference is of no use, so the two stay together. Everything is copied, as the store must
 not change, and appears under its name when it is whole. Adapters are merged into the weights that they belong to.
@@ -48,7 +49,7 @@ from pipeline.plan.models import is_local, model_files
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned
 from pipeline.runs.record import METRICS_STAGE, ResultRow, place_of
 from pipeline.runs.report.format import count, shown_path
-from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all
+from pipeline.runs.report.model_card import Card, FittedReward, card_text, command_for_all, settings_for_all
 from pipeline.runs.trained import Trained, find_trained
 from pipeline.terminal.console import make_console, say
 
@@ -64,7 +65,9 @@ AGAIN = "again"
 
 
 @contextmanager
-def held_model(run: LoadedRun, chain: str | None, number: int | None, console: Console) -> Iterator[Trained]:
+def held_model(
+    run: LoadedRun, chain: str | None, number: int | None, console: Console, *, rewards: bool = False
+) -> Iterator[Trained]:
     """Hold a model that a run has trained, with its weights, inside the block.
 
     Args:
@@ -72,6 +75,7 @@ def held_model(run: LoadedRun, chain: str | None, number: int | None, console: C
         chain: Which of its chains, as `find_trained` takes it.
         number: After which round; None for the last.
         console: Told what has to be made again.
+        rewards: The reward models of the chain instead.
 
     Raises:
         PipelineError: There is no such model, or it cannot be made again.
@@ -83,7 +87,12 @@ def held_model(run: LoadedRun, chain: str | None, number: int | None, console: C
         with suppress(OSError, StoreError):  # a store that may only be read: nobody removes anything there
             scratch.open()
         found = find_trained(
-            run, chain, number, also_gone=True, bring=lambda found: bring_model(found, scratch.path, console)
+            run,
+            chain,
+            number,
+            rewards=rewards,
+            also_gone=True,
+            bring=lambda found: bring_model(found, scratch.path, console),
         )
         with suppress(OSError, StoreError):
             tell_needs(store, scratch.path, [found.job.key])
@@ -156,6 +165,7 @@ _SECTIONS = ("training", "data_collection", "generation", "evaluation", "system"
     epilog=examples(
         "pipeline export first_run PITA --to models/pita",
         "pipeline export first_run s0/QSharp --round 1 --to models/qsharp",
+        "pipeline export my_run GRPO-HF --reward-model --to models/reward",
     )
 )
 def export(
@@ -168,17 +178,30 @@ def export(
     number: Annotated[
         int | None, typer.Option("--round", min=0, help="After another round than the last.")
     ] = None,
+    reward_model: Annotated[
+        bool, typer.Option("--reward-model", help="The reward model of the chain, as a sequence classifier.")
+    ] = False,
+    fold: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --reward-model: which of several, each fitted to all folds but its own."),
+    ] = None,
     run: Stamp = None,
     output_dir: OutputDir = OUTPUTS,
 ) -> None:
     """Copy a trained model into a folder of its own."""
     _check_free(to)
+    if fold is not None and not reward_model:
+        raise ConfigError(f"--fold {fold}: only reward models have folds; add --reward-model")
     found_run, console = load_planned(choose_run(output_dir, name, run)), make_console()
     refuse_records("--to", to.expanduser(), [found_run])
-    with held_model(found_run, chain, number, console) as found:
+    with held_model(found_run, chain, number, console, rewards=reward_model) as found:
+        _check_fold(found, fold)
         _check_whole(found_run.store, found)
-        _write(found, to)
+        _write(found, to, fold or 0)
     kind = "value model with its reference" if found.is_value else "policy"
+    if reward_model:
+        folds = len(found.reward_models)
+        kind = f"reward model of fold {fold or 0} of {folds}" if folds > 1 else "reward model"
     say(console, f"{kind}: {found.job.chain}, round {found.job.round}: {to}")
 
 
@@ -190,6 +213,12 @@ def _check_free(to: Path) -> None:
         raise ConfigError(f"--to {to}: there is something already; name a new folder, or an empty one")
 
 
+def _check_fold(found: Trained, fold: int | None) -> None:
+    if fold is not None and fold >= (count := len(found.reward_models)):
+        there = f"must be 0 to {count - 1}" if count > 1 else "there is one reward model; leave --fold out"
+        raise ConfigError(f"--fold {fold}: {there}")
+
+
 def _check_whole(store: Store, found: Trained) -> None:
     """Refuse weights that are not what was stored: every byte of them is read."""
     for output in {found.folder, found.reference}:
@@ -197,26 +226,30 @@ def _check_whole(store: Store, found: Trained) -> None:
             again = "The run's command makes it again"
             raise StoreError(f"{found.job.chain}: {output} cannot be exported: {problem}. {again}")
     weights = found.reference_weights if formats.adapter_folders(found.weights) else found.weights
+    if found.reward_models:
+        weights = found.reward_models[0]
     if not (weights / "config.json").is_file():
         raise StoreError(f"{found.job.chain}: {weights} holds no model that transformers loads")
 
 
-def _write(found: Trained, to: Path) -> None:
+def _write(found: Trained, to: Path, fold: int) -> None:
     target = to.expanduser().resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
             folder = Path(scratch) / "model"
-            _fill(found, folder)
+            _fill(found, folder, fold)
             folder.replace(target)
     except OSError as error:
         _check_free(to)  # somebody may have put something there meanwhile
         raise PipelineError(f"cannot write {to}: {error.strerror or error}. Nothing was left there") from error
 
 
-def _fill(found: Trained, folder: Path) -> None:
-    usage = found.usage
-    if found.is_value:
+def _fill(found: Trained, folder: Path, fold: int) -> None:
+    usage, guidance, fit = found.usage, None, None
+    if found.reward_models:
+        fit = _classifier(found, folder, fold)
+    elif found.is_value:
         _copy(found.folder, folder)
         shutil.copyfile(found.folder / HEAD_SETTINGS, folder / HEAD_SETTINGS)
         usage = replace(usage, reference=_reference(found, folder))
@@ -224,15 +257,50 @@ def _fill(found: Trained, folder: Path) -> None:
         guidance = replace(found.guidance, reference=None)
         (folder / formats.GUIDANCE).write_text(json_text(asdict(guidance), indent=1) + "\n")
     else:
-        guidance = None
         _copy(found.weights, folder)
         if formats.adapter_folders(found.weights):
             _merge(found, folder)
         _use_alone(found, folder)
-    known = {name: value for name, value in asdict(usage).items() if value is not None}
-    (folder / formats.USAGE).write_text(json_text(known, indent=1) + "\n")
+    if fit is None:
+        known = {name: value for name, value in asdict(usage).items() if value is not None}
+        (folder / formats.USAGE).write_text(json_text(known, indent=1) + "\n")
     # Names and settings may hold halves of characters, which no file has.
-    (folder / README).write_bytes(card_text(_card(found, usage, guidance)).encode(errors="backslashreplace"))
+    (folder / README).write_bytes(card_text(_card(found, usage, guidance, fit)).encode(errors="backslashreplace"))
+
+
+def _classifier(found: Trained, folder: Path, fold: int) -> FittedReward:
+    """Write a reward model as a sequence classifier that reads texts as its run did; tell how it was fitted."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from pipeline.learning.generation.policy import for_generate
+        from pipeline.learning.models import classifier
+        from pipeline.learning.models.load import load_tokenizer, load_value, without_progress_bars
+    usage, source = found.usage, found.reward_models[fold]
+    tokenizer = load_tokenizer(source, trust_remote_code=found.model.trusts_code)
+    settings = _generation_settings(found.reference_weights, found)
+    ends = for_generate(settings, tokenizer, usage.drawing).eos_token_id or ()
+    classifier.pad_apart(tokenizer, ends)
+    classifier.end_texts(tokenizer, ends, is_chat=usage.prompting.chat)
+    with without_progress_bars():
+        model = load_value(source, SystemConfig(), "cpu")
+        left_out = model.head.bias.item()
+        whole = classifier.as_classifier(model, tokenizer)
+        whole.config._name_or_path = ""
+        whole.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if usage.prompting.chat and asks_clock(tokenizer):
+        _stop_clock(folder, usage.prompting.date or DATE)
+    return FittedReward(fold=fold, folds=len(found.reward_models), left_out=left_out, fit=_fit(found, fold))
+
+
+def _fit(found: Trained, fold: int) -> formats.ScoresOf:
+    """How a reward model was fitted, as its stage tells."""
+    with suppress(FileNotFoundError):
+        try:
+            return formats.read_reward_fit(found.folder / formats.REWARD).fits[fold]
+        except (ForeignDataError, LookupError) as error:
+            raise StoreError(f"cannot read {found.folder / formats.REWARD}: {error}") from error
+    return formats.ScoresOf()
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -267,20 +335,23 @@ def _use_alone(found: Trained, folder: Path) -> None:
     usage = found.usage
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
-        from transformers import AutoConfig, GenerationConfig
-
         from pipeline.learning.generation.policy import for_generate
         from pipeline.learning.models.load import load_tokenizer
-    trusts = found.model.trusts_code
-    try:
-        settings = GenerationConfig.from_pretrained(folder)
-    except OSError:  # there is none; then transformers takes what the model's configuration has
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trusts)
-        settings = GenerationConfig.from_model_config(config)
-    tokenizer = load_tokenizer(folder, trust_remote_code=trusts)
-    for_generate(settings, tokenizer, usage.drawing).save_pretrained(folder)
+    tokenizer = load_tokenizer(folder, trust_remote_code=found.model.trusts_code)
+    for_generate(_generation_settings(folder, found), tokenizer, usage.drawing).save_pretrained(folder)
     if usage.prompting.chat and asks_clock(tokenizer):
         _stop_clock(folder, usage.prompting.date or DATE)
+
+
+def _generation_settings(folder: Path, found: Trained) -> Any:
+    """The settings of generation of a model; where it has none, what transformers takes of its configuration."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=found.model.trusts_code)
+        return GenerationConfig.from_model_config(config)
 
 
 def _stop_clock(folder: Path, date: str) -> None:
@@ -316,13 +387,19 @@ def _reference(found: Trained, folder: Path) -> formats.Pointer:
 # -- the card --------------------------------------------------------------------------------------------------
 
 
-def _card(found: Trained, usage: formats.Usage, guidance: formats.GuidanceSettings | None) -> Card:
+def _card(
+    found: Trained,
+    usage: formats.Usage,
+    guidance: formats.GuidanceSettings | None,
+    reward: FittedReward | None,
+) -> Card:
     run, job = found.run, found.job
     return Card(
         algo=job.algo,
         dataset=job.dataset,
         usage=usage,
         guidance=guidance,
+        reward=reward,
         base=_base(found),
         source=_source(found),
         origin=_origin(found),

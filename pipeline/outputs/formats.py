@@ -244,10 +244,21 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresOf:
-    """Of one reward model: what its raw scores of the completions that it judged are like."""
+    """Of one reward model: what its raw scores of the completions that it judged are like.
+
+    Attributes:
+        mean: Of the scores.
+        deviation: Their standard deviation.
+        pairs: That it was fitted to; None where that is not told, as `held_out_pairs`.
+        held_out_pairs: Pairs that it was not fitted to.
+        held_out_accuracy: Share of these that it decides as they are; None where there are none.
+    """
 
     mean: Number = 0.0
     deviation: Number = 1.0
+    pairs: Count | None = None
+    held_out_pairs: Count | None = None
+    held_out_accuracy: Number | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from pipeline.errors import ConfigError, StoreError
 from pipeline.foreign import ForeignDataError, converted
 from pipeline.learning.algos.base import REFERENCE, Algorithm
 from pipeline.learning.algos.registry import load_algorithm
-from pipeline.learning.algos.reward_stage import BestOfN
 from pipeline.learning.algos.value_guided import ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.datasets.from_files import FilesDataset
@@ -62,6 +61,14 @@ class Trained:
     def is_value(self) -> bool:
         """Whether it is a value model, rather than a policy."""
         return issubclass(_kind_of(self.config, self.job.algo), ValueGuidedAlgorithms)
+
+    @cached_property
+    def reward_models(self) -> list[Path]:
+        """Folders of the reward models that it fitted, by fold; empty for a policy or value model."""
+        if not _fits_rewards(self.config, self.job):
+            return []
+        folds = [self.folder / f"fold_{fold}" for fold in range(len(list(self.folder.glob("fold_*"))))]
+        return folds or [self.folder]
 
     @property
     def reference(self) -> Path:
@@ -181,6 +188,7 @@ def find_trained(
     chain: str | None = None,
     number: int | None = None,
     *,
+    rewards: bool = False,
     also_gone: bool = False,
     bring: Callable[[Trained], None] = lambda _: None,
 ) -> Trained:
@@ -191,6 +199,7 @@ def find_trained(
         chain: Name of the chain, its end, a part of it, or a pattern with ``*``; None for the only one that
             trains.
         number: After which round; None for the last one.
+        rewards: The reward models that it has fitted, rather than its policy or value model.
         also_gone: Also one that was trained and is not there any more: whose weights were removed, as
             `execution.keep` asked, or whose output was lost or damaged.
         bring: Told which it is, to have it stored where it is not.
@@ -200,8 +209,8 @@ def find_trained(
         StoreError: It is not trained yet, or not there any more.
     """
     config = config_of(run)
-    chains = trained_chains(run, config)
-    name = _named(run, chains, chain)
+    chains = trained_chains(run, config, rewards=rewards)
+    name = _named(run, chains, chain, "fits a reward model" if rewards else "trains a model")
     jobs = chains[name]
     if number is not None and number not in jobs:
         raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
@@ -211,10 +220,10 @@ def find_trained(
     return found
 
 
-def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None) -> str:
+def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None, does: str) -> str:
     named = [name for name in chains if not name.endswith(f"/{REFERENCE}")]
     if not named:
-        raise ConfigError(f"run {run.stamp} of {run.name} has no chain that trains a model")
+        raise ConfigError(f"run {run.stamp} of {run.name} has no chain that {does}")
     if chain is not None:
         return find_named(chains, chain, "trained chain")
     if len(named) > 1:
@@ -223,16 +232,27 @@ def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None) -> s
     return named[0]
 
 
-def trained_chains(run: LoadedRun, config: Config) -> dict[str, dict[int, Job]]:
-    """Chains of a run that train a policy, or what guides one: their names, and the job that does it by round.
+def trained_chains(run: LoadedRun, config: Config, *, rewards: bool = False) -> dict[str, dict[int, Job]]:
+    """Chains of a run that train a model: their names, and the job that does it by round.
 
-    What picks among samples of the reference (`BestOfN`) is neither.
+    Args:
+        run: The run.
+        config: Its configuration.
+        rewards: Those that fit reward models, rather than those that train a policy, or what guides one.
     """
     found: dict[str, dict[int, Job]] = {}
     for job in run.plan.jobs.values():
-        if job.stage == TRAIN and not issubclass(_kind_of(config, job.algo), BestOfN):
+        fits = _fits_rewards(config, job)
+        trains = config.algos[job.algo].trains if fits else job.stage == TRAIN
+        if fits is rewards and trains:
             found.setdefault(job.chain, {})[job.round] = job
     return found
+
+
+def _fits_rewards(config: Config, job: Job) -> bool:
+    """Whether a job is of a stage that fits reward models."""
+    stages = _kind_of(config, job.algo).stages if job.algo in config.algos else ()
+    return any(stage.name == job.stage and stage.saves == "rewards" for stage in stages)
 
 
 def config_of(run: LoadedRun) -> Config:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 import pipeline
@@ -29,12 +31,15 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.learning.generation.guided import _Prompts
 from pipeline.learning.generation.sampling import sample_keys
+from pipeline.learning.rewards.model import ModelSettings, RewardModel
+from pipeline.learning.training.grpo import Samples
+from pipeline.learning.training.sequences import Sequences, prompt_folds
 from pipeline.outputs.formats import GUIDANCE, Sample, read_guidance, read_lines, read_usage
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.report.model_card import command_for_all
 from tests.doubles.families import tiny_model
-from tests.doubles.small_runs import calm_run
+from tests.doubles.small_runs import calm_run, run_here
 
 STRONG = 1e-3
 """Of guidance: the value models of a small run have learnt little."""
@@ -353,6 +358,87 @@ def test_the_strength_that_a_sweep_has_chosen_is_taken(copied: Path, tmp_path: P
     assert pipeline.guided("t", "QSharp", round=1, output_dir=copied).eta == 0.1
     export(copied, "t", "QSharp", tmp_path / "x")
     assert read_guidance(tmp_path / "x" / GUIDANCE).eta == 0.3
+
+
+COMPARED = "preferences: {ties: coin}, batch_size: 16, sampling: round"
+FITTED = [
+    "algos=[GRPO-HF,BestOfN]",
+    f"algos.GRPO-HF={{{COMPARED}}}",
+    "algos.BestOfN={preferences: {ties: coin}, batch_size: 16}",
+    "rounds_of_training=1",
+    "data_collection.prompts_per_round=20",
+    "evaluation.num_prompts=5",
+]
+
+
+@pytest.fixture(scope="module")
+def of_preferences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Outputs of a run that fitted reward models."""
+    folder = tmp_path_factory.mktemp("preferences") / "outputs"
+    run_here(folder, *FITTED)
+    return folder
+
+
+def export_reward(outputs: Path, chain: str, to: Path, fold: int | None = None) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exporting.export("t", to, chain, reward_model=True, fold=fold, output_dir=outputs)
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_reward_model_leaves_its_run_and_scores_as_it_did_there(
+    of_preferences: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    fold: int,
+) -> None:
+    said = export_reward(of_preferences, "GRPO-HF", tmp_path / "x", fold)
+    assert f"reward model of fold {fold} of 2" in said
+    run = run_of(of_preferences)
+    out = run.store.path(job_of(run, "GRPO-HF/r1/reward").key)
+    drawn = [run.store.path(job.key) for job_id, job in run.plan.jobs.items() if "GRPO-HF/r1/score" in job_id]
+    whole, about = Samples.load([out]).sequences, json.loads((out / "reward.json").read_bytes())["fits"][fold]
+    pairs = Sequences.load(drawn, "pairs.safetensors")
+    mine = np.flatnonzero(prompt_folds(pairs.prompts[::2], whole.prompts, 2)[1] == fold)
+    bias = load_file(out / f"fold_{fold}" / "value_head.safetensors")["bias"].item()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "x")
+    texts = [
+        [tokenizer.decode(ids, skip_special_tokens=True) for ids in (row[:start], row[start:end])]
+        for row, start, end in zip(whole.ids[mine], whole.starts[mine], whole.lengths[mine], strict=True)
+    ]
+    reward = RewardModel(ModelSettings(path=str(tmp_path / "x")), "cpu")
+    logits = np.array(reward(*zip(*texts, strict=True)))
+    assert np.ptp(logits) > 0
+    scored = (logits + bias - about["mean"]) / about["deviation"]
+    assert scored.tolist() == pytest.approx(whole.labels[mine].tolist(), abs=1e-3)
+    card = (tmp_path / "x" / "README.md").read_text()
+    assert yaml.safe_load(card.split("---\n")[1])["pipeline_tag"] == "text-classification"
+    assert str(of_preferences) not in card
+    monkeypatch.chdir(tmp_path / "x")
+    (example,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(example, {})
+    float(capsys.readouterr().out)
+    with pytest.raises(ConfigError, match="no exported model"):
+        pipeline.guided(tmp_path / "x")
+
+
+def test_which_reward_model_is_asked_for(of_preferences: Path, tmp_path: Path) -> None:
+    assert "reward model: " in export_reward(of_preferences, "BestOfN", tmp_path / "x")
+    with pytest.raises(ConfigError, match="--fold 1: there is one reward model"):
+        export_reward(of_preferences, "BestOfN", tmp_path / "y", 1)
+    with pytest.raises(ConfigError, match="--fold 2: must be 0 to 1"):
+        export_reward(of_preferences, "GRPO-HF", tmp_path / "y", 2)
+    with pytest.raises(ConfigError, match="add --reward-model"):
+        exporting.export("t", tmp_path / "y", "GRPO-HF", fold=0, output_dir=of_preferences)
+    with pytest.raises(ConfigError, match="no trained chain fits 'BestOfN'"):
+        export(of_preferences, "t", "BestOfN", tmp_path / "y")
+    assert not (tmp_path / "y").exists()
+
+
+def test_a_run_without_reward_models_has_none_to_export(outputs: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no chain that fits a reward model"):
+        export_reward(outputs, "QSharp", tmp_path / "x")
 
 
 @pytest.fixture

@@ -331,17 +331,30 @@ def template_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return _added(tokenizer, last)
 
 
+def behind_end(tokenizer: PreTrainedTokenizerBase, ends: Collection[int]) -> str:
+    """Return what a chat template writes after the token that ends the last answer; "" if it writes no end."""
+    text, known = _text_behind(tokenizer, ""), tokenizer.added_tokens_decoder
+    places = [(text.find(end), len(end)) for token in ends if token in known and (end := known[token].content)]
+    first = min((place for place in places if place[0] >= 0), default=None)
+    return "" if first is None else text[sum(first) :]
+
+
 def _behind(tokenizer: PreTrainedTokenizerBase, after: str) -> list[int]:
-    """Return the tokens that a chat template writes after an answer, before a user's turn unless `after` is ""."""
+    """Return the tokens of `_text_behind`."""
+    text = _text_behind(tokenizer, after)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+
+def _text_behind(tokenizer: PreTrainedTokenizerBase, after: str) -> str:
+    """Return what a chat template writes after an answer, before a user's turn unless `after` is ""."""
     if tokenizer.chat_template is None:
-        return []
+        return ""
     said = zip(("user", "assistant", "user"), ("?", MARK, after), strict=True)
     turns = [{"role": role, "content": content} for role, content in said if content]
     try:
-        text = written(tokenizer, turns)
+        return written(tokenizer, turns).rpartition(MARK)[2]
     except DataError:
-        return []
-    return list(tokenizer(text.rpartition(MARK)[2], add_special_tokens=False)["input_ids"])
+        return ""
 
 
 def _added(tokenizer: PreTrainedTokenizerBase, behind: Sequence[int]) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.outputs.formats import GuidanceSettings, Usage
+from pipeline.outputs.formats import GuidanceSettings, ScoresOf, Usage
 from pipeline.runs.record import ResultRow
 
 METRICS = ("pass@1", "reward", "regularized_reward", "kl_per_sequence", "kl_per_token")
@@ -21,6 +21,23 @@ METRICS = ("pass@1", "reward", "regularized_reward", "kl_per_sequence", "kl_per_
 AGAINST = "vs_reference"
 HERE = "."
 """The folder of the card, in its examples: whoever has been given it may have it anywhere."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedReward:
+    """Facts on a reward model for its card.
+
+    Attributes:
+        fold: Which of several it is.
+        folds: How many there are.
+        left_out: What scores of the run are more than its logits: the bias of the head.
+        fit: How it was fitted.
+    """
+
+    fold: int
+    folds: int
+    left_out: float
+    fit: ScoresOf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +49,7 @@ class Card:
         dataset: Name of the dataset.
         usage: How it is used.
         guidance: How a value model guides.
+        reward: Of a reward model.
         base: What was trained, by its id on the hub; None where it has none.
         source: What training began with, or what was copied, as people call it; "" for what the run made itself.
         origin: The data, and where the weights come from that training began with, in words.
@@ -49,6 +67,7 @@ class Card:
     dataset: str
     usage: Usage
     guidance: GuidanceSettings | None = None
+    reward: FittedReward | None = None
     base: str | None = None
     source: str = ""
     origin: str
@@ -62,6 +81,11 @@ class Card:
     asked: str | Mapping[str, str] = "1 + 1 ="
 
     @property
+    def kind(self) -> str:
+        """``policy``, ``value`` or ``reward``."""
+        return self.usage.kind if self.reward is None else "reward"
+
+    @property
     def is_reference(self) -> bool:
         """Whether it is what methods of the run began with."""
         return self.algo == REFERENCE
@@ -69,11 +93,13 @@ class Card:
 
 def card_text(card: Card) -> str:
     """Return the text of ``README.md``."""
-    is_value = card.usage.kind == "value"
     parts = [f"# {card.algo} on {card.dataset}", _what(card), card.origin, "## Use it"]
     parts.append(f"Type these in the folder of this card, or write where that is in the place of `{HERE}`.")
-    parts += _guided(card) if is_value else _as_policy(card)
-    parts += [*_how(card), *_results(card), "## Repeat it"]
+    if card.reward is not None:
+        parts += [*_as_reward(card), *_how(card), *_fitted(card, card.reward), "## Repeat it"]
+    else:
+        parts += _guided(card) if card.kind == "value" else _as_policy(card)
+        parts += [*_how(card), *_results(card), "## Repeat it"]
     unknown = "The command was not recorded; the settings above are those of the run."
     parts.append(_block([card.command], "") if card.command else unknown)
     if card.versions:
@@ -83,18 +109,20 @@ def card_text(card: Card) -> str:
 
 def _front_matter(card: Card) -> str:
     """Return the metadata that the hub reads from a card."""
-    is_value = card.usage.kind == "value"
-    data: dict[str, Any] = {"library_name": "posttrain-pipeline" if is_value else "transformers"}
-    data |= {} if is_value else {"pipeline_tag": "text-generation"}
-    data["tags"] = ["posttrain-pipeline", "value-model" if is_value else "policy", card.algo]
+    data: dict[str, Any] = {"library_name": "posttrain-pipeline" if card.kind == "value" else "transformers"}
+    tasks, tags = {"policy": "text-generation", "reward": "text-classification"}, {"policy": "policy"}
+    data |= {"pipeline_tag": tasks[card.kind]} if card.kind in tasks else {}
+    data["tags"] = ["posttrain-pipeline", tags.get(card.kind, f"{card.kind}-model"), card.algo]
     data |= {"license": "other", "license_name": "see-below"}
     if card.base is not None:
         data["base_model"] = card.base
-    if measured := [
-        {"type": row.metric, "name": row.metric, "value": row.value}
-        for row in card.rows
-        if row.metric in METRICS and row.value is not None
-    ]:
+    if card.reward is None and (
+        measured := [
+            {"type": row.metric, "name": row.metric, "value": row.value}
+            for row in card.rows
+            if row.metric in METRICS and row.value is not None
+        ]
+    ):
         dataset = {"name": card.dataset, "type": card.dataset}
         result = {"task": {"type": "text-generation"}, "dataset": dataset, "metrics": measured}
         data["model-index"] = [{"name": f"{card.algo} on {card.dataset}", "results": [result]}]
@@ -103,9 +131,12 @@ def _front_matter(card: Card) -> str:
 
 def _what(card: Card) -> str:
     made = f"after round {card.usage.round} of the chain `{card.usage.chain}`"
-    if card.usage.kind == "value":
+    if card.kind == "value":
         what = "A value model. It writes no text by itself: it guides a reference policy while that is decoded"
         return f"{what}. It was trained by {card.algo}, and is what there was {made}."
+    if card.kind == "reward":
+        what = "A reward model: a sequence classifier with one output, the score of a prompt with its completion"
+        return f"{what}. It was fitted to preferences (Bradley and Terry 1952) by {card.algo}, {made}."
     if card.is_reference:
         return "The reference policy of a run: a language model that its methods began with and are compared with."
     return f"A language model whose weights were trained by {card.algo}: what there was {made}."
@@ -143,6 +174,49 @@ def _as_policy(card: Card) -> Iterator[str]:
     yield _block(["pip install lm_eval", shlex.join(_harness(card))], "")
     if card.usage.prompting.chat:
         yield "Its prompts were conversations: without `--apply_chat_template` the harness asks it something else."
+
+
+def _as_reward(card: Card) -> Iterator[str]:
+    answer = "42"
+    asked = f"{card.prompt!r} + {answer!r}"
+    if card.usage.prompting.chat:
+        system = card.usage.prompting.system_prompt
+        said = [] if system is None else [("system", system)]
+        turns = [
+            {"role": role, "content": text} for role, text in (*said, ("user", card.prompt), ("assistant", answer))
+        ]
+        given = "".join(f", **{kwargs!r}" for kwargs in [card.usage.prompting.chat_template_kwargs] if kwargs)
+        asked = f"tokenizer.apply_chat_template({turns!r}, tokenize=False{given}), add_special_tokens=False"
+    lines = [
+        "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({HERE!r})",
+        f"model = AutoModelForSequenceClassification.from_pretrained({HERE!r})",
+        f'inputs = tokenizer({asked}, return_tensors="pt", return_token_type_ids=False)',
+        "print(model(**inputs).logits[0, 0].item())",
+    ]
+    yield _block(lines, "python")
+    ends = "the chat template ends" if card.usage.prompting.chat else "with its special tokens the tokenizer ends"
+    yield f"The score is read at the end of the completion: {ends} texts as completions of the run end."
+    yield "As a reward of a run of `posttrain-pipeline`, with `NAME` a dataset:"
+    options = [f"datasets.NAME.reward=model datasets.NAME.grading.options={{model:{{path:{HERE}}}}}"]
+    yield _block(options, "")
+
+
+def _fitted(card: Card, reward: FittedReward) -> Iterator[str]:
+    yield "## How well it is fitted"
+    fit = reward.fit
+    if reward.folds > 1:
+        yield f"It is model {reward.fold} of {reward.folds}; each was fitted to all folds of prompts but its own."
+    if fit.pairs is not None:
+        yield f"It was fitted to {fit.pairs:,} pairs."
+    if fit.held_out_accuracy is not None and fit.held_out_pairs:
+        share = f"{fit.held_out_accuracy:.4g} of {fit.held_out_pairs:,} pairs"
+        yield f"It prefers the preferred completion in {share} of prompts that it was not fitted to."
+    shift = f"Scores in the run are its logits and {reward.left_out:.6g}, which changes no comparison."
+    told = (fit.mean, fit.deviation) != (0, 1)
+    unit = f" {card.algo} used (score - {fit.mean:.6g}) / {fit.deviation:.6g}." if told else ""
+    yield shift + unit
 
 
 def _harness(card: Card) -> list[str]:
