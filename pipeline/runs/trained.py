@@ -233,7 +233,7 @@ def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None, does
 
 
 def trained_chains(run: LoadedRun, config: Config, *, rewards: bool = False) -> dict[str, dict[int, Job]]:
-    """Chains of a run that train a model: their names, and the job that does it by round.
+    """Return the chains of a run that train a model: their names, and the job that does it by round.
 
     Args:
         run: The run.
