@@ -15,7 +15,7 @@ and messages without scheduler and journal, which is what the pools of others ar
 concurrent.futures has one more job queued than it has workers.
 `files of outputs alone` is that many processes which make and remove the same names in the file system, and do no
 more: no run with outputs can be faster there.
-Where Ray is installed, `run_plan` on it comes beside Ray's own tasks.
+Where Ray is installed, `run_plan` on a cluster of this machine comes beside Ray's own tasks.
 
     first result   from nothing to the result of one job
     jobs/s         a batch of independent jobs
@@ -59,7 +59,7 @@ from rich.table import Table
 
 from benchmarks.arguments import positive
 from benchmarks.bodies import die, make_files, nap, nothing
-from pipeline.config.schema import Backend, ExecutionConfig
+from pipeline.config.schema import Backend, ExecutionConfig, RayConfig
 from pipeline.engine.devices.inventory import cpu_slots
 from pipeline.engine.journal import Journal
 from pipeline.engine.run_jobs import make_pool
@@ -70,6 +70,7 @@ from pipeline.engine.store.store import Store
 from pipeline.engine.workers.messages import FromWorker, JobFinished, RunJob, WorkerReady
 from pipeline.engine.workers.pool import Pool
 from pipeline.plan.graph import Job, Plan
+from tests.doubles.ray_cluster import environment, ray_cluster
 
 BASE = "concurrent.futures"
 # Kept, since `main` hides `__file__` from processes that would run this script again.
@@ -95,11 +96,12 @@ class Measured:
 
 
 def measure_run_plan(
-    jobs: int, workers: int, folder: Path, *, output: bool, backend: Backend = Backend.local
+    jobs: int, workers: int, folder: Path, *, output: bool, settings: ExecutionConfig | None = None
 ) -> Measured:
     """Our engine as a whole."""
-    carry_out = partial(_carried_out, backend=backend)
-    on = "" if backend is Backend.local else " on Ray"
+    settings = settings or ExecutionConfig()
+    carry_out = partial(_carried_out, settings=settings)
+    on = "" if settings.backend is Backend.local else " on Ray"
     row = Measured(f"pipeline run_plan{on}" + ("" if output else ", no output"))
     start = time.monotonic()
     outcome = carry_out(folder / "first", no_ops(1, output=output), [], workers)
@@ -117,7 +119,7 @@ def measure_run_plan(
     attempts = carry_out(folder / "chain", chain, edges, workers).attempts[10:]
     row.round_trips_s = [attempt.total_s for attempt in attempts]
     row.dispatch_s = [after.sent_s - before.ended_s for before, after in itertools.pairwise(attempts)]
-    row.death_s = _our_deaths(folder / "deaths", workers, backend)
+    row.death_s = _our_deaths(folder / "deaths", workers, settings)
     row.others_fail = "0"
     return row
 
@@ -137,10 +139,9 @@ def no_ops(count: int, *, output: bool) -> list[Job]:
 
 
 def _carried_out(
-    folder: Path, jobs: Sequence[Job], edges: Sequence[tuple[str, str]], workers: int, *, backend: Backend
+    folder: Path, jobs: Sequence[Job], edges: Sequence[tuple[str, str]], workers: int, *, settings: ExecutionConfig
 ) -> Outcome:
     folder.mkdir(parents=True)
-    settings = ExecutionConfig(backend=backend)
     journal = Journal(folder / "journal.jsonl")
     try:
         return run_plan(
@@ -156,7 +157,7 @@ def _carried_out(
         journal.close()
 
 
-def _our_deaths(folder: Path, workers: int, backend: Backend, count: int = 7) -> list[float]:
+def _our_deaths(folder: Path, workers: int, settings: ExecutionConfig, count: int = 7) -> list[float]:
     jobs = [
         Job(
             id=f"die/{index}",
@@ -166,7 +167,7 @@ def _our_deaths(folder: Path, workers: int, backend: Backend, count: int = 7) ->
         )
         for index in range(count)
     ]
-    outcome = _carried_out(folder, jobs, [], workers, backend=backend)
+    outcome = _carried_out(folder, jobs, [], workers, settings=settings)
     lost = [attempt for attempt in outcome.attempts if attempt.outcome == "lost"]
     return [
         attempt.ended_s - float((folder / f"died{attempt.job_id.split('/')[1]}").read_text()) for attempt in lost
@@ -314,7 +315,6 @@ def pebble_pool(workers: int) -> Iterator[Submit]:
 @contextmanager
 def ray_pool(workers: int) -> Iterator[Submit]:
     """Ray tasks on this machine."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray = importlib.import_module("ray")
     ray.init(
         num_cpus=workers,
@@ -396,6 +396,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     logging.getLogger("pipeline").setLevel(logging.CRITICAL)  # the deaths are meant
+    os.environ |= environment()
     os.environ["PYTHONPATH"] = os.pathsep.join([ROOT, *filter(None, [os.environ.get("PYTHONPATH")])])
     # Spawned children of the peers would import this script, with all that it imports; the bodies are elsewhere.
     main_module = sys.modules["__main__"]
@@ -416,10 +417,12 @@ def measure_all(jobs: int, workers: int, folder: Path) -> list[Measured]:
         measure_files(jobs, workers, folder / "files"),
     ]
     if importlib.util.find_spec("ray"):
-        rows += [
-            measure_run_plan(jobs, workers, folder / f"ray-{output}", output=output, backend=Backend.ray)
-            for output in (True, False)
-        ]
+        with ray_cluster(1, num_cpus=workers) as cluster:
+            settings = ExecutionConfig(backend=Backend.ray, ray=RayConfig(address=cluster.address))
+            rows += [
+                measure_run_plan(jobs, workers, folder / f"ray-{output}", output=output, settings=settings)
+                for output in (True, False)
+            ]
     return rows + [
         measure_peer(peer, jobs, workers, folder)
         for peer in PEERS
