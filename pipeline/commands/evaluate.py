@@ -60,7 +60,15 @@ def evaluate(
     sets = [each for one in on or () for each in one.split(",") if each]
     if not given:
         raise ConfigError("name an experiment or a checkpoint: pipeline evaluate NAME --on SET")
-    if len(given) == 1 and (output_dir / given[0] / "latest").exists():
+    runs = [word for word in given if (output_dir / word / "latest").exists() and not Path(word).exists()]
+    if runs and len(given) > 1:
+        other = next((word for word in given if word != runs[0]), runs[0])
+        raise ConfigError(
+            f"{runs[0]} is an experiment of {output_dir}, which is evaluated alone: '{other}' is too much. "
+            f"Write --also NAME={other} for a checkpoint beside it, KEY=VALUE for a setting"
+        )
+    of_run = len(given) == 1 and (output_dir / given[0] / "latest").exists()
+    if of_run:
         config = _of_run(output_dir, given[0], sets, also or [], settings, chain, samples, prompts)
     else:
         _refuse_of_run(given, output_dir, sets, chain)
@@ -72,7 +80,7 @@ def evaluate(
     again = [*words, *(part for option, many in options.items() for one in many or () for part in (option, one))]
     again += [part for option, number in numbers.items() if number for part in (option, str(number))]
     command = ["python", "-m", "pipeline", "evaluate", *again, *(["--name", name] if name != "evaluated" else [])]
-    return run_experiment(config, make_console(), given=settings, command=command)
+    return run_experiment(config, make_console(), given=settings, command=command, only_evaluates=of_run)
 
 
 def _of_run(
@@ -91,8 +99,11 @@ def _of_run(
         ConfigError: The request of the run cannot be read, or an extension does not fit it.
     """
     plain: dict[str, Any] = load_planned(choose_run(output_dir, experiment)).read_config()
+    before = [plain["evaluation"]["num_prompts"], plain["evaluation"]["num_samples"]]
+    have = [*plain["datasets"], *choices_of("dataset")]  # of a shipped one loading says that nothing trains on it
+    new = [f"datasets.{each}.trained_on=false" for each in sets if each not in have and _own(each, settings)]
     try:
-        merged: Any = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist(settings))
+        merged: Any = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist([*new, *settings]))
         plain = cast("dict[str, Any]", OmegaConf.to_container(merged))
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
@@ -101,16 +112,18 @@ def _of_run(
     section["on"] = list(dict.fromkeys([*section.get("on", []), *sets]))
     section["also"] = {**section.get("also", {}), **_named(also)}
     if chain is not None:
+        run = [algo for algo, own in algos.items() if own.get("enabled")]
         for one in chain:
-            if one not in algos:
-                raise ConfigError(f"--chain {one}: {unknown_name('algorithm', one, algos)}")
+            if one not in run:
+                raise ConfigError(f"--chain {one}: {unknown_name('algorithm of the run', one, run)}")
         for algo, own in algos.items():
             own["enabled"] = bool(own.get("enabled")) and algo in chain
-    before, now = [section["num_prompts"], section["num_samples"]], [prompts, samples]
-    for option, old, new in zip(("--prompts", "--samples"), before, now, strict=True):
-        if new is not None and new < old:
-            raise ConfigError(f"{option} {new}: the run has {old}, and an evaluation can only grow")
-    sizes = [old if new is None else new for old, new in zip(before, now, strict=True)]
+    set_, now = [section["num_prompts"], section["num_samples"]], [prompts, samples]
+    sizes = [old if new is None else new for old, new in zip(set_, now, strict=True)]
+    if all(isinstance(each, int) for each in sizes):  # of others the settings say what is wrong
+        for option, old, size in zip(("--prompts", "--samples"), before, sizes, strict=True):
+            if size < old:
+                raise ConfigError(f"{option} {size}: the run has {old}, and an evaluation can only grow")
     if sizes != before:
         section["grown_from"] = [*section.get("grown_from", []), before]
         section["num_prompts"], section["num_samples"] = sizes
@@ -147,8 +160,9 @@ def _of_checkpoints(
     """Return settings that evaluate checkpoints; the first checkpoint takes the place of the reference."""
     first, revision = _place(given[0])
     shipped = choices_of("dataset")
-    others = {**{_called(path): path for path in given[1:]}, **_named(also)}
-    if len(others) < len(given) - 1:
+    beside = _named(also)
+    others = {**{_called(path): path for path in given[1:]}, **beside}
+    if len(others) < len(given) - 1 + len(beside):
         raise ConfigError("several checkpoints have the same name: give them as --also NAME=PATH")
     found = [f"experiment.name={name}", f"output_dir='{output_dir}'", "algos=[]", "model=hf"]
     found += [f"models.hf.path='{first}'", *([f"models.hf.revision='{revision}'"] if revision else [])]
@@ -160,12 +174,19 @@ def _of_checkpoints(
     return [*found, "rounds_of_training=1", *settings]
 
 
+def _own(name: str, settings: list[str]) -> bool:
+    """Whether settings make a dataset of this name."""
+    return any(each.startswith(f"datasets.{name}.") for each in settings)
+
+
 def _named(also: list[str]) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for word in also:
         name, equals, path = word.partition("=")
         if not (equals and name and path):
             raise ConfigError(f"--also {word}: write NAME=PATH, as --also sft=/models/sft")
+        if name in found:
+            raise ConfigError(f"--also {word}: {name} is {found[name]} already; give each checkpoint its own name")
         found[name] = path
     return found
 

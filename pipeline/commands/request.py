@@ -357,6 +357,24 @@ def check_room(request: Request, stored: Stored) -> None:
     )
 
 
+def refuse_training(request: Request, stored: Stored) -> None:
+    """Refuse a request that would train, for one that was only to evaluate.
+
+    Raises:
+        ConfigError: It would; says what, why that may be, and what would help.
+    """
+    missing = set(stored.missing)
+    trains = [job for job in request.plan.jobs.values() if job.weights and job.id in missing]
+    if not trains:
+        return
+    raise ConfigError(
+        f"evaluate trains nothing, and the weights of {count(len(trains), 'training')} are missing, first of "
+        f"{trains[0].id}. Either they are no longer stored (execution.keep), or settings, data or code of the "
+        "training have changed, or the run is not done. Change that back, or train by the command of the run, "
+        "run_parallel.py, with 'evaluation.on=[SET]' and all else that is to be evaluated"
+    )
+
+
 def _free(request: Request) -> int | None:
     """Return the free bytes on the disk of the store, which need not exist yet; None if unknown."""
     store = request.store.root

@@ -52,6 +52,7 @@ def run_experiment(
     given: Sequence[str] = (),
     command: Sequence[str] = (),
     on_begin: Callable[[Path], None] | None = None,
+    only_evaluates: bool = False,
 ) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
 
@@ -62,6 +63,7 @@ def run_experiment(
         given: Settings of the command line; those without effect are warned of.
         command: Words of a command that repeats the run, for its reader.
         on_begin: Told the run's folder once it is there.
+        only_evaluates: Whether a request that would train a policy is refused.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
@@ -76,6 +78,8 @@ def run_experiment(
     _warn(request.warnings, console)
 
     def check(stored: Stored) -> None:
+        if only_evaluates:
+            requests.refuse_training(request, stored)
         reactions.check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
 
     if config.dry_run:  # which only looks
@@ -286,7 +290,8 @@ def tell_notes(
     for text in [*origin.several_makers(makers), *short, *failed, *origin.collect_notes(store, jobs)]:
         note(console, text, mark="note: ")
     if has_rows:
-        for text in filter(None, (load_dataset(section).note for section in config.datasets.values())):
+        about = dict.fromkeys(load_dataset(section).note for section in config.datasets.values())
+        for text in filter(None, about):
             note(console, text, "dim", logging.INFO)
 
 

@@ -55,6 +55,24 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     assert {row["dataset"] for row in told["pooled"]} == {"addition", "addition@two", "addition@mean"}
     assert len([one for one in told["comparisons"] if one["second"] == "reference"]) == 6
 
+    before = sorted(path.name for path in (output / "t").iterdir())
+    two_names = ["t", "--also", f"a={tmp_path / 'own'}", "--also", "a=/models/b"]
+    for words, named in (
+        (two_names, "--also a=/models/b"),
+        (["t", "--chain", "KTO"], "KTO"),  # which ships, and which the run has not trained
+        (["t", "--samples", "2"], "--samples 2"),
+        (["t", "evaluation.num_samples=2"], "2: the run has 3"),
+        (["t", str(tmp_path / "own"), "--on", "addition"], "t is an experiment"),
+        (["t", "rounds_of_training=2"], "addition/tiny/s0/DPO/r2/train"),
+    ):
+        assert named in " ".join(evaluate(*words, *at, code=2).split())
+    assert sorted(path.name for path in (output / "t").iterdir()) == before
+    # A set of one's own is never trained on here.
+    Path("mine.jsonl").write_text('{"prompt": "12+34=", "solution": "460"}\n')
+    mine = ["datasets.mine.kind=jsonl", "datasets.mine.path=mine.jsonl", "datasets.mine.evaluation_only=true"]
+    evaluate("t", "--on", "mine", *mine, *at)
+    assert {place for place, _, _ in rows_of(output, "t")} == {"addition", "addition@two", "addition@mine"}
+
     # Without a run, beside itself: the same policy again, and at no distance.
     both = [str(tmp_path / "own"), "--also", f"again={tmp_path / 'own'}", "--on", "addition"]
     evaluate(*both, "--samples", "2", "--prompts", "10", INLINE, "device=cpu", *at)
@@ -68,6 +86,17 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     )
     at_once = rows_of(output, "u")
     assert at_once == pytest.approx({place: value for place, value in extended.items() if place[1] != "own"})
+
+
+def test_weights_that_were_removed_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "outputs"
+    run_here(output, *BASE, "evaluation.num_prompts=10", "execution.keep=results", "evaluation.on=[two]")
+    before = sorted(path.name for path in (output / "t").iterdir())
+    for dry_run in ("dry_run=true", "dry_run=false"):
+        said = evaluate("t", "--samples", "2", dry_run, "--output-dir", str(output), code=2)
+        assert "addition/tiny/s0/DPO/r1/train" in " ".join(said.split())
+    assert sorted(path.name for path in (output / "t").iterdir()) == before
 
 
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(tmp_path: Path) -> None:

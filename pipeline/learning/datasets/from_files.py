@@ -591,9 +591,11 @@ class FilesConfig(DatasetConfig):
         """Report training on a dataset that is only evaluated on."""
         trains = self.trained_on and any(algo.enabled and algo.trains for algo in config.algos.values())
         if self.evaluation_only and trains and config.stage is not StageChoice.prepare:
+            name = key.removeprefix("datasets.")
+            other = f"on another one, as dataset=math 'evaluation.on=[{name}]'"
             yield (
-                f"{key} is for evaluation alone ({key}.evaluation_only=true): it has no rows to train on. Train "
-                f"on another one, as dataset=math 'evaluation.on=[{key.removeprefix('datasets.')}]'"
+                f"{key} is for evaluation alone ({key}.evaluation_only=true): it has no rows to train on. "
+                + (f"Set {key}.trained_on=false" if name in config.evaluation.on else f"Train {other}")
             )
 
 

@@ -291,6 +291,15 @@ class AdditionConfig(DatasetConfig):
     carry_drop: float = number(0.6, at_least=0, at_most=1)
     """Share of the reference's demonstrations that ignore every carry."""
 
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """What leaves nothing to train on."""
+        total = 10 ** (2 * self.digits)
+        if self.test_size + self.validation_size >= total:
+            yield (
+                f"{key}.digits={self.digits} makes {total:,} rows, and test_size={self.test_size} and "
+                f"validation_size={self.validation_size} of {key} leave none besides; ask for fewer"
+            )
+
 
 class Addition(Dataset):
     """Rows are pairs (a, b) of numbers with `digits` digits each; row id = a * 10**digits + b."""

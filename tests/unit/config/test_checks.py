@@ -37,6 +37,7 @@ def refuse(*overrides: str) -> str:
         ("evaluation.also={DPO: /m}", "evaluation.also.DPO"),
         ("evaluation.grown_from=[[500]]", "evaluation.grown_from=[[500]]"),
         ("evaluation.grown_from=[[500,3]]", "can only grow"),
+        ("datasets.addition.digits=1", "datasets.addition.digits=1 makes 100 rows"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -> None:
