@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
@@ -24,6 +25,15 @@ def evaluate(*words: str, code: int = 0) -> str:
 def rows_of(output: Path, name: str) -> dict[tuple[str, str, str], float]:
     found: Any = json.loads((output / name / "latest" / "results.json").read_text())
     return {(row["dataset"], row["algo"], row["metric"]): row["value"] for row in found["rows"]}
+
+
+def padded(folder: Path, to: Path) -> Path:
+    """Save a policy with more outputs than its tokenizer has tokens, as some families have them."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(model.config.vocab_size + 8)
+    model.save_pretrained(to)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(to)
+    return to
 
 
 def computed(output: Path, name: str) -> set[str]:
@@ -74,11 +84,16 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     assert {place for place, _, _ in rows_of(output, "t")} == {"addition", "addition@two", "addition@mine"}
 
     # Without a run, beside itself: the same policy again, and at no distance.
-    both = [str(tmp_path / "own"), "--also", f"again={tmp_path / 'own'}", "--on", "addition"]
+    others = {"again": tmp_path / "own", "padded": padded(tmp_path / "own", tmp_path / "padded")}
+    also = [word for name, path in others.items() for word in ("--also", f"{name}={path}")]
+    both = [str(tmp_path / "own"), *also, "--on", "addition"]
     evaluate(*both, "--samples", "2", "--prompts", "10", INLINE, "device=cpu", *at)
     alone = rows_of(output, "evaluated")
     assert alone["addition", "again", "kl_per_sequence"] == 0
     assert alone["addition", "again", "length"] == alone["addition", "reference", "length"]
+    # With outputs that the reference lacks, its divergence is unknown.
+    assert alone["addition", "padded", "length"] > 0
+    assert alone.get(("addition", "padded", "kl_per_sequence")) is None
 
     # Drawn at once they are the same completions.
     run_here(

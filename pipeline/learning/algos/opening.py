@@ -134,7 +134,8 @@ def trained_policy(ctx: JobContext, dataset: Dataset, folder: Path, *, compared:
 def outside_policy(ctx: JobContext, dataset: Dataset, model: schema.ModelConfig) -> TextPolicy:
     """Return a checkpoint of another program, located by the stage `find`, with the checkpoint's own tokenizer.
 
-    The divergence from the reference is exact if both have the same vocabulary, and unknown otherwise.
+    The divergence from the reference is exact if both have the same vocabulary and the same number of outputs, and
+    unknown otherwise: models may have more outputs than their tokenizer has tokens, and draw them.
     """
     folder, trust = reference_folder(ctx.input("find"), model), model.trusts_code
     reference, known = reference_model(ctx)
@@ -144,12 +145,13 @@ def outside_policy(ctx: JobContext, dataset: Dataset, model: schema.ModelConfig)
         ctx.loading,
     )
     tokenizer = load_tokenizer(folder, trust_remote_code=trust)
-    same = tokenizer.get_vocab() == known.get_vocab()
+    widths = [one.config.get_text_config().vocab_size for one in (loaded, reference)]
+    same = tokenizer.get_vocab() == known.get_vocab() and widths[0] == widths[1]
     sizes = BatchSizes(ctx.hints, ctx.device, loaded)
     policy = OutsidePolicy(loaded, tokenizer, ctx.config.generation, dataset, ctx.device, sizes=sizes)
     policy.reference = reference if same else None
     if not same:
-        said = "KL to the reference is left out: the two have different tokens"
+        said = "KL to the reference is left out: the two differ in their tokens, or in their number of outputs"
         print(f"{folder}: {said}", flush=True)  # noqa: T201 - the job's log
     return policy
 
