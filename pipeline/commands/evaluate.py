@@ -14,8 +14,9 @@ from omegaconf import OmegaConf
 from pipeline.commands import typed
 from pipeline.commands.run import run_experiment
 from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain, load_config
+from pipeline.config.plain import brief
 from pipeline.config.schema import Config
-from pipeline.config.tables import choices_of
+from pipeline.config.tables import choices_of, point_of
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.files import is_hub_id
 from pipeline.runs.loaded import choose_run, load_planned
@@ -109,15 +110,27 @@ def _of_run(
         raise explain(error) from error
     plain |= {"output_dir": str(output_dir), "dry_run": bool(plain.get("dry_run")) and "dry_run=true" in settings}
     section, algos = plain["evaluation"], plain["algos"]
-    section["on"] = list(dict.fromkeys([*section.get("on", []), *sets]))
+    if not isinstance(kept := section.get("on", []), list):
+        raise ConfigError(f"evaluation.on={brief(kept)}: must be a list, as 'evaluation.on=[gsm8k]'")
+    section["on"] = list(dict.fromkeys([*kept, *sets]))
+    # A set that `evaluation.on=[...]` of the command leaves out is left out as a section, too.
+    plain["datasets"] = {
+        each: own
+        for each, own in plain["datasets"].items()
+        if each in section["on"] or own.get("trained_on", True) or _own(each, settings)
+    }
     section["also"] = {**section.get("also", {}), **_named(also)}
+    for gone in [each for each, place in section["also"].items() if place is None]:  # evaluation.also.NAME=null
+        del section["also"][gone]
+        algos.pop(gone, None)
     if chain is not None:
         run = [algo for algo, own in algos.items() if own.get("enabled")]
+        fronts = {point_of(algo)[0] for algo in run}
         for one in chain:
-            if one not in run:
+            if one not in run and one not in fronts:
                 raise ConfigError(f"--chain {one}: {unknown_name('algorithm of the run', one, run)}")
         for algo, own in algos.items():
-            own["enabled"] = bool(own.get("enabled")) and algo in chain
+            own["enabled"] = algo in run and not {algo, point_of(algo)[0]}.isdisjoint(chain)
     set_, now = [section["num_prompts"], section["num_samples"]], [prompts, samples]
     sizes = [old if new is None else new for old, new in zip(set_, now, strict=True)]
     if all(isinstance(each, int) for each in sizes):  # of others the settings say what is wrong

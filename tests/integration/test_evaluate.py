@@ -82,6 +82,13 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     mine = ["datasets.mine.kind=jsonl", "datasets.mine.path=mine.jsonl", "datasets.mine.evaluation_only=true"]
     evaluate("t", "--on", "mine", *mine, *at)
     assert {place for place, _, _ in rows_of(output, "t")} == {"addition", "addition@two", "addition@mine"}
+    # What the newest run evaluates can be left out again, as where its file or folder is gone.
+    Path("mine.jsonl").unlink()
+    evaluate("t", "evaluation.on=[two]", "evaluation.also.own=null", *at)
+    assert {(place, algo) for place, algo, _ in rows_of(output, "t")} == {
+        (place, algo) for place in ("addition", "addition@two") for algo in ("reference", "DPO")
+    }
+    assert "evaluation.on='two'" in evaluate("t", "evaluation.on=two", *at, code=2)
 
     # Without a run, beside itself: the same policy again, and at no distance.
     others = {"again": tmp_path / "own", "padded": padded(tmp_path / "own", tmp_path / "padded")}
