@@ -14,6 +14,7 @@ from rich.filesize import decimal
 
 from pipeline.commands.request import Request, Stored, look_up
 from pipeline.config.schema import Config, Tracker, TrackingConfig, TrackingMode
+from pipeline.config.tables import point_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store import shared
@@ -300,6 +301,12 @@ def is_judged(config: Config, row: record.ResultRow) -> bool:
     """Return whether settings are selected by the chain of a row."""
     if (pattern := config.evaluation.objective) is None:
         return True
+    # Test sets and checkpoints count only where the pattern names them, so that they change no other objective.
+    places, _, algo = pattern.rpartition("/")
+    if point_of(row.dataset)[1] and not point_of(places.partition("/")[0])[1]:
+        return False
+    if row.algo in config.evaluation.also and algo != row.algo:
+        return False
     several = len(config.models[row.model].references) > 1
     chain = chain_name(row.dataset, row.model, row.reference if several else None, row.seed, row.algo)
     return fnmatchcase(chain, pattern) or fnmatchcase(row.algo, pattern)

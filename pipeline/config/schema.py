@@ -529,7 +529,8 @@ class EvaluationConfig:
     within this limit. Null sets no limit."""
     objective: str | None = hint("*")
     """Result that judges a run as a trial of a sweep: an algorithm, a chain as `dataset/model/s0/ALGO`, or a
-    pattern with `*`; the mean of several chains. Null judges by all."""
+    pattern with `*`; the mean of several chains. Test sets of `on` and checkpoints of `also` count only where it
+    names them, as `gsm8k@math500/*`. Null judges by all."""
     matched_kl: list[float] = number([], above=0, at_most=1e6, affects_result=False)
     """KL per sequence, in nats, at which fronts are compared; empty takes values in the range that all of them
     cover."""

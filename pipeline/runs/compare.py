@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.config.schema import Config
+from pipeline.config.tables import is_mean, point_of
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import ByMetric, PooledRow, by_method, cells_of, csv_text, primary_metric
@@ -30,6 +31,7 @@ _TABLES = {"algos": "algo", "datasets": "dataset", "models": "model"}
 """Settings of one algorithm, dataset or model -> the field of a row that they affect."""
 _OF_REFERENCES = ("datasets.", "models.")
 """Prefixes of settings that determine the reference; two different ones may have the same result by chance."""
+_SETS: Key = ("evaluation", "on")
 _KL, _J = "kl_per_sequence", "regularized_reward"
 
 
@@ -97,7 +99,8 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
     Raises:
         PipelineError: Results of one cannot be read.
     """
-    labels, settings = list(labels) or _labels(runs), [dict(settings_of(run.config)) for run in runs]
+    labels = list(labels) or _labels(runs)
+    settings = [dict([*settings_of(run.config), *_sets_of(run.config)]) for run in runs]
     columns, primary = _differing(settings), _primary(runs)
     found: dict[str, RunRow] = {}
     for run, label, own in zip(runs, labels, settings, strict=True):
@@ -149,14 +152,22 @@ def settings_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
     return _flat(config)
 
 
+def _sets_of(config: Mapping[str, Any]) -> Iterator[tuple[Key, str]]:
+    """Yield the test sets: they change the mean of all of them, and no other result."""
+    if isinstance(sets := (config.get("evaluation") or {}).get("on"), list):
+        yield _SETS, ", ".join(map(str, sets))
+
+
 def _flat(section: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, str]]:
     from pipeline.config.meaning import typed  # OmegaConf too, which readers of the headings do not need
 
     for name, value in section.items():
         key = (*path, str(name))
+        if ".".join(key) in _without_effect():
+            continue
         if isinstance(value, Mapping):
             yield from _flat(value, key)
-        elif ".".join(key) not in _without_effect():
+        else:
             yield key, typed(value)
 
 
@@ -239,14 +250,24 @@ def _rows(
         for algo, rounds in methods.items():
             number, last = max(rounds), rounds[max(rounds)]
             if result := last.get(primary[place]):
-                own = {
-                    _column(key): value
-                    for key, value in settings.items()
-                    if not _is_of_one(key) or key[1] == getattr(result, _TABLES[key[0]])
-                }
+                own: dict[str, str] = {}
+                for key, value in settings.items():
+                    names = _names(result, key[0]) if _is_of_one(key) else ()
+                    if (names and key[1] == names[0]) or (
+                        is_mean(place[0]) if key == _SETS else not _is_of_one(key)
+                    ):
+                        own[_column(key)] = value
+                    elif key[1] in names:
+                        own.setdefault(_column(key), value)
                 kl, j = (last[name].value if name in last else None for name in (_KL, _J))
                 cost = costs.get((*place, algo, number))
                 yield RunRow(runs=(label,), state=run.state, settings=own, result=result, kl=kl, j=j, cost=cost)
+
+
+def _names(result: PooledRow, table: str) -> tuple[str, ...]:
+    """Sections of a table that a result depends on: of datasets the one that was trained on, then the test set."""
+    name: str = getattr(result, _TABLES[table])
+    return point_of(name) if table == "datasets" else (name,)
 
 
 def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:

@@ -145,6 +145,27 @@ def test_a_trial_is_judged_by_the_chains_that_the_objective_names() -> None:
         assert [one.reference for one in rows if is_judged(asked, one)] == judged
 
 
+@pytest.mark.parametrize(
+    ("pattern", "judged"),
+    [
+        ("*", [("addition", "PITA")]),
+        ("addition*", [("addition", "PITA")]),
+        ("addition@two/*", [("addition@two", "PITA")]),
+        ("addition@*/PITA", [("addition@two", "PITA")]),
+        ("own", [("addition", "own")]),
+        ("*@two/*/own", [("addition@two", "own")]),
+    ],
+)
+def test_test_sets_and_checkpoints_change_no_objective_that_does_not_name_them(
+    pattern: str, judged: list[tuple[str, str]]
+) -> None:
+    config = quick_config(["experiment.name=t"])
+    asked = replace(config, evaluation=replace(config.evaluation, objective=pattern, also={"own": "/models/own"}))
+    places = [(place, algo) for place in ("addition", "addition@two") for algo in ("PITA", "own")]
+    rows = [replace(row(algo, "pass@1", 0.5), dataset=place) for place, algo in places]
+    assert [(one.dataset, one.algo) for one in rows if is_judged(asked, one)] == judged
+
+
 def test_the_objective_is_one_metric_that_all_chains_have() -> None:
     rows = [row("A", "pass@1", 0.2), row("B", "pass@1", None), row("A", "reward", 0.4), row("B", "reward", 0.8)]
     assert values_of(rows[:1])[OBJECTIVE] == 0.2

@@ -1,5 +1,6 @@
 """Runs side by side: which settings differ, in which rows they are told, and which rows are one."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,6 +70,26 @@ def test_only_settings_that_change_results_count_and_only_among_runs_that_have_t
     assert list(compare_runs(judged).settings) == ["datasets.*.rewards.x.y"]
     assert same_settings(first.config) != same_settings(second.config)
     assert same_settings(first.config) == same_settings({**first.config, "output_dir": "elsewhere"})
+
+
+def test_test_sets_are_told_of_their_mean_alone_and_checkpoints_of_no_row() -> None:
+    pooled = [pooled_row("RAFT", 2, 0.5), pooled_row("RAFT", 2, 0.4)]
+    runs = [
+        run(
+            name,
+            1,
+            *(replace(row, dataset=place) for row, place in zip(pooled, ("sums@two", "sums@mean"), strict=True)),
+            evaluation={"on": sets, "also": also},
+            datasets={"sums": {"digits": digits}, "two": {"digits": 2}},
+        )
+        for name, sets, also, digits in (("a", ["two"], {}, 3), ("b", ["two", "three"], {"own": "/m"}, 4))
+    ]
+    found = compare_runs(runs)
+    assert list(found.settings) == ["datasets.*.digits", "evaluation.on"]
+    settings = {(row.result.dataset, row.runs): dict(row.settings) for row in found.rows if row.algo == "RAFT"}
+    assert settings["addition", ("a", "b")] == {}
+    assert settings["sums@two", ("b",)] == {"datasets.*.digits": "4"}
+    assert settings["sums@mean", ("b",)] == {"datasets.*.digits": "4", "evaluation.on": "two, three"}
 
 
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
