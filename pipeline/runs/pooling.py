@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import ENOUGH
-from pipeline.config.tables import MEAN, evaluated_on, is_mean, point_of
+from pipeline.config.tables import MEAN, evaluated_on, point_of
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.learning.evaluation import statistics
 from pipeline.learning.evaluation.metrics import FrontPoint, is_share, reach_of, reward_kl_front, rounded
@@ -352,7 +352,8 @@ def pooled(
             last: list[Group] = []
             for (algo, number), own in sorted(chains.items()):
                 group = Group(own, its)
-                found += _rows_of(group, None if algo == REFERENCE else reference, confidence)
+                own_rows = _rows_of(group, None if algo == REFERENCE else reference, confidence)
+                found += own_rows if place in places else [_over_sets(row, found) for row in own_rows]
                 if algo != REFERENCE and number == last_round:
                     last.append(group)
             if reference is not None:
@@ -406,9 +407,9 @@ def _mean_reader(read: Read, places: Sequence[tuple[str, str]]) -> Read:
 def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
     """Combine the prompts of test sets: the mean of the values is that over sets, with the variance within sets.
 
-    With K sets and P prompts in all, the value of a prompt in set k is the mean over sets plus P/(K P_k) times its
-    deviation from the mean of its own set. The variance of the mean is then that of a stratified sample (Cochran
-    1977, section 5.3).
+    With K sets and P prompts in all, the value of a prompt in set k is the mean over sets plus its deviation from
+    the mean of its own set, times sqrt(P (P - 1) / (P_k (P_k - 1))) / K. The variance of the mean is then that of
+    a stratified sample (Cochran 1977, section 5.3).
     """
     names = set.intersection(*(set(one.sums) for one in sets)) & set(record.PRIMARY_METRICS)
     rows = np.concatenate([one.rows + place * _APART_BY for place, one in enumerate(sets)])
@@ -422,11 +423,43 @@ def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
             for one, at in zip(sets, told, strict=True)
         ]
         mean, number = fmean(values.mean() for values in own), sum(map(len, own))
-        spread = [mean + (values - values.mean()) * number / (len(own) * len(values)) for values in own]
+        sizes = [len(values) for values in own]
+        scales = [math.sqrt(number * (number - 1) / size / max(size - 1, 1)) / len(own) for size in sizes]
+        spread = [mean + (values - values.mean()) * scale for values, scale in zip(own, scales, strict=True)]
         above, below = np.zeros(len(rows)), np.concatenate(told).astype(np.float64)
         above[below > 0] = np.concatenate(spread)
         sums[name] = above, below
     return PromptMeasures(rows, sums)
+
+
+def _over_sets(mean: record.PooledRow, found: Iterable[record.PooledRow]) -> record.PooledRow:
+    """Return the mean over test sets with an interval that is no narrower than those of the sets allow.
+
+    A set without a right answer seems not to vary, but its own interval is not empty. The distances to the ends of
+    the sets' intervals add up as independent errors do (MOVER: Zou and Donner 2008). Sets share seeds, so with
+    several chains each end is the outer one of this interval and of the interval over the chains.
+
+    Args:
+        mean: A row of the mean; without an interval for a single chain.
+        found: Rows so far, those of the sets among them.
+    """
+
+    def kind(row: record.PooledRow) -> tuple[str, str, str, int, str]:
+        return point_of(row.dataset)[0], row.model, row.algo, row.round, row.metric
+
+    own = [row for row in found if kind(row) == kind(mean)]
+    known = [
+        (row.value - row.ci_low, row.ci_high - row.value)
+        for row in own
+        if row.value is not None and row.ci_low is not None and row.ci_high is not None
+    ]
+    if mean.value is None or len(known) < len(own):
+        return mean
+    below, above = (math.hypot(*side) / len(own) for side in zip(*known, strict=True))
+    low, high = mean.value - below, mean.value + above
+    if mean.ci_low is not None and mean.ci_high is not None:
+        low, high = min(low, mean.ci_low), max(high, mean.ci_high)
+    return replace(mean, ci_low=rounded(low), ci_high=rounded(high))
 
 
 Fields = dict[str, Any]
@@ -456,8 +489,7 @@ def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterat
 def _level(group: Group, metric: str, confidence: float) -> Fields:
     """Return the mean over all chains: by prompt if these are known for several, else from the chains' rows."""
     grid = group.grid
-    several = len(grid) > 1 or is_mean(group.place["dataset"])
-    if several and group.stack is not None and metric in group.stack.sums:
+    if len(grid) > 1 and group.stack is not None and metric in group.stack.sums:
         values = group.stack.values(metric)
         if (spread := statistics.known_spread(values)) is not None:
             value, half = float(spread.value), float(spread.half_width(confidence))

@@ -319,18 +319,59 @@ def on_sets(sizes: dict[str, int], *levels: tuple[str, float], seeds: int = 1) -
     return found
 
 
-def test_the_mean_of_test_sets_is_that_of_a_stratified_sample() -> None:
-    chains = on_sets({"d": 400, "d@hard": 50}, ("reference", 0.8), ("A", 0.9))
-    found, comparisons = pooled(rows_of(chains), chains.get, 2, 0.95)
+def with_intervals(chains: Chains) -> list[ResultRow]:
+    """Return the rows of chains with the intervals that the evaluation gives them."""
+    settings, found = EvaluationConfig(bootstrap_samples=200), rows_of(chains)
+    ends = [
+        next(
+            one
+            for one in evaluation_rows([], settings, measured=chains[place_of(row)])
+            if one["metric"] == row.metric
+        )
+        for row in found
+    ]
+    return [
+        replace(row, ci_low=one["ci_low"], ci_high=one["ci_high"]) for row, one in zip(found, ends, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_mean_of_test_sets_is_that_of_a_stratified_sample(seeds: int) -> None:
+    chains = on_sets({"d": 400, "d@hard": 50}, ("reference", 0.8), ("A", 0.9), seeds=seeds)
+    found, comparisons = pooled(with_intervals(chains), chains.get, 2, 0.95)
     rows = {(row.dataset, row.algo): row for row in found}
-    values = {place[0]: one.sums["pass@1"][0] for place, one in chains.items() if place[3] == "A"}
+    values = {
+        name: np.mean(
+            [one.sums["pass@1"][0] for place, one in chains.items() if place[0] == name and place[3] == "A"], 0
+        )
+        for name in ("d", "d@hard")
+    }
     mean = rows["d@mean", "A"]
     assert mean.value == pytest.approx(sum(one.mean() for one in values.values()) / 2, abs=1e-8)
     error = np.sqrt(sum(one.var(ddof=1) / len(one) for one in values.values())) / 2
     assert mean.ci_high is not None
     assert mean.ci_low is not None
-    assert (mean.ci_high - mean.ci_low) / 2 == pytest.approx(1.96 * error, rel=0.1)
+    half = (mean.ci_high - mean.ci_low) / 2
+    assert half == pytest.approx(1.96 * error, rel=0.15) if seeds == 1 else half > 1.96 * error
     assert {one.dataset for one in comparisons} == {"d", "d@hard", "d@mean"}
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_mean_of_test_sets_does_not_trust_a_small_set_without_a_right_answer(seeds: int) -> None:
+    """As if the small set were certain to be 0, most such intervals would leave out the truth."""
+    chains = {
+        (name, "m", -1, "A", seed, 2): PromptMeasures(
+            np.arange(size), {"pass@1": ((np.arange(size) < right).astype(float), np.ones(size))}
+        )
+        for name, size, right in (("d", 500, 10), ("d@hard", 30, 0))
+        for seed in range(seeds)
+    }
+    found, _ = pooled(with_intervals(chains), chains.get, 2, 0.95)
+    rows = {row.dataset: row for row in found}
+    highs = {name: row.ci_high for name, row in rows.items()}
+    assert highs["d@hard"] is not None
+    assert highs["d@mean"] is not None
+    assert highs["d@mean"] > 0.01 + highs["d@hard"] / 2 > 0.05
 
 
 def test_one_family_of_tests_covers_all_test_sets() -> None:
