@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from pipeline.commands import typed
 from pipeline.commands.run import run_experiment
-from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain, load_config
+from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain, load_config, quoted
 from pipeline.config.plain import brief
 from pipeline.config.schema import Config
 from pipeline.config.tables import choices_of, point_of
@@ -177,11 +177,11 @@ def _of_checkpoints(
     others = {**{_called(path): path for path in given[1:]}, **beside}
     if len(others) < len(given) - 1 + len(beside):
         raise ConfigError("several checkpoints have the same name: give them as --also NAME=PATH")
-    found = [f"experiment.name={name}", f"output_dir='{output_dir}'", "algos=[]", "model=hf"]
-    found += [f"models.hf.path='{first}'", *([f"models.hf.revision='{revision}'"] if revision else [])]
+    found = [f"experiment.name={name}", f"output_dir={quoted(str(output_dir))}", "algos=[]", "model=hf"]
+    found += [f"models.hf.path={quoted(first)}", *([f"models.hf.revision={quoted(revision)}"] if revision else [])]
     found += [f"dataset=[{sets[0] if sets[0] in shipped else ''}]", f"evaluation.on=[{','.join(sets)}]"]
     found += [f"datasets.{each}.trained_on=false" for each in sets[1:] if each not in shipped]
-    found += [f"+evaluation.also.{each}='{path}'" for each, path in others.items()]
+    found += [f"+evaluation.also.{each}={quoted(path)}" for each, path in others.items()]
     found += [] if samples is None else [f"evaluation.num_samples={samples}"]
     found += [] if prompts is None else [f"evaluation.num_prompts={prompts}"]
     return [*found, "rounds_of_training=1", *settings]

@@ -186,7 +186,7 @@ def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
             return given
         text = getattr(read, "text", read if isinstance(read, str) else None)
         meant = escaped(typed if text is None else text)
-        return given if meant == text else _quoted(meant)
+        return given if meant == text else quoted(meant)
 
     def element(each: re.Match[str]) -> str:
         of_table = value[0] == "{" and each[0][0] not in "'\""
@@ -198,7 +198,7 @@ def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
     read = _read(value)
     if read is None and value != "null":  # braces of a template, say, or an apostrophe
         odd = single and is_text and value[:1] not in tuple("'\"[~")
-        return f"{found[1]}={_quoted(escaped(value))}" if odd else word
+        return f"{found[1]}={quoted(escaped(value))}" if odd else word
     if isinstance(read, str | QuotedString | int | float | NoneType):
         return f"{found[1]}={one(value)}" if single else word
     return f"{found[1]}={_ELEMENT.sub(element, value)}"
@@ -212,9 +212,10 @@ def _read(value: str) -> Any:
         return None
 
 
-def _quoted(text: str) -> str:
-    quoted: str = QuotedString(text, Quote.single).with_quotes()
-    return quoted
+def quoted(text: str) -> str:
+    """Quote a text so that Hydra reads it as it is, whatever signs it has."""
+    found: str = QuotedString(text, Quote.single).with_quotes()
+    return found
 
 
 # -- loading -----------------------------------------------------------------------------------------------------

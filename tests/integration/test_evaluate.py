@@ -91,7 +91,7 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     assert "evaluation.on='two'" in evaluate("t", "evaluation.on=two", *at, code=2)
 
     # Without a run, beside itself: the same policy again, and at no distance.
-    others = {"again": tmp_path / "own", "padded": padded(tmp_path / "own", tmp_path / "padded")}
+    others = {"again": tmp_path / "own", "padded": padded(tmp_path / "own", tmp_path / "it's, padded")}
     also = [word for name, path in others.items() for word in ("--also", f"{name}={path}")]
     both = [str(tmp_path / "own"), *also, "--on", "addition"]
     evaluate(*both, "--samples", "2", "--prompts", "10", INLINE, "device=cpu", *at)
