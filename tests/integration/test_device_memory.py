@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.schema import ExecutionConfig
-from pipeline.engine import run_jobs as backends
+from pipeline.engine.devices import inventory
 from pipeline.engine.devices.inventory import Device, find_gpus
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.state import JobStatus
@@ -70,7 +70,7 @@ def test_the_next_worker_is_ready_once_the_memory_is_free(
 def test_a_device_whose_memory_stays_taken_is_given_up_and_the_others_go_on(
     engine: Engine, taken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backends, "FREE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(inventory, "FREE_TIMEOUT_S", 1.0)
     flag = tmp_path / "go"
 
     def watch(view: RunView) -> None:
@@ -121,7 +121,7 @@ def test_what_ranks_held_is_free_before_their_devices_are_used(engine: Engine, t
 def test_a_run_that_is_over_tells_what_it_leaves_behind(
     engine: Engine, taken: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(backends, "FREE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(inventory, "FREE_TIMEOUT_S", 0.5)
     engine.run_dir.mkdir(parents=True)
     plan = plan_of(job("a", "take_gpu_memory", payload={"taken": str(taken)}))
     with caplog.at_level(logging.WARNING, "pipeline"):
