@@ -313,6 +313,40 @@ class GradingConfig:
 
 
 @dataclass(kw_only=True)
+class SamplingConfig(Settings):
+    """How completions are drawn where policies are evaluated on this dataset; training draws as ever."""
+
+    temperature: float | None = number(None, at_least=0, at_most=1e6, hint=", or null for generation.temperature")
+    """0 decodes greedily, once per prompt, and leaves the KL divergence out: it would be 0 or infinite."""
+    top_p: float | None = number(None, above=0, at_most=1, hint=", or null for generation.top_p")
+    """Probability of the nucleus."""
+    max_new_tokens: int | None = number(
+        None, at_least=1, at_most=1_000_000, hint=", or null for generation.max_new_tokens"
+    )
+    """Most new tokens of a completion."""
+    num_samples: int | None = number(
+        None, at_least=1, at_most=100_000, hint=", or null for evaluation.num_samples"
+    )
+    """Completions per prompt."""
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether completions are decoded greedily."""
+        return self.temperature is not None and self.temperature < SMALLEST_DIVISOR
+
+    def of_generation(self) -> dict[str, Any]:
+        """Return the settings that take the place of those of `generation`."""
+        own = {"top_p": self.top_p, "max_new_tokens": self.max_new_tokens}
+        own["temperature"] = None if self.is_greedy else self.temperature
+        return {name: value for name, value in own.items() if value is not None}
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - as above
+        """Report several samples of a greedy policy."""
+        if self.is_greedy and (self.num_samples or 1) > 1:
+            yield f"{key}.num_samples={self.num_samples}: greedy samples (temperature=0) are all the same; use 1"
+
+
+@dataclass(kw_only=True)
 class DatasetConfig(Settings):
     """Settings of a dataset: its class and its sizes."""
 
@@ -334,6 +368,7 @@ class DatasetConfig(Settings):
     trained_on: bool = hint(True)
     """Whether the run trains on it. False leaves it to `evaluation.on`, as for a file of `conf/dataset/` that
     `evaluation.on` names and `dataset=` does not choose."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig, metadata={"affects_result": False})
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of a dataset of your own."""
 
@@ -560,6 +595,16 @@ class EvaluationPart:
     settings: EvaluationConfig
     prompts: tuple[int, int]
     samples: tuple[int, int]
+
+
+def evaluation_on(config: Config, dataset: str) -> EvaluationConfig:
+    """Return the section `evaluation` for a dataset, which may have a number of samples of its own."""
+    own, section = config.datasets[dataset].sampling, config.evaluation
+    if (number := 1 if own.is_greedy else own.num_samples) is None:
+        return section
+    return replace(
+        section, num_samples=number, grown_from=[[prompts, number] for prompts, _ in section.grown_from]
+    )
 
 
 def evaluation_parts(section: EvaluationConfig) -> list[EvaluationPart]:

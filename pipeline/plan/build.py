@@ -19,7 +19,15 @@ from sys import intern
 from typing import Any
 
 from pipeline.config.plain import brief
-from pipeline.config.schema import AlgoConfig, Config, EvaluationPart, Keep, StageChoice, evaluation_parts
+from pipeline.config.schema import (
+    AlgoConfig,
+    Config,
+    EvaluationPart,
+    Keep,
+    StageChoice,
+    evaluation_on,
+    evaluation_parts,
+)
 from pipeline.config.user_code import ask, import_object, source_hash
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos import registry
@@ -27,7 +35,7 @@ from pipeline.learning.algos.base import DATASET, METRICS, PROMPTS, START_TRAIN,
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
-from pipeline.plan.contents import PREPARING, REFERENCE, Chain, Contents, JobContents, chains
+from pipeline.plan.contents import EVALUATE, PREPARING, REFERENCE, Chain, Contents, JobContents, chains
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Durations, Job, Plan, ResultKeys, duration_kind, place_name
 
@@ -124,7 +132,6 @@ def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config
 
 
 _OF_ROWS = (registry.PREPARE, registry.CHECK)
-_EVALUATE = "evaluate"
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
 
@@ -229,10 +236,10 @@ class _Builder:
         """Plan the evaluation of a round of a chain on every test set but its own dataset."""
         for on in self._others(chain):
             for stage in stages:
-                if stage.name == _EVALUATE:
+                if stage.name == EVALUATE:
                     self.add_stage(replace(chain, on=on), number, stage)
                 elif stage.name == METRICS.name:  # strengths of guidance were tried on the chain's own dataset
-                    reads = tuple(read for read in stage.reads if read.stage == _EVALUATE)
+                    reads = tuple(read for read in stage.reads if read.stage == EVALUATE)
                     self.add_stage(replace(chain, on=on), number, replace(stage, reads=reads))
 
     def _others(self, chain: Chain) -> list[str]:
@@ -296,7 +303,7 @@ class _Builder:
                 {name: [ids[shard or 0]] if name in alike else ids for name, ids in read.items()},
                 part,
             )
-            for shard, rows, part in self._shards(stage)
+            for shard, rows, part in self._shards(chain, stage)
         ]
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
@@ -314,7 +321,9 @@ class _Builder:
             for name, source in names.items()
         }
 
-    def _shards(self, stage: Stage) -> Iterator[tuple[int | None, tuple[int, int], EvaluationPart | None]]:
+    def _shards(
+        self, chain: Chain, stage: Stage
+    ) -> Iterator[tuple[int | None, tuple[int, int], EvaluationPart | None]]:
         """Yield number and prompts of each shard of a stage, and what it draws of an evaluation."""
         size, number = self.config.execution.shard_size, 0
         if stage.shards is None:
@@ -326,8 +335,8 @@ class _Builder:
             )
         else:
             # What is chosen by a sweep, and so what is evaluated, stays as an evaluation is extended.
-            parts = evaluation_parts(self.config.evaluation)
-            for part in parts if stage.name == _EVALUATE else parts[:1]:
+            parts = evaluation_parts(evaluation_on(self.config, chain.data))
+            for part in parts if stage.name == EVALUATE else parts[:1]:
                 for start in range(*part.prompts, size):
                     yield number, (start, min(part.prompts[1], start + size)), part
                     number += 1
@@ -347,7 +356,7 @@ class _Builder:
             rounds = range(number if chain.kind.is_fixed else max(chain.rounds_from, number - 1), number)
         elif spec.rounds == "so_far":
             rounds = range(chain.rounds_from, number + 1)
-        dataset = chain.place if spec.stage == _EVALUATE else chain.dataset  # it was trained on that alone
+        dataset = chain.place if spec.stage == EVALUATE else chain.dataset  # it was trained on that alone
         if algo == PREPARING:
             dataset = chain.data
         found = []

@@ -33,6 +33,8 @@ from pipeline.plan.models import FILES, REWARD_FILES
 
 REFERENCE = Reference.name
 PREPARING = Preparation.name
+EVALUATE = "evaluate"
+"""Stage that is evaluation, by every algorithm."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +362,7 @@ class JobContents:
             rows: Positions of its prompts; (0, 0) for a stage that is not split.
             part: What of the evaluation it draws; None for a stage that does not evaluate.
         """
-        evaluation = self.config.evaluation if part is None else part.settings
+        evaluation = schema.evaluation_on(self.config, chain.data) if part is None else part.settings
         size = (evaluation.num_prompts, evaluation.num_samples)
         address = (chain.algo, chain.place, chain.model, chain.reference, stage.name, size)
         if address not in self._shared:  # the same for thousands of shards
@@ -374,6 +376,7 @@ class JobContents:
             "stage": stage.name,
             "rows": list(rows),
             **({"first_sample": part.samples[0]} if part is not None and part.samples[0] else {}),
+            **({"greedy": True} if self._greedy(chain, stage) else {}),
             **shared.code,
         }
         samples = self._samples(chain, stage, rows, part)
@@ -471,7 +474,13 @@ class JobContents:
 
     def _generation(self, chain: Chain, stage: Stage) -> schema.GenerationConfig:
         """Return how a stage draws texts; the same object for all stages that draw alike."""
-        return self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
+        usual = self._own_generation if decodes_itself(chain.config, stage) else self.config.generation
+        own = self.config.datasets[chain.data].sampling.of_generation() if stage.shards == "eval" else {}
+        return replace(usual, **own) if own else usual
+
+    def _greedy(self, chain: Chain, stage: Stage) -> bool:
+        # Strengths of guidance are chosen by samples all the same.
+        return stage.name == EVALUATE and self.config.datasets[chain.data].sampling.is_greedy
 
     def _plain(self, section: object) -> dict[str, Any]:
         """Return a section as workers get it; the section is kept alive, so that its `id` is not reused."""
@@ -502,7 +511,8 @@ class JobContents:
     ) -> int:
         if stage.shards is None:
             return 0
-        each = self.config.evaluation.num_samples if part is None else part.samples[1] - part.samples[0]
-        if stage.shards == "train":
+        if part is None:
             each = round(chain.config.drawn(self.config.data_collection.samples_per_example))
+        else:
+            each = part.samples[1] - part.samples[0]
         return (rows[1] - rows[0]) * each

@@ -110,7 +110,8 @@ def scale_of(config: Config, dataset: Dataset, weights: int, gpu: str | None) ->
         weights: Weights of the model; 0 if unknown.
         gpu: Name of the GPU that jobs run on; None for a CPU core.
     """
-    longest = config.generation.max_new_tokens
+    own = None if dataset.config.trained_on else dataset.config.sampling.max_new_tokens
+    longest = own or config.generation.max_new_tokens
     return Scale(
         weights=weights,
         tokens=min(longest, dataset.completion_length or longest),

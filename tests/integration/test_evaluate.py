@@ -113,7 +113,12 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
 def test_weights_that_were_removed_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     output = tmp_path / "outputs"
-    run_here(output, *BASE, "evaluation.num_prompts=10", "execution.keep=results", "evaluation.on=[two]")
+    greedy = ["evaluation.on=[two]", "datasets.two.sampling.temperature=0"]
+    run_here(output, *BASE, "evaluation.num_prompts=10", "execution.keep=results", *greedy)
+    found = rows_of(output, "t")
+    assert found["addition@two", "reference", "length"] == found["addition@two", "reference", "greedy/length"]
+    assert found["addition@two", "DPO", "kl_per_sequence"] is None
+    assert found["addition", "DPO", "kl_per_sequence"] is not None
     before = sorted(path.name for path in (output / "t").iterdir())
     for dry_run in ("dry_run=true", "dry_run=false"):
         said = evaluate("t", "--samples", "2", dry_run, "--output-dir", str(output), code=2)

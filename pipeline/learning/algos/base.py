@@ -164,6 +164,7 @@ class JobContext:
         seed: Seed of the chain; 0 in stages that are not seeded.
         round: 0 for the reference, then 1 and up.
         rows: Positions ``[start, stop)`` in the round's list of prompts, for a stage that is split.
+        greedy: Whether an evaluation decodes greedily.
         config: The sections that the stage declared; reading another one raises.
         inputs: Input name -> folders of the stored outputs, in the order of rounds and shards.
         out: Folder to write to; committed whole when the method returns.
@@ -198,6 +199,7 @@ class JobContext:
     joined: Ranks | None
     models: ModelCache
     first_sample: int = field(default=0, kw_only=True)
+    greedy: bool = field(default=False, kw_only=True)
     loading: Callable[[], AbstractContextManager[None]] = field(repr=False)
     progress: Progress = field(repr=False)
     stopping: Callable[[], bool] = field(repr=False)

@@ -390,10 +390,12 @@ def evaluate(
     whole = done + len(rows) * samples if total is None else total
     decoded = policy.complete(
         encode(ctx, policy, rows),
-        keys,
+        None if ctx.greedy else keys,
         samples=samples,
         on_batch=lambda more, of_more: ctx.progress(done + more, total=whole, tokens=tokens + of_more),
     )
+    if ctx.greedy:  # all probability on one completion: 0 or infinite nats from another such policy
+        decoded = Decoded(decoded.tokens, np.full(len(decoded.tokens), np.nan))
     answered(len(decoded.tokens))
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens, repeated)
@@ -585,7 +587,7 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
     rewards, rows = known_rewards(ctx.config.dataset), held_out_rows(ctx, dataset)
     right = rewards[0].traits.right if len(rewards) == 1 and rewards[0].weight == 1 else None
     model, tokenizer = reference_model(ctx)
-    draws_all = ctx.config.generation.top_p == 1 and policy.stops is None
+    draws_all = ctx.config.generation.top_p == 1 and policy.stops is None and not ctx.greedy
     # Cheap checks come first: a pretrained tokenizer has 100,000 tokens and more to spell out.
     if right is None or not draws_all or not _is_made_for(model, tokenizer, dataset):
         return

@@ -270,8 +270,11 @@ class BestOfNConfig(AlgoConfig):
         return self.epochs * self.preferences.compared(self.num_generations, decided) * self.trains
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """Report too few samples to pick from, and batch sizes that split pairs."""
+        """Report too few samples to pick from, also of greedy decoding, and batch sizes that split pairs."""
         yield from too_few(key, self.num_generations)
+        for name in (name for name, one in config.datasets.items() if self.enabled and one.sampling.is_greedy):
+            greedy = f"datasets.{name}.sampling.temperature=0 draws one, which leaves nothing to choose from"
+            yield f"{key}: {greedy}. Leave one of the two out"
         yield from halved_pairs(key, self.batch_size, config)
 
     def idle(self, setting: str) -> str:

@@ -157,6 +157,7 @@ def _context(work: Work, config: schema.StageConfig, ranks: Ranks | None) -> bas
         hints=work.hints,
         joined=ranks,
         first_sample=int(payload.get("first_sample", 0)),
+        greedy=bool(payload.get("greedy", False)),
         models=work.memory[_MODELS],
         loading=work.loading,
         progress=progress,

@@ -187,7 +187,7 @@ class TextPolicy:
         room = context - self.limit
         if room < 1:
             raise DataError(
-                f"generation.max_new_tokens={self.limit} leaves no room for a prompt in the {whose}'s context of "
+                f"max_new_tokens={self.limit} leaves no room for a prompt in the {whose}'s context of "
                 f"{context} tokens; ask for fewer"
             )
         for prompt in prompts:
@@ -196,7 +196,7 @@ class TextPolicy:
                 raise DataError(
                     f"a prompt of {len(prompt)} tokens ({start!r}...) does not fit: the {whose}'s context of "
                     f"{context} tokens has room for {room} beside the {self.limit} of a completion. Leave such "
-                    "rows out, lower generation.max_new_tokens, or set generation.long_prompts=truncate to keep "
+                    "rows out, lower max_new_tokens, or set generation.long_prompts=truncate to keep "
                     "the last tokens."
                 )
         return [list(prompt[-room:]) for prompt in prompts]
@@ -287,7 +287,7 @@ class TextPolicy:
             "generate",
             min(self._settings.batch_size, max(1, len(work.tokens))),
             length=int((work.lengths + work.budgets).max(initial=1)),
-            remedy="Try a lower generation.max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
+            remedy="Try a lower max_new_tokens, fewer samples per prompt, or system.dtype=bfloat16.",
             together=True,
         )
 

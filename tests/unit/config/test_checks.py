@@ -37,6 +37,8 @@ def refuse(*overrides: str) -> str:
         ("evaluation.also={DPO: /m}", "evaluation.also.DPO"),
         ("evaluation.grown_from=[[500]]", "evaluation.grown_from=[[500]]"),
         ("evaluation.grown_from=[[500,3]]", "can only grow"),
+        ("datasets.addition.sampling={temperature: 0, num_samples: 2}", "sampling.num_samples=2"),
+        ("datasets.addition.sampling.temperature=-1", "sampling.temperature=-1"),
         ("datasets.addition.digits=1", "datasets.addition.digits=1 makes 100 rows"),
     ],
 )
@@ -55,6 +57,11 @@ def test_a_wrong_value_is_named_with_what_is_allowed(override: str, said: str) -
 )
 def test_what_cannot_be_done_on_several_devices_is_refused(override: str, said: str) -> None:
     assert said in refuse("training.gpus_per_job=2", override)
+
+
+def test_the_best_of_greedy_completions_is_refused() -> None:
+    greedy = "datasets.addition.sampling.temperature=0"
+    assert "algos.BestOfN: datasets.addition.sampling.temperature=0" in refuse("algos=[BestOfN]", greedy)
 
 
 def test_a_scalar_head_and_flash_attention_do_not_fit() -> None:

@@ -134,6 +134,28 @@ def test_an_extended_evaluation_keeps_what_was_drawn() -> None:
     assert {job_id: key for job_id, key in after.items() if "/metrics" not in job_id}.items() <= again.items()
 
 
+def test_a_set_with_its_own_sampling_changes_its_own_evaluation_alone() -> None:
+    usual = keys_of()
+    own = keys_of("datasets.two.sampling={temperature: 0.5, max_new_tokens: 2, num_samples: 7}")
+    changed = {job_id for job_id, key in own.items() if usual.get(job_id) != key}
+    assert {job_id.split("/")[0] for job_id in changed} == {"addition@two"}
+    # All of it is as where the whole run samples so: the reference, and what the divergence is measured by.
+    all_so = keys_of(
+        "generation.temperature=0.5", "generation.max_new_tokens=2", "evaluation.num_samples=7", "algos=[]"
+    )
+    assert {job_id for job_id in changed if "/reference/" in job_id} <= all_so.keys()
+    assert {key for job_id, key in own.items() if job_id in changed and job_id in all_so} <= {*all_so.values()}
+
+
+def test_a_greedy_set_has_one_completion_per_prompt() -> None:
+    greedy = ["datasets.two.sampling.temperature=0", "evaluation.grown_from=[[50,1]]"]
+    plan = build_plan(quick_config(["experiment.name=t", *FEW, "evaluation.on=[two]", *greedy]))
+    jobs = [job for job in plan.jobs.values() if job.stage == "evaluate" and job.algo == "DPO"]
+    assert {job.samples for job in jobs if job.dataset == "addition@two"} == {50}
+    assert {job.samples for job in jobs if job.dataset == "addition"} == {50, 100}
+    assert all(bool(job.payload.get("greedy")) == (job.dataset == "addition@two") for job in jobs)
+
+
 def test_a_checkpoint_is_evaluated_once_whatever_the_rounds(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("{}")
     also = f"evaluation.also={{mine: {tmp_path}}}"
