@@ -72,6 +72,7 @@ REWARDS = {
     "choice": "pipeline.learning.rewards.answers:choice",
     "exact_match": "pipeline.learning.rewards.answers:exact_match",
     "gsm8k": "pipeline.learning.rewards.answers:gsm8k",
+    "ifeval": "pipeline.learning.rewards.ifeval:ifeval",
     "length": "pipeline.learning.rewards.answers:length",
     "math_verify": "pipeline.learning.rewards.math_verify:math_verify",
     "vader": "pipeline.learning.rewards.answers:vader",

@@ -21,6 +21,7 @@ from pipeline.errors import ConfigError, StoreError
 from pipeline.files import remove_tree, walk
 from pipeline.foreign import read_json_file
 from pipeline.outputs import manifest
+from pipeline.outputs.formats import REPLIES
 from pipeline.plan.recorded import LIMIT
 
 # -- run refs ----------------------------------------------------------------------------------------------------
@@ -249,6 +250,7 @@ class GarbageKind(Enum):
     output = "output that no run refers to"
     aside = "damaged output, set aside"
     checkpoint = "checkpoint of no use"
+    replies = "replies of a judge for such an output"
     weights = "weights whose removal was cut short"
     leftover = "leftover of a run that is gone"
 
@@ -287,6 +289,9 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
     for path in _entries(store.root / ".checkpoints"):
         if path.name not in needed or store.has(path.name, checksums=False):
             found.append((GarbageKind.checkpoint, path, ""))
+    for path in sorted(store.hints.glob(f"{REPLIES}/*/*.jsonl")):
+        if path.name.partition(".")[0] not in needed:
+            found.append((GarbageKind.replies, path, ""))
     for key in sorted(needed.intersection(keys)):
         found += [(GarbageKind.weights, path, key) for path in store.leftover_weights(key)]
     try:

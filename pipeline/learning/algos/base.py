@@ -335,6 +335,8 @@ prepared."""
 
 REFERENCE_TRAIN = Read("train", algo="reference")
 START_TRAIN = Read("train", algo="start")
+REFERENCE_GREEDY = Read("evaluate", "shard", algo="reference")
+"""Where the reference's greedy completions of the same prompts are."""
 
 METRICS = Stage(
     "metrics",

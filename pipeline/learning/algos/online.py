@@ -235,7 +235,8 @@ def fit_online(
 
     def draw(number: int) -> None:
         faults = RewardFailures()
-        own = replace(ctx, failures=faults, progress=lambda *_, **__: None)  # with one batch nobody waits
+        # With one batch nobody waits, and a training ends at a step, with a checkpoint.
+        own = replace(ctx, failures=faults, progress=lambda *_, **__: None, stopping=lambda: False)
 
         def groups_of(first: int, count: int, time: int) -> Groups:
             rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]

@@ -4,7 +4,7 @@ Used in workers.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config import plain, schema
 from pipeline.files import json_text
-from pipeline.learning.algos.base import DATASET, PROMPTS, START_TRAIN, JobContext, started_from
+from pipeline.learning.algos.base import DATASET, PROMPTS, REFERENCE_GREEDY, START_TRAIN, JobContext, started_from
 from pipeline.learning.algos.policy_config import PolicyAlgoConfig
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.base import Dataset, Row, load_dataset, plain_text
@@ -36,7 +36,7 @@ from pipeline.learning.models.flops import answered, metered, spend
 from pipeline.learning.models.load import context_length, load_policy, load_tokenizer, load_value, train_text
 from pipeline.learning.models.source import reference_folder, value_folder
 from pipeline.learning.models.value import ValueModel, value_model_from, without_dropout
-from pipeline.learning.rewards.judge import asks_reference
+from pipeline.learning.rewards.judge import Asking, asks_reference
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.training import lora
@@ -220,15 +220,25 @@ def score(
     texts: Sequence[str],
     completions: Sequence[Sequence[int]],
     batch_size: int,
+    told: Callable[[int], None] | None = None,
 ) -> Scored:
-    """Score completions with all rewards of the dataset, one row per completion."""
+    """Score completions with all rewards of the dataset, one row per completion.
+
+    `told` is called with the number that judges have judged so far; None reports it as the job's progress.
+    """
     references = _of_reference(ctx, rows) if asks_reference(ctx.config.dataset) else None
     settings = repr(asdict(ctx.config.dataset))
     make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
+    tell = told or partial(ctx.progress, total=len(texts))
+    asking = Asking(
+        key=ctx.checkpoints.name,  # the job's
+        told=lambda part: tell(int(part * len(texts))),
+        stopping=ctx.stopping,
+    )
 
     def scored_here() -> Scored:
         scorer: Scorer = ctx.models.get(("scorer", settings, ctx.device), make, ctx.loading)
-        return scorer.score(rows, texts, completions, batch_size, references)
+        return scorer.score(rows, texts, completions, batch_size, references, asking)
 
     # Only one rank calls the rewards: they may cost money, and need not be deterministic.
     scored = ctx.ranks.made_by_first(scored_here)
@@ -244,6 +254,10 @@ def score(
 def _of_reference(ctx: JobContext, rows: Sequence[Row]) -> list[str]:
     """Return the greedy completion of the reference for each row."""
     different = list({row.id: row for row in rows}.values())
+    evaluated = ctx.optional_input(REFERENCE_GREEDY.name)
+    if evaluated is not None and (evaluated / formats.GREEDY).is_dir():  # a grown evaluation has it elsewhere
+        found = {one.row: one.completion for one in metrics.read_samples([evaluated / formats.GREEDY])}
+        return [found[row.id] for row in rows]
     policy = reference_policy(ctx, open_dataset(ctx))
     with metered() as meter:  # counted as rewards, not as the cost of an evaluated answer
         drawn = policy.complete(encode(ctx, policy, different), None).tokens
@@ -392,17 +406,25 @@ def evaluate(
         encode(ctx, policy, rows),
         None if ctx.greedy else keys,
         samples=samples,
-        on_batch=lambda more, of_more: ctx.progress(done + more, total=whole, tokens=tokens + of_more),
+        on_batch=lambda more, of_more: ctx.progress(done + more, total=whole, tokens=before[1] + of_more),
     )
     if ctx.greedy:  # all probability on one completion: 0 or infinite nats from another such policy
         decoded = Decoded(decoded.tokens, np.full(len(decoded.tokens), np.nan))
     answered(len(decoded.tokens))
     repeated = [row for row in rows for _ in range(samples)]
     texts = policy.text(decoded.tokens, repeated)
-    scored = score(ctx, repeated, texts, decoded.tokens, ctx.config.evaluation.reward_batch_size)
+    tokens += sum(map(len, decoded.tokens))
+    scored = score(
+        ctx,
+        repeated,
+        texts,
+        decoded.tokens,
+        ctx.config.evaluation.reward_batch_size,
+        lambda judged: ctx.progress(done + judged, total=whole, tokens=tokens),
+    )
     drawn = _samples(policy, repeated, decoded, texts, scored, range(first, first + samples))
     metrics.write_samples(folder / formats.SAMPLES, drawn)
-    return done + len(decoded.tokens), tokens + sum(map(len, decoded.tokens))
+    return done + len(decoded.tokens), tokens
 
 
 def _samples(

@@ -301,20 +301,23 @@ def planned_stages(
     """
     stages = kind.stages_with(settings)
     if dataset is not None and asks_reference(config.datasets[dataset]):
-        stages = tuple(
-            replace(
-                stage, reads=(base.REFERENCE_TRAIN, *stage.reads), config=(*base.TEXT, "data_collection", "algo")
-            )
-            if stage.name == base.SCORE.name and stage.config == base.SCORE.config
-            else stage
-            for stage in stages
-        )
+        stages = tuple(map(_comparing, stages))
     without = () if policy_config.start_of(settings) else ("start",)
     return [
         replace(stage, reads=tuple(read for read in stage.reads if read.algo not in without))
         for stage in stages
         if not stage.only_with or attrgetter(stage.only_with)(config)
     ]
+
+
+def _comparing(stage: Stage) -> Stage:
+    """Add to a stage what it needs of the reference to compare completions with its greedy ones."""
+    if stage.name == base.SCORE.name and stage.config == base.SCORE.config:
+        reads, config = (base.REFERENCE_TRAIN, *stage.reads), (*base.TEXT, "data_collection", "algo")
+        return replace(stage, reads=reads, config=config)
+    if stage.shards == "eval" and stage.name == base.REFERENCE_GREEDY.stage:
+        return replace(stage, reads=(*stage.reads, base.REFERENCE_GREEDY))
+    return stage
 
 
 def with_bounded_kl(config: schema.Config) -> list[str]:

@@ -1,8 +1,8 @@
 """A judge behind an OpenAI-compatible endpoint: concurrent requests, and replies that are stored at once.
 
 Replies are stored by URL, model, prompt and sampling settings, so no job of a store pays twice for the same reply,
-even after a kill. The API key is only in the header of requests: redirects are not followed, and the key is
-removed from all text of the server.
+even after a kill. All workers of a store on one machine share a rate limit. The API key is only in the header of
+requests: redirects are not followed, and the key is removed from all text of the server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -21,16 +21,20 @@ from typing import Any
 
 import httpx2
 
-from pipeline.errors import JobError, told
-from pipeline.files import json_text
+from pipeline.errors import JobError, JobStopped, told
+from pipeline.files import json_text, one_at_a_time
 from pipeline.foreign import ForeignDataError, converted, read_json, read_plain
 from pipeline.learning.rewards.calling import loop
-from pipeline.learning.rewards.judge import JudgeSettings, Reply
+from pipeline.learning.rewards.judge import Asking, JudgeSettings, Reply
+from pipeline.outputs import formats
 
 _LARGEST = 4 << 20
 """Bytes of a response that are read; replies are far shorter."""
 _LARGEST_FILE = 4 << 30
 _LONGEST_WAIT_S = 600.0
+_MOST_WORKERS = 100
+"""That may have the next turns; a turn later than theirs comes from a clock that was set back, or a restart."""
+_TOLD_S = 0.5
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 _OF_PROMPT = {400, 413, 422}
 """Status codes about one prompt, such as a prompt that is too long."""
@@ -55,18 +59,23 @@ class Endpoint:
         self._url = settings.endpoint.rstrip("/").removesuffix(path) + path
         self._settings, self._key = settings, key
         # Judges that ask otherwise have nothing in common.
-        self._folder = None if folder is None else folder / self._id("")[:16]
-        self._file: Path | None = None
+        self._folder = None if folder is None else folder / formats.REPLIES / self._id("")[:16]
+        self._of, self._file = "", Path()
         self._seen: dict[str, int] = {}
         self._known: dict[str, Reply] = {}
         self._free_at = 0.0
+        self._turns = asyncio.Lock()
 
-    def ask(self, prompts: Sequence[str]) -> list[Reply]:
+    def ask(self, prompts: Sequence[str], asking: Asking) -> list[Reply]:
         """Return a reply to each prompt, in order; only prompts without a stored reply are sent.
 
         Raises:
             JobError: The server refuses the key or the model, or fails at all attempts.
+            JobStopped: The run is about to end.
         """
+        if self._folder is not None and asking.key != self._of:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._of, self._file = asking.key, self._folder / f"{asking.key}.{uuid.uuid4().hex}.jsonl"
         ids = [self._id(prompt) for prompt in prompts]
         if any(each not in self._known for each in ids):
             self._known |= dict(self._saved())
@@ -74,7 +83,7 @@ class Endpoint:
         found: dict[str, Reply] = {}
         if new:
             try:
-                loop().run(self._ask_all(new, found))
+                loop().run(self._ask_all(new, found, asking))
             except BaseExceptionGroup as group:  # all others were given up with the first
                 raise group.exceptions[0] from group.exceptions[0].__cause__
         return [self._known.get(each) or found[each] for each in ids]
@@ -112,17 +121,13 @@ class Endpoint:
 
     def _save(self, name: str, reply: Reply) -> None:
         self._known[name] = reply
-        if self._folder is None:
-            return
-        if self._file is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._folder / f"{uuid.uuid4().hex}.jsonl"
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json_text({"id": name, **asdict(reply)}) + "\n")
+        if self._folder is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json_text({"id": name, **asdict(reply)}) + "\n")
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    async def _ask_all(self, new: Mapping[str, str], found: dict[str, Reply]) -> None:
+    async def _ask_all(self, new: Mapping[str, str], found: dict[str, Reply], asking: Asking) -> None:
         waiting = iter(new.items())
         headers = {"Content-Type": "application/json"}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -139,8 +144,12 @@ class Endpoint:
             ) as client,
             asyncio.TaskGroup() as group,
         ):
-            for _ in range(min(self._settings.at_once, len(new))):
-                group.create_task(work(client))
+            tasks = {group.create_task(work(client)) for _ in range(min(self._settings.at_once, len(new)))}
+            while tasks:
+                _, tasks = await asyncio.wait(tasks, timeout=_TOLD_S)
+                asking.told(len(found) / len(new))
+                if tasks and asking.stopping():
+                    raise JobStopped(f"after {len(found)} of {len(new)} replies, which are stored")
 
     async def _ask_one(self, client: httpx2.AsyncClient, body: Mapping[str, Any]) -> Reply:
         settings, why = self._settings, ""
@@ -164,7 +173,7 @@ class Endpoint:
             elif response.status_code in _AGAIN:
                 why = f"HTTP {response.status_code}"
                 cause = httpx2.HTTPStatusError(why, request=response.request, response=response)
-                self._free_at = max(self._free_at, time.monotonic() + _wait_s(response.headers.get("retry-after")))
+                self._book(_wait_s(response.headers.get("retry-after")), 0.0)
             elif response.status_code in _OF_PROMPT:
                 return Reply(problem=f"HTTP {response.status_code}: {self._brief(content)}")
             else:
@@ -178,10 +187,29 @@ class Endpoint:
 
     async def _turn(self) -> None:
         """Wait until the limits allow the next request."""
-        begin = max(time.monotonic(), self._free_at)
-        spacing = 60 / self._settings.per_minute if self._settings.per_minute else 0.0
-        self._free_at = begin + spacing
-        await asyncio.sleep(begin - time.monotonic())
+        spacing_s = 60 / self._settings.per_minute if self._settings.per_minute else 0.0
+        async with self._turns:  # one at a time, so that a worker that is killed leaves at most one turn unused
+            begin = self._book(0.0, spacing_s)
+            await asyncio.sleep(begin - time.monotonic())
+
+    def _book(self, after_s: float, spacing_s: float) -> float:
+        """Take the next free turn after some seconds, together with the other workers of the store.
+
+        Returns:
+            Its time on the monotonic clock, which the processes of a machine share. The turn after it is
+            `spacing_s` later.
+        """
+        with one_at_a_time(self._folder) if self._folder else nullcontext():
+            turn, now = self._folder / "turn" if self._folder else None, time.monotonic()
+            with suppress(OSError, ValueError):
+                self._free_at = float(turn.read_text()) if turn else self._free_at
+            if self._free_at > now + _LONGEST_WAIT_S + _MOST_WORKERS * spacing_s:
+                self._free_at = now
+            begin = max(now + after_s, self._free_at)
+            if turn and begin + spacing_s > max(now, self._free_at):
+                turn.write_text(f"{begin + spacing_s}")
+            self._free_at = begin + spacing_s
+        return begin
 
     def _read(self, content: bytes) -> Reply:
         try:

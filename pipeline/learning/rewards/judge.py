@@ -207,8 +207,23 @@ class Reply:
     written: Count = 0
 
 
-Ask = Callable[[Sequence[str]], list[Reply]]
-"""Maps prompts to one reply each, in order."""
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """The job that asks.
+
+    Attributes:
+        key: Key of its output, with which `store gc` keeps or removes the replies.
+        told: Called with the share of the replies that are there.
+        stopping: Returns whether the run is about to end. Replies that are stored are not asked for again.
+    """
+
+    key: str = "none"
+    told: Callable[[float], None] = lambda _: None
+    stopping: Callable[[], bool] = lambda: False
+
+
+Ask = Callable[[Sequence[str], Asking], list[Reply]]
+"""Maps prompts to one reply each, in order, for a job."""
 
 
 class Judge:
@@ -219,7 +234,7 @@ class Judge:
         self._settings, self._ask = settings, ask
 
     def __call__(
-        self, prompts: Sequence[str], completions: Sequence[str], others: Sequence[str | None]
+        self, prompts: Sequence[str], completions: Sequence[str], others: Sequence[str | None], asking: Asking
     ) -> tuple[list[tuple[float | None, str]], Asked | None]:
         """Judge completions.
 
@@ -227,6 +242,7 @@ class Judge:
             prompts: Plain text of the prompts.
             completions: One per prompt.
             others: Completions to compare with in mode ``pair``; with None there is no score.
+            asking: The job.
 
         Returns:
             Score and error message ("" for none) of each completion, and the usage of an endpoint.
@@ -237,7 +253,7 @@ class Judge:
             orders = pair if self._settings.mode == "pair" else [(one, "")]
             asked.append([self._filled(prompt, *order) for order in orders])
         different = list(dict.fromkeys(text for texts in asked for text in texts))
-        replies = dict(zip(different, self._ask(different), strict=True))
+        replies = dict(zip(different, self._ask(different, asking), strict=True))
         values = [self._value([replies[text] for text in texts]) for texts in asked]
         return values, self._asked([*replies.values()]) if self._settings.endpoint else None
 

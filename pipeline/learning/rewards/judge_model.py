@@ -18,7 +18,7 @@ from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import metered, spend
 from pipeline.learning.models.load import context_length, load_policy, load_tokenizer
 from pipeline.learning.models.source import snapshot
-from pipeline.learning.rewards.judge import JudgeSettings, Reply
+from pipeline.learning.rewards.judge import Asking, JudgeSettings, Reply
 
 
 class _Prompts(Dataset):
@@ -63,7 +63,7 @@ class JudgeModel:
         special = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
 
-    def ask(self, prompts: Sequence[str]) -> list[Reply]:
+    def ask(self, prompts: Sequence[str], asking: Asking) -> list[Reply]:
         """Return a reply to each prompt, in order; a prompt too long for the context gets a problem instead."""
         texts = [self._plain(prompt) for prompt in prompts]
         chats = self._tokenizer.chat_template is not None
@@ -71,8 +71,12 @@ class JudgeModel:
         fits = [at for at, each in enumerate(ids) if self._room is None or len(each) <= self._room]
         rows = [int.from_bytes(hashlib.sha256(prompts[at].encode(errors="replace")).digest()[:7]) for at in fits]
         keys = sample_keys(0, "judge", np.array(rows, np.int64), 1) if self._draws else None
+
+        def told(done: int, _: int) -> None:
+            asking.told(done / len(fits))
+
         with metered() as meter:  # the reply is not an answer of the policy
-            tokens = self._policy.complete([ids[at] for at in fits], keys).tokens if fits else []
+            tokens = self._policy.complete([ids[at] for at in fits], keys, on_batch=told).tokens if fits else []
         spend("rewards", meter.total)
         found = dict(zip(fits, self._policy.text(tokens), strict=True))
         return [self._reply(found.get(at), len(ids[at])) for at in range(len(prompts))]

@@ -19,6 +19,8 @@ from pipeline.learning.rewards.traits import RewardTraits
 MODEL_TRAITS = RewardTraits(verifies=False, graded=True, judges="the model's score", isolated=False)
 JUDGE_TRAITS = replace(MODEL_TRAITS, judges="what a model thinks of it", pointwise=True)
 _NAMED = REWARDS | TRL_REWARDS
+_EXTRAS = {"math-verify": "math", "lm-eval": "lm-eval", "langdetect": "lm-eval"}
+"""Packages without which a reward cannot be called -> the extra that has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +180,9 @@ def _load(
     named: Callable[..., Any] = load_reward(used)
     _check_options(name, named, options, lenient=used not in REWARDS)
     bound = bind(named, options, name)
-    if "math-verify" in bound.traits.packages and _version("math-verify") is None:
-        raise ConfigError(f"the reward '{name}' needs a package: {install_command('math')}")
+    for package, extra in _EXTRAS.items():
+        if package in bound.traits.packages and _version(package) is None:
+            raise ConfigError(f"the reward '{name}' needs a package: {install_command(extra)}")
     path = _NAMED.get(used, used)
     return LoadedReward(**vars(bound), name=name, weight=weight, path=path, options=options)
 
@@ -189,7 +192,7 @@ def _asked(name: str, settings: JudgeSettings, device: str, hints: Path | None) 
     if settings.endpoint:
         from pipeline.learning.rewards.endpoint import Endpoint
 
-        return Endpoint(settings, key_of(name, settings), None if hints is None else hints / "replies").ask
+        return Endpoint(settings, key_of(name, settings), hints).ask
     from pipeline.learning.rewards.judge_model import JudgeModel
 
     return JudgeModel(settings, device, hints).ask

@@ -41,6 +41,7 @@ from pipeline.foreign import parse_json
 from pipeline.learning.datasets.base import Row, plain_text
 from pipeline.learning.datasets.chat import ARGUMENTS
 from pipeline.learning.rewards import calling
+from pipeline.learning.rewards.judge import Asking
 from pipeline.learning.rewards.registry import LoadedReward, judge_of, load_rewards, ships
 from pipeline.learning.rewards.traits import WrongScores, is_async, text_of
 from pipeline.machine.children import Child, end
@@ -461,6 +462,7 @@ class Scorer:
         completion_ids: Sequence[Sequence[int]],
         batch_size: int = 256,
         references: Sequence[str] | None = None,
+        asking: Asking | None = None,
     ) -> Scored:
         """Score completions.
 
@@ -471,6 +473,7 @@ class Scorer:
             completion_ids: The sampled token ids.
             batch_size: Largest number of completions per call, unless a single row has more.
             references: The reference's completion for each row, for judges that compare with it.
+            asking: The job, for judges.
 
         Raises:
             JobError: A reward fails at every completion, returns the wrong number of scores, or cannot be run.
@@ -485,7 +488,7 @@ class Scorer:
                 if reward.options.get("against") == "reference" and references is not None:
                     others = references
                 prompts = [plain_text(row.prompt) for row in rows]
-                values, took = reward.function(prompts, completions, others)
+                values, took = reward.function(prompts, completions, others, asking or Asking())
                 graded[reward.name] = [
                     Graded(value, fault="error" if problem else None, message=problem) for value, problem in values
                 ]

@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards import endpoint, judge_model
 from pipeline.learning.rewards.endpoint import Endpoint
-from pipeline.learning.rewards.judge import Reply, judge_settings, key_of, rating, verdict
+from pipeline.learning.rewards.judge import Asking, Reply, judge_settings, key_of, rating, verdict
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from tests.doubles.chat_server import Answer, ChatServer, chat_server
 
@@ -350,9 +350,9 @@ _ASK = """
 import sys
 from pathlib import Path
 from pipeline.learning.rewards.endpoint import Endpoint
-from pipeline.learning.rewards.judge import judge_settings
+from pipeline.learning.rewards.judge import Asking, judge_settings
 settings = judge_settings("judge", {"endpoint": sys.argv[1], "model": "m", "at_once": 1})
-Endpoint(settings, "", Path(sys.argv[2])).ask(["a", "b", "c", "d"])
+Endpoint(settings, "", Path(sys.argv[2])).ask(["a", "b", "c", "d"], Asking())
 """
 
 
@@ -493,7 +493,7 @@ def test_a_local_model_judges(folder: Path) -> None:
 
 
 def test_a_local_model_compares(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(_: object, prompts: list[str]) -> list[Reply]:
+    def ask(_: object, prompts: list[str], __: Asking) -> list[Reply]:
         return [Reply(text="[[A]]" if prompt.startswith("good") else "[[B]]") for prompt in prompts]
 
     monkeypatch.setattr(judge_model.JudgeModel, "ask", ask)
