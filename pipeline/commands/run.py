@@ -165,7 +165,9 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
     warned = origin.warnings_of_rows(request.store, request.plan.jobs.values())
     used = sorted(request.config.datasets) if preparing else request.used_datasets(stored.missing)
     tried = rewards.try_rewards(request.config, used, lambda said: _warn([said], console))
-    warnings = tuple(dict.fromkeys([*fetched, *warned, *tried]))
+    hints = request.store.hints if os.access(request.store.root, os.W_OK) else None
+    asked = [] if request.config.dry_run else rewards.ask_judges(request.config, used, hints)
+    warnings = tuple(dict.fromkeys([*fetched, *warned, *tried, *asked]))
     _warn(warnings, console)
     return replace(request, warnings=(*request.warnings, *warnings))
 

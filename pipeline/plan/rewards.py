@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import Any
 from pipeline.config.plain import refuse_all, schema_path, to_plain
 from pipeline.config.schema import Config, DatasetConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS
-from pipeline.errors import ConfigError, describe_exit
+from pipeline.errors import ConfigError, JobError, describe_exit
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
@@ -29,7 +30,7 @@ from pipeline.learning.datasets.base import check_demonstrations, demonstration_
 from pipeline.learning.datasets.files import HubDataset, in_cache, is_hub_id
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
-from pipeline.learning.rewards.judge import judges_of, key_of
+from pipeline.learning.rewards.judge import Asking, Judge, judges_of, key_of
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
 from pipeline.plan.models import CONFIG, TEMPLATES, all_models, is_gguf, read_config, reason
@@ -335,6 +336,38 @@ def try_rewards(
         ]
     )
     return tuple(answer.get("warnings", ()))
+
+
+def ask_judges(config: Config, used: Collection[str], hints: Path | None) -> Iterator[str]:
+    """Ask judges behind endpoints once, before anything is generated for them.
+
+    Args:
+        config: The request.
+        used: Names of datasets that the run still uses.
+        hints: Folder of the store for replies, so that it is asked once; None stores none.
+
+    Yields:
+        A warning for one that does not answer, or not as it should. Jobs ask it again.
+
+    Raises:
+        ConfigError: A server refuses the key or the model.
+    """
+    for name in used:
+        for reward, settings in judges_of(config.datasets[name]).items():
+            if not settings.endpoint:
+                continue
+            from pipeline.learning.rewards.endpoint import Endpoint  # and its client, which takes long to import
+
+            once = replace(settings, attempts=1, timeout_s=min(settings.timeout_s, _END_S))
+            judge, given = Judge(once, Endpoint(once, key_of(reward, settings), hints).ask), f"datasets.{name}"
+            try:
+                ((_, problem),), _ = judge(["What is 1 + 2?"], ["3"], ["4"], Asking())
+            except JobError as error:
+                if error.__cause__ is None:
+                    raise ConfigError(f"{given}: the judge '{reward}': {error}") from error
+                problem = str(error)
+            if problem:
+                yield f"{given}: the judge '{reward}' was asked once, as a trial: {problem}"
 
 
 def _graded(section: DatasetConfig) -> str:

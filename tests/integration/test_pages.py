@@ -1,6 +1,8 @@
 """What the pages tell readers to type and to write works as it stands there, on a real run and in a real plan."""
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,27 @@ def code_after(page: str, words: str) -> str:
     found = re.search(rf"^    {re.escape(words)}.*\n(?:(?:    .*)?\n)*", text, re.MULTILINE)
     assert found, words
     return re.sub(r"^    ", "", found[0], flags=re.MULTILINE)
+
+
+def test_the_reward_for_programs_tells_what_its_sandbox_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_code.py").write_text(code_after("own-reward.md", "# my_code.py"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    my_code = importlib.import_module("my_code")
+    test = "def check(add):\n    assert add(1, 2) == 3"
+    texts = ["    return a + b", "    return a - b", "    raise SystemExit"]
+
+    def judged() -> list[float]:
+        columns = {"test": [test] * 3, "entry_point": ["add"] * 3, "task_id": ["x"] * 3}
+        scores: list[float] = my_code.passes(prompts=["def add(a, b):\n"] * 3, completions=texts, **columns)
+        return scores
+
+    monkeypatch.setattr(my_code, "SANDBOX", f"{sys.executable} -")
+    assert judged() == [1.0, 0.0, 0.0]
+    monkeypatch.setattr(my_code, "SANDBOX", "env no-such-program")
+    with pytest.raises(RuntimeError, match="no-such-program"):
+        judged()
 
 
 def test_the_code_of_the_pages_can_be_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

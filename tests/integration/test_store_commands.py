@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.engine.store.store import MANIFEST, Scratch, Store
+from pipeline.outputs.formats import REPLIES
 
 ROOT = Path(__file__).parents[2]
 KEYS = [f"{number:02x}" * 20 for number in range(6)]
@@ -195,11 +196,16 @@ def test_gc_removes_damaged_outputs_useless_checkpoints_and_dead_leftovers(outpu
         store.scratch(name).mkdir(parents=True)
     store.hints.mkdir()
     (store.hints / "batch").write_text("8")
+    replies = store.hints / REPLIES / "a judge"
+    replies.mkdir(parents=True)
+    for key in (KEYS[0], missing, forgotten):
+        (replies / f"{key}.1.jsonl").write_text("{}")
     (store.root / ".claims").mkdir()
     (store.root / ".claims" / KEYS[5]).write_text("")
     (store.root / "durations.json").write_text("{}")
     said = store_command(outputs, "gc", "--yes")
-    assert "removed 4, freed" in said
+    assert "removed 5, freed" in said
+    assert {path.name for path in replies.iterdir()} == {f"{key}.1.jsonl" for key in (KEYS[0], missing)}
     assert not list((store.root / ".aside").iterdir())
     assert {path.name for path in (store.root / ".checkpoints").iterdir()} == {KEYS[5], missing}
     assert [path.name for path in (store.root / ".tmp").iterdir()] == ["named_by_a_person"]

@@ -1,7 +1,7 @@
 """Reward the share of a prompt's instructions that a completion follows, as IFEval checks them (arXiv 2311.07911).
 
-lm-evaluation-harness has the checkers; this is its strict evaluation. Columns: ``instruction_id_list`` and ``kwargs``
-(their settings). The harness is imported in grading processes alone, as it takes long.
+lm-evaluation-harness has the checkers; this is its strict evaluation. Columns: ``instruction_id_list``, and
+``kwargs`` with their settings. The harness is imported in grading processes alone, as that takes long.
 """
 
 from collections.abc import Mapping, Sequence

@@ -102,7 +102,7 @@ class JudgeSettings:
     at_once: int = number(8, at_least=1, at_most=1000, affects_result=False)
     """Concurrent requests of a worker."""
     per_minute: float = number(0.0, at_least=0, at_most=1e6, affects_result=False)
-    """Requests of a worker per minute; 0 for no limit."""
+    """Requests per minute of all workers of a store on one machine; 0 for no limit."""
     attempts: int = number(6, at_least=1, at_most=100, affects_result=False)
     """Attempts per request before the job fails."""
     timeout_s: float = number(120.0, above=0, at_most=LONGEST_S, affects_result=False)

@@ -24,6 +24,8 @@ def request(options: Mapping[str, Any]) -> Config:
         [
             "experiment.name=t",
             "algos=[DPO]",
+            "evaluation.num_prompts=40",
+            "execution.shard_size=20",
             "datasets.addition.reward=judge",
             f"datasets.addition.grading.options={{judge: {{{given}}}}}",
         ]
@@ -88,6 +90,15 @@ def test_what_scores_against_the_reference_reads_it() -> None:
     score = next(job for job in against.values() if job.stage == "score")
     assert "reference.train" in score.inputs
     assert not [job for job in plain.values() if job.stage == "score" and "reference.train" in job.inputs]
+    # Its greedy completions of held-out prompts are taken from its own evaluation, from the same prompts.
+    evaluated = {job.key: (job.algo, job.shard) for job in against.values() if job.stage == "evaluate"}
+    read = {
+        job.shard: job.inputs["reference.evaluate@shard"]
+        for job in against.values()
+        if evaluated.get(job.key, ("reference",))[0] == "DPO"
+    }
+    assert len(read) > 1
+    assert all([evaluated[key] for key in keys] == [("reference", shard)] for shard, keys in read.items())
 
 
 def test_a_local_judge_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.engine.workers.messages import FailureKind, classify
-from pipeline.errors import ConfigError, JobError
+from pipeline.errors import ConfigError, JobError, JobStopped
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.rewards import endpoint, judge_model
 from pipeline.learning.rewards.endpoint import Endpoint
@@ -283,7 +285,7 @@ def test_a_server_that_asks_to_wait_is_given_the_time(
 
 
 def test_requests_are_limited_at_once_and_by_the_minute(
-    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     score(dataset(server, at_once=2), *"abcdefgh")
     assert server.most_at_once <= 2
@@ -295,6 +297,23 @@ def test_requests_are_limited_at_once_and_by_the_minute(
     monkeypatch.setattr(endpoint.asyncio, "sleep", sleep)
     score(dataset(server, per_minute=30), *"abcd")
     assert sorted(begun) == pytest.approx([0, 2, 4, 6], abs=1.0)
+    # All workers of a store share the limit, and what a server asks one of them to wait.
+    begun.clear()
+    settings = judge_settings("judge", {"endpoint": server.url, "model": "m", "per_minute": 30})
+    one, other = (Endpoint(settings, "", tmp_path) for _ in range(2))
+    one.ask(["a", "b"], Asking())
+    server.answer = lambda _, before: Answer() if before else Answer(status=429, headers={"Retry-After": "60"})
+    other.ask(["c"], Asking())
+    one.ask(["d"], Asking())
+    turns = sorted(delay for delay in begun if delay != Endpoint.backoff_s)
+    assert turns[:3] == pytest.approx([0, 2, 4], abs=1.0)
+    assert min(turns[3:]) > 50
+    # The clock of the machine began anew.
+    begun.clear()
+    next(tmp_path.rglob("turn")).write_text(f"{time.monotonic() + 1e6}")
+    one.ask(["c"], Asking())
+    one.ask(["e"], Asking())
+    assert begun[0] < 5
 
 
 # -- replies that are kept ---------------------------------------------------------------------------------------
@@ -372,6 +391,31 @@ def test_one_that_is_killed_repeats_only_what_was_not_saved(server: ChatServer, 
     assert server.prompts == ["a", "b", "c"]
     subprocess.run([sys.executable, "-c", _ASK, server.url, str(tmp_path)], check=True, timeout=120)
     assert server.prompts == ["a", "b", "c", "c", "d"]
+
+
+def test_a_job_tells_how_far_it_is_and_ends_with_the_run(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "_TOLD_S", 0.01)
+    told: list[float] = []
+    ending = Event()
+
+    def answer(prompt: str, _: int) -> Answer:
+        while prompt == "c" and not ending.is_set():
+            time.sleep(0.01)
+        return Answer()
+
+    server.answer = answer
+    settings = judge_settings("judge", {"endpoint": server.url, "model": "m", "at_once": 1})
+    asking = Asking(key="k", told=told.append, stopping=lambda: 2 / 3 in told)
+    with pytest.raises(JobStopped):
+        Endpoint(settings, "", tmp_path).ask(["a", "b", "c"], asking)
+    ending.set()
+    assert told == sorted(told)
+    Endpoint(settings, "", tmp_path).ask(["a", "b", "c"], replace(asking, stopping=lambda: False))
+    assert told[-1] == 1
+    assert server.prompts == ["a", "b", "c", "c"]
+    assert {file.name.partition(".")[0] for file in tmp_path.rglob("*.jsonl")} == {"k"}
 
 
 # -- the key -----------------------------------------------------------------------------------------------------
