@@ -303,7 +303,8 @@ def is_judged(config: Config, row: record.ResultRow) -> bool:
         return True
     # Test sets and checkpoints count only where the pattern names them, so that they change no other objective.
     places, _, algo = pattern.rpartition("/")
-    if point_of(row.dataset)[1] and not point_of(places.partition("/")[0])[1]:
+    named = point_of(places.partition("/")[0])[1] or not config.evaluation.on_own
+    if point_of(row.dataset)[1] and not named:
         return False
     if row.algo in config.evaluation.also and algo != row.algo:
         return False

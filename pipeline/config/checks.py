@@ -164,6 +164,14 @@ def _test_sets(config: Config) -> Iterator[str]:
             own = f"One of your own is a section: datasets.{name}.kind=jsonl datasets.{name}.path=FILE"
             known = {*config.datasets, *choices_of(TABLES["datasets"].group)}
             yield f"evaluation.on: {unknown_name('dataset', name, known)} {own}"
+    trained_on = {name for name, dataset in config.datasets.items() if dataset.trained_on}
+    if not config.evaluation.on_own and not trained_on <= {*config.evaluation.on}:
+        if not config.evaluation.on:
+            yield "evaluation.on_own=false: no test set is left; name one, as 'evaluation.on=[math500]'"
+        needed = {"execution.keep=best": config.execution.keep is schema.Keep.best}
+        needed["evaluation.etas"] = bool(config.evaluation.etas)
+        for given in (key for key, is_needed in needed.items() if is_needed):
+            yield f"{given} chooses by the dataset that is trained on: set evaluation.on_own=true"
     if MEAN in config.evaluation.on:
         yield f"evaluation.on: {MEAN} is the mean of all test sets; give this one another name"
     if twice := [name for name in config.evaluation.on if config.evaluation.on.count(name) > 1]:

@@ -538,6 +538,9 @@ class EvaluationConfig:
     """Further test sets: datasets on whose held-out prompts every policy is evaluated, whatever it was trained on.
     Names of files of `conf/dataset/`, as `math500`, or of sections of `datasets`. Results name them
     `TRAINED_ON@TEST_SET`."""
+    on_own: bool = hint(True)
+    """Whether policies are evaluated on the dataset that they are trained on, too. False leaves it out unless `on`
+    names it."""
     also: dict[str, str] = hint({})
     """Checkpoints that the run has not trained, as `{sft: /models/sft, qwen: Qwen/Qwen3-0.6B@main}`: folders of
     models or of LoRA adapters, GGUF files or hub ids. Each is evaluated under its name, on the same prompts with

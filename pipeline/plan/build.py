@@ -175,9 +175,7 @@ def build_plan(
         stages = registry.planned_stages(chain.kind, chain.config, config, chain.dataset)
         first = config.rounds_of_training if chain.kind.is_fixed else chain.rounds_from
         for number in range(first, config.rounds_of_training + 1):
-            for stage in stages:
-                builder.add_stage(chain, number, stage)
-            builder.add_tests(chain, number, stages)
+            builder.add_round(chain, number, stages)
     jobs, edges = builder.with_rows()
     plan = Plan(with_priorities(jobs, edges, config), edges)
     if config.stage is StageChoice.prepare:
@@ -221,19 +219,23 @@ class _Builder:
         """Plan the reference of a chain, and the preparation of a dataset that is read."""
         preparation = replace(chain, algo=PREPARING, kind=registry.Preparation, config=AlgoConfig())
         self._prepare(preparation)
-        for stage in chain.kind.stages:
-            self.add_stage(chain, 0, stage)
-            if self._prepared[chain.dataset] and stage.name == "train":
-                # The reference's tokenizer is part of its output.
-                self.add_stage(preparation, 0, registry.TOKENIZE)
+        train, *others = chain.kind.stages
+        self.add_stage(chain, 0, train)
+        if self._prepared[chain.dataset]:
+            # The reference's tokenizer is part of its output.
+            self.add_stage(preparation, 0, registry.TOKENIZE)
         for on in self._others(chain):
             self._prepare(replace(preparation, dataset=on))
             if self._prepared[on]:
                 self.add_stage(replace(preparation, on=on), 0, registry.TOKENIZE)
-        self.add_tests(chain, 0, chain.kind.stages)
+        self.add_round(chain, 0, others)
 
-    def add_tests(self, chain: Chain, number: int, stages: Iterable[Stage]) -> None:
-        """Plan the evaluation of a round of a chain on every test set but its own dataset."""
+    def add_round(self, chain: Chain, number: int, stages: Iterable[Stage]) -> None:
+        """Plan a round of a chain, with its evaluation on every test set."""
+        evaluates = self.config.evaluation.on_own or chain.dataset in self._tests
+        for stage in stages:
+            if evaluates or stage.name not in (EVALUATE, METRICS.name):
+                self.add_stage(chain, number, stage)
         for on in self._others(chain):
             for stage in stages:
                 if stage.name == EVALUATE:

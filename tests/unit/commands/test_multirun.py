@@ -164,6 +164,9 @@ def test_test_sets_and_checkpoints_change_no_objective_that_does_not_name_them(
     places = [(place, algo) for place in ("addition", "addition@two") for algo in ("PITA", "own")]
     rows = [replace(row(algo, "pass@1", 0.5), dataset=place) for place, algo in places]
     assert [(one.dataset, one.algo) for one in rows if is_judged(asked, one)] == judged
+    without = replace(asked, evaluation=replace(asked.evaluation, on=["two"], on_own=False))
+    on_two = [one for one in rows if one.dataset == "addition@two"]  # what there is then
+    assert [one.algo for one in on_two if is_judged(without, one)] == [algo for _, algo in judged]
 
 
 def test_the_objective_is_one_metric_that_all_chains_have() -> None:

@@ -33,6 +33,8 @@ def refuse(*overrides: str) -> str:
         ("evaluation.on=[no_such_set]", "no_such_set"),
         ("evaluation.on=[gsm8k,gsm8k]", "twice"),
         ("evaluation.on=[mean]", "evaluation.on: mean"),
+        ("evaluation.on_own=false", "evaluation.on_own=false: no test set"),
+        ("evaluation={on: [gsm8k], on_own: false, etas: [1.0]}", "evaluation.etas chooses by"),
         ("datasets.addition.trained_on=false", "datasets.addition.trained_on=false"),
         ("evaluation.also={DPO: /m}", "evaluation.also.DPO"),
         ("evaluation.grown_from=[[500]]", "evaluation.grown_from=[[500]]"),

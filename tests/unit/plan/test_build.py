@@ -147,6 +147,18 @@ def test_a_set_with_its_own_sampling_changes_its_own_evaluation_alone() -> None:
     assert {key for job_id, key in own.items() if job_id in changed and job_id in all_so} <= {*all_so.values()}
 
 
+def test_the_own_dataset_can_be_left_out_of_the_evaluation() -> None:
+    both, without = keys_of(), keys_of("evaluation.on_own=false")
+    assert without.items() <= both.items()
+    left_out = {tuple(job_id.split("/")) for job_id in both.keys() - without.keys()}
+    assert {parts[0] for parts in left_out} == {"addition"}
+    assert {stage for parts in left_out for stage in parts if stage in ("evaluate", "metrics", "train")} == {
+        "evaluate",
+        "metrics",
+    }
+    assert keys_of("evaluation.on_own=false", "evaluation.on=[two,addition]") == both
+
+
 def test_a_greedy_set_has_one_completion_per_prompt() -> None:
     greedy = ["datasets.two.sampling.temperature=0", "evaluation.grown_from=[[50,1]]"]
     plan = build_plan(quick_config(["experiment.name=t", *FEW, "evaluation.on=[two]", *greedy]))
