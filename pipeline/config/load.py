@@ -6,7 +6,7 @@ that collects all faults.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
@@ -421,6 +421,7 @@ def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
     """Convert plain values to settings; invalid ones are removed, and added to the faults."""
     values = _with_checkpoints(_with_test_sets(values))
     kept = {table: _sections(table, values.get(table), faults) for table in TABLES}
+    _take_whole_files(kept["datasets"].values())
     classes = {(table, name): kind for table in kept for name, (_, kind) in kept[table].items()}
 
     def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
@@ -477,6 +478,24 @@ def _with_test_sets(values: Mapping[str, Any]) -> Mapping[str, Any]:
             given = {key: value for key, value in own.items() if value != MISSING}
             found[name] = {**shipped, "trained_on": False, **given}
     return {**values, "datasets": found} if isinstance(datasets, dict) else values
+
+
+def _take_whole_files(sections: Collection[tuple[dict[str, Any], type[Any]]]) -> None:
+    """Set `evaluation_only` for test sets of one local file, which nothing is to be held out from for training.
+
+    A file that the run trains on as well is cut as there, so that no row of training is evaluated on.
+    """
+    files = [_file_of(node) for node, _ in sections]
+    trained_on = {file for file, (node, _) in zip(files, sections, strict=True) if node.get("trained_on", True)}
+    for file, (node, kind) in zip(files, sections, strict=True):
+        if file is not None and file not in trained_on and "evaluation_only" in kind.__dataclass_fields__:
+            node.setdefault("evaluation_only", True)
+
+
+def _file_of(node: Mapping[str, Any]) -> Path | None:
+    """Return the only file of a dataset; None if it has several or none."""
+    path, *others = (node.get(name) for name in ("path", "test_path", "validation_path"))
+    return Path(path).resolve() if isinstance(path, str) and not any(others) and Path(path).is_file() else None
 
 
 def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[dict[str, Any], type[Any]]]:

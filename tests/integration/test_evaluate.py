@@ -79,7 +79,7 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     assert sorted(path.name for path in (output / "t").iterdir()) == before
     # A set of one's own is never trained on here.
     Path("mine.jsonl").write_text('{"prompt": "12+34=", "solution": "460"}\n')
-    mine = ["datasets.mine.kind=jsonl", "datasets.mine.path=mine.jsonl", "datasets.mine.evaluation_only=true"]
+    mine = ["datasets.mine.kind=jsonl", "datasets.mine.path=mine.jsonl"]
     evaluate("t", "--on", "mine", *mine, *at)
     assert {place for place, _, _ in rows_of(output, "t")} == {"addition", "addition@two", "addition@mine"}
     # What the newest run evaluates can be left out again, as where its file or folder is gone.

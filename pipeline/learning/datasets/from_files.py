@@ -585,7 +585,7 @@ class FilesConfig(DatasetConfig):
     """Rows read of each split at most; null reads all."""
     evaluation_only: bool = option(False)
     """Whether nothing is trained on. Test is then `test_split`, or the only split of the source, whatever it is
-    called; validation is read where the source has it."""
+    called; validation is read where the source has it. True by default for one file with `trained_on=false`."""
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
         """Report training on a dataset that is only evaluated on."""

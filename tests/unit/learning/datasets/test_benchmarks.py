@@ -190,6 +190,42 @@ def test_any_rows_can_be_kept_for_evaluation(tmp_path: Path) -> None:
     assert {row.prompt for row in rows_in(tmp_path / "both")} == {"test 0?", "test 1?"}
 
 
+def test_a_test_set_of_one_file_keeps_all_rows_unless_the_run_trains_on_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    as_lines(file, [{"prompt": f"{n}?", "solution": str(n)} for n in range(20)])
+
+    def rows(*settings: str, path: Path = file) -> list[int]:
+        own = [f"datasets.mine.{each}" for each in ("kind=jsonl", f"path={path}", *settings)]
+        config = quick_config(["experiment.name=t", *own]).datasets["mine"]
+        prepared = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        prepare(load_dataset(config), prepared)
+        return PreparedDataset(prepared).ids("test").tolist()
+
+    assert sorted(rows("trained_on=false")) == list(range(20))
+    trained_on = rows()
+    assert len(trained_on) < 20
+    assert rows("trained_on=false", "evaluation_only=false") == trained_on
+    # A folder may get further splits, and what the same run trains on must not be test.
+    assert len(rows("trained_on=false", path=folder_of(file))) < 20
+    also = ["datasets.too.kind=jsonl", f"datasets.too.path={file}"]
+    both = quick_config(
+        [
+            "experiment.name=t",
+            *also,
+            *(each.replace("too", "mine") for each in also),
+            "datasets.mine.trained_on=false",
+        ]
+    )
+    assert not both.datasets["mine"].evaluation_only  # type: ignore[attr-defined]
+
+
+def folder_of(file: Path) -> Path:
+    folder = file.parent / "folder"
+    folder.mkdir()
+    (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
 # -- multiple choice ---------------------------------------------------------------------------------------------
 
 
