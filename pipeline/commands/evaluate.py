@@ -45,7 +45,7 @@ def evaluate(
     ],
     on: Annotated[list[str] | None, typer.Option(help="Test sets: A,B or several --on.")] = None,
     also: Annotated[list[str] | None, typer.Option(help="Another checkpoint as a row: NAME=PATH.")] = None,
-    chain: Annotated[list[str] | None, typer.Option(help="Only these algorithms of the run.")] = None,
+    chain: Annotated[list[str] | None, typer.Option(help="Compute for these algorithms of the run alone.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Completions per prompt, in all.")] = None,
     prompts: Annotated[int | None, typer.Option(min=1, help="Prompts, in all.")] = None,
     name: Annotated[
@@ -81,7 +81,9 @@ def evaluate(
     again = [*words, *(part for option, many in options.items() for one in many or () for part in (option, one))]
     again += [part for option, number in numbers.items() if number for part in (option, str(number))]
     command = ["python", "-m", "pipeline", "evaluate", *again, *(["--name", name] if name != "evaluated" else [])]
-    return run_experiment(config, make_console(), given=settings, command=command, only_evaluates=of_run)
+    return run_experiment(
+        config, make_console(), given=settings, command=command, only_evaluates=of_run, chains=chain
+    )
 
 
 def _of_run(
@@ -129,8 +131,6 @@ def _of_run(
         for one in chain:
             if one not in run and one not in fronts:
                 raise ConfigError(f"--chain {one}: {unknown_name('algorithm of the run', one, run)}")
-        for algo, own in algos.items():
-            own["enabled"] = algo in run and not {algo, point_of(algo)[0]}.isdisjoint(chain)
     set_, now = [section["num_prompts"], section["num_samples"]], [prompts, samples]
     sizes = [old if new is None else new for old, new in zip(set_, now, strict=True)]
     if all(isinstance(each, int) for each in sizes):  # of others the settings say what is wrong

@@ -16,7 +16,7 @@ from rich.filesize import decimal
 
 from pipeline.config.checks import check_config, check_together, idle_settings
 from pipeline.config.schema import Backend, Config, ExecutionConfig, Keep
-from pipeline.config.tables import rows_of
+from pipeline.config.tables import point_of, rows_of
 from pipeline.engine.devices import inventory, select
 from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_jobs import read_durations
@@ -29,7 +29,7 @@ from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan import build, compatibility, contents, estimates, graph, rewards
 from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
-from pipeline.runs.record import PRIMARY_METRICS
+from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration
 from pipeline.runs.report.tables import plan_table
 from pipeline.terminal.console import say
@@ -169,6 +169,23 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
         given=tuple(given),
         rows=rows,
     )
+
+
+def with_chains_of(request: Request, algos: Collection[str]) -> Request:
+    """Return a request that computes nothing for other algorithms; results that they have in the store stay.
+
+    Args:
+        request: The request.
+        algos: Names of algorithms; that of a front stands for its points.
+    """
+    chosen = {*algos, *request.config.evaluation.also, contents.REFERENCE, contents.PREPARING}
+    goals = [
+        job.id
+        for job in request.plan.jobs.values()
+        if not chosen.isdisjoint((job.algo, point_of(job.algo)[0]))
+        or (job.stage == METRICS_STAGE and request.store.has(job.key, checksums=False))
+    ]
+    return replace(request, plan=request.plan.up_to(goals))
 
 
 def planned(config: Config) -> graph.Plan:

@@ -53,6 +53,7 @@ def run_experiment(
     command: Sequence[str] = (),
     on_begin: Callable[[Path], None] | None = None,
     only_evaluates: bool = False,
+    chains: Collection[str] | None = None,
 ) -> int:
     """Carry out a request, or print its plan where it says `dry_run`.
 
@@ -64,6 +65,7 @@ def run_experiment(
         command: Words of a command that repeats the run, for its reader.
         on_begin: Told the run's folder once it is there.
         only_evaluates: Whether a request that would train a policy is refused.
+        chains: Algorithms for which anything is computed; None for all.
 
     Returns:
         The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
@@ -72,6 +74,7 @@ def run_experiment(
         PipelineError: The request is wrong. Nothing was started.
     """
     request = requests.prepare(config, given)
+    request = request if chains is None else requests.with_chains_of(request, chains)
     request = replace(request, label=label, command=tuple(command), on_begin=on_begin)
     _check_arithmetic(request)
     config, store, peaks = request.config, request.store, read_peaks(request.store.root)

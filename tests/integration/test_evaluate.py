@@ -126,6 +126,18 @@ def test_weights_that_were_removed_are_not_trained_again(tmp_path: Path, monkeyp
     assert sorted(path.name for path in (output / "t").iterdir()) == before
 
 
+def test_chains_are_evaluated_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output, best = tmp_path / "outputs", ["algos=[DPO,BestOfN]", "algos.BestOfN.selection=majority"]
+    run_here(output, *BASE, *best, "evaluation.num_prompts=10", "evaluation.on=[two]")
+    at = ["--output-dir", str(output)]
+    for chain, known in (("DPO", {"DPO"}), ("BestOfN", {"DPO", "BestOfN"})):
+        evaluate("t", "--chain", chain, "--samples", "2", *at)
+        evaluated = {job.split("/")[3] for job in events(output, "JobStarted", "t") if "/train" not in job}
+        assert evaluated - {"reference"} == {chain}
+        assert {algo for _, algo, _ in rows_of(output, "t")} == {"reference", *known}
+
+
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(tmp_path: Path) -> None:
     at = ["--output-dir", str(tmp_path / "outputs")]
     for words, named in (
