@@ -13,8 +13,9 @@ from omegaconf import OmegaConf
 
 from pipeline.commands import typed
 from pipeline.commands.run import run_experiment
+from pipeline.config.checks import checkpoint_problems
 from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain, load_config, quoted
-from pipeline.config.plain import brief
+from pipeline.config.plain import brief, refuse_all
 from pipeline.config.schema import Config
 from pipeline.config.tables import choices_of, point_of
 from pipeline.errors import ConfigError, unknown_name
@@ -181,7 +182,7 @@ def _of_checkpoints(
     found += [f"models.hf.path={quoted(first)}", *([f"models.hf.revision={quoted(revision)}"] if revision else [])]
     found += [f"dataset=[{sets[0] if sets[0] in shipped else ''}]", f"evaluation.on=[{','.join(sets)}]"]
     found += [f"datasets.{each}.trained_on=false" for each in sets[1:] if each not in shipped]
-    found += [f"+evaluation.also.{each}={quoted(path)}" for each, path in others.items()]
+    found += [f"evaluation.also={{{', '.join(f'{each}: {quoted(path)}' for each, path in others.items())}}}"]
     found += [] if samples is None else [f"evaluation.num_samples={samples}"]
     found += [] if prompts is None else [f"evaluation.num_prompts={prompts}"]
     return [*found, "rounds_of_training=1", *settings]
@@ -198,6 +199,7 @@ def _named(also: list[str]) -> dict[str, str]:
         name, equals, path = word.partition("=")
         if not (equals and name and path):
             raise ConfigError(f"--also {word}: write NAME=PATH, as --also sft=/models/sft")
+        refuse_all([*checkpoint_problems(f"--also {word}", name)])
         if name in found:
             raise ConfigError(f"--also {word}: {name} is {found[name]} already; give each checkpoint its own name")
         found[name] = path

@@ -80,10 +80,11 @@ class Request:
         return sorted({rows_of(self.plan.jobs[job_id].dataset) for job_id in missing} - {""})
 
     def needed_models(self, missing: Collection[str]) -> list[str]:
-        """Return the names of the models that the run still uses."""
-        jobs = map(self.plan.jobs.__getitem__, missing)
+        """Return the models that the run still uses, and the checkpoints, by the key of their section."""
+        jobs = [self.plan.jobs[job_id] for job_id in missing]
         reads = (PREPARE.name, CHECK.name)  # which read rows alone
-        return sorted({job.model for job in jobs if job.algo != contents.PREPARING or job.stage not in reads})
+        used = {f"models.{job.model}" for job in jobs if job.algo != contents.PREPARING or job.stage not in reads}
+        return sorted(used | {f"algos.{job.algo}" for job in jobs if job.algo in self.config.evaluation.also})
 
 
 @dataclass(frozen=True, kw_only=True)

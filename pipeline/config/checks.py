@@ -17,6 +17,7 @@ from pipeline.config import schema
 from pipeline.config.plain import brief, held, refuse_all, value_problems
 from pipeline.config.schema import Config, DatasetConfig, Optimizer, Schedule, Settings, Strategy
 from pipeline.config.tables import (
+    ALGORITHMS,
     CHECKPOINT,
     MEAN,
     REWARD_NAMES,
@@ -31,6 +32,8 @@ from pipeline.config.user_code import ask
 from pipeline.errors import ConfigError, PipelineError, defined_at, unknown_name
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_ROWS = ("reference", "greedy", "optimum", "dataset", MEAN)
+"""Names of rows and jobs that are no algorithm."""
 
 
 def check_config(config: Config) -> None:
@@ -67,7 +70,7 @@ def check_together(*checks: Callable[[], object]) -> None:
 
 def _problems(config: Config) -> Iterator[str]:
     used = {name: algo for name, algo in config.algos.items() if algo.enabled}
-    singly = [as_typed(said, used) for said in value_problems(replace(config, algos=used))]
+    singly = [as_typed(said, used, config.evaluation.also) for said in value_problems(replace(config, algos=used))]
     yield from singly
     yield from _experiment(config)
     yield from _ranks(config)
@@ -138,13 +141,30 @@ def _tables(config: Config) -> Iterator[str]:
             group = TABLES[table].group
             yield f"{table} is empty: choose one by {group}=NAME; `python -m pipeline help {group}` lists them"
         plain = re.compile(_NAME.pattern + (SUFFIX if table == "algos" else ""))
-        yield from (f"{table}.{brief(name)}: not a plain name" for name in names if not plain.fullmatch(name))
+        own = set(names).difference(config.evaluation.also if table == "algos" else ())  # those are checked below
+        yield from (
+            f"{table}.{brief(name)}: not a plain name"
+            for name in names
+            if name in own and not plain.fullmatch(name)
+        )
     for name, taken_by in (("reference", "the reference policy"), ("dataset", "the preparation of datasets")):
-        if name in config.algos:
+        if name in config.algos and name not in config.evaluation.also:
             yield f"algos.{name}: this name is taken by {taken_by}"
     for name, dataset in config.datasets.items():
         yield from _rewards(f"datasets.{name}", dataset)
     yield from _test_sets(config)
+
+
+def checkpoint_problems(given: str, name: str) -> Iterator[str]:
+    """Yield what is wrong with the name of a checkpoint.
+
+    Args:
+        given: What was typed, for the message.
+        name: The name.
+    """
+    if name in (*_ROWS, *ALGORITHMS) or not _NAME.fullmatch(name):
+        taken = f"not {', '.join(_ROWS)}, nor that of an algorithm"
+        yield f"{given}: a checkpoint needs a name of its own of letters, digits, '.', '_' and '-', {taken}"
 
 
 def _test_sets(config: Config) -> Iterator[str]:
@@ -157,7 +177,8 @@ def _test_sets(config: Config) -> Iterator[str]:
         now = "evaluation.num_prompts and num_samples"
         yield f"evaluation.grown_from={brief(grown)}: {now} can only grow, and are {sizes[-1]}"
     for name in config.evaluation.also:
-        if getattr(config.algos.get(name), "class_path", None) != CHECKPOINT:
+        yield from checkpoint_problems(f"evaluation.also.{name}", name)
+        if name not in ALGORITHMS and getattr(config.algos.get(name), "class_path", None) != CHECKPOINT:
             yield f"evaluation.also.{name}: this name is taken by an algorithm; give the checkpoint another one"
     for name in config.evaluation.on:
         if name not in config.datasets:

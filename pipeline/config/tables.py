@@ -166,13 +166,16 @@ def settings_of(point: str) -> list[str]:
     return [part.partition("=")[0] for part in point.split(",")] if point else []
 
 
-def as_typed(said: str, names: Iterable[str]) -> str:
+def as_typed(said: str, names: Iterable[str], also: Iterable[str] = ()) -> str:
     """Replace the key of a point's setting in a message by the key that was typed, that of the front.
 
     Args:
         said: The message.
         names: Names of algorithms and points.
+        also: Names of checkpoints, whose paths are typed in `evaluation.also`.
     """
+    for name in also:
+        said = said.replace(f"algos.{name}.path=", f"evaluation.also.{name}=")
     for name in names:
         algo, point = point_of(name)
         for setting in settings_of(point):

@@ -20,7 +20,7 @@ from packaging.version import Version
 from safetensors import SafetensorError, safe_open
 
 from pipeline.config.schema import PATH, AlgoConfig, Config, DatasetConfig, ModelConfig
-from pipeline.config.tables import JUDGE, MODEL_REWARDS
+from pipeline.config.tables import JUDGE, MODEL_REWARDS, as_typed
 from pipeline.errors import ConfigError, install_command
 from pipeline.files import file_sha256, open_plain
 from pipeline.foreign import ForeignDataError, converted, read_model_json, recall, remember
@@ -189,7 +189,8 @@ def check_models(config: Config) -> None:
         for key, path, role in _places(model):
             if path is None:
                 continue
-            given, place = f"{name}.{key}={path}", Base(path, model.revisions[role])
+            given = as_typed(f"{name}.{key}={path}", (), config.evaluation.also)
+            place = Base(path, model.revisions[role])
             try:
                 if is_adapters(path):
                     kinds.check_folder(given, Path(path))
@@ -227,18 +228,18 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
 
     Args:
         config: The request.
-        needed: Names of the models that the run still uses.
+        needed: Models and checkpoints that the run still uses, as `all_models` names them.
 
     Raises:
         ConfigError: A model is not in this machine's cache, and the hub may not be contacted.
     """
     warnings = []
-    for name in needed:
-        model = config.models[name]
+    known = all_models(config)
+    for name, model in ((name, known[name]) for name in needed):
         for key, path, role in _places(model):
             if path is None:
                 continue
-            given, adapted = f"models.{name}.{key}={path}", is_adapters(path)
+            given, adapted = as_typed(f"{name}.{key}={path}", (), config.evaluation.also), is_adapters(path)
             path, revision = with_weights(path, model.revisions[role])
             if is_local(path) or in_cache(path, CONFIG, revision):
                 continue

@@ -20,7 +20,7 @@ from typing import Any
 
 from pipeline.config.plain import refuse_all, schema_path, to_plain
 from pipeline.config.schema import Config, DatasetConfig
-from pipeline.config.tables import REWARD_MODEL, REWARDS
+from pipeline.config.tables import REWARD_MODEL, REWARDS, as_typed
 from pipeline.errors import ConfigError, JobError, describe_exit
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource
@@ -202,9 +202,10 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
         made = isinstance(section, FilesConfig) and section.chat
         if made or name in conversations:
             model, path = next(iter(lacking.items()))
+            given = as_typed(f"{model}.path={path}", (), config.evaluation.also)
             raise ConfigError(
                 f"datasets.{name}{'.chat=true' if made else ''} has conversations for prompts, but "
-                f"{model}.path={path} has no chat template. Choose an instruct model, or prompts of text"
+                f"{given} has no chat template. Choose an instruct model, or prompts of text"
             )
 
 

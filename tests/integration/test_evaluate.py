@@ -139,11 +139,14 @@ def test_chains_are_evaluated_one_after_the_other(tmp_path: Path, monkeypatch: p
 
 
 def test_what_cannot_be_evaluated_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    at = ["--output-dir", str(tmp_path / "outputs")]
+    at, empty = ["--output-dir", str(tmp_path / "outputs")], tmp_path / "Name-2.5 of mine"
+    empty.mkdir()
     for words, named in (
         (["nothing", "--on", "gsm8k"], "nothing"),
         (["owner/name"], "--on"),
         (["owner/name", "--on", "gsm8k", "--also", "x"], "--also x"),
+        (["owner/name", "--on", "gsm8k", "--also", "a/b=/models/x"], "--also a/b"),
+        (["owner/name", str(empty), "--on", "addition"], "evaluation.also.Name-2.5-of-mine="),
         (["owner/name", "--on", "no_such_set"], "no_such_set"),
     ):
         assert named in evaluate(*words, *at, code=2)

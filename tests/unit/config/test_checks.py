@@ -14,6 +14,10 @@ def refuse(*overrides: str) -> str:
     return str(caught.value)
 
 
+NO_NAMES = ("reference", "dataset", "greedy", "optimum", "mean", "a@b")
+"""Which checkpoints cannot have, besides those of methods."""
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -36,7 +40,8 @@ def refuse(*overrides: str) -> str:
         ("evaluation.on_own=false", "evaluation.on_own=false: no test set"),
         ("evaluation={on: [gsm8k], on_own: false, etas: [1.0]}", "evaluation.etas chooses by"),
         ("datasets.addition.trained_on=false", "datasets.addition.trained_on=false"),
-        ("evaluation.also={DPO: /m}", "evaluation.also.DPO"),
+        *((f"evaluation.also={{{name}: /m}}", f"evaluation.also.{name}: a") for name in ("DPO", *NO_NAMES)),
+        ("evaluation.also={own: ''}", "evaluation.also.own=''"),
         ("evaluation.grown_from=[[500]]", "evaluation.grown_from=[[500]]"),
         ("evaluation.grown_from=[[500,3]]", "can only grow"),
         ("datasets.addition.sampling={temperature: 0, num_samples: 2}", "sampling.num_samples=2"),

@@ -308,7 +308,17 @@ def test_adapters_whose_base_is_of_no_use_are_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     config = request(f"models.hf.path={adapters_of('me/base', tmp_path / 'of a hub id')}")
     with pytest.raises(ConfigError, match=r"adapters of me/base \(base_model_name_or_path of .*HF_HUB_OFFLINE"):
-        fetched_models(config, ["hf"])
+        fetched_models(config, ["models.hf"])
+
+
+def test_faults_of_a_checkpoint_are_told_by_what_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"^evaluation\.also\.own=\S+: there is no such file"):
+        check_models(request(f"evaluation.also={{own: {tmp_path}/none}}"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"^evaluation\.also\.own=me/base: there is no folder me/base"):
+        fetched_models(request("evaluation.also={own: me/base}"), ["algos.own"])
 
 
 EXISTING = ["experiment.name=t", "algos=[DPO]", "algos.DPO.pairs=existing"]
