@@ -5,12 +5,12 @@
                           v
     signals --.     +-----------+   policy                 +------+  RunJob   +----------+
                '--> |    run    | -----------------------> | pool | --------> | worker 0 |--+
-                    |   (pure)  |                          |      | --------> | worker n |  | commit
+                    | (no I/O)  |                          |      | --------> | worker n |  | commit
                     +-----------+ <----- one wait -------- +------+ <-------- +----------+  v
                       |   |    JobFinished, JobRaised,          ^    messages          +---------+
                       |   |    JobProgress, WorkerExited        |                      |  store  |
                       |   |                                     +- sentinels           +---------+
-                      |   '--> reactions, recovery (pure): retry here or elsewhere, kill what hangs,
+                      |   '--> reactions, recovery, dispatch: retry here or elsewhere, kill what hangs,
                       v        quarantine a device, or fail a job and block what depends on it
                  effects: journal (in one go a turn), whoever watches, run log, orders to the pool
 

@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from pipeline.config.schema import Backend
 from pipeline.engine.devices.select import Layout
-from pipeline.engine.scheduler import recovery
+from pipeline.engine.scheduler import dispatch, recovery
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run
@@ -23,6 +23,9 @@ _MAX_REASON = 1_000
 _MAX_EXCUSED = 10
 """How often an attempt of a job may end through a foreign signal, or with its machine, without counting as a
 failure."""
+_TIME_DECAY = 0.7
+"""Estimated time of a kind of job: the largest recent time, where each further job multiplies older times by this.
+"""
 
 
 def is_believed(run: Run, index: int, message: messages.OfJob) -> bool:
@@ -55,7 +58,7 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
         case messages.WorkerExited():
             _worker_exited(run, index, message)
         case messages.WorkerUnusable():
-            recovery.unusable(run, index, message.reason)
+            recovery.drop_worker(run, index, message.reason)
         case messages.WorkerUnreadable():
             _distrust(run, index, message.reason)
         case messages.WorkerReady():
@@ -89,9 +92,9 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
             _stopped_unasked(
                 run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
             )
-            recovery.give_back(run, index)  # it gets no further job
-            recovery.renew_idle(run, [index])
-            recovery.renew_places(run, workers[1:] and workers, but=(index,))
+            dispatch.give_back(run, index)  # it gets no further job
+            dispatch.renew_idle(run, [index])
+            dispatch.renew_places(run, workers[1:] and workers, but=(index,))
 
 
 def kill_hanging(run: Run) -> None:
@@ -129,17 +132,17 @@ def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     job_id = run.state.workers[index].job_id
     # While ranks work on its device, their memory is not left over; it is checked when they are done.
     if message.unfit and (not job_id or job_id in run.gathering):
-        recovery.unfit(run, index, message.unfit)
-    recovery.send_if_gathered(run, run.state.workers[index].job_id)
+        recovery.drop_unfit_worker(run, index, message.unfit)
+    dispatch.send_if_gathered(run, run.state.workers[index].job_id)
 
 
 def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None:
     run.present[index].ended_s = run.now_s
     run.watchdog.ended(index)
-    recovery.give_back(run, index)
+    dispatch.give_back(run, index)
     run.record("WorkerExited", worker=index, exit_code=message.exit_code)
     doom = run.doomed.pop(index, None)
-    if recovery.process_ended(run, index):
+    if dispatch.restart_if_expected(run, index):
         return
     before = run.state.workers[index]
     workers = run.state.jobs[before.job_id].workers if before.job_id else ()
@@ -160,7 +163,7 @@ def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None
     elif before.phase is WorkerPhase.idle:
         run.say(f"worker {index} was lost ({message.said})")
     run.process_starts(index)
-    recovery.renew_places(run, workers[1:] and workers, but=(index,))
+    dispatch.renew_places(run, workers[1:] and workers, but=(index,))
 
 
 def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
@@ -171,7 +174,7 @@ def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewh
     else:
         # With several devices, none can be singled out as the cause.
         suspect = index if not elsewhere and run.state.plan.jobs[job_id].devices == 1 else None
-        recovery.failed(run, job_id, index, failure, suspect=suspect)
+        recovery.handle_failure(run, job_id, index, failure, suspect=suspect)
 
 
 def _worker_failure(index: int, ended: messages.WorkerExited, rss_bytes: int) -> Failure:
@@ -207,10 +210,15 @@ def _job_finished(run: Run, index: int, message: messages.JobFinished) -> None:
     )
     workers = state.jobs[job_id].workers
     # The first job of a worker imports libraries that later jobs find loaded.
-    kind = recovery.kind_of_time(state.plan.jobs[job_id])
-    run.took_s[kind] = max(message.run_s, recovery.TIME_DECAY * run.took_s.get(kind, 0.0))
+    kind = _kind_of_time(state.plan.jobs[job_id])
+    run.took_s[kind] = max(message.run_s, _TIME_DECAY * run.took_s.get(kind, 0.0))
     state.finished(index, message.peak_mb, message.held_mb)
     _hand_on(run, index, workers, message)
+
+
+def _kind_of_time(job: Job) -> tuple[str, str]:
+    """Return the key of jobs that take about equally long."""
+    return job.entry, job.stage
 
 
 def _job_raised(run: Run, index: int, message: messages.JobRaised, on_disk: OnDisk) -> None:
@@ -231,7 +239,7 @@ def _job_raised(run: Run, index: int, message: messages.JobRaised, on_disk: OnDi
         suspect: int | None = index
         if is_gang:
             suspect = next(iter(workers[message.rank :]), None) if message.rank is not None else None
-        recovery.failed(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
+        recovery.handle_failure(run, job_id, index, failure, suspect=suspect, on_disk=on_disk)
     # Processes that ranks started may outlive the ranks; they end with the worker that led the ranks.
     _hand_on(run, index, workers, message, is_spoiled=is_gang)
 
@@ -251,9 +259,9 @@ def _hand_on(
     if run.state.workers[index].quarantined:
         recovery.review_devices(run)
     if is_spoiled or message.spoils:
-        recovery.renew_idle(run, [index])
-    recovery.renew_places(run, workers[1:] and workers)
-    recovery.begin_ahead(run, index)
+        dispatch.renew_idle(run, [index])
+    dispatch.renew_places(run, workers[1:] and workers)
+    dispatch.begin_ahead(run, index)
 
 
 def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
@@ -272,7 +280,7 @@ def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
     if run.excused[job_id] <= _MAX_EXCUSED:
         run.state.retry(job_id)
         return
-    recovery.failed(
+    recovery.handle_failure(
         run, job_id, index, Failure(messages.FailureKind.lost, f"worker {index} {again}"), suspect=None
     )
 
@@ -381,10 +389,10 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
         return
     if action.ahead:
         run.state.start(action.job_id, action.worker, ahead=True)
-        recovery.send(run, action.job_id)
+        dispatch.send(run, action.job_id)
     else:
         run.state.start(action.job_id, action.worker, action.members, run.now_s)
-        recovery.gather(run, action.job_id, action.emptied)
+        dispatch.gather(run, action.job_id, action.emptied)
 
 
 def _is_to_run(run: Run, job_id: str, on_disk: OnDisk) -> bool:
@@ -444,7 +452,7 @@ def orders_ahead(run: Run) -> list[Start]:
         return []
 
     def is_short(job_id: str) -> bool:
-        return run.took_s.get(recovery.kind_of_time(state.plan.jobs[job_id]), SHORT_S) < SHORT_S
+        return run.took_s.get(_kind_of_time(state.plan.jobs[job_id]), SHORT_S) < SHORT_S
 
     # Retried jobs are started by the engine itself.
     names = takewhile(lambda name: not state.jobs[name].attempts and is_short(name), islice(bucket[""], left))

@@ -1,26 +1,19 @@
-"""Rules for what becomes of a failed attempt, and of its device. Pure functions."""
+"""Rules for what becomes of a failed attempt, and of its device. They change the `Run` and do no I/O."""
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run, Send, SetAside, judge
-from pipeline.engine.scheduler.state import WorkerPhase
-from pipeline.engine.workers.messages import FailureKind, RunJob
+from pipeline.engine.scheduler.run import Failure, OnDisk, Run, SetAside, judge
+from pipeline.engine.workers.messages import FailureKind
 from pipeline.outputs.manifest import REMOVED
-from pipeline.plan.graph import Job
-
-TIME_DECAY = 0.7
-"""Estimated time of a kind of job: the largest recent time, where each further job multiplies older times by this.
-"""
 
 # -- jobs ------------------------------------------------------------------------------------------------------
 
 
-def failed(
+def handle_failure(
     run: Run, job_id: str, index: int, failure: Failure, *, suspect: int | None, on_disk: OnDisk | None = None
 ) -> None:
-    """Judge a failed attempt.
+    """Retry or give up the job of a failed attempt, and review the devices.
 
     Args:
         run: The run.
@@ -127,179 +120,61 @@ def _reopen(run: Run, job_id: str, reason: str, missing: frozenset[str]) -> None
 # -- devices ---------------------------------------------------------------------------------------------------
 
 
-def unusable(run: Run, index: int, reason: str) -> None:
-    """Give up a worker that cannot be used, even if it is the last one."""
-    run.unusable.add(index)
+def drop_worker(run: Run, index: int, reason: str) -> None:
+    """Give a worker no more jobs, even if it is the last one; a review of its device does not change that."""
     if not run.state.workers[index].quarantined:
-        _quarantine(run, index, reason, [])
+        _quarantine(run, {index: []}, reason)
+    elif run.dropped.get(index) != reason:
+        run.say(f"worker {index} is given no more jobs for another reason too: {reason}", logging.ERROR)
+    run.dropped[index] = reason
 
 
-def unfit(run: Run, index: int, reason: str) -> None:
-    """Give up a worker that reports its device as unfit, unless it has the last one."""
-    if len(run.state.usable_devices()) > 1:
-        unusable(run, index, reason)
+def drop_unfit_worker(run: Run, index: int, reason: str) -> None:
+    """Drop a worker that reports its device as unfit, unless it has the last one."""
+    if {*run.state.usable_devices()} - {run.state.layout.device_of(index)}:
+        drop_worker(run, index, reason)
     else:
         run.say(f"worker {index} has the last device and goes on with it, though {reason}")
 
 
 def review_devices(run: Run) -> None:
     """Quarantine devices that are the likely cause of failures, and release those where this proved wrong."""
-    state = run.state
-    for device in range(len(state.layout.places)):
-        jobs = state.blame.suspect(device)
-        has_others = len(state.usable_devices()) > 1
-        for index in state.layout.workers_of(device):
-            if state.workers[index].quarantined:
-                if not jobs and index not in run.unusable:
-                    _release(run, index)
-            elif jobs and has_others:
-                _quarantine(run, index, "jobs failed on it in a row, and on no other device", jobs)
+    state, layout = run.state, run.state.layout
+    for worker in state.workers:
+        is_suspect = state.blame.suspect(layout.device_of(worker.index))
+        if worker.quarantined and not is_suspect and worker.index not in run.dropped:
+            run.say(f"worker {worker.index} is given jobs again: what failed on it has failed elsewhere too")
+            run.record("DeviceReleased", worker=worker.index)
+            state.quarantine(worker.index, quarantined=False)
+    usable, suspects = set(state.usable_devices()), dict[int, list[str]]()
+    for device in state.usable_devices():
+        if (jobs := state.blame.suspect(device)) and len(usable) > 1:
+            usable.remove(device)
+            workers = (index for index in layout.workers_of(device) if not state.workers[index].quarantined)
+            suspects |= dict.fromkeys(workers, jobs)
+    _quarantine(run, suspects, "jobs failed on it in a row, and on no other device")
 
 
-def _quarantine(run: Run, index: int, reason: str, jobs: list[str]) -> None:
-    worker = run.state.workers[index]
-    names = f" ({', '.join(jobs)})" if jobs else ""
-    run.say(
-        f"worker {index}, {worker.device or 'not started'}, is given no more jobs: {reason}{names}", logging.ERROR
-    )
-    run.record("DeviceQuarantined", worker=index, device=worker.device, reason=reason, failed_jobs=jobs)
-    run.state.quarantine(index)
-    waiting = worker.job_id
-    if waiting in run.gathering:
-        leader = run.state.jobs[waiting].workers[0]
-        failure = Failure(FailureKind.lost, f"worker {index}, whose device it was given, is given up")
-        run.end_attempt(waiting, leader, failure.kind.value)
-        failed(run, run.state.raised(leader), leader, failure, suspect=None)
-
-
-def _release(run: Run, index: int) -> None:
-    run.say(f"worker {index} is given jobs again: what failed on it has failed elsewhere too")
-    run.record("DeviceReleased", worker=index)
-    run.state.quarantine(index, quarantined=False)
-
-
-# -- worker replacement ------------------------------------------------------------------------------------------
-# Free memory for a job: which processes end before it starts, or after it. Pure rules.
-
-
-def gather(run: Run, job_id: str, emptied: Collection[int]) -> None:
-    """Replace processes that hold memory of the devices of a job that is about to start, and send the job then."""
-    run.gathering[job_id] = None
-    workers = run.state.jobs[job_id].workers
-    for worker in workers:
-        if len(workers) > 1 and not run.state.workers[worker].fresh:
-            renew(run, worker)
-    for worker in emptied:
-        run.emptied.add(worker)
-        renew(run, worker)
-    send_if_gathered(run, job_id)
-
-
-def send_if_gathered(run: Run, job_id: str) -> None:
-    """Send a job to its worker once no other process holds memory of its devices."""
-    workers = [run.state.workers[index] for index in run.state.jobs[job_id].workers] if job_id else []
-    # No worker process may hold memory that a multi-GPU job is about to use.
-    if job_id in run.gathering and all(one.up and (one.fresh or len(workers) == 1) for one in workers):
-        device_of = run.state.layout.device_of
-        devices = {device_of(worker) for worker in run.state.jobs[job_id].workers}
-        if not any(device_of(worker) in devices for worker in run.emptied):
-            del run.gathering[job_id]
-            run.state.jobs[job_id].sent_s = run.now_s
-            run.watchdog.began(run.state.jobs[job_id].workers[0], run.now_s)
-            send(run, job_id)
-
-
-def send(run: Run, job_id: str) -> None:
-    """Send a job to the workers that it was assigned to."""
-    state = run.state.jobs[job_id]
-    if len(state.workers) == 1:  # its process may have been replaced since the job was assigned to it
-        run.state.workers[state.workers[0]].fresh = False
-    run.do(Send(state.workers[0], _order(run, job_id)))
-
-
-def _order(run: Run, job_id: str) -> RunJob:
-    """Return the message that gives a job to its worker."""
-    state, job = run.state.jobs[job_id], run.state.plan.jobs[job_id]
-    return RunJob(
-        job_id=job_id,
-        attempt=state.attempts,
-        key=job.key,
-        entry=job.entry,
-        payload=job.payload,
-        inputs={name: list(keys) for name, keys in job.inputs.items()},
-        store=run.store,
-        scratch=run.scratch,
-        verified=run.verified,
-        log_path=run.log_path(job_id, state.attempts),
-        gang=[run.state.workers[worker].visible for worker in state.workers] if job.devices > 1 else [],
-        keep_models=state.keep_models,
-        slots=run.state.layout.slots,
-        shared=not state.exclusive,
-        limit_mb=state.limit_mb,
-    )
-
-
-def begin_ahead(run: Run, index: int) -> None:
-    """Let a worker that has finished its job begin the next of its prefetched jobs."""
-    worker = run.state.workers[index]
-    if worker.ahead and worker.phase is WorkerPhase.idle:
-        run.state.begin_ahead(index, run.now_s)
-        run.watchdog.began(index, run.now_s)
-    else:
-        give_back(run, index)
-
-
-def give_back(run: Run, index: int) -> None:
-    """Take all prefetched jobs back from a worker."""
-    for job_id in list(run.state.workers[index].ahead):
-        run.do(ReleaseClaim(job_id))
-        run.state.give_back(job_id, index)
-
-
-def kind_of_time(job: Job) -> tuple[str, str]:
-    """Return the key of jobs that take about equally long."""
-    return job.entry, job.stage
-
-
-def process_ended(run: Run, index: int) -> bool:
-    """Note the end of a worker process.
-
-    Returns:
-        Whether no job was lost: the process was replaced on purpose, or only its device was in use, by a job that
-        goes on.
-    """
-    run.emptied.discard(index)
-    worker = run.state.workers[index]
-    if run.stopping or not (index in run.renewed or worker.lent):
-        return False
-    run.renewed.discard(index)
-    worker.ends()
-    run.process_starts(index)
-    for job_id in list(run.gathering):
-        send_if_gathered(run, job_id)
-    return True
-
-
-def renew(run: Run, worker: int) -> None:
-    """Replace a worker's process; a job that is assigned to it, or uses its device, stays."""
-    run.renewed.add(worker)
-    run.state.workers[worker].ends()
-    run.do(ProcessOrder("restart", worker))
-
-
-def renew_idle(run: Run, workers: Iterable[int]) -> None:
-    """Replace the processes of workers that have no job."""
-    for worker in map(run.state.workers.__getitem__, workers):
-        if not (worker.job_id or worker.gone or run.stopping):
-            renew(run, worker.index)
-
-
-def renew_places(run: Run, workers: Sequence[int], but: Collection[int] = ()) -> None:
-    """Replace workers whose devices ranks used: a new process is ready once the memory of its GPU is free.
+def _quarantine(run: Run, failed_jobs: dict[int, list[str]], reason: str) -> None:
+    """Give workers no more jobs, and fail the attempts that still wait for their devices.
 
     Args:
         run: The run.
-        workers: All workers of the job, which is over.
-        but: Workers among them whose processes have ended, or are being replaced.
+        failed_jobs: Worker -> the jobs that implicate its device.
+        reason: Why, in words.
     """
-    renew_idle(run, [index for index in workers if run.state.workers[index].visible and index not in but])
+    for index, jobs in failed_jobs.items():
+        device, names = run.state.workers[index].device, f" ({', '.join(jobs)})" if jobs else ""
+        run.say(
+            f"worker {index}, {device or 'not started'}, is given no more jobs: {reason}{names}", logging.ERROR
+        )
+        run.record("DeviceQuarantined", worker=index, device=device, reason=reason, failed_jobs=jobs)
+        run.state.quarantine(index)
+    # A failure makes another review, so it comes after all changes of this one.
+    for index in failed_jobs:
+        job_id = run.state.workers[index].job_id
+        if job_id in run.gathering:
+            leader = run.state.jobs[job_id].workers[0]
+            failure = Failure(FailureKind.lost, f"worker {index}, whose device it was given, is given up")
+            run.end_attempt(job_id, leader, failure.kind.value)
+            handle_failure(run, run.state.raised(leader), leader, failure, suspect=None)

@@ -1,8 +1,8 @@
 """State of one run that needs no look outside: what the rules read and change.
 
-    an event, what the disk says about it, the time --> rules (pure) --> state changed, effects to be carried out
+    an event, what the disk says about it, the time --> rules (no I/O) --> state changed, effects to be carried out
 
-The rules are functions of `reactions` and `recovery`.
+The rules are functions of `reactions`, `recovery` and `dispatch`.
 """
 
 import logging
@@ -242,7 +242,7 @@ class Run:
         renewed: Workers whose processes are being replaced on purpose, so that their end is no failure.
         emptied: Workers among them that hold device memory which others on the same device wait for.
         doomed: Worker -> why it is being killed. Its further messages are ignored.
-        unusable: Workers that cannot even be started.
+        dropped: Worker -> why it gets no more jobs, whatever became of its earlier jobs.
         took_s: Entry and stage of jobs -> about the longest duration of recent ones.
         excused: Job -> number of attempts that ended through a foreign signal to the worker, or the loss of its
             machine.
@@ -269,7 +269,7 @@ class Run:
     renewed: set[int] = field(default_factory=set)
     emptied: set[int] = field(default_factory=set)
     doomed: dict[int, Failure] = field(default_factory=dict)
-    unusable: set[int] = field(default_factory=set)
+    dropped: dict[int, str] = field(default_factory=dict)
     took_s: dict[tuple[str, str], float] = field(default_factory=dict)
     excused: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline.config.schema import RetryConfig
 from pipeline.engine.devices.select import Layout, Place
+from pipeline.engine.scheduler.recovery import review_devices
 from pipeline.engine.scheduler.run import OnDisk, Say
 from pipeline.engine.workers.messages import FailureKind, WorkerExited
 from tests.doubles.engine import job, key
@@ -159,6 +160,28 @@ def test_a_device_whose_memory_did_not_come_back_is_given_up_unless_it_is_the_la
     assert paper.ready(1, unfit="GPU 1: 9 MB are taken") == ["WorkerStarted"]
     assert "worker 1 has the last device and goes on with it, though GPU 1: 9 MB are taken" in paper.said()
     assert [effect.level for effect in paper.effects if isinstance(effect, Say)] == [20, 30]
+
+
+def test_a_device_that_reports_a_fault_stays_aside_when_its_jobs_fail_elsewhere() -> None:
+    paper = OnPaper(*(job(name) for name in "abcd"), retry=PATIENT)
+    lose(paper, "a", "b", "c", on=0)
+    assert paper.ready(0, unfit="GPU 0: 95 °C") == ["WorkerStarted"]
+    assert "last device" not in paper.said()
+    assert "GPU 0: 95 °C" in paper.said()
+    assert lose(paper, "a", on=1) == ["WorkerExited", "AttemptFailed a"]
+    assert paper.phases()[0] == "quarantined"
+
+
+def test_devices_given_up_together_do_not_fail_a_waiting_job_twice() -> None:
+    paper = OnPaper(job("gang", devices=2), job("a"), workers=3, retry=RetryConfig(device_failures=1))
+    for worker in range(2):
+        paper.run.state.workers[worker].fresh = False
+    paper.start()
+    assert "gang" in paper.run.gathering
+    for device in range(2):
+        paper.run.state.blame.failed(f"earlier {device}", device, LOST)
+    review_devices(paper.run)
+    assert paper.decided() == ["DeviceQuarantined", "DeviceQuarantined", "AttemptFailed gang"]
 
 
 # -- several machines --------------------------------------------------------------------------------------------
