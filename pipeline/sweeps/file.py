@@ -103,13 +103,13 @@ class Hyperband:
     @cached_property
     def bands(self) -> tuple[int, ...]:
         """Numbers of logged values at which W&B compares trials, ascending; none where `max_iter` is too small."""
-        most, found = 100, list[float]()
+        most, bands = 100, list[float]()
         if self.max_iter and self.s:
-            found = [self.max_iter / self.eta**power for power in range(1, min(self.s, most) + 1)]
+            bands = [self.max_iter / self.eta**power for power in range(1, min(self.s, most) + 1)]
         elif self.min_iter:
             powers = range(min(most, 1 + int(700 / math.log(self.eta))))
-            found = [self.min_iter * self.eta**power for power in powers]
-        return tuple(sorted({int(band) for band in found if 1 <= band < 1e15}))
+            bands = [self.min_iter * self.eta**power for power in powers]
+        return tuple(sorted({int(band) for band in bands if 1 <= band < 1e15}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,32 +205,32 @@ class Parameter:
         Raises:
             OverflowError: It is too large for a number.
         """
-        given, share = self.given, min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
+        block, share = self.given, min(max(share, LEAST_SHARE), 1 - LEAST_SHARE)
         match kind := self.kind.removeprefix("q_"):
             case "categorical_w_probabilities":
-                sums = list(accumulate(given["probabilities"]))
+                sums = list(accumulate(block["probabilities"]))
                 # The sum may fall short of 1 by rounding: then the last that has a probability.
-                return given["values"][
+                return block["values"][
                     next((at for at, most in enumerate(sums) if share < most), sums.index(sums[-1]))
                 ]
             case "normal" | "log_normal":
-                found = NormalDist(given.get("mu", 0.0), given.get("sigma", 1.0)).inv_cdf(share)
-                found = math.exp(found) if kind == "log_normal" else found
+                value = NormalDist(block.get("mu", 0.0), block.get("sigma", 1.0)).inv_cdf(share)
+                value = math.exp(value) if kind == "log_normal" else value
             case "beta":
                 from scipy.special import betaincinv
 
-                found = float(betaincinv(given.get("a", 1), given.get("b", 1), share))
+                value = float(betaincinv(block.get("a", 1), block.get("b", 1), share))
             case _:
                 to, back = (float, float) if kind == "uniform" else (math.log, math.exp)
-                low, high = to(given["min"]), to(given["max"])
-                found = float(min(max(back(low + share * (high - low)), given["min"]), given["max"]))
-        return round(found / given.get("q", 1.0)) * given.get("q", 1.0) if kind != self.kind else found
+                low, high = to(block["min"]), to(block["max"])
+                value = float(min(max(back(low + share * (high - low)), block["min"]), block["max"]))
+        return round(value / block.get("q", 1.0)) * block.get("q", 1.0) if kind != self.kind else value
 
     @cached_property
     def _labels(self) -> list[str]:
         """Names of the values of a choice: ``True`` and ``1`` are equal for Optuna, and tables are none of its."""
         plain = [str(value) for value in self.given["values"]]
-        return plain if len(set(plain)) == len(plain) else [f"{at}: {each}" for at, each in enumerate(plain)]
+        return plain if len(set(plain)) == len(plain) else [f"{at}: {label}" for at, label in enumerate(plain)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +282,7 @@ def _is_own(words: Iterable[str]) -> bool:
 
 LEAST_SHARE = 2.0**-53
 """The nearest to 0, and to 1, that a share comes: there a normal distribution would end in infinity."""
-DEPRECATED = {f"{each}log_uniform": f"{each}log_uniform_values" for each in ("", "q_", "inv_")}
+DEPRECATED = {f"{prefix}log_uniform": f"{prefix}log_uniform_values" for prefix in ("", "q_", "inv_")}
 """Distributions whose bounds are exponents of e -> those that W&B has put in their place."""
 _INFERRED = {
     "parameters": "parameters",
@@ -292,16 +292,16 @@ _INFERRED = {
 }
 
 
-def kind_of(given: Mapping[str, Any]) -> str:
+def kind_of(block: Mapping[str, Any]) -> str:
     """Return the name of a parameter's distribution, given or inferred like W&B.
 
     ``parameters`` for a nested table.
     """
-    whole = all(type(given.get(key)) is int for key in ("min", "max"))
+    whole = all(type(block.get(key)) is int for key in ("min", "max"))
     inferred = next(
-        (kind for key, kind in _INFERRED.items() if key in given), "int_uniform" if whole else "uniform"
+        (kind for key, kind in _INFERRED.items() if key in block), "int_uniform" if whole else "uniform"
     )
-    return str(given.get("distribution", inferred))
+    return str(block.get("distribution", inferred))
 
 
 def fingerprint(value: Any) -> str:
@@ -310,18 +310,18 @@ def fingerprint(value: Any) -> str:
     return json.dumps(int(value) if whole else value, sort_keys=True)
 
 
-def made(path: tuple[str, ...], given: Mapping[str, Any]) -> Parameter:
+def made(path: tuple[str, ...], block: Mapping[str, Any]) -> Parameter:
     """Return the parameter of a valid block; exponents become the bounds that they stand for."""
-    return Parameter(path, DEPRECATED.get(kind_of(given), kind_of(given)), as_values(given))
+    return Parameter(path, DEPRECATED.get(kind_of(block), kind_of(block)), as_values(block))
 
 
-def as_values(given: Mapping[str, Any]) -> Mapping[str, Any]:
+def as_values(block: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a block with bounds instead of exponents of e; other blocks are unchanged."""
-    if (kind := kind_of(given)) not in DEPRECATED:
-        return given
+    if (kind := kind_of(block)) not in DEPRECATED:
+        return block
     sign = -1 if kind.startswith("inv") else 1
-    low, high = sorted(math.exp(sign * given[bound]) for bound in ("min", "max"))
-    return {**given, "distribution": DEPRECATED[kind], "min": low, "max": high}
+    low, high = sorted(math.exp(sign * block[bound]) for bound in ("min", "max"))
+    return {**block, "distribution": DEPRECATED[kind], "min": low, "max": high}
 
 
 def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,14 +331,14 @@ def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> di
         parameters: Of the sweep, by dotted name.
         values: Of one trial, likewise.
     """
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for name, value in values.items():
         *outer, last = parameters[name].path if name in parameters else (name,)
-        table = found
-        for each in outer:
-            table = table.setdefault(each, {})
+        table = tables
+        for key in outer:
+            table = table.setdefault(key, {})
         table[last] = value
-    return found
+    return tables
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def sweep_of(data: Any, path: Path, *, name: str = "", overrides: Sequence[str] 
         name=plain,
         method=data["method"],
         metric=converted(data["metric"], Metric) if "metric" in data else None,
-        parameters={".".join(names): made(names, given) for names, _, given in _blocks(data["parameters"])},
+        parameters={".".join(names): made(names, block) for names, _, block in _blocks(data["parameters"])},
         program=data.get("program", ""),
         command=tuple(map(str, data.get("command", DEFAULT_COMMAND))),
         run_cap=data.get("run_cap"),
@@ -409,8 +409,8 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, words) for tag, words in known if not tag.endswith(":timestamp")]
-    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, words) for tag, words in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _FLOAT = re.compile(r"^[-+]?(?:[0-9][0-9_]*\.?[0-9_]*[eE][-+]?[0-9]+|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?)$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
@@ -434,33 +434,33 @@ def parse_yaml(text: str) -> Any:
     return data
 
 
-def _odd(place: str, value: Any) -> Iterator[str]:
+def _odd(where: str, value: Any) -> Iterator[str]:
     """Tell what is no plain data, as dates, sets and bytes, and what no command line can have."""
     if isinstance(value, dict):
         for key, inside in value.items():
             if isinstance(key, str):
-                yield from _odd(_at(place, key), inside)
+                yield from _odd(_at(where, key), inside)
             else:
-                yield f"{_at(place, str(key))}: the key is no text: write it in quotes"
+                yield f"{_at(where, str(key))}: the key is no text: write it in quotes"
     elif isinstance(value, list):
         for number, inside in enumerate(value):
-            yield from _odd(_at(place, number), inside)
+            yield from _odd(_at(where, number), inside)
     elif (
         not isinstance(value, str | int | float | None) or value != value or (type(value) is str and "\0" in value)
     ):
-        yield f"{place or 'the file'}: {brief(value)} is nothing that a setting may be"
+        yield f"{where or 'the file'}: {brief(value)} is nothing that a setting may be"
 
 
-def _at(place: str, key: str | int) -> str:
+def _at(where: str, key: str | int) -> str:
     """Return a place in the file, as ``parameters.lr.values[2]``."""
     inside = f"[{key}]" if isinstance(key, int) else f".{key if key.isprintable() else brief(key)}"
-    return f"{place}{inside}".removeprefix(".")[:200]
+    return f"{where}{inside}".removeprefix(".")[:200]
 
 
 def _block(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return a table of the file; empty if it is missing or not a table."""
-    found = data.get(key)
-    return found if isinstance(found, dict) else {}
+    block = data.get(key)
+    return block if isinstance(block, dict) else {}
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
@@ -468,8 +468,8 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
     for override in overrides:
         key, equals, text = override.partition("=")
         block = data.setdefault("parameters", {})
-        known = {".".join(names): place for names, place, _ in _blocks(block)} if isinstance(block, dict) else {}
-        if not equals or not (key in known or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", key)):
+        names = {".".join(path) for path, _, _ in _blocks(block)} if isinstance(block, dict) else ()
+        if not equals or not (key in names or re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./-]*", key)):
             hint = "" if equals else "; how many there are: --agents N --gpus-per-agent N --count TRIALS"
             yield f"{override!r}: a setting of all trials is written KEY=VALUE, with the name of a parameter{hint}"
             continue
@@ -482,32 +482,32 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> Iterator[str]:
             _set(block, key, {"value": value})
 
 
-def _set(block: dict[str, Any], key: str, given: dict[str, Any]) -> None:
+def _set(block: dict[str, Any], key: str, entry: dict[str, Any]) -> None:
     """Put a parameter in the place of the one of that dotted name, inside of tables too."""
     for name, table in block.items():
         inside = table.get("parameters") if isinstance(table, dict) else None
         if name != key and key.startswith(f"{name}.") and isinstance(inside, dict):
-            return _set(inside, key.removeprefix(f"{name}."), given)
-    block[key] = given
+            return _set(inside, key.removeprefix(f"{name}."), entry)
+    block[key] = entry
     return None
 
 
 def _blocks(
-    block: Mapping[str, Any], place: str = "parameters", outer: tuple[str, ...] = ()
+    block: Mapping[str, Any], where: str = "parameters", outer: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], str, Any]]:
     """Yield names, place and block of each parameter, also in nested tables and with faults."""
-    for name, given in block.items():
-        inside, here, names = given.get("parameters") if isinstance(given, dict) else None, _at(place, name), outer
-        if isinstance(inside, dict) and inside and len(given) == 1:
-            yield from _blocks(inside, _at(here, "parameters"), (*names, name))
+    for name, entry in block.items():
+        inside, here = entry.get("parameters") if isinstance(entry, dict) else None, _at(where, name)
+        if isinstance(inside, dict) and inside and len(entry) == 1:
+            yield from _blocks(inside, _at(here, "parameters"), (*outer, name))
         else:
-            yield (*names, name), here, given
+            yield (*outer, name), here, entry
 
 
 def macro_of(word: str) -> str | None:
     """Return the macro that a word of a command is, or None."""
-    found = re.fullmatch(r"\$\{([^}]*)\}", ENVVAR.sub("", word))
-    return None if found is None else found[1]
+    match = re.fullmatch(r"\$\{([^}]*)\}", ENVVAR.sub("", word))
+    return None if match is None else match[1]
 
 
 # -- what a file may say -----------------------------------------------------------------------------------------
@@ -544,22 +544,22 @@ KEYS: Kinds = {
 }
 
 
-def _table(data: Mapping[str, Any], place: str, kinds: Kinds | type, needed: Iterable[str] = ()) -> Iterator[str]:
+def _table(data: Mapping[str, Any], where: str, kinds: Kinds | type, needed: Iterable[str] = ()) -> Iterator[str]:
     """Tell what single keys and values of a table have against them."""
-    known = get_type_hints(kinds, include_extras=True) if isinstance(kinds, type) else kinds
+    allowed = get_type_hints(kinds, include_extras=True) if isinstance(kinds, type) else kinds
     for key, value in data.items():
-        here, kind = _at(place, key), known.get(key)
+        here, kind = _at(where, key), allowed.get(key)
         choices = get_args(kind) if isinstance(kind, type(Goal)) else ()
-        if key not in known:
-            yield f"{here}: unknown key.{known_names(key, known)}"
+        if key not in allowed:
+            yield f"{here}: unknown key.{known_names(key, allowed)}"
         elif isinstance(value, str) and choices and value not in choices:
             yield f"{here}: {unknown_name(key, value, choices)}"
         else:
             try:
-                converted(value, known[key])
+                converted(value, allowed[key])
             except ForeignDataError as error:
                 yield f"{here}: {brief(value)}: {error}"
-    yield from (f"{place}{': ' if place else ''}`{key}` is missing" for key in needed if key not in data)
+    yield from (f"{where}{': ' if where else ''}`{key}` is missing" for key in needed if key not in data)
 
 
 def _faults(data: Mapping[str, Any]) -> Iterator[str]:
@@ -570,21 +570,21 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
         yield from _table(metric, "metric", Metric, ("name",))
     elif early or data.get("method") == "bayes":
         yield "`metric` is missing: `bayes` and `early_terminate` judge by it. Give it a `name` and a `goal`"
-    found = list(_table(early, "early_terminate", Hyperband))
-    yield from found
-    if early and not found and not converted(early, Hyperband).bands:
+    early_faults = list(_table(early, "early_terminate", Hyperband))
+    yield from early_faults
+    if early and not early_faults and not converted(early, Hyperband).bands:
         yield "early_terminate: give `min_iter`, or `max_iter` and `s` where max_iter / eta is 1 or more"
     yield from _table(options, "pipeline", Options)
     command, prepare = data.get("command"), options.get("prepare")
     words: list[Any] = command if isinstance(command, list) else []
     if "program" not in data and (not words or "${program}" in words):
         yield "`program` is missing: what a trial runs (jobs and images of W&B Launch are not run here)"
-    for place, line in (("command", words), ("pipeline.prepare", prepare)):
+    for where, line in (("command", words), ("pipeline.prepare", prepare)):
         for number, word in enumerate(line if isinstance(line, list) else []):
             if (macro := macro_of(str(word))) is not None and macro not in MACROS:
-                yield f"{_at(place, number)}: {unknown_name('macro', macro, [*MACROS, 'envvar:NAME'])}"
-            elif macro is None and (inside := [each for each in MACROS if f"${{{each}}}" in str(word)]):
-                yield f"{_at(place, number)}: ${{{inside[0]}}} is filled in where it is the whole word alone"
+                yield f"{_at(where, number)}: {unknown_name('macro', macro, [*MACROS, 'envvar:NAME'])}"
+            elif macro is None and (inside := [other for other in MACROS if f"${{{other}}}" in str(word)]):
+                yield f"{_at(where, number)}: ${{{inside[0]}}} is filled in where it is the whole word alone"
     for name in _block(options, "environment"):
         if (
             name in ("CUDA_VISIBLE_DEVICES", "WANDB_DIR", VARIABLE)
@@ -598,52 +598,52 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
 def _parameters(data: Mapping[str, Any], own: bool) -> Iterator[str]:
     """Tell what is wrong with the parameters; `own` is whether trials are runs of this package."""
     seen, varies, method = set[str](), False, data.get("method")
-    for names, place, given in _blocks(_block(data, "parameters")):
-        name, faults = ".".join(names), list(_parameter(place, given))
-        varies = varies or bool(faults) or kind_of(given) != "constant"
-        yield from faults or (f"{place}: {said}" for said in _together(method, made(names, given)))
+    for names, where, block in _blocks(_block(data, "parameters")):
+        name, faults = ".".join(names), list(_parameter(where, block))
+        varies = varies or bool(faults) or kind_of(block) != "constant"
+        yield from faults or (f"{where}: {fault}" for fault in _together(method, made(names, block)))
         if own and name in RESERVED:
-            yield f"{place}: the sweep decides it for each of its runs: leave it out"
+            yield f"{where}: the sweep decides it for each of its runs: leave it out"
         if name in seen or not all(part and part.isprintable() for part in names):
-            yield f"{place}: {brief(name)} is another's dotted name, or no name: rename one"
+            yield f"{where}: {brief(name)} is another's dotted name, or no name: rename one"
         seen.add(name)
     if seen and method == "bayes" and not varies:
         yield "parameters: every one has one value, so there is nothing to search: say `method: grid`"
 
 
-def _parameter(place: str, given: Any) -> Iterator[str]:
+def _parameter(where: str, block: Any) -> Iterator[str]:
     """Tell what is wrong with one parameter by itself."""
     kind = (
-        kind_of(given)
-        if isinstance(given, dict) and {"distribution", "min", "max", *_INFERRED} & given.keys()
+        kind_of(block)
+        if isinstance(block, dict) and {"distribution", "min", "max", *_INFERRED} & block.keys()
         else ""
     )
     if kind in ("", "parameters"):
         table = "a table with `value`, `values`, `min` and `max`, or `parameters`"
-        yield f"{place}: {brief(given)}, where {table} must be"
+        yield f"{where}: {brief(block)}, where {table} must be"
     elif kind not in DISTRIBUTIONS:
-        yield f"{_at(place, 'distribution')}: {unknown_name('distribution', kind, DISTRIBUTIONS)}"
+        yield f"{_at(where, 'distribution')}: {unknown_name('distribution', kind, DISTRIBUTIONS)}"
     else:
         needed, optional = DISTRIBUTIONS[kind]
-        found = list(_table(given, place, {**needed, **optional, "distribution": str}, needed))
-        yield from found or (f"{place}: {said}" for said in _values(kind, given))
+        faults = list(_table(block, where, {**needed, **optional, "distribution": str}, needed))
+        yield from faults or (f"{where}: {fault}" for fault in _values(kind, block))
 
 
-def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
+def _values(kind: str, block: Mapping[str, Any]) -> Iterator[str]:
     """Tell what joins values, and so cannot be said of a single one."""
-    if "probabilities" in given:
-        if len(given["values"]) != len(given["probabilities"]):
+    if "probabilities" in block:
+        if len(block["values"]) != len(block["probabilities"]):
             yield "there must be one probability for each value"
-        if abs((total := math.fsum(given["probabilities"])) - 1) > 1.001e-5:  # as W&B's `numpy.isclose`
+        if abs((total := math.fsum(block["probabilities"])) - 1) > 1.001e-5:  # as W&B's `numpy.isclose`
             yield f"the sum of the probabilities is {total:.6g}, and must be 1"
         return
-    low, high = given.get("min", 0), given.get("max", 1)
+    low, high = block.get("min", 0), block.get("max", 1)
     if low >= high:
         yield f"min {brief(low)} is not below max {brief(high)}"
     elif kind not in ("constant", "categorical", "int_uniform"):
         values = f"; for values themselves use {DEPRECATED[kind]}" if kind in DEPRECATED else ""
         try:
-            ends = [made(("",), given).at(share) for share in (LEAST_SHARE, 1 - LEAST_SHARE)]
+            ends = [made(("",), block).at(share) for share in (LEAST_SHARE, 1 - LEAST_SHARE)]
             fits = math.isfinite(ends[1] - ends[0]) and math.isfinite(high - low)
         except (OverflowError, ValueError):
             fits = False
@@ -655,15 +655,15 @@ def _values(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
 
 def _together(method: object, parameter: Parameter) -> Iterator[str]:
     """Tell what a parameter must be for the method, or as the number of devices."""
-    given, kind = parameter.given, parameter.kind
+    block, kind = parameter.given, parameter.kind
     if method == "grid" and kind not in ("constant", "categorical", "int_uniform", "q_uniform"):
         yield "a grid goes through `values`, whole numbers, or q_uniform; or say `method: random`"
-    if method == "grid" and kind == "q_uniform" and (given["max"] - given["min"]) / given.get("q", 1) > 1e6:
+    if method == "grid" and kind == "q_uniform" and (block["max"] - block["min"]) / block.get("q", 1) > 1e6:
         yield "a grid of more than a million steps: give a larger q"
     if method != "grid" and kind.startswith("q_") and (only := parameter.at(0)) == parameter.at(1):
-        yield f"every value would be {only:g}, a multiple of q={given.get('q', 1):g}: give a smaller q"
+        yield f"every value would be {only:g}, a multiple of q={block.get('q', 1):g}: give a smaller q"
     if parameter.name == NUM_GPUS:
-        values = [*given.get("values", ()), *(given[key] for key in ("value", "min") if key in given)]
+        values = [*block.get("values", ()), *(block[key] for key in ("value", "min") if key in block)]
         whole = kind.startswith(("constant", "categorical", "int"))
         if not whole or not all(type(value) is int and value > 0 for value in values):
             yield "says how many devices a trial needs: whole numbers, 1 or more"
