@@ -26,8 +26,8 @@ from rich.console import Console
 
 from pipeline.commands.report import refuse_records
 from pipeline.commands.request import Request, prepare
-from pipeline.commands.results import bring_model
 from pipeline.commands.run import leased, logged_to, notes_of
+from pipeline.commands.sharing import bring_model
 from pipeline.commands.typed import OUTPUTS, Experiment, OutputDir, Stamp, examples
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import Backend, SystemConfig
@@ -92,7 +92,7 @@ def held_model(
             number,
             rewards=rewards,
             also_gone=True,
-            bring=lambda found: bring_model(found, scratch.path, console),
+            bring=lambda model: bring_model(model, scratch.path, console),
         )
         with suppress(OSError, StoreError):
             tell_needs(store, scratch.path, [found.job.key])

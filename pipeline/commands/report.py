@@ -300,7 +300,7 @@ def track(
         feeders.finish(math.inf)
     finally:
         feeders.end()
-    for tracker, command in feeders.told.items():
+    for tracker, command in feeders.look_commands.items():
         say(console, f"{tracker} was told everything:", copy=command)
     for text in warned:
         say(console, f"error: {text}", "red")

@@ -2,27 +2,23 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
-from rich.filesize import decimal
 
-from pipeline.commands.request import Request, Stored, look_up
+from pipeline.commands.request import Request
 from pipeline.config.schema import Config, Tracker, TrackingConfig, TrackingMode
 from pipeline.config.tables import point_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store import shared
-from pipeline.engine.store.store import NOT_STORED, REMOVED, Verified
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.plan.graph import Job, chain_name
-from pipeline.runs import cost, loaded, origin, record, run_view, trackers, trained
-from pipeline.runs.report.format import count, shown_path
+from pipeline.runs import cost, loaded, origin, record, run_view, trackers
+from pipeline.runs.report.format import shown_path
 from pipeline.sweeps import reporting
 from pipeline.terminal.console import say
 
@@ -43,14 +39,14 @@ def leave_results(
     Returns:
         The results, and what made the outputs that they rest on.
     """
-    store, asked = request.store, request.config.evaluation
+    store, evaluation = request.store, request.config.evaluation
     rounds, bounded = request.config.rounds_of_training, with_bounded_kl(request.config)
-    results = cost.results_of(store, jobs, rounds, asked, bounded=bounded, tell=tell)
+    results = cost.results_of(store, jobs, rounds, evaluation, bounded=bounded, tell=tell)
     record.write_results(run, results)
     record.write_samples(run, store, jobs, tell)
     every = request.plan.jobs.values()
     makers = origin.collect_makers(store, every)
-    cost.write_compute(run.path, cost.compute_of(store, every, results, asked.budgets), makers)
+    cost.write_compute(run.path, cost.compute_of(store, every, results, evaluation.budgets), makers)
     return results, makers
 
 
@@ -127,133 +123,8 @@ def tracked(
             feeders.finish(tracking.finish_timeout_s, signals.fileno())
     finally:
         feeders.end()
-    for name, way in feeders.told.items():
+    for name, way in feeders.look_commands.items():
         say(console, f"{name}:", copy=way)
-
-
-# -- sharing -----------------------------------------------------------------------------------------------------
-# A store that other machines share, around a run: what is there, what of it is fetched, what is uploaded.
-
-
-def looked_at(config: Config, console: Console) -> Collection[str]:
-    """Return the keys in the shared store of a request, if it has one that can be reached; writes nothing.
-
-    Raises:
-        ConfigError: It may not be used.
-    """
-    if config.execution.shared_store is None:
-        return ()
-    _, keys, why = shared.connect(config.execution.shared_store, writes=False)
-    if why:
-        _tell_away(why, console)
-    return keys
-
-
-@contextmanager
-def sharing(request: Request, verified: Verified, console: Console) -> Iterator[Request]:
-    """Yield the same request with its shared store in use, if it has one.
-
-    Raises:
-        ConfigError: It may not be used.
-    """
-    url = request.config.execution.shared_store
-    if url is None:
-        yield request
-        return
-    objects, keys, why = shared.connect(url)
-    if why:
-        _tell_away(why, console)
-    session = shared.SharedStore(objects, verified, keys, away=why)
-    try:
-        yield replace(request, shared=session)
-    finally:
-        if left := session.conclude(lambda: True):
-            say(console, f"warning: {left}", "bold")
-
-
-def look_up_shared(request: Request, verified: Verified, console: Console) -> Stored:
-    """See what of a plan must run; what is stored elsewhere alone, and is needed, is fetched at once.
-
-    What is stored here and not there is uploaded meanwhile: an earlier run may have been cut off before.
-    """
-    shared = request.shared
-    if shared is None:
-        return look_up(request, verified.problem)
-    while (stored := look_up(request, verified.problem, shared.keys)).elsewhere:
-        say(console, f"fetching {count(len(stored.elsewhere), 'output')} from the shared store")
-        keys = {request.plan.jobs[job_id].key for job_id in stored.elsewhere}
-        shared.fetch_all(keys)
-        # What did not come, as it is bad or cannot be reached, is made here.
-        shared.keys -= {key for key in keys if verified.problem(key) is not None}
-    for job in request.plan.jobs.values():
-        store = request.store
-        if job.key not in stored.damaged and store.is_committed(job.key) and not store.is_removed(job.key):
-            shared.finished(job.key, job.id)
-    return stored
-
-
-def uploaded_before_end(request: Request, signals: StopSignals, console: Console) -> bool:
-    """Wait until what was made is in the shared store, and say it where it is not; False where there is none.
-
-    Args:
-        request: The request.
-        signals: Ask to wait no longer.
-        console: Where to say it.
-    """
-    shared = request.shared
-    if shared is None:
-        return False
-    if number := shared.traffic.left:
-        what = count(number, "output")
-        say(console, f"uploading {what} to the shared store; Ctrl-C leaves the rest to the next run", "dim")
-    before = signals.times
-    left = shared.conclude(
-        lambda: signals.received is not None,
-        request.execution.stop_grace_s,
-        hurries=lambda: signals.times > max(1, before),
-    )
-    traffic = shared.traffic
-    amounts = {
-        "fetched": (traffic.fetched, traffic.fetched_bytes),
-        "uploaded": (traffic.uploaded, traffic.uploaded_bytes),
-    }
-    moved = [
-        f"{count(number, 'output')} {what} ({decimal(size)})" for what, (number, size) in amounts.items() if number
-    ]
-    if moved:
-        log.info("shared store: %s", ", ".join(moved))
-        say(console, f"shared store: {', '.join(moved)}", "dim")
-    if left:
-        log.warning("%s", left)
-        say(console, f"warning: {left}", "bold")
-    return True
-
-
-def bring_model(found: trained.Trained, scratch: Path, console: Console) -> None:
-    """Have a trained model here, and its reference, that its run has left to the shared store.
-
-    Raises:
-        PipelineError: It could not be fetched.
-    """
-    url, store = found.config.execution.shared_store, found.run.store
-    keys = dict.fromkeys([found.job.key, *found.job.inputs.get("reference.train", ())])
-    absent = [key for key in keys if store.problem(key, checksums=False) in (NOT_STORED, REMOVED)]
-    if url is None or not absent:
-        return
-    say(console, f"{found.job.id}: looking in the shared store for what is not here")
-    use = shared.SharedStore(shared.Objects(url), Verified(store, scratch))
-    try:
-        for key in absent:
-            use.fetch(key)
-    except (shared.UnreachableError, shared.BadOutputError) as error:
-        say(console, f"warning: it was not fetched: {error}", "bold")
-    finally:
-        use.conclude()
-
-
-def _tell_away(why: str, console: Console) -> None:
-    text = f"warning: the shared store cannot be reached ({why}): this run goes on with what is here"
-    say(console, text, "bold")
 
 
 # -- trials ------------------------------------------------------------------------------------------------------
@@ -262,8 +133,6 @@ def _tell_away(why: str, console: Console) -> None:
 
 OBJECTIVE = "objective"
 """What trials are judged by where the sweep file does not name a metric of the results: their primary metric."""
-COMPARED = "/vs_"
-"""In the name of a difference to another policy; what it is between is not the same in every trial."""
 _THERE = ("done", "stored")
 
 
@@ -314,13 +183,16 @@ def is_judged(config: Config, row: record.ResultRow) -> bool:
 
 
 def values_of(rows: Sequence[record.ResultRow]) -> dict[str, float]:
-    """Return the means over the chains of a round, for metrics that all of them have."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """Return the means over the chains of a round, for metrics that all of them have.
+
+    Without differences to another policy: what these are between is not the same in every trial.
+    """
+    values: dict[str, list[float]] = defaultdict(list)
     chains = {record.place_of(row) for row in rows}
     for row in rows:
-        if row.value is not None and COMPARED not in row.metric:
-            found[row.metric].append(row.value)
-    means = {metric: fmean(values) for metric, values in found.items() if len(values) == len(chains)}
+        if row.value is not None and record.COMPARED not in row.metric:
+            values[row.metric].append(row.value)
+    means = {metric: fmean(column) for metric, column in values.items() if len(column) == len(chains)}
     if objective := next((metric for metric in record.PRIMARY_METRICS if metric in means), None):
         means[OBJECTIVE] = means[objective]
     return means

@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands import multirun, results, start
+from pipeline.commands import multirun, results, sharing, start
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config.plain import to_plain
@@ -86,7 +86,7 @@ def run_experiment(
         reactions.check_runnable(request.plan, request.layout, set(request.plan.jobs) - set(stored.missing), peaks)
 
     if config.dry_run:  # which only looks
-        there = results.looked_at(config, console)
+        there = sharing.shared_keys(config, console)
         stored = requests.look_up(request, lambda key: store.problem(key, checksums=False), there)
         _tried(request, stored, console)
         check(stored)
@@ -102,11 +102,11 @@ def run_experiment(
     with (
         store.in_use(Path(config.output_dir)),
         notes_of(request) as verified,
-        results.sharing(request, verified, console) as request,
+        sharing.in_use(request, verified, console) as request,
     ):
         with suppress(StoreError):  # where nothing can be locked or written, no run removes anything either
             tell_needs(store, verified.folder, keys_of_weights(request.plan.jobs.values()))
-        stored = results.look_up_shared(request, verified, console)
+        stored = sharing.look_up_shared(request, verified, console)
         if not stored.missing:
             return carry_out(_tried(request, stored, console), stored, verified, console)
         requests.check_room(request, stored)
@@ -370,7 +370,7 @@ def _carry_out(
                     found = {job for job in stored.not_here if outcome.jobs.get(job) is state.JobStatus.stored}
                     _link_stored(request, run, found)
                 code = _end(request, outcome, verified, run, console)
-                if results.uploaded_before_end(request, signals, console):
+                if sharing.uploaded_before_end(request, signals, console):
                     keeper.remove_unneeded()  # what was not to be removed before it was uploaded
                 requests.tell_removed(keeper, console)
                 return code

@@ -25,7 +25,7 @@ from msgspec import Meta
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.errors import PipelineError
-from pipeline.files import claim, json_text, write_whole
+from pipeline.files import Claim, claim, json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
 from pipeline.machine.children import Channel
 from pipeline.machine.descendants import begin
@@ -44,7 +44,8 @@ _TEXT = 2000
 """Characters of a prompt or a completion that a table of samples has."""
 _LOOK_S = 2.0
 """Seconds between two looks at the journal."""
-_SAID = 500
+_PROBLEM = 500
+"""Characters of a problem that the engine hears."""
 _Begin = Callable[[trackers.TrackedChain, str], Any]
 _Plain = Mapping[str, Any]
 _Key = Annotated[str, Meta(max_length=100)]
@@ -57,19 +58,19 @@ log = logging.getLogger("pipeline")
 
 def tracked_chains(plan: RecordedPlan, experiment: str) -> list[trackers.TrackedChain]:
     """Return the chains of a plan, in its order; references are chains too."""
-    jobs: dict[str, list[Job]] = {}
+    by_chain: dict[str, list[Job]] = {}
     for job in plan.jobs.values():
-        jobs.setdefault(job.chain, []).append(job)
+        by_chain.setdefault(job.chain, []).append(job)
     return [
         trackers.TrackedChain(
-            id=_id(experiment, chain, found),
+            id=_id(experiment, chain, jobs),
             # The algorithm first, so that trackers group by it; what all seeds share has none.
-            name=f"{found[0].algo}/{chain.removesuffix(f'/{found[0].algo}').removesuffix('/any')}",
+            name=f"{jobs[0].algo}/{chain.removesuffix(f'/{jobs[0].algo}').removesuffix('/any')}",
             experiment=experiment,
-            settings=_settings(plan, found),
-            jobs=tuple(found),
+            settings=_settings(plan, jobs),
+            jobs=tuple(jobs),
         )
-        for chain, found in jobs.items()
+        for chain, jobs in by_chain.items()
     ]
 
 
@@ -85,8 +86,8 @@ def _settings(plan: RecordedPlan, jobs: list[Job]) -> dict[str, str | float | bo
     for job in jobs:
         if job.shard in (None, 0):
             sections |= plan.config(job.id)
-    place = {name: getattr(jobs[0], name) for name in ("algo", "dataset", "model", "reference", "seed")}
-    return dict(sorted(_flat({"chain": place, **sections}, "")))
+    chain = {name: getattr(jobs[0], name) for name in ("algo", "dataset", "model", "reference", "seed")}
+    return dict(sorted(_flat({"chain": chain, **sections}, "")))
 
 
 def _flat(value: object, name: str) -> Iterator[tuple[str, str | float | bool]]:
@@ -114,14 +115,14 @@ class BatchReader:
     def __init__(self, chain: trackers.TrackedChain, store: Store, samples: int) -> None:
         """Prepare; a batch has so many samples at most."""
         self._chain, self._store, self._samples = chain, store, samples
-        self._left = telling(chain)
+        self._unread = jobs_with_data(chain)
         self._steps: Counter[str] = Counter()
 
     def new(self, is_there: Callable[[Job], bool]) -> list[trackers.Batch]:
         """Return the batches of outputs that are new, in the order of the plan; many are empty."""
-        found = [job for job in self._left if is_there(job)]
-        self._left = [job for job in self._left if job not in found]
-        return [self._batch(job, self._store.path(job.key)) for job in found]
+        ready = [job for job in self._unread if is_there(job)]
+        self._unread = [job for job in self._unread if job not in ready]
+        return [self._batch(job, self._store.path(job.key)) for job in ready]
 
     def _batch(self, job: Job, output: Path) -> trackers.Batch:
         rows: list[tuple[int, Mapping[str, float]]] = []
@@ -137,7 +138,7 @@ class BatchReader:
                 rows += [(job.round, values | self._time(job.round))] if values else []
             with reading(job, formats.SAMPLES):
                 shown = formats.read_shown_samples(output)
-                samples += [row for one in shown for row in _completions(job.round, one)][: self._samples]
+                samples += [row for sample in shown for row in _completions(job.round, sample)][: self._samples]
         # When it was committed is the same whoever asks, as a store never changes what it has.
         made = manifest.stat().st_mtime if (manifest := output / MANIFEST).exists() else 0.0
         axis = trackers.ROUND if job.stage == METRICS_STAGE else trackers.STEP
@@ -149,22 +150,22 @@ class BatchReader:
         for job in self._chain.jobs:
             if job.round == number and job.stage != METRICS_STAGE:
                 sums[job.stage].update(self._store.costs.of(job.key))
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for stage, spent in sorted(sums.items()):
             if seconds := spent["run_s"]:
-                found[f"time/{stage}/seconds"] = seconds
-                made = {unit: spent[unit] for unit in ("samples", "tokens") if spent[unit]}
-                found |= {f"time/{stage}/{unit}_per_s": much / seconds for unit, much in made.items()}
-        return found
+                values[f"time/{stage}/seconds"] = seconds
+                amounts = {unit: spent[unit] for unit in ("samples", "tokens") if spent[unit]}
+                values |= {f"time/{stage}/{unit}_per_s": amount / seconds for unit, amount in amounts.items()}
+        return values
 
 
 def _of_step(step: formats.TrainingStep) -> dict[str, float]:
-    told = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
-    named = {f"train/{step.training}/{name}": value for name, value in {**told, **step.extra}.items()}
+    own = {name: getattr(step, name) for name in ("loss", "grad_norm", "learning_rate", "tokens")}
+    named = {f"train/{step.training}/{name}": value for name, value in {**own, **step.extra}.items()}
     return {name: value for name, value in named.items() if value is not None}
 
 
-def telling(chain: trackers.TrackedChain) -> list[Job]:
+def jobs_with_data(chain: trackers.TrackedChain) -> list[Job]:
     """Return the jobs of a chain that may have data for a tracker: those that are not split."""
     return [job for job in chain.jobs if job.shard is None]
 
@@ -172,8 +173,8 @@ def telling(chain: trackers.TrackedChain) -> list[Job]:
 def _result(row: formats.Metric) -> Iterator[tuple[str, float]]:
     """Yield the number and the ends of its interval, named separately so that trackers show numbers first."""
     name = row.metric
-    told = {f"eval/{name}": row.value, f"interval/{name}/low": row.ci_low, f"interval/{name}/high": row.ci_high}
-    yield from ((place, value) for place, value in told.items() if value is not None)
+    values = {f"eval/{name}": row.value, f"interval/{name}/low": row.ci_low, f"interval/{name}/high": row.ci_high}
+    yield from ((name, value) for name, value in values.items() if value is not None)
 
 
 def _completions(number: int, sample: Mapping[str, Any]) -> Iterator[trackers.Shown]:
@@ -183,10 +184,10 @@ def _completions(number: int, sample: Mapping[str, Any]) -> Iterator[trackers.Sh
         if isinstance(completion, dict):
             texts = {"prompt": _text(sample.get("prompt")), "completion": _text(completion.get("text"))}
             numbers = {name: completion.get(name) for name in ("reward", "correct")}
-            known = {
+            floats = {
                 name: float(value) if isinstance(value, int | float) else None for name, value in numbers.items()
             }
-            yield {"round": number, **texts, **known}
+            yield {"round": number, **texts, **floats}
 
 
 def _text(value: object) -> str:
@@ -198,13 +199,13 @@ def _text(value: object) -> str:
 
 
 @dataclass(kw_only=True)
-class Told:
-    """What a tracker was told of a chain.
+class SentRecord:
+    """What was sent to a tracker of a chain.
 
     Attributes:
         name: What its run is called there.
         batches: Id and number of rows of every batch that was sent, in that order; some may not have arrived. The
-            order is kept for good, as trackers count what they are told: a row keeps its number.
+            order is kept for good, as trackers count what they receive: a row keeps its number.
         kept: Whether the tracker has all of them for good.
     """
 
@@ -214,7 +215,7 @@ class Told:
 
 
 class Feed:
-    """Tells a tracker what is new in a run, each time that it is asked to look; see `Told` for what it notes."""
+    """Tells a tracker what is new in a run, each time that it is asked to look; notes a `SentRecord` per chain."""
 
     def __init__(self, run: LoadedRun, begin: _Begin, note: Path, samples: int) -> None:
         """Prepare.
@@ -222,7 +223,7 @@ class Feed:
         Args:
             run: The run.
             begin: Begins a chain in the tracker under a name.
-            note: Our file of what the tracker was told; a damaged one counts as none.
+            note: Our file of what was sent to the tracker; a damaged one counts as none.
             samples: How many samples a round may show.
 
         Raises:
@@ -230,10 +231,10 @@ class Feed:
         """
         self._run, self._begin, self._note, self._samples = run, begin, note, samples
         try:
-            self._told = read_json_file(note, dict[str, Told])
+            self._sent = read_json_file(note, dict[str, SentRecord])
         except (ForeignDataError, OSError):
-            self._told = {}
-        self._left = tracked_chains(run.plan, run.name)
+            self._sent = {}
+        self._open = tracked_chains(run.plan, run.name)
         self._readers: dict[str, BatchReader] = {}
         self._begun: dict[str, Any] = {}
 
@@ -241,42 +242,42 @@ class Feed:
         """Tell what is new; whatever the tracker raises comes out of this."""
         self._run.refresh()
         views = self._run.view.jobs
-        for chain in list(self._left):
+        for chain in list(self._open):
             self._look_at(chain)
             if all(views[job.id].settled for job in chain.jobs):
-                self._left.remove(chain)
+                self._open.remove(chain)
                 self._close(chain)
 
     def close(self) -> None:
         """Close the tracker; nothing more is sent."""
-        for chain in self._left:
+        for chain in self._open:
             self._close(chain)
 
     def _look_at(self, chain: trackers.TrackedChain) -> None:
         if chain.id not in self._readers:
-            told = self._told.get(chain.id)
-            ready = {job.key for job in telling(chain) if self._is_there(job)}
-            if not ready or (told and told.kept and ready <= dict(told.batches).keys()):
+            record = self._sent.get(chain.id)
+            ready = {job.key for job in jobs_with_data(chain) if self._is_there(job)}
+            if not ready or (record and record.kept and ready <= dict(record.batches).keys()):
                 return
-            self._told.setdefault(chain.id, Told(name=self._free_name(chain)))
+            self._sent.setdefault(chain.id, SentRecord(name=self._free_name(chain)))
             self._readers[chain.id] = BatchReader(chain, self._run.store, self._samples)
         if new := self._readers[chain.id].new(self._is_there):
-            self._tell(chain, self._told[chain.id], new)
+            self._send(chain, self._sent[chain.id], new)
 
-    def _tell(self, chain: trackers.TrackedChain, told: Told, new: Sequence[trackers.Batch]) -> None:
+    def _send(self, chain: trackers.TrackedChain, record: SentRecord, new: Sequence[trackers.Batch]) -> None:
         """Send batches, in the order in which they were sent the first time."""
-        log.info("%s: tells what %d jobs left", told.name, len(new))
-        known = dict(told.batches)
-        told.batches += [(batch.id, len(batch.rows)) for batch in new if batch.id not in known]
-        told.kept = False
-        self._write()
-        order = {name: place for place, (name, _) in enumerate(told.batches)}
+        log.info("%s: tells what %d jobs left", record.name, len(new))
+        sent = dict(record.batches)
+        record.batches += [(batch.id, len(batch.rows)) for batch in new if batch.id not in sent]
+        record.kept = False
+        self._save()
+        order = {batch_id: index for index, (batch_id, _) in enumerate(record.batches)}
         for batch in sorted(new, key=lambda batch: order[batch.id]):
             if batch.rows or batch.samples:
                 if chain.id not in self._begun:
-                    log.info("%s: begins it", told.name)
-                    self._begun[chain.id] = self._begin(chain, told.name)
-                self._begun[chain.id].add(batch, sum(rows for _, rows in told.batches[: order[batch.id]]))
+                    log.info("%s: begins it", record.name)
+                    self._begun[chain.id] = self._begin(chain, record.name)
+                self._begun[chain.id].add(batch, sum(rows for _, rows in record.batches[: order[batch.id]]))
 
     def _close(self, chain: trackers.TrackedChain) -> None:
         if self._readers.pop(chain.id, None) is None:
@@ -284,21 +285,43 @@ class Feed:
         if (begun := self._begun.pop(chain.id, None)) is not None:
             log.info("%s: closes it", chain.name)
             begun.close()
-        self._told[chain.id].kept = True
-        self._write()
+        self._sent[chain.id].kept = True
+        self._save()
 
     def _free_name(self, chain: trackers.TrackedChain) -> str:
         """Return the name of a chain, with its id if a chain with other settings has that name already."""
-        taken = chain.name in {told.name for told in self._told.values()}
+        taken = chain.name in {record.name for record in self._sent.values()}
         return f"{chain.name}@{chain.id[:6]}" if taken else chain.name
 
-    def _write(self) -> None:
-        """Before anything is sent, and when it is safe; it outlives this process and the machine."""
+    def _save(self) -> None:
+        """Save what was sent: before sending, so that a restart repeats nothing, and once all is kept."""
         self._note.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._note, json_text({name: vars(told) for name, told in self._told.items()}) + "\n")
+        write_whole(self._note, json_text({chain: vars(record) for chain, record in self._sent.items()}) + "\n")
 
     def _is_there(self, job: Job) -> bool:
         return self._run.view.jobs[job.id].status in ("done", "stored")
+
+
+class TrialFeed:
+    """Tells a sweep of W&B what its trial has reached; the trial's run begins with the first values."""
+
+    def __init__(self, run: Path, begin: Callable[[], Any]) -> None:
+        """Prepare; `run` is the folder of the pipeline's run, and `begin` returns the trial's run at W&B."""
+        self._folder, self._begin = run, begin
+        self._trial: Any = None
+        self._num_sent = 0
+
+    def look(self) -> None:
+        """Send the values of new rounds."""
+        for values in trackers.left_values(self._folder)[self._num_sent :]:
+            self._trial = self._trial or self._begin()
+            self._trial.log(values)
+            self._num_sent += 1
+
+    def close(self) -> None:
+        """Finish the trial's run, if it has begun."""
+        if self._trial is not None:
+            self._trial.finish()
 
 
 # -- the process -----------------------------------------------------------------------------------------------
@@ -320,7 +343,7 @@ def main() -> None:
         _follow(channel, **settings)
     except BaseException as error:
         log.exception("nothing more is told")
-        problem = f"{type(error).__name__}: {error}"[:_SAID]
+        problem = f"{type(error).__name__}: {error}"[:_PROBLEM]
     with suppress(OSError):  # nobody listens any more
         channel.send(json_text({"problem": problem}).encode())
     os._exit(problem is not None)
@@ -329,30 +352,33 @@ def main() -> None:
 def _follow(channel: Channel, run: str, tracker: str, place: _Plain, samples: int, trial: _Plain | None) -> None:
     log.info("tells %s of run %s", tracker, run)
     recorded = LoadedRun(RunFolder(Path(run)))
-    there = trackers.TrackerPlace(**{**place, "folder": Path(place["folder"])})
-    begin_in, note = trackers.TRACKERS[tracker], there.told / f"{recorded.name}.json"
-    feed = Feed(recorded, lambda chain, name: begin_in(there, chain, name), note, samples)
-    # Two processes that told the same chains would tell them twice.
-    while (held := claim(note.with_suffix(".lock"))) is None:
+    destination = trackers.TrackerPlace(**{**place, "folder": Path(place["folder"])})
+    begin_in, note = trackers.TRACKERS[tracker], destination.notes_dir / f"{recorded.name}.json"
+    feeds: list[Feed | TrialFeed]
+    feeds = [Feed(recorded, lambda chain, name: begin_in(destination, chain, name), note, samples)]
+    if trial:
+        sweep_trial = trackers.SweepTrial(**trial)
+        feeds.append(TrialFeed(recorded.folder.path, lambda: sweep_trial.begin(destination, recorded.name)))
+    with _claimed(channel, note.with_suffix(".lock")):
+        is_over = False
+        while not is_over:
+            is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
+            for feed in feeds:
+                feed.look()
+            if not is_over:
+                _wait(channel)
+        for feed in reversed(feeds):
+            feed.close()
+
+
+def _claimed(channel: Channel, lock: Path) -> Claim:
+    """Wait until no other process tells the tracker the same chains: two would tell them twice."""
+    while (claimed := claim(lock)) is None:
         log.info("waits: another run of the experiment tells it right now")
         if _is_over(channel):
             raise PipelineError("another run of the experiment tells it right now")
         _wait(channel)
-    with held:
-        judged: Any = None
-        told, is_over = 0, False
-        while not is_over:
-            is_over = _is_over(channel)  # asked first, so that nothing is missed that was written before
-            feed.look()
-            for values in trackers.left_values(recorded.folder.path)[told:] if trial else ():
-                judged = judged or trackers.SweepTrial(**(trial or {})).begin(there, recorded.name)
-                judged.log(values)
-                told += 1
-            if not is_over:
-                _wait(channel)
-        if judged is not None:
-            judged.finish()
-        feed.close()
+    return claimed
 
 
 def _is_over(channel: Channel) -> bool:

@@ -318,9 +318,6 @@ def _kept(number: float) -> float:
     return found
 
 
-_AGAINST = "/vs_"
-
-
 def pooled(
     rows: Iterable[record.ResultRow], read: Read, last_round: int, confidence: float
 ) -> tuple[list[record.PooledRow], list[record.Comparison]]:
@@ -479,7 +476,9 @@ def _fields(
 
 
 def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterator[record.PooledRow]:
-    metrics = sorted({name for cell in group.grid.cells for name in group.rows[cell] if _AGAINST not in name})
+    metrics = sorted(
+        {name for cell in group.grid.cells for name in group.rows[cell] if record.COMPARED not in name}
+    )
     apart = _differences(group, reference, metrics, confidence) if reference is not None else {}
     for metric in metrics:
         level, difference = _level(group, metric, confidence), apart.get(metric, dict.fromkeys(_APART))

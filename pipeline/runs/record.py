@@ -329,6 +329,8 @@ def csv_cell(value: object) -> object:
 
 PRIMARY_METRICS = ("pass@1", "reward")
 """Correctness if a reward verifies it, else the mean reward."""
+COMPARED = "/vs_"
+"""In the name of a difference to another policy."""
 MANY_CUT = 0.1
 """Share of cut-off completions from which it is reported, because it makes the primary metric doubtful."""
 

@@ -101,10 +101,10 @@ class TrackerPlace:
     is_online: bool = False
 
     @property
-    def told(self) -> Path:
+    def notes_dir(self) -> Path:
         """Where we note what it was told; another project knows nothing of what this one was told."""
-        what = json.dumps([self.project, self.entity, self.is_online])
-        return self.folder / ".told" / hashlib.sha256(what.encode()).hexdigest()[:8]
+        identity = json.dumps([self.project, self.entity, self.is_online])
+        return self.folder / ".told" / hashlib.sha256(identity.encode()).hexdigest()[:8]
 
 
 # -- trackers ----------------------------------------------------------------------------------------------------
@@ -147,8 +147,8 @@ class TensorBoard:
             write(text("settings", _literal(self._settings)), 0, batch.time)
             self._settings = ""
         for at, values in batch.rows:
-            told = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            write(Summary(value=told), at, batch.time)
+            numbers = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            write(Summary(value=numbers), at, batch.time)
         if batch.samples:
             write(text("samples", "\n\n".join(map(_in_words, batch.samples))), batch.round, batch.time)
         self._writer.flush()
@@ -160,9 +160,11 @@ class TensorBoard:
 
 def _in_words(sample: Shown) -> str:
     """Return a sample as Markdown that shows its texts literally."""
-    told = ", ".join(f"{name} {sample[name]:g}" for name in ("reward", "correct") if sample.get(name) is not None)
+    scores = ", ".join(
+        f"{name} {sample[name]:g}" for name in ("reward", "correct") if sample.get(name) is not None
+    )
     prompt, completion = (_literal(str(sample[name])) for name in ("prompt", "completion"))
-    return "\n\n".join([f"**{told or 'sample'}**", prompt, "*answered*", completion])
+    return "\n\n".join([f"**{scores or 'sample'}**", prompt, "*answered*", completion])
 
 
 def _literal(text: str) -> str:
@@ -267,7 +269,7 @@ class Wandb:
         self._run.finish()
 
 
-def _wandb_run(place: TrackerPlace, *, sweep_id: str | None = None, **given: Any) -> Any:
+def _wandb_run(place: TrackerPlace, *, sweep_id: str | None = None, **options: Any) -> Any:
     """Return a run of wandb with rows and settings only, without console output or system metrics."""
     import wandb
 
@@ -280,7 +282,7 @@ def _wandb_run(place: TrackerPlace, *, sweep_id: str | None = None, **given: Any
         mode="online" if place.is_online else "offline",
         reinit="create_new",
         settings=wandb.Settings(**settings),
-        **{"project": place.project, "entity": place.entity, **given},
+        **{"project": place.project, "entity": place.entity, **options},
     )
 
 
@@ -321,11 +323,13 @@ class SweepTrial:
 
 def sweep_trial(environment: Mapping[str, str] | None = None) -> SweepTrial | None:
     """Return the trial of a process, from its environment; None if no agent of W&B has started it."""
-    given = os.environ if environment is None else environment
-    run, sweep = given.get("WANDB_RUN_ID"), given.get("WANDB_SWEEP_ID")
+    variables = os.environ if environment is None else environment
+    run, sweep = variables.get("WANDB_RUN_ID"), variables.get("WANDB_SWEEP_ID")
     if not run or not sweep:
         return None
-    return SweepTrial(id=run, sweep=sweep, project=given.get("WANDB_PROJECT"), entity=given.get("WANDB_ENTITY"))
+    return SweepTrial(
+        id=run, sweep=sweep, project=variables.get("WANDB_PROJECT"), entity=variables.get("WANDB_ENTITY")
+    )
 
 
 def own_runs(environment: Mapping[str, str]) -> dict[str, str]:
@@ -350,10 +354,10 @@ def leave_values(run: Path, number: int, values: Mapping[str, float]) -> None:
 
 def left_values(run: Path) -> list[dict[str, float | None]]:
     """Return the values that the rounds have reached so far, each with its ``round``."""
-    found: list[dict[str, float | None]] = []
+    values: list[dict[str, float | None]] = []
     with suppress(OSError, ForeignDataError, json.JSONDecodeError), open_plain(values_file(run)) as file:
-        found.extend(read_json(line, dict[str, float | None]) for line in whole_lines(file))
-    return found
+        values.extend(read_json(line, dict[str, float | None]) for line in whole_lines(file))
+    return values
 
 
 # -- their processes ---------------------------------------------------------------------------------------------
@@ -372,7 +376,7 @@ class Feeders:
     """The processes of all trackers of a run.
 
     Attributes:
-        told: How to look at the trackers that were told everything: name -> command.
+        look_commands: How to look at the trackers that were told everything: name -> command.
     """
 
     def __init__(self, run: RunFolder, tracking: TrackingConfig, warn: Warn) -> None:
@@ -383,7 +387,7 @@ class Feeders:
             tracking: What is to be told.
             warn: Takes warnings in words.
         """
-        self.told: dict[str, str] = {}
+        self.look_commands: dict[str, str] = {}
         self._run, self._warn = run, warn
         self._live: dict[str, Child] = {}
         self._places: dict[str, TrackerPlace] = {}
@@ -400,11 +404,11 @@ class Feeders:
         """Hear what they say, without waiting."""
         for name, child in list(self._live.items()):
             try:  # the one thing that it says, at its end: why that is early, or null if all is told
-                said = [read_json(line, dict[str, str | None])["problem"] for line in child.channel.receive()]
+                problems = [read_json(line, dict[str, str | None])["problem"] for line in child.channel.receive()]
             except (ForeignDataError, WorkerError, OSError, KeyError):
-                said = ["its process says what cannot be understood"]
-            if said:
-                self._over(name, said[0])
+                problems = ["its process says what cannot be understood"]
+            if problems:
+                self._over(name, problems[0])
             elif child.channel.closed:
                 self._over(name, "its process has ended")
 
@@ -419,8 +423,8 @@ class Feeders:
             with suppress(OSError):  # it is gone, which is heard below
                 child.channel.send(b"end")
         give_up, is_interrupted = time.monotonic() + timeout_s, False
-        while self._live and not is_interrupted and (left := give_up - time.monotonic()) > 0:
-            is_interrupted = self._wait(left, interrupted)
+        while self._live and not is_interrupted and (remaining_s := give_up - time.monotonic()) > 0:
+            is_interrupted = self._wait(remaining_s, interrupted)
             self.look()
         for name in self._live if not is_interrupted else ():
             self._tell(name, f"it takes longer than tracking.finish_timeout_s={timeout_s:g} to take the rest")
@@ -457,7 +461,7 @@ class Feeders:
         if problem is None:
             place = self._places[name]
             folder, project = shlex.quote(shown_path(place.folder)), shlex.quote(place.project)
-            self.told[name] = TRACKERS[name].look.format(folder=folder, project=project)
+            self.look_commands[name] = TRACKERS[name].look.format(folder=folder, project=project)
         else:
             self._tell(name, printable(problem).rstrip(" ."))
 
@@ -468,11 +472,11 @@ class Feeders:
     def _tell(self, name: str, problem: str) -> None:
         """Say what is wrong, and what tells a tracker of this run whichever runs there are by then."""
         words = f"track {shlex.quote(self._run.experiment)} --run {self._run.stamp} --report-to {name}"
-        told = command(words, self._run.path.parent.parent)
+        repeat = command(words, self._run.path.parent.parent)
         log = self._run.path / "tracking" / f"{name}.log"
         more = f" Its log: {log}." if log.exists() else ""
         self._warn(
-            f"tracking: {name}: {problem}. The run does not need it; `{told}` tells it what is missing.{more}"
+            f"tracking: {name}: {problem}. The run does not need it; `{repeat}` tells it what is missing.{more}"
         )
 
 
@@ -486,6 +490,6 @@ def _place(name: str, run: RunFolder, tracking: TrackingConfig) -> TrackerPlace:
 
 
 def _environment(name: str, place: TrackerPlace) -> Mapping[str, str]:
-    given = {key: value.format(folder=place.folder) for key, value in TRACKERS[name].environment.items()}
+    variables = {key: value.format(folder=place.folder) for key, value in TRACKERS[name].environment.items()}
     offline = {} if place.is_online else {"WANDB_MODE": "offline"}
-    return {**own_runs(os.environ), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given, **offline}
+    return {**own_runs(os.environ), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **variables, **offline}

@@ -86,7 +86,7 @@ def test_trackers_that_die_with_the_engine_are_told_the_rest_once(
     run.end()
     again = start(run, warned, *TRACKERS)
     again.finish(LONG_S)
-    assert (warned, list(again.told)) == ([], list(TRACKERS))
+    assert (warned, list(again.look_commands)) == ([], list(TRACKERS))
     words = [sys.executable, "-m", "tests.doubles.tracker_readers", *TRACKERS, str(tmp_path)]
     read = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=LONG_S, check=True)
     for tracker, found in json.loads(read.stdout).items():
