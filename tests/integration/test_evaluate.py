@@ -116,7 +116,7 @@ def test_weights_that_were_removed_are_not_trained_again(tmp_path: Path, monkeyp
     greedy = ["evaluation.on=[two]", "datasets.two.sampling.temperature=0"]
     run_here(output, *BASE, "evaluation.num_prompts=10", "execution.keep=results", *greedy)
     found = rows_of(output, "t")
-    assert found["addition@two", "reference", "length"] == found["addition@two", "reference", "greedy/length"]
+    assert ("addition@two", "reference", "greedy/length") not in found  # it is the row itself
     assert found["addition@two", "DPO", "kl_per_sequence"] is None
     assert found["addition", "DPO", "kl_per_sequence"] is not None
     before = sorted(path.name for path in (output / "t").iterdir())

@@ -255,8 +255,9 @@ def _of_reference(ctx: JobContext, rows: Sequence[Row]) -> list[str]:
     """Return the greedy completion of the reference for each row."""
     different = list({row.id: row for row in rows}.values())
     evaluated = ctx.optional_input(REFERENCE_GREEDY.name)
-    if evaluated is not None and (evaluated / formats.GREEDY).is_dir():  # a grown evaluation has it elsewhere
-        found = {one.row: one.completion for one in metrics.read_samples([evaluated / formats.GREEDY])}
+    folder = evaluated if evaluated is None or ctx.greedy else evaluated / formats.GREEDY
+    if folder is not None and folder.is_dir():  # a grown evaluation has it elsewhere
+        found = {one.row: one.completion for one in metrics.read_samples([folder])}
         return [found[row.id] for row in rows]
     policy = reference_policy(ctx, open_dataset(ctx))
     with metered() as meter:  # counted as rewards, not as the cost of an evaluated answer
@@ -626,8 +627,10 @@ def anchor_measures(ctx: JobContext) -> dict[str, PromptMeasures]:
     """Return measures of the greedy reference, and of the optimum where known, for the reference's metrics."""
     settings, known = ctx.config.evaluation, log_right(ctx)
     drawn = [folder / formats.GREEDY for folder in ctx.inputs["evaluate"]]
-    greedy = metrics.read_samples([folder for folder in drawn if folder.is_dir()])
-    found = {formats.GREEDY: metrics.measure(greedy, settings.common_eta, known)}
+    found = {}
+    if folders := [folder for folder in drawn if folder.is_dir()]:  # a greedy reference is its own baseline
+        greedy = metrics.read_samples(folders)
+        found[formats.GREEDY] = metrics.measure(greedy, settings.common_eta, known)
     if known:
         found["optimum"] = metrics.optimum_columns(known, settings.common_eta, settings.etas)
     return found

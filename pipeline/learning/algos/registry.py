@@ -146,7 +146,7 @@ class Reference(Algorithm):
         """Sample from the plain reference, decode it greedily, and compute the optimum of all policies."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset)
-        greedy = 0 if ctx.first_sample else toolbox.opening.GREEDY_SAMPLES
+        greedy = 0 if ctx.first_sample or ctx.greedy else toolbox.opening.GREEDY_SAMPLES
         each = ctx.config.evaluation.num_samples - ctx.first_sample + greedy
         total = toolbox.opening.held_out_count(ctx, dataset) * each
         drawn = toolbox.evaluate(ctx, policy, dataset, ctx.out, total=total)
