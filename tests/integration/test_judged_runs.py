@@ -81,9 +81,7 @@ def test_without_the_key_nothing_starts(
     assert not server.bodies
 
 
-def test_a_server_that_refuses_the_key_is_found_before_anything_starts(
-    server: ChatServer, tmp_path: Path
-) -> None:
+def test_a_server_that_refuses_the_key_is_found_before_anything_starts(server: ChatServer, tmp_path: Path) -> None:
     server.answer = lambda _, __: Answer(status=401)
     assert KEY in run_here(tmp_path / "outputs", *SMALL, judge(server), code=2)
     assert len(server.bodies) == 1
