@@ -97,7 +97,7 @@ def run(
     check_settings(sweep)
     if wandb:
         each = online.devices_of_agents(sweep, each)
-    pool = agent_pool(sweep, device, agents=agents, each=each, ids=ids)
+    pool = agent_pool(sweep, device, agents=agents, per_trial=each, ids=ids)
     if wandb:
         return _online(sweep, pool, output_dir, console, count, grace)
     if note := check_fits(sweep, pool):
@@ -136,7 +136,7 @@ def agent(
     if about.halted == "finished" and agents_of.untested(sweep, record) is None:
         say(console, f"sweep {name} is finished: nothing is left for an agent")
         return 0
-    pool = agent_pool(sweep, device, agents=agents, each=each, ids=ids)
+    pool = agent_pool(sweep, device, agents=agents, per_trial=each, ids=ids)
     if note := check_fits(sweep, pool):
         say(console, note)
     return _work(sweep, folder, pool, console, count, grace)
@@ -221,10 +221,10 @@ def _online(
     sweep: Sweep, pool: AgentPool, output_dir: Path, console: Console, most: int | None, grace_s: int
 ) -> int:
     """Create a sweep at W&B, or go on with it, and run its trials; 0 where W&B had none left, 1 if agents fail."""
-    if len(pool.devices) < pool.each:
-        raise ConfigError(f"trials need {counted(pool.each, pool.kind)}, and there are {len(pool.devices)}")
+    if len(pool.devices) < pool.per_trial:
+        raise ConfigError(f"trials need {counted(pool.per_trial, pool.kind)}, and there are {len(pool.devices)}")
     folder = storage.sweep_folder(output_dir.absolute(), sweep.name).path
-    path, new = online.created(online.wandb_config(sweep, pool.each), folder / "wandb.json")
+    path, new = online.created(online.wandb_config(sweep, pool.per_trial), folder / "wandb.json")
     say(console, f"{'created' if new else 'going on with'} the sweep at W&B:", copy=path)
     work = online.OnlineAgents(sweep, path, pool, folder, partial(say, console), limit=most, grace_s=grace_s)
     with StopSignals() as signals:

@@ -33,7 +33,7 @@ from pipeline.sweeps.plan import AgentPool
 from pipeline.sweeps.report import in_words
 from pipeline.sweeps.reporting import VARIABLE
 from pipeline.sweeps.storage import End, Once, Record, SweepFolder, Trial, TrialFolder
-from pipeline.sweeps.trial_process import Handle, Order, Said, work
+from pipeline.sweeps.trial_process import Handle, Order, Result, work
 from pipeline.terminal.streams import on_one_line
 
 Say = Callable[[str], None]
@@ -75,10 +75,10 @@ def begin_sweep(
             raise StoreError(f"cannot write {folder.file}: {error.strerror}") from error
         if not about.started or not record.agents():
             metric, goal = (sweep.metric.name, sweep.metric.goal) if sweep.metric else ("", "minimize")
-            asked: dict[str, Any] = {"method": sweep.method, "metric": metric, "goal": goal, "count": most}
-            asked |= {"folder": str(sweep.folder.absolute()), "overrides": list(overrides)}
+            request: dict[str, Any] = {"method": sweep.method, "metric": metric, "goal": goal, "count": most}
+            request |= {"folder": str(sweep.folder.absolute()), "overrides": list(overrides)}
             started = about.started or time.time()
-            record.tell(**asked, round=about.round + 1, halted="", reason="", started=started)
+            record.tell(**request, round=about.round + 1, halted="", reason="", started=started)
         elif most is not None:
             record.tell(count=most)
     return folder
@@ -127,8 +127,8 @@ def untested(sweep: Sweep, record: Record) -> Trial | None:
     """Return the best trial of a finished sweep if it is not evaluated on the test split yet."""
     if sweep.metric is None or not sweep.is_own or record.about.halted != "finished":
         return None
-    best, known = storage.best_trial(record.trials, sweep.metric.goal), record.once.get("winner", Once())
-    return None if best is None or (known.done and known.trial == best.number) else best
+    best, test = storage.best_trial(record.trials, sweep.metric.goal), record.once.get("winner", Once())
+    return None if best is None or (test.done and test.trial == best.number) else best
 
 
 def may_create(record: Record, sweep: Sweep) -> bool:
@@ -159,16 +159,16 @@ class AgentDevices:
             promised: UUIDs of those that other agents have chosen for theirs, which are perhaps just starting.
         """
         gpus = [device for device in self._devices if device.kind == "cuda" and device not in used]
-        held, now = holders(gpus) if gpus else {}, time.monotonic()
-        others = [each for each in held.values() if not self._ours.match(each.experiment)]
-        there = [each for each in self._devices if each not in used and each.uuid not in {*held, *promised}]
-        free = [each for each in there if self._paused.get(each, now) <= now]
-        who = ", ".join(f"{each.label} has {held[each.uuid]}" for each in gpus if each.uuid in held)
+        leased, now = holders(gpus) if gpus else {}, time.monotonic()
+        others = [device for device in leased.values() if not self._ours.match(device.experiment)]
+        there = [device for device in self._devices if device.uuid not in {*leased, *promised}]
+        free = [device for device in there if device not in used and self._paused.get(device, now) <= now]
+        who = ", ".join(f"{device.label} has {leased[device.uuid]}" for device in gpus if device.uuid in leased)
         return free, len(self._devices) - len(others), who
 
-    def put_back(self, devices: Sequence[Device], said: Said) -> None:
+    def put_back(self, devices: Sequence[Device], result: Result) -> None:
         """Take devices back; pause those that were busy, or on which a trial was killed without a message."""
-        if said.busy or said == Said():
+        if result.busy or result == Result():
             self._paused |= dict.fromkeys(devices, time.monotonic() + _PAUSE_S)
 
 
@@ -227,7 +227,7 @@ class Agent:
         self._ended: list[tuple[_Running, End]] = []
         self._begun: set[int] = set()
         self._leaving = False
-        self._told: set[str] = set()
+        self._shown: set[str] = set()
 
     def run(self, signals: StopSignals) -> None:
         """Work until there is nothing left.
@@ -244,33 +244,33 @@ class Agent:
                 signals,
                 self._take_turn,
                 self._collect,
-                lambda one: one.ask("waiting", "interrupted"),
+                lambda process: process.ask("waiting", "interrupted"),
                 self._say,
             )
         self._show(self._record)
 
     def _say_once(self, key: str, text: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._shown:
+            self._shown.add(key)
             self._say(text)
 
     # -- between turns -----------------------------------------------------------------------------------------
 
-    def _collect(self, one: _Running) -> None:
-        self._ended.append((one, self._ending(one)))
+    def _collect(self, process: _Running) -> None:
+        self._ended.append((process, self._ending(process)))
 
     def _compare(self) -> None:
         """End trials early that are not worth their end."""
         rule, metric = self._sweep.early_terminate, self._sweep.metric
-        for one in self._running:
-            one.curve.follow()
+        for process in self._running:
+            process.curve.follow()
             # Asking for one trial reads what all have logged, so news are known by their number.
-            if rule and metric and one.what == "trial" and one.compared < len(one.curve.judged):
-                one.compared = len(one.curve.judged)
+            if rule and metric and process.what == "trial" and process.compared < len(process.curve.judged):
+                process.compared = len(process.curve.judged)
                 begun = [trial for trial in self._record.trials.values() if trial.attempts]
                 values = {trial.number: self._curve(trial).finite() for trial in begun}
-                if reason := storage.why_stop(rule, metric.goal, one.trial.number, values):
-                    one.ask("stopped", reason)
+                if reason := storage.why_stop(rule, metric.goal, process.trial.number, values):
+                    process.ask("stopped", reason)
 
     def _curve(self, trial: Trial) -> Curve:
         key = (trial.number, trial.attempts)
@@ -278,22 +278,22 @@ class Agent:
             self._curves[key] = Curve(self._folder.trial(trial.number), trial.attempts, self._sweep.metric)
         return self._curves[key]
 
-    def _ending(self, one: _Running) -> End:
-        one.curve.follow(to_its_end=True)
-        said = one.said
-        self._devices.put_back(one.devices, said)
-        if said.busy:
-            self._begun.discard(one.trial.number)
-            return End(state="waiting", reason=said.busy)
-        if said.refused:
-            return End(state="failed", reason=said.refused)
-        if (kept := one.curve.untold) is not None:
+    def _ending(self, process: _Running) -> End:
+        process.curve.follow(to_its_end=True)
+        result = process.result
+        self._devices.put_back(process.devices, result)
+        if result.busy:
+            self._begun.discard(process.trial.number)
+            return End(state="waiting", reason=result.busy)
+        if result.refused:
+            return End(state="failed", reason=result.refused)
+        if (kept := process.curve.untold) is not None:
             trials = self._folder.path / "trials"
             several = "*/wandb/offline-run-*" if kept.is_relative_to(trials) else "offline-run-*"
             files = f"{shlex.quote(shown_path(trials if kept.is_relative_to(trials) else kept))}/{several}"
             self._say_once("offline", f"without a login W&B was not told of trials: wandb sync {files}")
-        ended = one.curve.end(said.exit_code, one.asked)
-        others = one.curve.other_values(nested(self._sweep.parameters, one.trial.parameters))
+        ended = process.curve.end(result.exit_code, process.asked)
+        others = process.curve.other_values(nested(self._sweep.parameters, process.trial.parameters))
         if not others or ended.state not in ("done", "stopped"):
             return ended
         reason = f"it ran with other settings: W&B's file of it has {'; '.join(others)}"
@@ -318,21 +318,21 @@ class Agent:
         self._show(self._record)
         return not self._leaving
 
-    def _note(self, one: _Running, ended: End) -> None:
-        number, metric = one.trial.number, self._sweep.metric
-        if one.what == "trial":
-            judged = list(enumerate(one.curve.judged, 1))
+    def _note(self, process: _Running, ended: End) -> None:
+        number, metric = process.trial.number, self._sweep.metric
+        if process.what == "trial":
+            judged = list(enumerate(process.curve.judged, 1))
             chosen = judged[:: max(1, len(judged) // _CURVE)]
-            self._record.end(one.trial.key, ended, {step: value for step, value in chosen if value is not None})
+            self._record.end(process.trial.key, ended, {at: value for at, value in chosen if value is not None})
             value = f", {on_one_line(metric.name)} {ended.value:.6g}" if metric and ended.value is not None else ""
             self._say(f"trial {number}: {ended.state}{value}{f' ({ended.reason})' if ended.reason else ''}")
             return
         done = ended.exit_code == 0 and ended.state != "waiting"
-        self._record.note(one.what, Once(agent=self.id, done=done, trial=number, results=dict(ended.values)))
+        self._record.note(process.what, Once(agent=self.id, done=done, trial=number, results=dict(ended.values)))
         if done or ended.state == "waiting":
             return
-        problem = f"{ended.reason}{tail(Path(one.order.log))}"
-        if one.what == "prepared":
+        problem = f"{ended.reason}{tail(Path(process.order.log))}"
+        if process.what == "prepared":
             self._record.tell(halted="stopped", reason=f"preparing failed: {problem}")
         else:
             self._say_once("no test", f"trial {number} was not evaluated on the test split: {problem}")
@@ -346,8 +346,8 @@ class Agent:
             self._record.tell(halted="stopped", reason=reason)
             self._say(f"stopped: {reason}{tail(self._folder.trial(last.number).log(last.attempts))}")
         if about.halted == "cancelled":
-            for one in self._running:
-                one.ask("cancelled", "cancelled")
+            for process in self._running:
+                process.ask("cancelled", "cancelled")
 
     # -- choosing ----------------------------------------------------------------------------------------------
 
@@ -356,7 +356,7 @@ class Agent:
         chosen: list[tuple[str, Trial, list[Device]]] = []
         if self._leaving or self._record.about.halted == "paused":
             return chosen
-        used = [device for one in self._running for device in one.devices]
+        used = [device for process in self._running for device in process.devices]
         others = [trial for trial in self._record.having("running") if trial.agent != self.id]
         promised = {word for trial in others for name in trial.devices for word in name.split()}
         free, reachable, who = self._devices.free(used, promised)
@@ -364,14 +364,14 @@ class Agent:
             self._say_once(f"wait {who}", f"waiting for devices: {who}")
         # Without free devices nothing is chosen, as more may be known when there are.
         while (free or self._record.about.halted) and len(self._running) + len(chosen) < self._pool.at_once:
-            found = self._next(reachable)
-            if found is None:
+            choice = self._next(reachable)
+            if choice is None:
                 if not self._running and not chosen:
                     every = len(self._pool.devices)
                     nothing = reachable == every or self._next(every) is None
                     self._leaving = nothing and not self._finish()
                 break
-            what, trial = found
+            what, trial = choice
             needed = min(trial.num_gpus, len(self._pool.devices))
             if what == "wait" or needed > len(free) or (what == "prepared" and chosen):
                 break
@@ -393,7 +393,7 @@ class Agent:
         if record.about.halted:
             best, once = untested(sweep, record), record.once.get("winner", Once())
             taken = not once.done and record.lives(once.agent)  # whoever finds another at it leaves it to that one
-            return ("winner", best) if best and not taken and "no test" not in self._told else None
+            return ("winner", best) if best and not taken and "no test" not in self._shown else None
         if record.reached(sweep.metric) or (self._own is not None and len(self._begun) >= self._own):
             return None
         if (trial := self._waiting(devices)) is None:
@@ -407,7 +407,7 @@ class Agent:
                 "prepares", f"waiting for agent {once.agent}, which prepares once for all trials: {log}"
             )
             return "wait", trial
-        return ("wait" if any(one.what == "prepared" for one in self._running) else "prepared"), trial
+        return ("wait" if any(process.what == "prepared" for process in self._running) else "prepared"), trial
 
     def _waiting(self, devices: int) -> Trial | None:
         """Return the next trial, possibly a new one; None if none is left that fits on the devices.
@@ -421,21 +421,21 @@ class Agent:
                     return trial
             if not may_create(self._record, self._sweep) or (choice := self._ask()) is None:
                 return None
-            known = {"sampled": choice.sampled, "distributions": choice.distributions}
-            self._record.create(choice.parameters, num_gpus=self._needed(choice), **known)
+            origin = {"sampled": choice.sampled, "distributions": choice.distributions}
+            self._record.create(choice.parameters, num_gpus=self._needed(choice), **origin)
         return None
 
     def _ask(self) -> Trial | None:
-        asked = list[Trial]()
+        trials = list[Trial]()
         for trial in self._record.trials.values():
             if self._sweep.metric and trial.state == "running":
                 curve = self._curve(trial)
                 trial = replace(trial, value=next(reversed(curve.finite()), None), best=curve.best())
-            asked.append(trial)
-        return storage.ask(self._sweep, asked)
+            trials.append(trial)
+        return storage.ask(self._sweep, trials)
 
     def _needed(self, choice: Trial) -> int:
-        return int(choice.parameters.get(NUM_GPUS, self._pool.each))
+        return int(choice.parameters.get(NUM_GPUS, self._pool.per_trial))
 
     def _finish(self) -> bool:
         """Say that the sweep is over, if nothing is left for anybody; whether there is more to do after it."""
@@ -443,8 +443,8 @@ class Agent:
         if record.about.halted or record.having("running"):
             return False
         reason = record.reached(self._sweep.metric)
-        left = record.ready(self._sweep.options.max_attempts) or may_create(record, self._sweep)
-        if left and not reason:
+        is_left = record.ready(self._sweep.options.max_attempts) or may_create(record, self._sweep)
+        if is_left and not reason:
             return False
         record.tell(halted="finished", reason=reason)
         return self._next(len(self._pool.devices)) is not None
@@ -457,7 +457,7 @@ class Agent:
         """
         check_same(self._record, self._sweep)
         pool, sweep, before = self._pool, self._sweep, len(self._record.trials)
-        bounds = [each for each in (most, storage.most_trials(sweep)) if each is not None]
+        bounds = [bound for bound in (most, storage.most_trials(sweep)) if bound is not None]
         trials = f"{count(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"
         on = f"{pool.at_once} at a time on {count(len(pool.devices), pool.kind)}"
         yield f"sweep {sweep.name}: {sweep.method}, {trials}, {before:,} begun; {on}", ""
@@ -480,28 +480,28 @@ class Agent:
         Raises:
             WorkerError: No process can be started, or its folder cannot be written.
         """
-        place, attempt = self._folder.trial(trial.number), trial.attempts
+        folder, attempt = self._folder.trial(trial.number), trial.attempts
         if what != "trial":
-            place, attempt = self._folder.once(what), 1
+            folder, attempt = self._folder.once(what), 1
         where = ", ".join(device.label for device in devices)
         self._say(_ONCE.get(what, f"trial {trial.number} on {where}: {in_words(trial.parameters)}"))
         try:
-            place.path.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(parents=True, exist_ok=True)
             # Of what is done once, or of a sweep whose study was removed or has lost its end.
-            for old in (place.metrics(attempt), place.log(attempt)):
+            for old in (folder.metrics(attempt), folder.log(attempt)):
                 old.unlink(missing_ok=True)
             if what == "trial":
                 values = nested(self._sweep.parameters, trial.parameters)
-                write_whole(place.parameters, json.dumps(values, indent=1) + "\n")
-                write_parameters_for_wandb(place, values)
+                write_whole(folder.parameters, json.dumps(values, indent=1) + "\n")
+                write_parameters_for_wandb(folder, values)
         except OSError as error:
             raise WorkerError(f"trial {trial.number} cannot be started: {error}") from error
-        curve = self._curve(trial) if what == "trial" else Curve(place, 1, None)
-        order = self._order(what, trial, attempt, place, devices)
+        curve = self._curve(trial) if what == "trial" else Curve(folder, 1, None)
+        order = self._order(what, trial, attempt, folder, devices)
         self._running.append(_Running(what, trial, devices, order, curve, tag))
 
     def _order(
-        self, what: str, trial: Trial, attempt: int, place: TrialFolder, devices: Sequence[Device]
+        self, what: str, trial: Trial, attempt: int, folder: TrialFolder, devices: Sequence[Device]
     ) -> Order:
         """Return what to tell a process to run."""
         sweep, options = self._sweep, self._sweep.options
@@ -512,10 +512,10 @@ class Agent:
         variables = {
             **sweep.environment,
             "PATH": os.pathsep.join([path, str(Path(sys.executable).parent)]),
-            WANDB_DIR: str(place.path.absolute()),
+            WANDB_DIR: str(folder.path.absolute()),
         }
         if what != "prepared":
-            variables[VARIABLE] = str(place.metrics(attempt).absolute())
+            variables[VARIABLE] = str(folder.metrics(attempt).absolute())
         words = prepare_command(sweep) if what == "prepared" else []
         own = sweep.is_own and not words
         if own:
@@ -526,8 +526,8 @@ class Agent:
             words += [f"{SPLIT}={'test' if what == 'winner' else 'validation'}"]
             words += ["stage=prepare"] if what == "prepared" else []
         elif what == "trial":
-            words = trial_command(sweep, trial.parameters, place.parameters.absolute(), num_gpus=trial.num_gpus)
-            variables |= wandb_variables(place, self._folder.name, {**os.environ, **sweep.environment})
+            words = trial_command(sweep, trial.parameters, folder.parameters.absolute(), num_gpus=trial.num_gpus)
+            variables |= wandb_variables(folder, self._folder.name, {**os.environ, **sweep.environment})
         return Order(
             words=words,
             gpus=ids or None,
@@ -538,7 +538,7 @@ class Agent:
             holder=f"sweep {self._folder.name}, {'trial ' + str(trial.number) if what == 'trial' else what}",
             variables=variables,
             folder=str(sweep.folder),
-            log=str(place.log(attempt).absolute()),
-            start=str(place.start(attempt).absolute()),
+            log=str(folder.log(attempt).absolute()),
+            start=str(folder.start(attempt).absolute()),
             grace_s=self._grace_s,
         )

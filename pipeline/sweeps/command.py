@@ -20,7 +20,7 @@ from pipeline.sweeps.file import ENVVAR, NUM_GPUS, PROGRAM, Sweep, macro_of, nes
 Values = Mapping[str, Any]
 _ARGUMENTS: Mapping[str, Callable[[Values], Iterable[str]]] = {
     "args": lambda values: (f"--{name}={value}" for name, value in values.items()),
-    "args_no_equals": lambda values: (word for name, each in values.items() for word in (f"--{name}", str(each))),
+    "args_no_equals": lambda values: (word for name, text in values.items() for word in (f"--{name}", str(text))),
     "args_no_hyphens": lambda values: (f"{name}={value}" for name, value in values.items()),
     "args_no_boolean_flags": lambda values: (
         f"--{name}" if value is True else f"--{name}={value}"
@@ -59,11 +59,11 @@ def prepare_command(sweep: Sweep, environment: Values | None = None) -> list[str
 
 
 def _filled(command: Sequence[str], made: Mapping[str, list[str]], environment: Values | None) -> list[str]:
-    known = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     macros = {"env": ["/usr/bin/env"], "interpreter": [sys.executable], **made}
     words: list[str] = []
     for word in command:
-        filled, macro = ENVVAR.sub(lambda found: known.get(found[1], found[1]), word), macro_of(word)
+        filled, macro = ENVVAR.sub(lambda match: variables.get(match[1], match[1]), word), macro_of(word)
         words += [filled] if macro is None or word != filled else macros.get(macro, [filled])
     return words
 
@@ -98,13 +98,13 @@ def own_command(
         ids: Of its GPUs, as positions in the visible set.
         workers: How many it has without GPUs.
     """
-    given = {name: value for name, value in parameters.items() if name != NUM_GPUS}
+    settings = {name: value for name, value in parameters.items() if name != NUM_GPUS}
     where: Values = {"distributed.gpu_ids": list(ids)}
     if devices[0].kind != "cuda":
-        where = {"device": "cpu", "execution.workers": given.get("execution.workers", workers)}
+        where = {"device": "cpu", "execution.workers": settings.get("execution.workers", workers)}
     named = {"experiment.name": sweep.name, "output_dir": str(output_dir)}
     program = next(word for word in (sweep.program, *sweep.command) if Path(word).name == PROGRAM)
-    return [sys.executable, program, *overrides_of({**given, **named, **where})]
+    return [sys.executable, program, *overrides_of({**settings, **named, **where})]
 
 
 def overrides_of(values: Values) -> list[str]:
@@ -125,7 +125,7 @@ def _setting(value: Any) -> str:
         case list() | tuple():
             return f"[{','.join(map(_setting, value))}]"
         case dict():
-            return "{" + ",".join(f"{_setting(str(key))}:{_setting(each)}" for key, each in value.items()) + "}"
+            return "{" + ",".join(f"{_setting(str(key))}:{_setting(item)}" for key, item in value.items()) + "}"
         case str() if not re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) or value.lower() in _WORDS:
             from hydra.core.override_parser.types import Quote, QuotedString
 

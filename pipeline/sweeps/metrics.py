@@ -79,13 +79,13 @@ class WandbRun:
         """Whole records in the bytes after those that were read; one that ends beyond them waits for the rest."""
         start = self._at
         while (at := self._at - start) + _HEADER <= len(data):
-            left = _BLOCK - self._at % _BLOCK
-            if left < _HEADER:
-                self._at += left
+            room = _BLOCK - self._at % _BLOCK
+            if room < _HEADER:
+                self._at += room
                 continue
             _, length, kind = struct.unpack_from("<IHB", data, at)
             piece = data[at + _HEADER : at + _HEADER + length]
-            if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(piece) < length or length > left - _HEADER:
+            if kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or len(piece) < length or length > room - _HEADER:
                 return
             self._at += _HEADER + length
             if kind in (_WHOLE, _FIRST):
@@ -117,16 +117,16 @@ class WandbRun:
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
     """Parse protobuf fields: number -> values (bytes, or the bits of a number). Raises `_UNREADABLE` otherwise."""
-    found: dict[int, list[Any]] = {}
+    fields: dict[int, list[Any]] = {}
     at = 0
 
     def varint() -> int:
         nonlocal at
         value = 0
-        for place in range(10):
+        for position in range(10):
             byte = message[at]
             at += 1
-            value |= (byte & 0x7F) << (7 * place)
+            value |= (byte & 0x7F) << (7 * position)
             if byte < 0x80:
                 return value
         raise ValueError
@@ -139,8 +139,8 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
             value, at = message[at : at + length], at + length
             if at > len(message):
                 raise ValueError
-        found.setdefault(tag >> 3, []).append(value)
-    return found
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
 
 
 def _items(items: Iterable[bytes]) -> Iterator[tuple[str, str]]:
@@ -158,8 +158,8 @@ def _numbers(items: Iterable[bytes]) -> Iterator[tuple[str, float | None]]:
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, float | None]]:
     if isinstance(value, Mapping):
-        for inside, each in value.items():
-            yield from _leaves(f"{name}.{inside}", each)
+        for inside, inner in value.items():
+            yield from _leaves(f"{name}.{inside}", inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, float(value) if abs(value) <= LARGEST else None
 
@@ -167,26 +167,26 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float | None]]:
 # -- the runs of a trial -----------------------------------------------------------------------------------------
 
 
-def run_folders(place: TrialFolder, attempt: int, start: Path) -> list[Path]:
+def run_folders(folder: TrialFolder, attempt: int, start: Path) -> list[Path]:
     """Return the folders of W&B's runs in an attempt at a trial.
 
     Args:
-        place: Folder of the trial, which the program had as WANDB_DIR.
+        folder: Folder of the trial, which the program had as WANDB_DIR.
         attempt: Which attempt.
         start: The folder in which the program was started. What it gave as ``dir`` wandb has printed.
     """
-    if folders := list(place.path.glob("wandb/*run-*")):
+    if folders := list(folder.path.glob("wandb/*run-*")):
         return folders
-    with suppress(OSError), open_plain(place.log(attempt)) as file:
-        said = file.read(_PRINTED_BYTES)
+    with suppress(OSError), open_plain(folder.log(attempt)) as file:
+        printed = file.read(_PRINTED_BYTES)
         file.seek(max(file.tell(), file.seek(0, 2) - _PRINTED_BYTES))
-        found = _PRINTED.findall(_COLOURS.sub(b"", said + file.read(_PRINTED_BYTES)))
-        return list(dict.fromkeys(start / os.fsdecode(path) for path in found))
+        paths = _PRINTED.findall(_COLOURS.sub(b"", printed + file.read(_PRINTED_BYTES)))
+        return list(dict.fromkeys(start / os.fsdecode(path) for path in paths))
     return []
 
 
-def _other(given: Mapping[str, Any], config: Mapping[str, Any], outer: str = "") -> Iterator[str]:
-    for name, value in given.items():
+def _other(values: Mapping[str, Any], config: Mapping[str, Any], outer: str = "") -> Iterator[str]:
+    for name, value in values.items():
         other = config.get(name, value)
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             yield from _other(value, other, f"{outer}{name}.")
@@ -213,30 +213,30 @@ def _same(value: Any, other: Any) -> bool:
 WANDB_DIR, WANDB_MODE, SWEEP_PARAM_PATH = "WANDB_DIR", "WANDB_MODE", "WANDB_SWEEP_PARAM_PATH"
 
 
-def write_parameters_for_wandb(place: TrialFolder, parameters: Mapping[str, Any]) -> None:
+def write_parameters_for_wandb(folder: TrialFolder, parameters: Mapping[str, Any]) -> None:
     """Write parameters, in tables as the file has them, as W&B's agent does.
 
     Raises:
         OSError: They cannot be written.
     """
     blocks = {str(name): {"value": value} for name, value in parameters.items()}
-    write_whole(place.for_wandb, yaml.safe_dump({"wandb_version": 1, **blocks}, sort_keys=False))
+    write_whole(folder.for_wandb, yaml.safe_dump({"wandb_version": 1, **blocks}, sort_keys=False))
 
 
-def wandb_variables(place: TrialFolder, group: str, given: Mapping[str, str]) -> dict[str, str]:
+def wandb_variables(folder: TrialFolder, group: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return W&B's environment variables of a trial.
 
     Args:
-        place: Folder of the trial, with its parameters in it.
+        folder: Folder of the trial, with its parameters in it.
         group: Name of the sweep, in which W&B shows its trials together.
-        given: The environment that it has otherwise: what a user says there stands.
+        environment: The environment that it has otherwise: what a user says there stands.
     """
     # Its file is written every 15 s otherwise, and trials are compared by it while they run.
     wanted = {"WANDB_RUN_GROUP": group, "WANDB_X_TRANSACTION_LOG_FLUSH_INTERVAL": "1"}
-    if not has_key(given):
+    if not has_key(environment):
         wanted[WANDB_MODE] = "offline"
-    left = {name: value for name, value in wanted.items() if name not in given}
-    return {SWEEP_PARAM_PATH: str(place.for_wandb.absolute()), **left}
+    missing = {name: value for name, value in wanted.items() if name not in environment}
+    return {SWEEP_PARAM_PATH: str(folder.for_wandb.absolute()), **missing}
 
 
 def has_key(environment: Mapping[str, str]) -> bool:
@@ -278,12 +278,12 @@ def read_line(line: bytes) -> Line:
     Raises:
         ForeignDataError: It is none.
     """
-    found = read_json(line, Line, infinite=True)
+    row = read_json(line, Line, infinite=True)
     values = {
         name: float(value) if value is not None and abs(value) <= LARGEST else None
-        for name, value in found.values.items()
+        for name, value in row.values.items()
     }
-    return Line(values=values, step=None if found.step is None else whole_step(found.step))
+    return Line(values=values, step=None if row.step is None else whole_step(row.step))
 
 
 def parsed(lines: Iterable[bytes]) -> Iterator[Line]:
@@ -357,8 +357,8 @@ class Curve:
                 self._runs[path] = run  # the last one is the one that was written to last
                 with suppress(OSError):  # a file that was removed, or a full disk: then it has logged nothing
                     self._add(row for row in run.rows() if self._name in row)
-        found = [self._summed_up(run.summary) for run in self._runs.values()] if to_its_end else []
-        summary = next((each for each in reversed(found) if self._name in each), found[-1] if found else None)
+        sums = [self._summed_up(run.summary) for run in self._runs.values()] if to_its_end else []
+        summary = next((row for row in reversed(sums) if self._name in row), sums[-1] if sums else None)
         before = self.refresh()[-1:]
         if summary is not None and not (self._taken and [summary.get(self._name, *before)] == before):
             with suppress(OSError):
@@ -367,12 +367,12 @@ class Curve:
 
     def _files(self) -> list[Path]:
         """Return the files of runs, by time of the last write."""
-        found = set()
+        files = set()
         for folder in run_folders(self._folder, self._attempt, self._start):
             for path in folder.glob("run-*.wandb"):
                 with suppress(OSError):
-                    found.add((path.stat().st_mtime, path))
-        return [path for _, path in sorted(found)]
+                    files.add((path.stat().st_mtime, path))
+        return [path for _, path in sorted(files)]
 
     def _summed_up(self, summary: Row) -> Row:
         """Return a summary with the metric's own value, even if ``define_metric`` chose its aggregate."""
@@ -387,10 +387,10 @@ class Curve:
         lines = []
         for row in rows:
             self._taken += self._name in row
-            known = {name: value for name, value in row.items() if not name.startswith("_")}
+            values = {name: value for name, value in row.items() if not name.startswith("_")}
             step, now = row.get("_step"), row.get("_timestamp") or round(time.time(), 3)
-            told = {"step": self._taken if step is None else int(step), "values": known, "time": now}
-            lines.append(json_text(told, separators=(",", ":")) + "\n")
+            record = {"step": self._taken if step is None else int(step), "values": values, "time": now}
+            lines.append(json_text(record, separators=(",", ":")) + "\n")
         if lines:
             with self._path.open("a") as file:
                 file.write("".join(lines))
@@ -408,24 +408,24 @@ class Curve:
         """
         return list(dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config)))
 
-    def end(self, exit_code: int | None, asked: tuple[str, str] | None = None) -> End:
+    def end(self, exit_code: int | None, request: tuple[str, str] | None = None) -> End:
         """Return what the end of the attempt means.
 
         Args:
             exit_code: Of its program; negative or above 128 for a signal, None where that is not known.
-            asked: The state and the reason for which it was ended, if it was.
+            request: The state and the reason for which it was ended, if it was.
         """
         state, reason, value = "done", "", self.judged[-1] if self.judged else None
-        if asked is not None and not (exit_code == 0 and asked[0] == "waiting"):
-            (state, reason), value = asked, value if asked[0] == "stopped" else None
+        if request is not None and not (exit_code == 0 and request[0] == "waiting"):
+            (state, reason), value = request, value if request[0] == "stopped" else None
         elif exit_code != 0:
             signalled = exit_code is not None and 128 < exit_code < 160
             state, value = "failed", None
             reason = describe_exit(128 - exit_code if signalled and exit_code else exit_code)
         elif self._name and not self.judged:
-            state, found = "failed", known_names(self._name, self.last) if self.last else ""
-            told = f"it ended well, but has told no value of {self._name}.{found}"
-            reason = f"{told} Set metric.name to what it logs, or call pipeline.sweeps.log"
+            state, others = "failed", known_names(self._name, self.last) if self.last else ""
+            problem = f"it ended well, but has told no value of {self._name}.{others}"
+            reason = f"{problem} Set metric.name to what it logs, or call pipeline.sweeps.log"
         elif self._name and value is None:
             reason = f"{self._name} was no finite number at the end"
         values = dict(self.last)

@@ -50,7 +50,7 @@ class MemberRun:
 
 
 def plan_runs(
-    name: str, each: int, runs: int, total: int, settings: Sequence[str], *, kind: str = "GPU"
+    name: str, width: int, runs: int, total: int, settings: Sequence[str], *, kind: str = "GPU"
 ) -> list[MemberRun]:
     """Divide devices among runs.
 
@@ -58,7 +58,7 @@ def plan_runs(
 
     Args:
         name: Prefix of the names of the runs.
-        each: Devices of each run.
+        width: Devices of each run.
         runs: Number of runs.
         total: Number of devices.
         settings: Settings of all runs.
@@ -67,11 +67,11 @@ def plan_runs(
     Raises:
         ConfigError: There are too few devices, or a setting is wrong.
     """
-    for what, number in (("GPUS_PER_RUN", each), ("NUM_RUNS", runs)):
+    for what, number in (("GPUS_PER_RUN", width), ("NUM_RUNS", runs)):
         if not 1 <= number <= MOST_RUNS:
             raise ConfigError(f"{what} {number}: a whole number from 1 to {MOST_RUNS:,}")
-    if runs * each > total:
-        needed = f"{count(runs, 'run')} with {count(each, kind)} each need {runs * each}, and there are {total}"
+    if runs * width > total:
+        needed = f"{count(runs, 'run')} with {count(width, kind)} each need {runs * width}, and there are {total}"
         raise ConfigError(f"{needed}: ask for fewer; device=cpu has CPU slots")
     keys = [setting.lstrip("+~").partition("=")[0] for setting in settings]
     if wrong := next((setting for key, setting in zip(keys, settings, strict=True) if key in _OURS), None):
@@ -79,7 +79,7 @@ def plan_runs(
     return [
         MemberRun(
             name=f"{name}.run{number + 1}",
-            places=tuple(range(number * each, (number + 1) * each)),
+            places=tuple(range(number * width, (number + 1) * width)),
             settings=(*settings, *([] if _SEEDS in keys else [f"{_SEEDS}=[{number}]"])),
         )
         for number in range(runs)
@@ -123,7 +123,7 @@ def carry_out(
         The name of the signal that ended the runs early, or "", and the names of unfinished runs.
     """
     on_cpu = devices[0].kind != "cuda"
-    waiting, left = dict(enumerate(runs)), [run.name for run in runs]
+    waiting, remaining = dict(enumerate(runs)), [run.name for run in runs]
     for run in runs:
         say(f"{run.name}  on {', '.join(devices[at].label for at in run.places)}")
     say(f"Their output is in {shown_path(output_dir)}/NAME/{OUTPUT}.")
@@ -147,16 +147,16 @@ def carry_out(
         )
 
     def ended(_slot: int, handle: Handle) -> float:
-        name, said = handle.order.holder, handle.said
-        if said.exit_code == 0:
-            left.remove(name)
+        name, result = handle.order.holder, handle.result
+        if result.exit_code == 0:
+            remaining.remove(name)
             say(f"{name} done after {duration(time.monotonic() - handle.began)}")
         else:
-            why = said.busy or said.refused or describe_exit(said.exit_code) + tail(Path(handle.order.log))
+            why = result.busy or result.refused or describe_exit(result.exit_code) + tail(Path(handle.order.log))
             say(f"{name} {'was stopped' if handle.told_to_end else 'failed'}: {why}")
         return 0.0
 
     interrupted = side_by_side(len(runs), signals, following, ended, say)
-    not_done = f"; not done: {', '.join(left)}" if left else ""
-    say(f"{len(runs) - len(left)} of {count(len(runs), 'run')} done{not_done}")
-    return interrupted, left
+    not_done = f"; not done: {', '.join(remaining)}" if remaining else ""
+    say(f"{len(runs) - len(remaining)} of {count(len(runs), 'run')} done{not_done}")
+    return interrupted, remaining

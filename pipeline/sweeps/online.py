@@ -52,13 +52,13 @@ def main(words: Sequence[str]) -> int:
     """Run a program as ranks: as many as its ``num_gpus`` says, else one on each device; its exit code."""
     devices = ranks = int(os.environ.get(_DEVICES, "1"))
     for word, following in zip(words, [*words[1:], ""], strict=True):
-        if found := re.fullmatch(r"(?:--)?num_gpus(?:=(\d+))?", word):
-            given = found[1] or following
-            if not given.isdigit() or not 1 <= int(given) <= devices:
-                needed = f"this trial needs num_gpus={given}, and its agent has {devices}"
+        if match := re.fullmatch(r"(?:--)?num_gpus(?:=(\d+))?", word):
+            wanted = match[1] or following
+            if not wanted.isdigit() or not 1 <= int(wanted) <= devices:
+                needed = f"this trial needs num_gpus={wanted}, and its agent has {devices}"
                 sys.stderr.write(f"error: {needed}: give agents more by --gpus-per-agent\n")
                 return 2
-            ranks = int(given)
+            ranks = int(wanted)
     with listen(None) as server:
         meeting = Meeting(1, 0, LOOPBACK, server.getsockname()[1]).torchrun()
         own = ["--no-python", sys.executable, "-m", "pipeline.sweeps.rank_zero"]
@@ -70,16 +70,16 @@ def main(words: Sequence[str]) -> int:
 # -- the sweep at W&B --------------------------------------------------------------------------------------------
 
 
-def devices_of_agents(sweep: Sweep, each: int | None) -> int:
+def devices_of_agents(sweep: Sweep, per_agent: int | None) -> int:
     """Return how many devices an agent needs to run every trial of a sweep.
 
     Raises:
         ConfigError: The command line says fewer.
     """
-    _, most = most_devices(sweep, each)
-    if each is not None and each < most:
-        raise ConfigError(f"--gpus-per-agent {each}: trials of this sweep need up to {most} ({NUM_GPUS})")
-    return max(most, each or 1)
+    _, most = most_devices(sweep, per_agent)
+    if per_agent is not None and per_agent < most:
+        raise ConfigError(f"--gpus-per-agent {per_agent}: trials of this sweep need up to {most} ({NUM_GPUS})")
+    return max(most, per_agent or 1)
 
 
 def wandb_config(sweep: Sweep, devices: int = 1) -> dict[str, Any]:
@@ -89,23 +89,23 @@ def wandb_config(sweep: Sweep, devices: int = 1) -> dict[str, Any]:
     another kind. Distributions that W&B has given up are those that took their place. For trials on several
     devices the command starts ranks.
     """
-    found = {"name": sweep.name, **sweep.given, "parameters": _block(sweep.given["parameters"])}
+    config = {"name": sweep.name, **sweep.given, "parameters": _block(sweep.given["parameters"])}
     words = list(sweep.command)
     python = (at for at, word in enumerate(words) if re.fullmatch(r"\$\{interpreter\}|(.*/)?python[0-9.]*", word))
     if devices > 1 and sweep.options.launcher == "torchrun" and (at := next(python, None)) is not None:
-        found["command"] = [*words[: at + 1], "-m", _MODULE, *words[at + 1 :]]
-    return found
+        config["command"] = [*words[: at + 1], "-m", _MODULE, *words[at + 1 :]]
+    return config
 
 
 def _block(block: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, given in block.items():
-        if kind_of(given) == "parameters":
-            found[name] = {"parameters": _block(given["parameters"])}
+    converted: dict[str, Any] = {}
+    for name, entry in block.items():
+        if kind_of(entry) == "parameters":
+            converted[name] = {"parameters": _block(entry["parameters"])}
         else:
-            values = as_values(given)
-            found[name] = {**values, **({"distribution": kind_of(values)} if "min" in given else {})}
-    return found
+            values = as_values(entry)
+            converted[name] = {**values, **({"distribution": kind_of(values)} if "min" in entry else {})}
+    return converted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,11 +162,11 @@ def _create(config: Mapping[str, Any]) -> str:
         except subprocess.TimeoutExpired as error:
             printed, why = error.stdout or b"", f"within {_CREATE_S:g} s"
     text = without_colours(printed.decode(errors="replace")).strip()
-    found = re.search(r"wandb agent ((?:[A-Za-z0-9_.~-]+/){0,2}[A-Za-z0-9_~-]+)\s*$", text, re.MULTILINE)
-    if why or found is None:
+    match = re.search(r"wandb agent ((?:[A-Za-z0-9_.~-]+/){0,2}[A-Za-z0-9_~-]+)\s*$", text, re.MULTILINE)
+    if why or match is None:
         lines = "".join(f"\n    {line}" for line in text.splitlines()[-12:])
         raise PipelineError(f"W&B has not created the sweep ({why or 'it names none'}):{lines}")
-    return found[1]
+    return match[1]
 
 
 # -- slots -------------------------------------------------------------------------------------------------------
@@ -177,13 +177,13 @@ class _Slot:
     """One slot: its devices, where its files are, trials that W&B has given it, and how often in a row none."""
 
     devices: Sequence[Device]
-    place: Path
+    folder: Path
     begun: int = 0
     empty: int = 0
 
     def count(self) -> int:
         """Return how many trials its agents have begun: each leaves its parameters in a file."""
-        return sum(1 for _ in self.place.glob("wandb/sweep-*/config-*.yaml"))
+        return sum(1 for _ in self.folder.glob("wandb/sweep-*/config-*.yaml"))
 
 
 class OnlineAgents:
@@ -218,12 +218,12 @@ class OnlineAgents:
         """
         self.trials = self.failures = self._running = 0
         self._sweep, self._path, self._places, self._say = sweep, path, pool.places, say
-        self._limit, self._grace_s, each = limit, grace_s, pool.each
+        self._limit, self._grace_s, width, slots = limit, grace_s, pool.per_trial, folder / "slots"
         self._slots = [
-            _Slot(devices=pool.devices[at * each : (at + 1) * each], place=folder / "slots" / f"{at + 1:02d}")
-            for at in range(min(pool.at_once, len(pool.devices) // each))
+            _Slot(devices=pool.devices[at * width : (at + 1) * width], folder=slots / f"{at + 1:02d}")
+            for at in range(min(pool.at_once, len(pool.devices) // width))
         ]
-        say(f"{count(len(self._slots), 'agent')} with {count(each, pool.kind)} each")
+        say(f"{count(len(self._slots), 'agent')} with {count(width, pool.kind)} each")
 
     @property
     def gave_up(self) -> bool:
@@ -242,7 +242,7 @@ class OnlineAgents:
         if self.gave_up or slot.empty >= LOOKS or not within:
             return None
         self._running += 1
-        slot.place.mkdir(parents=True, exist_ok=True)
+        slot.folder.mkdir(parents=True, exist_ok=True)
         python = str(Path(sys.executable).parent)
         search = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(children.PACKAGE_PARENT)]
         return Order(
@@ -255,34 +255,34 @@ class OnlineAgents:
             variables={
                 **self._sweep.environment,
                 _DEVICES: str(len(slot.devices)),
-                "WANDB_DIR": str(slot.place),
+                "WANDB_DIR": str(slot.folder),
                 "PATH": os.pathsep.join([python, os.environ.get("PATH", os.defpath)]),
                 "PYTHONPATH": os.pathsep.join(search),
             },
             folder=str(self._sweep.folder.absolute()),
-            log=str(slot.place / "log.txt"),
-            start=str(slot.place / "start.json"),
+            log=str(slot.folder / "log.txt"),
+            start=str(slot.folder / "start.json"),
             grace_s=self._grace_s,
         )
 
     def _ended(self, number: int, handle: Handle) -> float:
         self._running -= 1
-        slot, said = self._slots[number], handle.said
-        if said.busy:
+        slot, result = self._slots[number], handle.result
+        if result.busy:
             return BUSY_S
         begun = slot.count()
-        given, slot.begun = begun - slot.begun, begun
-        self.trials += given
+        new, slot.begun = begun - slot.begun, begun
+        self.trials += new
         if handle.told_to_end:
             return 0.0
-        if said.refused or said.exit_code != 0:
+        if result.refused or result.exit_code != 0:
             self.failures += 1
-            why = said.refused or describe_exit(said.exit_code) + tail(Path(handle.order.log))
+            why = result.refused or describe_exit(result.exit_code) + tail(Path(handle.order.log))
             self._say(f"agent {number + 1} failed: {why}")
             return FAILED_S
         self.failures = 0
-        slot.empty = 0 if given else slot.empty + 1
-        return 0.0 if given else EMPTY_S
+        slot.empty = 0 if new else slot.empty + 1
+        return 0.0 if new else EMPTY_S
 
 
 if __name__ == "__main__":

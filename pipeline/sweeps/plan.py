@@ -26,7 +26,7 @@ class AgentPool:
     devices: Sequence[Device]
     places: Mapping[str, int]
     at_once: int
-    each: int = 1
+    per_trial: int = 1
 
     @property
     def kind(self) -> str:
@@ -39,7 +39,7 @@ def agent_pool(
     device: DeviceChoice = DeviceChoice.auto,
     *,
     agents: int | None = None,
-    each: int | None = None,
+    per_trial: int | None = None,
     ids: Sequence[int] | None = None,
 ) -> AgentPool:
     """Choose the devices that trials are packed onto. Nothing is taken yet.
@@ -48,45 +48,45 @@ def agent_pool(
         sweep: The sweep.
         device: Which kind.
         agents: How many trials at the same time; None for as many as there are devices for.
-        each: Devices of each trial, where the file does not say it.
+        per_trial: Devices of each trial, where the file does not say it.
         ids: Exactly these GPUs, as positions in the visible set.
 
     Raises:
         DeviceError: There are not so many, or none such; or the driver does not work.
         ConfigError: They cannot be.
     """
-    share = each or sweep.options.num_gpus
+    share = per_trial or sweep.options.num_gpus
     if ids is not None and device is DeviceChoice.cpu:
         raise ConfigError("--gpu-list is for GPUs: leave it out with --device cpu")
     without = device is DeviceChoice.auto and not find_gpus(os.environ)
     if ids is None and (without or device is DeviceChoice.cpu):
         slots = cpu_slots((agents or 1) * share)
-        return AgentPool(devices=slots, places={}, at_once=agents or 1, each=share)
-    asked = DeviceRequest(
+        return AgentPool(devices=slots, places={}, at_once=agents or 1, per_trial=share)
+    request = DeviceRequest(
         device=DeviceChoice.cuda,
         num_gpus=None if agents is None or ids is not None else agents * share,
         gpu_ids=ids,
         names=("--agents times --gpus-per-agent", "--gpu-list"),
         without="--device cpu",
     )
-    found = candidates(asked, os.environ)
+    devices = candidates(request, os.environ)
     every = agents is None and ids is None
-    chosen = list(found.order if every else found.devices[: found.count])
-    places = {gpu.uuid or "": place for place, gpu in enumerate(found.order)}
-    return AgentPool(devices=chosen, places=places, at_once=agents or len(chosen), each=share)
+    chosen = list(devices.order if every else devices.devices[: devices.count])
+    places = {gpu.uuid or "": position for position, gpu in enumerate(devices.order)}
+    return AgentPool(devices=chosen, places=places, at_once=agents or len(chosen), per_trial=share)
 
 
-def most_devices(sweep: Sweep, each: int | None = None) -> tuple[int, int]:
+def most_devices(sweep: Sweep, per_trial: int | None = None) -> tuple[int, int]:
     """Return the fewest and the most devices that a trial of a sweep may need.
 
     Args:
         sweep: The sweep.
-        each: Where that is no parameter, as the command line says; None for as the file says.
+        per_trial: Where that is no parameter, as the command line says; None for as the file says.
     """
     if (parameter := sweep.parameters.get(NUM_GPUS)) is None:
-        return (each or sweep.options.num_gpus,) * 2
-    given = parameter.given
-    values = given.get("values") or [given[key] for key in ("value", "min", "max") if key in given]
+        return (per_trial or sweep.options.num_gpus,) * 2
+    block = parameter.given
+    values = block.get("values") or [block[key] for key in ("value", "min", "max") if key in block]
     return min(values), max(values)
 
 
@@ -96,7 +96,7 @@ def check_fits(sweep: Sweep, pool: AgentPool) -> str:
     Raises:
         ConfigError: They would do for none.
     """
-    least, most = most_devices(sweep, pool.each)
+    least, most = most_devices(sweep, pool.per_trial)
     there = f"and there are {count(len(pool.devices), pool.kind)} for this sweep"
     if least > len(pool.devices):
         raise ConfigError(f"every trial needs {count(least, pool.kind)} or more, {there}: see --agents")

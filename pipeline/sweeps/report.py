@@ -54,7 +54,7 @@ _TIMES = "gradient_accumulation_steps"
 # -- words -------------------------------------------------------------------------------------------------------
 
 
-def said(value: Any) -> str:
+def label(value: Any) -> str:
     """Format a parameter on one line, numbers with significant digits only."""
     return short(value) if isinstance(value, float) else on_one_line(typed(value))
 
@@ -66,19 +66,19 @@ def typed(value: Any) -> str:
 
 def measured(value: Any) -> str:
     """Format a value of the metric, or ""."""
-    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else said(value)
+    return "" if value is None else f"{value:.5g}" if isinstance(value, float) else label(value)
 
 
 def in_words(parameters: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """Parameters in a line: ``lr=0.0003 eta=1``; those of the given names, where there are any."""
     chosen = parameters if names is None else [name for name in names if name in parameters]
-    return " ".join(f"{on_one_line(name)}={said(parameters[name])}" for name in chosen)
+    return " ".join(f"{on_one_line(name)}={label(parameters[name])}" for name in chosen)
 
 
 def by_state(trials: Iterable[Trial]) -> dict[str, int]:
     """Count the trials in each state."""
-    found = Counter(trial.state for trial in trials)
-    return {state: found[state] for state in STATES}
+    counts = Counter(trial.state for trial in trials)
+    return {state: counts[state] for state in STATES}
 
 
 def counted(trials: Iterable[Trial]) -> str:
@@ -97,11 +97,11 @@ def varied(trials: Sequence[Trial]) -> list[str]:
 
 def _values(trials: Sequence[Trial]) -> dict[str, dict[int, Any]]:
     """Return parameter -> index of a trial -> its value there."""
-    found: dict[str, dict[int, Any]] = {}
+    values: dict[str, dict[int, Any]] = {}
     for at, trial in enumerate(trials):
         for name, value in trial.parameters.items():
-            found.setdefault(name, {})[at] = value
-    return found
+            values.setdefault(name, {})[at] = value
+    return values
 
 
 def _differing(values: Mapping[str, dict[int, Any]], trials: int) -> dict[str, dict[int, Any]]:
@@ -123,9 +123,9 @@ def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
     for name, size in parameters.items():
         section, _, last = name.rpartition(".")
         times = parameters.get(f"{section}.{_TIMES}" if section else _TIMES)
-        known = times is not None or (not section and (num_gpus > 1 or "num_gpus" in parameters))
+        is_complete = times is not None or (not section and (num_gpus > 1 or "num_gpus" in parameters))
         factors = (size, 1 if times is None else times, num_gpus)
-        if last == "batch_size" and known and all(type(factor) is int and factor > 0 for factor in factors):
+        if last == "batch_size" and is_complete and all(type(factor) is int and factor > 0 for factor in factors):
             return math.prod(factors)
     return None
 
@@ -211,7 +211,7 @@ def trials_table(
         return measured(trial.value if trial.value is not None else values.get(trial.number))
 
     def parameter(name: str) -> Callable[[Trial], str]:
-        return lambda trial: said(trial.parameters[name]) if name in trial.parameters else ""
+        return lambda trial: label(trial.parameters[name]) if name in trial.parameters else ""
 
     heading = on_one_line(cut[metric]) or "value"
     columns: list[Told] = [
@@ -250,8 +250,8 @@ def seconds_of(trial: Trial, now: float) -> float | None:
 def so_far(sweep: Record) -> dict[int, float | None]:
     """Return number of each running trial -> its last value of the metric."""
     return {
-        each.number: latest_values(_metrics(sweep, each)).get(sweep.about.metric)
-        for each in sweep.having("running")
+        trial.number: latest_values(_metrics(sweep, trial)).get(sweep.about.metric)
+        for trial in sweep.having("running")
     }
 
 
@@ -269,12 +269,12 @@ def ranked(trials: Iterable[Trial], goal: str) -> list[Trial]:
     """Trials, those with the best values first, also where they were stopped early, then others, newest first."""
     sign = -1.0 if goal == "maximize" else 1.0
 
-    def place(trial: Trial) -> tuple[bool, float, int]:
+    def order(trial: Trial) -> tuple[bool, float, int]:
         if trial.state in ("done", "stopped") and trial.value is not None:
             return False, sign * trial.value, trial.number
         return True, 0.0, -trial.number
 
-    return sorted(trials, key=place)
+    return sorted(trials, key=order)
 
 
 def foremost(sweep: Record) -> list[Trial]:
@@ -303,7 +303,7 @@ def headline(sweep: Record, now: float) -> Text:
         text.append(f"\n{printable(line)}", style="red")
     judged = f"{about.goal} {on_one_line(about.metric)}" if about.metric else ""
     many = f"{len(trials):,} of {count(most, 'trial')}" if (most := _most(sweep)) else count(len(trials), "trial")
-    agents = count(len(found), "agent") if (found := sweep.agents()) else ""
+    agents = count(len(present), "agent") if (present := sweep.agents()) else ""
     text.append("\n" + ", ".join(filter(None, [about.method, judged, many, counted(trials), agents])))
     if best := best_trial(sweep.trials, about.goal):
         text.append(f"\nbest: {about_trial(best, about.metric, varied(trials))}")
@@ -367,8 +367,8 @@ def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: s
     """
     top, trials = whole_words(headline(sweep, now), width), foremost(sweep)
     failed = (
-        f"{each.state}: trial {each.number}: {' '.join(each.reason.split())}"
-        for each in sweep.having("failed", "lost")[-3:]
+        f"{trial.state}: trial {trial.number}: {' '.join(trial.reason.split())}"
+        for trial in sweep.having("failed", "lost")[-3:]
     )
     bottom: list[RenderableType] = [whole_words(Text(printable(line), "red"), width) for line in failed]
     bottom += [whole_words(Text(printable(last)), width)] if last else []
@@ -409,13 +409,13 @@ def shown_on(console: Console, sweep: Record) -> Iterator[tuple[Any, Any]]:
         yield hear, show
 
 
-def news(sweep: Record, known: dict[int, str]) -> Iterator[str]:
-    """Yield a line for each trial that has ended since, or ended differently; `known` is updated."""
+def news(sweep: Record, shown: dict[int, str]) -> Iterator[str]:
+    """Yield a line for each trial that has ended since, or ended differently; `shown` is updated."""
     names = varied(list(sweep.trials.values()))
     for number, trial in sweep.trials.items():
         line = f"{trial.state}: {about_trial(trial, sweep.about.metric, names)}"
-        if trial.state not in ("waiting", "running") and known.get(number) != line:
-            known[number] = line
+        if trial.state not in ("waiting", "running") and shown.get(number) != line:
+            shown[number] = line
             yield line
 
 
@@ -462,27 +462,27 @@ def _plain(value: Any) -> Any:
 
 def export_rows(sweep: Record, now: float) -> list[dict[str, Any]]:
     """Trials as plain data, by number, with what they have logged last; every row has the same names."""
-    known = [trial_json(trial, now) for trial in sweep.trials.values()]
-    for row, trial in zip(known, sweep.trials.values(), strict=True):
+    rows = [trial_json(trial, now) for trial in sweep.trials.values()]
+    for row, trial in zip(rows, sweep.trials.values(), strict=True):
         row["metrics"] = {**latest_values(_metrics(sweep, trial)), **row.pop("values")}
     kinds = ("parameters", "metrics")
-    names = {table: dict.fromkeys(name for row in known for name in row[table]) for table in kinds}
+    names = {table: dict.fromkeys(name for row in rows for name in row[table]) for table in kinds}
     return [
         {
             **{name: value for name, value in row.items() if name not in kinds},
             **{f"{table}.{name}": row[table].get(name) for table in kinds for name in names[table]},
         }
-        for row in known
+        for row in rows
     ]
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the rows as CSV, with lists and mappings as JSON."""
-    given = (
+    cells = (
         [typed(value) if isinstance(value, bool | list | dict) else value for value in row.values()]
         for row in rows
     )
-    return csv_text(list(rows[0]) if rows else [], given)
+    return csv_text(list(rows[0]) if rows else [], cells)
 
 
 # -- the best trial ----------------------------------------------------------------------------------------------
@@ -578,8 +578,8 @@ def page_of(sweep: Record, now: float) -> dict[str, Any]:
         for trial, known in zip(trials, logged, strict=True)
     ]
     curves = [_curve(sweep, trial, points_each(len(trials))) for trial in trials]
-    shown = [each for each in curves if len(each["steps"]) > 1]
-    points, known = sum(len(each["steps"]) for each in shown), sum(each["logged"] for each in shown)
+    shown = [curve for curve in curves if len(curve["steps"]) > 1]
+    points, known = sum(len(curve["steps"]) for curve in shown), sum(curve["logged"] for curve in shown)
     running = {
         trial.number: value for trial, value in zip(trials, values, strict=True) if trial.state == "running"
     }
@@ -637,10 +637,10 @@ def _curve(sweep: Record, trial: Trial, most: int) -> dict[str, Any]:
         names = {json.dumps(metric, ensure_ascii=escaped).encode(errors="replace") for escaped in (True, False)}
         lines = [line for line in whole_lines(file) if metric and any(name in line for name in names)]
     points = [
-        (at if known.step is None else known.step, known.values[metric])
+        (at if row.step is None else row.step, row.values[metric])
         for at, line in thinned(list(enumerate(lines, 1)), most)
-        for known in parsed([line])
-        if metric in known.values
+        for row in parsed([line])
+        if metric in row.values
     ]
     steps, values = [step for step, _ in points], [value for _, value in points]
     return {"trial": trial.number, "steps": steps, "values": values, "logged": len(lines)}
@@ -650,16 +650,16 @@ def _measures(
     sweep: Record, values: list[float | None], logged: Sequence[Mapping[str, float | None]], now: float
 ) -> list[dict[str, Any]]:
     """Return the metric, other metrics, and seconds."""
-    metric, names = sweep.about.metric, dict.fromkeys(name for each in logged for name in each)
-    columns = {name: [each.get(name) for each in logged] for name in names if name != metric}
+    metric, names = sweep.about.metric, dict.fromkeys(name for row in logged for name in row)
+    columns = {name: [row.get(name) for row in logged] for name in names if name != metric}
     telling = [name for name, column in columns.items() if len(set(column) - {None}) > 1]
-    found = [{"name": metric, "goal": sweep.about.goal, "values": values}] if metric else []
+    measures = [{"name": metric, "goal": sweep.about.goal, "values": values}] if metric else []
     for name in sorted(telling, key=lambda name: columns[name].count(None))[:_MOST_MEASURES]:
         goal = "minimize" if _LESS_IS_BETTER.search(name) else "maximize"
-        found.append({"name": name, "goal": goal, "values": columns[name]})
+        measures.append({"name": name, "goal": goal, "values": columns[name]})
     trials = sweep.trials.values()
     seconds = [seconds_of(trial, now) if trial.state == "done" else None for trial in trials]
-    return [*found, {"name": "seconds", "goal": "minimize", "values": seconds}]
+    return [*measures, {"name": "seconds", "goal": "minimize", "values": seconds}]
 
 
 def _facts(sweep: Record, axes: Sequence[Axis], now: float) -> Iterator[tuple[str, str]]:
@@ -711,9 +711,9 @@ class Axis:
 
 def axes_of(trials: Sequence[Trial]) -> list[Axis]:
     """Parameters that not all trials have the same of."""
-    found = _values(trials)
-    differing = _differing(found, len(trials))
-    headings = headings_of(list(differing), found)
+    values = _values(trials)
+    differing = _differing(values, len(trials))
+    headings = headings_of(list(differing), values)
     return [_axis(name, headings[name], own, len(trials)) for name, own in differing.items()]
 
 
@@ -723,10 +723,10 @@ def _axis(name: str, heading: str, own: Mapping[int, Any], trials: int) -> Axis:
         numbers = [float(own[at]) if at in own else None for at in range(trials)]
         log = min(values) > 0 and max(values) / min(values) > _SPREAD
         return Axis(name=name, heading=heading, kind="log" if log else "linear", values=numbers)
-    order = sorted(different.values(), key=lambda each: (0, each, "") if _is_number(each) else (1, 0, said(each)))
-    places = {_key(value): float(place) for place, value in enumerate(order)}
+    order = sorted(different.values(), key=lambda item: (0, item, "") if _is_number(item) else (1, 0, label(item)))
+    places = {_key(value): float(position) for position, value in enumerate(order)}
     shown = [places[_key(own[at])] if at in own else None for at in range(trials)]
-    return Axis(name=name, heading=heading, kind="choices", values=shown, choices=list(map(said, order)))
+    return Axis(name=name, heading=heading, kind="choices", values=shown, choices=list(map(label, order)))
 
 
 def _key(value: Any) -> str:
@@ -745,19 +745,19 @@ def importance(trials: Sequence[Trial], goal: Goal) -> dict[str, float]:
     trials, or where they tell nothing.
     """
     ended = [trial for trial in trials if trial.state == "done" and trial.value is not None]
-    told = [trial for trial in ended if trial.distributions and trial.distributions == ended[0].distributions]
-    if len(told) < _FEWEST or len({trial.value for trial in told}) < 2:
+    alike = [trial for trial in ended if trial.distributions and trial.distributions == ended[0].distributions]
+    if len(alike) < _FEWEST or len({trial.value for trial in alike}) < 2:
         return {}
     import optuna
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         study = optuna.create_study(direction=goal)
-        for trial in told:
-            given = {"params": dict(trial.sampled), "distributions": dict(trial.distributions)}
-            study.add_trial(optuna.trial.create_trial(value=trial.value, **given))  # type: ignore[arg-type]
-        best = max(len(told) // 10, min(_FEWEST, len(told) // 2))
-        part = (best - 0.5) / len(told)  # Optuna rounds up: of a whole number that may be the next
+        for trial in alike:
+            origin = {"params": dict(trial.sampled), "distributions": dict(trial.distributions)}
+            study.add_trial(optuna.trial.create_trial(value=trial.value, **origin))  # type: ignore[arg-type]
+        best = max(len(alike) // 10, min(_FEWEST, len(alike) // 2))
+        part = (best - 0.5) / len(alike)  # Optuna rounds up: of a whole number that may be the next
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=part)
-        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {name: share for name, share in found.items() if math.isfinite(share)}
+        shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {name: share for name, share in shares.items() if math.isfinite(share)}

@@ -24,7 +24,7 @@ VARIABLE = "PIPELINE_TRIAL"
 log_ = logging.getLogger("pipeline")
 _LAST_STEP = 2**53
 """Up to here a number of JSON is a whole number for every reader."""
-_told: set[str] = set()
+_warned: set[str] = set()
 _steps: dict[str, int] = {}
 
 
@@ -53,10 +53,10 @@ def log(
         str(name).encode(errors="replace").decode(): _number(name, value)
         for name, value in {**(values or {}), **named}.items()
     }
-    given = None if step is None else _number("step", step)
-    counted = None if given is None else whole_step(given)
-    place = os.environ.get(VARIABLE)
-    if not place:
+    number = None if step is None else _number("step", step)
+    counted = None if number is None else whole_step(number)
+    path = os.environ.get(VARIABLE)
+    if not path:
         _tell_once(
             logging.DEBUG, "there is no sweep that this program is a trial of, so what it logs goes nowhere"
         )
@@ -66,13 +66,13 @@ def log(
     if step is not None and counted is None:
         text = "log(step=%s): a step is a whole number, so such calls are counted instead"
         _tell_once(logging.WARNING, text, step)
-    _steps[place] = counted if counted is not None else _steps.get(place, 0) + 1
-    line = {"step": _steps[place], "values": numbers, "time": round(time.time(), 3)}
+    _steps[path] = counted if counted is not None else _steps.get(path, 0) + 1
+    line = {"step": _steps[path], "values": numbers, "time": round(time.time(), 3)}
     data = json_text(line, separators=(",", ":")).encode() + b"\n"
     try:
         # One write at the end of the file is never mixed with that of another process.
         how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(place, how, 0o666), "ab", buffering=0) as file:
+        with os.fdopen(os.open(path, how, 0o666), "ab", buffering=0) as file:
             file.write(data)
     except OSError as error:  # a program that has computed for hours must not fail for it
         _tell_once(logging.WARNING, "what is logged for the sweep cannot be written: %s", error)
@@ -80,8 +80,8 @@ def log(
 
 def own_trial() -> Path | None:
     """Return the folder of the trial whose program this process is; None outside of a sweep."""
-    place = os.environ.get(VARIABLE)
-    return Path(place).parent if place else None
+    path = os.environ.get(VARIABLE)
+    return Path(path).parent if path else None
 
 
 def whole_step(number: float) -> int | None:
@@ -100,7 +100,7 @@ def _number(name: str, value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _tell_once(level: int, text: str, *given: object) -> None:
-    if text not in _told:
-        _told.add(text)
-        log_.log(level, text, *given)
+def _tell_once(level: int, text: str, *arguments: object) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        log_.log(level, text, *arguments)

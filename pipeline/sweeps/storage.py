@@ -128,8 +128,8 @@ def sweeps_in(output_dir: Path) -> list[str]:
     """
     if not output_dir.is_dir():
         raise ConfigError(f"there is no folder {output_dir}. Give the output_dir of your sweeps as --output-dir.")
-    found = (SweepFolder(path.parent) for path in output_dir.glob("*/sweep/optuna.log"))
-    return sorted(folder.name for folder in found if folder.begun)
+    folders = (SweepFolder(path.parent) for path in output_dir.glob("*/sweep/optuna.log"))
+    return sorted(folder.name for folder in folders if folder.begun)
 
 
 def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
@@ -138,8 +138,8 @@ def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
     Raises:
         ConfigError: There is none of that name.
     """
-    if name not in (known := sweeps_in(output_dir)):
-        raise ConfigError(f"no sweep '{name}' in {output_dir}.{known_names(name, known)}")
+    if name not in (names := sweeps_in(output_dir)):
+        raise ConfigError(f"no sweep '{name}' in {output_dir}.{known_names(name, names)}")
     return sweep_folder(output_dir, name)
 
 
@@ -318,9 +318,9 @@ class Record:
             return
         with self._study() as storage:
             for study in storage.get_all_studies()[:1]:
-                known = dict(study.user_attrs)
-                self.about = converted(known.pop("about", {}), About)
-                self.once = {name: converted(given, Once) for name, given in known.items()}
+                attributes = dict(study.user_attrs)
+                self.about = converted(attributes.pop("about", {}), About)
+                self.once = {name: converted(value, Once) for name, value in attributes.items()}
                 self._take(storage.get_all_trials(0, deepcopy=False))
 
     @contextmanager
@@ -354,35 +354,35 @@ class Record:
         return optuna.storages.JournalStorage(backend)
 
     def _take(self, attempts: Iterable[FrozenTrial]) -> None:
-        ends, found, lives = list[tuple[float, int, str]](), dict[int, Trial](), dict[str, bool]()
+        ends, trials, lives = list[tuple[float, int, str]](), dict[int, Trial](), dict[str, bool]()
         for frozen in attempts:
-            known = converted(frozen.user_attrs, _Attempt)
-            start, end = known.start or Start(), known.end or End(state="running" if known.start else "waiting")
+            record = converted(frozen.user_attrs, _Attempt)
+            start, end = record.start or Start(), record.end or End(state="running" if record.start else "waiting")
             if end.state == "running":
                 if start.agent not in lives:
                     lives[start.agent] = self.lives(start.agent)
                 if not lives[start.agent]:
                     end = End(state="lost", reason=f"agent {start.agent} is gone")
-            current = known.round == self.about.round
-            before = found.get(known.trial) if current else None
+            current = record.round == self.about.round
+            before = trials.get(record.trial) if current else None
             if end.ended is not None and current:
-                ends.append((end.ended, known.trial, end.state))
+                ends.append((end.ended, record.trial, end.state))
             losses = (before.losses if before else 0) + (end.state == "lost" and current)
             state = "failed" if losses >= MAX_LOSSES else end.state
-            found[known.trial] = Trial(
+            trials[record.trial] = Trial(
                 **vars(start),
                 **{**vars(end), "state": "waiting" if state in ("failed", "cancelled") and not current else state},
-                number=known.trial,
-                parameters=known.parameters,
-                num_gpus=known.num_gpus,
-                attempts=known.attempt - (known.start is None),
+                number=record.trial,
+                parameters=record.parameters,
+                num_gpus=record.num_gpus,
+                attempts=record.attempt - (record.start is None),
                 failures=(before.failures if before else 0) + (state == "failed" and current),
                 losses=losses,
                 sampled=frozen.params,
                 distributions=frozen.distributions,
                 key=frozen.number,
             )
-        self.trials, self.failing = dict(sorted(found.items())), []
+        self.trials, self.failing = dict(sorted(trials.items())), []
         for _, number, state in sorted(ends):
             if state in ("done", "stopped"):
                 self.failing.clear()
@@ -525,14 +525,14 @@ class Record:
             round=self.about.round,
             start=start,
         )
-        known = {name: each for name, each in msgspec.to_builtins(attempt).items() if each is not None}
+        attributes = {name: value for name, value in msgspec.to_builtins(attempt).items() if value is not None}
         with self._study() as storage:
             from optuna.trial import TrialState, create_trial
 
             state = TrialState.RUNNING if start else TrialState.WAITING
             params, spaces = dict(trial.sampled), dict(trial.distributions)
             storage.create_new_trial(
-                0, create_trial(state=state, params=params, distributions=spaces, user_attrs=known)
+                0, create_trial(state=state, params=params, distributions=spaces, user_attrs=attributes)
             )
         self.refresh()
         return self.trials[trial.number]
@@ -625,7 +625,7 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
         return _point(sweep, len(trials))
     import optuna
 
-    distributions = {name: each.distribution for name, each in sweep.parameters.items() if each.kind != "constant"}
+    distributions = {name: spec.distribution for name, spec in sweep.parameters.items() if spec.kind != "constant"}
     drawn = hashlib.sha256(f"{sweep.options.seed}/{len(trials)}".encode()).digest()
     seed, metric = int.from_bytes(drawn[:4], "big"), sweep.metric or Metric(name="")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -636,41 +636,41 @@ def ask(sweep: Sweep, trials: Sequence[Trial]) -> Trial | None:
             sampler = optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
         study = optuna.create_study(sampler=sampler, direction=metric.goal)
         for trial in trials if sweep.method == "bayes" else ():
-            told = told_value(trial, trials, metric)
-            if told is not None and trial.distributions.keys() == distributions.keys():
+            value = told_value(trial, trials, metric)
+            if value is not None and trial.distributions.keys() == distributions.keys():
                 study.add_trial(
                     optuna.trial.create_trial(
-                        state=optuna.trial.TrialState.RUNNING if told == () else optuna.trial.TrialState.COMPLETE,
-                        values=told or None,
+                        state=optuna.trial.TrialState.RUNNING if value == () else optuna.trial.TrialState.COMPLETE,
+                        values=value or None,
                         params=dict(trial.sampled),
                         distributions=dict(trial.distributions),
                     )
                 )
         sampled = study.ask(distributions).params
     parameters = {
-        name: each.given["value"] if each.kind == "constant" else each.value(sampled[name])
-        for name, each in sweep.parameters.items()
+        name: spec.given["value"] if spec.kind == "constant" else spec.value(sampled[name])
+        for name, spec in sweep.parameters.items()
     }
     return Trial(number=len(trials), parameters=parameters, sampled=sampled, distributions=distributions)
 
 
 def _point(sweep: Sweep, number: int) -> Trial | None:
     """Return a point of the grid in W&B's order: names are sorted, and the last one varies fastest."""
-    found, left = dict[str, Any](), number
-    for parameter in sorted(sweep.parameters.values(), key=lambda each: each.path, reverse=True):
-        left, place = divmod(left, len(parameter.points))
-        found[parameter.name] = parameter.points[place]
-    if left:
+    points, rest = dict[str, Any](), number
+    for spec in sorted(sweep.parameters.values(), key=lambda spec: spec.path, reverse=True):
+        rest, position = divmod(rest, len(spec.points))
+        points[spec.name] = spec.points[position]
+    if rest:
         return None
-    known = [name for name, each in sweep.parameters.items() if each.kind in ("categorical", "int_uniform")]
+    sampled = [name for name, spec in sweep.parameters.items() if spec.kind in ("categorical", "int_uniform")]
     return Trial(
         number=number,
         parameters={
-            name: each.value(found[name]) if name in known else found[name]
-            for name, each in sweep.parameters.items()
+            name: spec.value(points[name]) if name in sampled else points[name]
+            for name, spec in sweep.parameters.items()
         },
-        sampled={name: found[name] for name in known},
-        distributions={name: sweep.parameters[name].distribution for name in known},
+        sampled={name: points[name] for name in sampled},
+        distributions={name: sweep.parameters[name].distribution for name in sampled},
     )
 
 
@@ -704,8 +704,8 @@ def told_value(trial: Trial, trials: Sequence[Trial], metric: Metric) -> tuple[f
         return (trial.value,)
     latest = trial.values.get(metric.name) if trial.value is None else trial.value
     own = {"latest": latest, "best": trial.best}.get(rule)
-    known = [each.value for each in trials if each.state in ("done", "stopped") and each.value is not None]
-    return (own if own is not None else (min if metric.goal == "maximize" else max)(known, default=0.0),)
+    values = [other.value for other in trials if other.state in ("done", "stopped") and other.value is not None]
+    return (own if own is not None else (min if metric.goal == "maximize" else max)(values, default=0.0),)
 
 
 # -- early stopping ----------------------------------------------------------------------------------------------

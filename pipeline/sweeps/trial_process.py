@@ -1,7 +1,7 @@
 """The process that runs the program of one trial: takes its devices, starts it, clears up, says what came of it.
 
     agent (chooses devices)  ->  this process (holds their leases)  ->  the program, or torchrun and its ranks
-    Handle(order)                Order -> ... -> Said
+    Handle(order)                Order -> ... -> Result
     side_by_side(...)            slots that run one order after the other, as several runs and agents of W&B
 
 A lease lives as long as this process, which ends when nothing of the program is left and its memory is seen free.
@@ -75,7 +75,7 @@ class Order:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class Result:
     """What this process tells its agent.
 
     Attributes:
@@ -96,44 +96,44 @@ def main() -> int:
     # Until something runs that has to be ended, a request to stop ends this process.
     order = converted(settings["order"], Order)
     try:
-        said = _carry_out(order)
+        result = _carry_out(order)
     except DeviceError as error:
-        said = Said(busy=str(error).partition(". Ask for ")[0])
+        result = Result(busy=str(error).partition(". Ask for ")[0])
     except (PipelineError, OSError, ValueError) as error:  # the last of a word that the locale has not
-        said = Said(refused=str(error))
-    channel.send(msgspec.json.encode(said))
+        result = Result(refused=str(error))
+    channel.send(msgspec.json.encode(result))
     return 0
 
 
-def _carry_out(order: Order) -> Said:
+def _carry_out(order: Order) -> Result:
     on_cpu = launching.LaunchRequest(program=order.words, nproc=order.slots)
     request = on_cpu if order.gpus is None else launching.LaunchRequest(program=order.words, gpus=order.gpus)
-    with ExitStack() as held:
-        lease = held.enter_context(launching.take_devices(request, order.holder, os.environ, lambda _text: None))
+    with ExitStack() as stack:
+        lease = stack.enter_context(launching.take_devices(request, order.holder, os.environ, lambda _text: None))
         devices = list(lease.devices)
         if order.leases:
             lease.release()
-        said = _run(order, devices, held)
-        if order.leases and said.exit_code == 2 and (others := holders(devices)):
-            return Said(busy="; ".join(map(str, others.values())))
-        return said
+        result = _run(order, devices, stack)
+        if order.leases and result.exit_code == 2 and (others := holders(devices)):
+            return Result(busy="; ".join(map(str, others.values())))
+        return result
 
 
-def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
+def _run(order: Order, devices: list[Device], stack: ExitStack) -> Result:
     environment = {**_base(order, devices), **order.variables}
     words, server, ranks = order.words, None, None
     if len(devices) > 1 and not order.leases and order.launcher == "torchrun":
         ranks = as_ranks(order.words)
     if ranks is not None:
         program = launching.find_program(ranks, Path(order.folder))
-        server = held.enter_context(launching.listen(None))
+        server = stack.enter_context(launching.listen(None))
         port = server.getsockname()[1]
         meeting = launching.Meeting(1, 0, LOOPBACK, port).torchrun()
         many = f"--nproc-per-node={len(devices)}"
         arguments = [*meeting, many, *_as_rank(program)]
         words, environment = launching.ranks_command(arguments, environment, max(1, order.grace_s), server)
     else:
-        port = held.enter_context(held_port(None))
+        port = stack.enter_context(held_port(None))
         environment |= {"MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
     levels = inventory.read_levels(devices)
     began: list[int] = []
@@ -157,7 +157,7 @@ def _run(order: Order, devices: list[Device], held: ExitStack) -> Said:
         )
         tell(exit_code=code)
     inventory.wait_until_free(devices, levels, inventory.FREE_TIMEOUT_S)
-    return Said(exit_code=code)
+    return Result(exit_code=code)
 
 
 def _as_rank(program: launching.Program) -> list[str]:
@@ -171,8 +171,8 @@ def _as_rank(program: launching.Program) -> list[str]:
 
 def _base(order: Order, devices: list[Device]) -> dict[str, str]:
     """Return the environment of a program, without its own variables."""
-    given = arithmetic.outside(os.environ).items()
-    base = {name: value for name, value in given if name != VARIABLE and not is_of_other_run(name)}
+    variables = arithmetic.outside(os.environ).items()
+    base = {name: value for name, value in variables if name != VARIABLE and not is_of_other_run(name)}
     if order.leases:
         return {name: value for name, value in base.items() if not is_of_launcher(name)}
     return launching.rank_environment(base, devices, order.cores, alone=True)
@@ -184,7 +184,7 @@ def _started(
 ) -> Iterator[Callable[..., None]]:
     """Write down how it was started, what is told of it meanwhile, and when it ended."""
     own = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-    told: dict[str, object] = {
+    record: dict[str, object] = {
         "command": order.words,
         "folder": order.folder,
         "environment": {name: value for name, value in own.items() if name not in ("PYTHONPATH", "PIPELINE_TAGS")},
@@ -194,8 +194,8 @@ def _started(
     }
 
     def tell(**more: object) -> None:
-        told.update(more)
-        write_whole(Path(order.start), json_text(told, indent=1) + "\n", durable=False)
+        record.update(more)
+        write_whole(Path(order.start), json_text(record, indent=1) + "\n", durable=False)
 
     tell()
     try:
@@ -218,7 +218,7 @@ class Handle:
     Attributes:
         order: The order.
         began: By `time.monotonic`.
-        said: What it has told at its end; nothing before, and where it was killed.
+        result: What it has told at its end; nothing before, and where it was killed.
     """
 
     def __init__(self, order: Order, tag: str) -> None:
@@ -231,7 +231,7 @@ class Handle:
         Raises:
             WorkerError: No process can be started.
         """
-        self.order, self.began, self.said = order, time.monotonic(), Said()
+        self.order, self.began, self.result = order, time.monotonic(), Result()
         self._end_s = math.inf
         try:
             self._child = Child(
@@ -255,7 +255,7 @@ class Handle:
             self.kill()
         try:
             for line in self._child.channel.receive():
-                self.said = read_json(line, Said)
+                self.result = read_json(line, Result)
             over = self._child.channel.closed
         except (WorkerError, ForeignDataError):
             over = True
@@ -283,7 +283,7 @@ class Handle:
 def heard(signals: StopSignals, processes: Iterable[Handle]) -> bool:
     """Return whether a signal has come; waits a moment for one, or for output of a process."""
     poll = select.poll()
-    for descriptor in (signals.fileno(), *(one.fileno() for one in processes)):
+    for descriptor in (signals.fileno(), *(process.fileno() for process in processes)):
         poll.register(descriptor, select.POLLIN)
     if signals.fileno() not in dict(poll.poll(_LOOK_S * 1000)):
         return False
@@ -337,17 +337,17 @@ def work(
             while turn(tag, bool(stopped)) or running:
                 if heard(signals, running):
                     if running and not stopped:
-                        names = "; ".join(one.order.holder for one in running)
+                        names = "; ".join(process.order.holder for process in running)
                         say(f"stopping on {signals.received}: waiting for {names} to end; once more kills")
-                    for one in running:
-                        one.kill() if stopped else stop(one)
+                    for process in running:
+                        process.kill() if stopped else stop(process)
                     stopped = signals.received or "a signal"
-                for one in [one for one in running if one.is_over()]:
-                    running.remove(one)
-                    ended(one)
+                for process in [process for process in running if process.is_over()]:
+                    running.remove(process)
+                    ended(process)
         finally:
-            for one in running:
-                one.kill()
+            for process in running:
+                process.kill()
     return stopped
 
 

@@ -30,9 +30,9 @@ def carry_out(orders: list[Order], slots: int, say: Callable[[str], None]) -> tu
 
     def note(_slot: int, one: Handle) -> float:
         ended.append(one)
-        if one.said.busy:
+        if one.result.busy:
             orders.append(one.order)
-            say(one.said.busy)
+            say(one.result.busy)
         return 0.0
 
     with StopSignals() as signals:
@@ -63,7 +63,7 @@ def test_each_has_its_devices_log_and_exit_code(tmp_path: Path, monkeypatch: pyt
         say=hear,
     )
     assert interrupted == ""
-    assert {one.order.holder: one.said.exit_code for one in ended if not one.said.busy} == {
+    assert {one.order.holder: one.result.exit_code for one in ended if not one.result.busy} == {
         "a": 0,
         "b": 7,
         "waits": 0,

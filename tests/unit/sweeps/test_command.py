@@ -33,7 +33,7 @@ from pipeline.sweeps.command import (
     trial_command,
 )
 from pipeline.sweeps.file import RESERVED, SPLIT, Options, Sweep, sweep_of
-from pipeline.sweeps.trial_process import Order, Said
+from pipeline.sweeps.trial_process import Order, Result
 
 BLOCK = {
     "lr": {"value": 1e-05},
@@ -215,8 +215,8 @@ def test_what_the_sweep_decides_of_a_run_of_this_package_no_parameter_may_say(
 def test_a_program_that_cannot_be_started_is_one_message(
     monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
 ) -> None:
-    order, told = Order(words=words, log="log", start="start"), list[Said]()
-    ear = SimpleNamespace(send=lambda line: told.append(read_json(line, Said)))
+    order, told = Order(words=words, log="log", start="start"), list[Result]()
+    ear = SimpleNamespace(send=lambda line: told.append(read_json(line, Result)))
     monkeypatch.setattr(trial_process, "begin", lambda _death: {"fd": 0, "order": msgspec.to_builtins(order)})
     monkeypatch.setattr(Channel, "inherited", lambda _fd: ear)
     monkeypatch.setattr(trial_process, "_carry_out", lambda order: subprocess.Popen(order.words))

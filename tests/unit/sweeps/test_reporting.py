@@ -24,7 +24,7 @@ from pipeline.sweeps.storage import TrialFolder
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(reporting, "_told", set())
+    monkeypatch.setattr(reporting, "_warned", set())
     monkeypatch.delenv("RANK", raising=False)
     path = tmp_path / "metrics.jsonl"
     monkeypatch.setenv(reporting.VARIABLE, str(path))
@@ -44,7 +44,7 @@ def test_each_call_is_a_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert lines(file) == [(1, {"loss": 0.5}), (7, {"val/loss": 0.25, "n": 3.0}), (8, {"loss": None, "acc": 1.0})]
 
 
-def test_a_step_that_is_no_whole_number_is_told_once_and_counted(
+def test_a_step_that_is_no_whole_number_is_warned_once_and_counted(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="pipeline"):
@@ -79,7 +79,7 @@ def test_whatever_is_logged_is_read(values: dict[str, float], step: float | None
     assert found.step == (step if step is not None and abs(step) <= 2**53 and step == int(step) else 1)
 
 
-def test_a_file_that_cannot_be_written_or_no_sweep_is_told_once_and_costs_the_program_nothing(
+def test_a_file_that_cannot_be_written_or_no_sweep_is_warned_once_and_costs_the_program_nothing(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert reporting.own_trial() == file.parent
@@ -147,7 +147,7 @@ def test_what_the_end_of_an_attempt_means(
     assert end.values["other"] == 1.0
 
 
-def test_the_last_line_of_a_program_that_is_over_needs_no_end_and_one_that_is_no_json_is_told(
+def test_the_last_line_of_a_program_that_is_over_needs_no_end_and_one_that_is_no_json_is_warned(
     tmp_path: Path,
 ) -> None:
     for text, state in (('{"values": {"loss": 1}}', "done"), ("loss: 1", "failed")):
@@ -319,7 +319,7 @@ def test_rows_are_taken_while_a_trial_runs_each_once_of_all_its_runs(tmp_path: P
         ({"lr": 1, "layers": [1, 2], "big": float("inf")}, {"layers": [3], "big": "Infinity"}, []),
     ],
 )
-def test_settings_that_a_trial_was_not_given_are_told(
+def test_settings_that_a_trial_was_not_given_are_warned(
     tmp_path: Path, given: dict[str, Any], known: dict[str, Any], said: list[str]
 ) -> None:
     curve = Curve(TrialFolder(tmp_path), 1, LOSS)
