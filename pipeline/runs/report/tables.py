@@ -408,12 +408,12 @@ def what_intervals_hold_for(rows: Mapping[At, record.PooledRow]) -> str:
 
 def _what_p_says(comparisons: list[record.Comparison]) -> str:
     known = [one.detectable for one in comparisons if one.detectable is not None]
-    least = f"; a difference of {decimal(median(known))} is about what such a run can find" if known else ""
+    least = f"; such a run can find a difference of about {decimal(median(known))} from it" if known else ""
     few = [one.first for one in comparisons if one.over == "policies"]
-    which = f" Of {first_few(few, 'methods')} these" if len(few) < len(comparisons) else " These"
-    alone = f"{which} policies alone are compared." if few else ""
+    which = f" of {first_few(few, 'methods')}" if len(few) < len(comparisons) else ""
+    alone = f" p{which} does not cover other seeds." if few else ""
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
-    return f"p: with the reference, {tests}{least}.{alone}"
+    return f"p: against the reference, {tests}{least}.{alone}"
 
 
 # -- fronts and budgets ------------------------------------------------------------------------------------------
