@@ -12,6 +12,7 @@ import hashlib
 import json
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
@@ -21,7 +22,7 @@ from typing import Any
 
 import httpx2
 
-from pipeline.errors import JobError, JobStopped, told
+from pipeline.errors import JobError, JobStopped
 from pipeline.files import json_text, one_at_a_time
 from pipeline.foreign import ForeignDataError, converted, read_json, read_plain
 from pipeline.learning.rewards.calling import loop
@@ -148,8 +149,10 @@ class Endpoint:
             while tasks:
                 _, tasks = await asyncio.wait(tasks, timeout=_TOLD_S)
                 asking.told(len(found) / len(new))
-                if tasks and asking.stopping():
-                    raise JobStopped(f"after {len(found)} of {len(new)} replies, which are stored")
+                if asking.stopping():
+                    deque(waiting, maxlen=0)  # replies to what is under way may still come, and are paid for
+        if len(found) < len(new):
+            raise JobStopped(f"after {len(found)} of {len(new)} replies, which are stored")
 
     async def _ask_one(self, client: httpx2.AsyncClient, body: Mapping[str, Any]) -> Reply:
         settings, why = self._settings, ""
@@ -222,8 +225,8 @@ class Endpoint:
                 "written": usage.get("completion_tokens", 0),
             }
             return converted(plain, Reply)
-        except (ForeignDataError, LookupError, TypeError, AttributeError) as error:
-            return Reply(problem=f"the response is no chat completion ({self._brief(told(error))})")
+        except (ForeignDataError, LookupError, TypeError, AttributeError):
+            return Reply(problem=f"the response is no chat completion: {self._brief(content)}")
 
     def _refusal(self, response: httpx2.Response, content: bytes) -> str:
         said = f"{self._url} refuses to answer (HTTP {response.status_code})"
