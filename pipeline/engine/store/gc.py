@@ -250,7 +250,7 @@ class GarbageKind(Enum):
     output = "output that no run refers to"
     aside = "damaged output, set aside"
     checkpoint = "checkpoint of no use"
-    replies = "replies of a judge for such an output"
+    replies = "replies of a judge for an output that no run refers to"
     weights = "weights whose removal was cut short"
     leftover = "leftover of a run that is gone"
 

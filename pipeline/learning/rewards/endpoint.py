@@ -184,8 +184,8 @@ class Endpoint:
         if cause is None:
             return Reply(problem=why)
         raise JobError(
-            f"{self._url} gives no answer, asked {settings.attempts} times: {self._brief(why)}. What was "
-            "answered is kept; run it again, or see at_once, per_minute, attempts and timeout_s of the judge"
+            f"{self._url} gives no answer, asked {attempt + 1} time{'s' * bool(attempt)}: {self._brief(why)}. "
+            "What was answered is kept; run it again, or see at_once, per_minute, attempts and timeout_s"
         ) from cause
 
     async def _turn(self) -> None:
