@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from peft import PeftModel
 from transformers import Cache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from pipeline.config.schema import TrainingConfig
@@ -17,7 +16,6 @@ from pipeline.learning.algos.grpo import GRPOConfig
 from pipeline.learning.algos.policy_config import LoraSettings, Sampling
 from pipeline.learning.choices import GRPOLoss
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.models.adapters import save_adapters
 from pipeline.learning.rewards.scoring import Scored
 from pipeline.learning.training.grpo import Samples, padded
 from pipeline.learning.training.loop import Fitting
@@ -117,6 +115,10 @@ def write_rounds(
     Returns:
         That policy, merged round by round.
     """
+    from peft import PeftModel
+
+    from pipeline.learning.models.adapters import save_adapters  # slow to import, as peft is
+
     whole = copy.deepcopy(start)
     for number in range(1, rounds + 1):
         adapted = with_adapters(whole, LoraSettings(rank=rank), seed=number)

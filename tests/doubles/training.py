@@ -180,6 +180,7 @@ def stage(work: Work) -> None:
     if work.attempt <= len(steps):
         die_at("after a step", steps[work.attempt - 1])
     run_stage(work)
+    assert "peft" not in sys.modules, "which loads libraries for seconds, and only adapters need"
 
 
 def failing_stage(work: Work) -> None:

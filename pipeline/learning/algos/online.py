@@ -18,11 +18,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -38,8 +37,11 @@ from pipeline.learning.models.flops import Purpose, metered, model_cost, spend
 from pipeline.learning.rewards.traits import RewardFailures
 from pipeline.learning.training import loop
 from pipeline.learning.training.loop import Fitting, TrainingSet, add_to_curve, is_drawn
-from pipeline.learning.training.scoring import passes_of, without_padding
+from pipeline.learning.training.scoring import inner_model, passes_of, without_padding
 from pipeline.outputs.formats import Tally
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 ABOUT = "batch.json"
 SUMS = "sums.json"
@@ -103,7 +105,7 @@ class DrawnBatch:
 
 
 def fit_drawn(
-    model: PreTrainedModel | PeftModel,
+    model: "PreTrainedModel | PeftModel",
     timetable: Timetable,
     drawn: Callable[[int], DrawnBatch],
     fitting: Fitting,
@@ -206,7 +208,7 @@ class _Now:
 def fit_online(
     algorithm: Any,
     ctx: JobContext,
-    model: PreTrainedModel | PeftModel,
+    model: "PreTrainedModel | PeftModel",
     fitting: Fitting,
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train a policy on batches that it draws.
@@ -225,11 +227,9 @@ def fit_online(
     ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
     per_step = algo.batch_size // algo.num_generations
     timetable = Timetable(len(ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
-    inner = model.get_base_model() if isinstance(model, PeftModel) else model
+    inner = inner_model(model)
     sizes, generation = BatchSizes(ctx.hints, ctx.device, inner), ctx.config.generation
-    policy = TextPolicy(
-        cast("PreTrainedModel", inner), reference_tokenizer(ctx), generation, dataset, ctx.device, sizes=sizes
-    )
+    policy = TextPolicy(inner, reference_tokenizer(ctx), generation, dataset, ctx.device, sizes=sizes)
     most = algo.dynamic_sampling if algo.num_generations > 1 else 1
     kept, judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)
 

@@ -10,12 +10,11 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.config import plain, schema
@@ -30,7 +29,6 @@ from pipeline.learning.evaluation import metrics
 from pipeline.learning.generation import sampling, stops
 from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import GreedyPolicy, OutsidePolicy, TextPolicy, TrainedPolicy
-from pipeline.learning.models import adapters
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import answered, metered, spend
 from pipeline.learning.models.load import context_length, load_policy, load_tokenizer, load_value, train_text
@@ -40,9 +38,13 @@ from pipeline.learning.rewards.judge import Asking, asks_reference
 from pipeline.learning.rewards.registry import known_rewards
 from pipeline.learning.rewards.scoring import Scored, Scorer
 from pipeline.learning.training import lora
+from pipeline.learning.training.scoring import inner_model
 from pipeline.outputs import formats
 from pipeline.outputs.formats import Sample, adapter_folders
 from pipeline.outputs.prompts import PromptMeasures, Sums, write_prompts
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 def reference_source(ctx: JobContext) -> str:
@@ -294,7 +296,7 @@ def frozen_policy(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) ->
 
 def adapted(
     ctx: JobContext, algo: PolicyAlgoConfig, dtype: schema.DType | None = None, device: str | None = None
-) -> PreTrainedModel | PeftModel:
+) -> "PreTrainedModel | PeftModel":
     """Return the start weights of a training, with new adapters if the settings ask for them."""
     # An optimizer's state is carried from round to round with its weights, here those of the adapters.
     goes_on = algo.warm_start and algo.draws_to_train and algo.lora.rank
@@ -330,7 +332,7 @@ def loaded(
         )
 
 
-def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel | PeftModel) -> None:
+def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: "PreTrainedModel | PeftModel") -> None:
     """Write the trained policy to the output of a job, in the process that has all of it.
 
     Adapters are written together with those of earlier rounds and of the method that they started from, so that
@@ -343,12 +345,14 @@ def save_policy(ctx: JobContext, algo: PolicyAlgoConfig, model: PreTrainedModel 
     """
     folder, start = started_from(ctx, previous=algo.warm_start), ctx.optional_input(START_TRAIN.name)
     before = [] if folder is None else adapter_folders(folder)
-    if isinstance(model, PeftModel) and (before or folder is None):
+    if inner_model(model) is not model and (before or folder is None):
+        from pipeline.learning.models import adapters  # loads peft, which few jobs need
+
         if algo.draws_to_train and folder != start:  # training continued on the adapters of the round before
             before = before[:-1]
         adapters.copy_adapters(before, ctx.out / formats.FOLDER)
         number = ctx.round + max((int(each.name) for each in adapter_folders(start)) if start else (), default=0)
-        adapters.save_adapters(model, ctx.out / formats.FOLDER / str(number))
+        adapters.save_adapters(cast("PeftModel", model), ctx.out / formats.FOLDER / str(number))
         reference = ctx.input("reference.train").name
         rounds = [*(int(each.name) for each in before), number]
         made_of = formats.Adapters(rounds=rounds, reference=reference if formats.is_key(reference) else None)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -15,9 +14,11 @@ from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.models import kinds, load
-from pipeline.learning.models.adapters import quietly
+from pipeline.learning.training.scoring import inner_model
 
 if TYPE_CHECKING:
+    from peft import PeftModel
+
     from pipeline.learning.algos.policy_config import LoraSettings
 
 
@@ -38,6 +39,10 @@ def with_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> 
     """
     if settings.rank == 0:
         return model
+    from peft import LoraConfig, get_peft_model  # slow to import, and few jobs need it
+
+    from pipeline.learning.models.adapters import quietly
+
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -64,8 +69,9 @@ def with_weights_of(model: PreTrainedModel | PeftModel, folder: Path) -> PreTrai
     Raises:
         JobError: They have other layers or ranks.
     """
+    from peft import set_peft_model_state_dict
+
     stored = load_file(folder / kinds.WEIGHTS)
-    assert isinstance(model, PeftModel)
     found: Any = set_peft_model_state_dict(model, stored)
     if found.unexpected_keys:
         raise JobError(f"{folder}: adapters of other layers ({found.unexpected_keys[0]})")
@@ -122,18 +128,15 @@ def merged(
         exact: Loads the start of the training again, with adapters and in float32, if the weights below the
             adapters were rounded: added to rounded weights, most of an update would be lost. None merges in place.
     """
-    if not isinstance(model, PeftModel):
-        return model
-    if exact is not None:
-        model = _with_adapters_of(model, exact())
-    whole = model.merge_and_unload()
-    assert isinstance(whole, PreTrainedModel)
-    return whole
+    if inner_model(model) is not model:
+        adapted: Any = model if exact is None else _with_adapters_of(model, exact())
+        model = adapted.merge_and_unload()
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 @torch.no_grad()
-def _with_adapters_of(trained: PeftModel, exact: PreTrainedModel | PeftModel) -> PeftModel:
-    assert isinstance(exact, PeftModel)
+def _with_adapters_of(trained: nn.Module, exact: nn.Module) -> nn.Module:
     adapters = {name: weight for name, weight in trained.named_parameters() if weight.requires_grad}
     for name, weight in exact.named_parameters():
         if weight.requires_grad:

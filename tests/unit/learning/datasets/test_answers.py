@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
-from trl.rewards import think_format_reward
-from trl.trainer.dpo_trainer import DPOTrainer
 
 from pipeline.errors import DataError
 from pipeline.learning.algos.dpo import existing_sequences
@@ -80,6 +78,8 @@ class Rows(list[dict[str, Any]]):
 
 def by_trl(model: PreTrainedTokenizerBase, row: dict[str, Any]) -> tuple[list[int], list[list[int]]]:
     """Ids of the prompt, and those of both answers, of TRL's trainer."""
+    from trl.trainer.dpo_trainer import DPOTrainer  # slow to import, as all of TRL
+
     trainer: Any = SimpleNamespace(_tokenizer=model)
     args: Any = SimpleNamespace(dataset_num_proc=None, max_length=None)
     rows: Any = Rows([row])
@@ -158,6 +158,8 @@ def test_an_answer_that_ends_gets_no_second_end(kind: str) -> None:
 
 
 def test_what_a_template_begins_is_told_of_the_answer_and_written_once() -> None:
+    from trl.rewards import think_format_reward
+
     model, asked = tokenizer("R1"), said(ASKED)
     begun = model.decode(begun_by_template(model, asked))
     assert begun == "<think>\n"

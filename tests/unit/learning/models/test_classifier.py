@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from trl import apply_chat_template
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType
@@ -101,6 +100,8 @@ def test_a_conversation_is_read_up_to_the_end_of_its_answer(tmp_path: Path, kind
     assert [
         read.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one, _ in talks
     ] == asked_before
+    from trl import apply_chat_template  # slow to import
+
     texts = [apply_chat_template({"messages": asked + said}, read)["text"] for asked, said in talks]
     inputs = read(text=texts, return_tensors="pt", padding=True, padding_side="right", add_special_tokens=False)
     found = AutoModelForSequenceClassification.from_pretrained(tmp_path)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
+from importlib import import_module
 from typing import Any
 
 import pytest
-from trl import rewards as trl_rewards
 
 from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.config.tables import TRL_REWARDS
@@ -150,6 +150,8 @@ def score(
 
 def test_all_that_trl_ships_is_known() -> None:
     """A later version of TRL that has more fails here, so that nobody guesses what its rewards verify."""
+    from trl import rewards as trl_rewards  # slow to import
+
     assert {name for names in trl_rewards._import_structure.values() for name in names} == set(TRL_REWARDS)
     for name in TRL_REWARDS:
         assert bind(getattr(trl_rewards, name), OPTIONS.get(name, {})).traits.judges
@@ -158,7 +160,7 @@ def test_all_that_trl_ships_is_known() -> None:
 @pytest.mark.parametrize("name", TRL_REWARDS)
 def test_by_name_and_by_path_on_text_and_on_conversations(name: str) -> None:
     chat = [{"role": "user", "content": "1/2?"}]
-    module = getattr(trl_rewards, name).__module__
+    module = getattr(import_module("trl.rewards"), name).__module__
     for called, prompt in ((name, "1/2?"), (f"trl.rewards.{name}", chat), (f"{module}:{name}", "1/2?")):
         found = score(dataset({called: 1.0}, {called: OPTIONS.get(name, {})}, isolated=False), prompt=prompt)
         assert found.values == pytest.approx(EXPECTED[name])
