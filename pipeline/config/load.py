@@ -370,7 +370,8 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
             rest.
     """
     try:
-        given = OmegaConf.to_container(composed, resolve=False)
+        # As it was given; converting all of it takes as long as resolving all of it.
+        given = OmegaConf.to_container(OmegaConf.masked_copy(composed, "evaluation"), resolve=False)
         values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except (*COMPOSITION_ERRORS, AttributeError) as error:
         return _refused([*faults, str(explain(error))])
