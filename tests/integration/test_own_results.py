@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from pipeline.commands.run import run_experiment
-from pipeline.config.load import load_config
 from pipeline.engine.workers import runner
 from pipeline.files import walk
 from pipeline.outputs.formats import PAGE
+from tests.doubles.composing import quick_config
 
 SETTINGS = [
     "experiment.name=t",
@@ -29,7 +29,7 @@ SETTINGS = [
 
 def run(output_dir: Path) -> tuple[int, str]:
     out = io.StringIO()
-    code = run_experiment(load_config([*SETTINGS, f"output_dir={output_dir}"]), Console(file=out, width=200))
+    code = run_experiment(quick_config([*SETTINGS, f"output_dir={output_dir}"]), Console(file=out, width=200))
     return code, out.getvalue()
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from pipeline.config.load import load_config
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.plan.build import build_plan
@@ -20,7 +19,7 @@ from tests.doubles.small_runs import events, results, run_here
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with a tokenizer of digits, and sums as JSON lines."""
     folder = tmp_path_factory.mktemp("files")
-    addition = load_dataset(load_config(["experiment.name=x"]).datasets["addition"])
+    addition = load_dataset(quick_config(["experiment.name=x"]).datasets["addition"])
     tokenizer = make_tokenizer(addition)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

@@ -9,8 +9,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from pipeline.commands.run import run_experiment
 from pipeline.config.checks import check_config
-from pipeline.config.load import load_config
 from pipeline.config.tables import conf_dir
+from tests.doubles.composing import quick_config
 from tests.doubles.gguf import TOKENS, write_gguf
 
 SMALL = [
@@ -26,7 +26,7 @@ PROMPTS = conf_dir() / "prompts" / "movie_openings"
 
 
 def test_the_request_is_sound() -> None:
-    config = load_config(["experiment=sentiment"])
+    config = quick_config(["experiment=sentiment"])
     check_config(config)
     assert {name for name, algo in config.algos.items() if algo.enabled} == {"PITA", "QSharp", "DPO", "GRPO"}
     assert config.datasets["movie_openings"].path == str(PROMPTS)
@@ -43,7 +43,7 @@ def test_it_runs_and_leaves_plain_models(tmp_path: Path) -> None:
     letters = [chr(code) for code in range(33, 127)]
     model = write_gguf(tmp_path / "tiny.gguf", [*TOKENS[:3], *letters, "Ġ", "ab"])
     outputs = [f"output_dir={tmp_path / 'outputs'}", "experiment=sentiment", "generation.long_prompts=truncate"]
-    request = load_config([*outputs, f"models.smollm2.path={model}", *SMALL])
+    request = quick_config([*outputs, f"models.smollm2.path={model}", *SMALL])
     assert run_experiment(request, Console(file=io.StringIO())) == 0
     rows = json.loads((tmp_path / "outputs/sentiment/latest/results.json").read_text())["rows"]
     rewards = {row["algo"]: row["value"] for row in rows if row["metric"] == "reward"}
@@ -55,7 +55,7 @@ def test_it_runs_and_leaves_plain_models(tmp_path: Path) -> None:
     AutoModel.from_pretrained(jobs / "s0/PITA/r1/train/output")
     # The model has another place now, and every result is found again.
     model.rename(tmp_path / "moved.gguf")
-    again = load_config([*outputs, f"models.smollm2.path={tmp_path / 'moved.gguf'}", *SMALL])
+    again = quick_config([*outputs, f"models.smollm2.path={tmp_path / 'moved.gguf'}", *SMALL])
     printed = io.StringIO()
     assert run_experiment(again, Console(file=printed, width=200)) == 0
     assert "are stored; nothing to run" in printed.getvalue()

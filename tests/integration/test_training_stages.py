@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import Backend, RetryConfig
 from pipeline.engine.scheduler.state import JobStatus
 from pipeline.engine.store.store import Store
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Job
+from tests.doubles.composing import quick_config
 from tests.doubles.engine import Engine
 
 SMALL = (
@@ -32,7 +32,7 @@ SMALL = (
 def stages(entry: str | None = None, **payload: Any) -> list[Job]:
     """The trainings of a small plan and what they read; with another entry where one is given."""
     jobs = [
-        job for job in build_plan(load_config(SMALL)).jobs.values() if job.stage in ("train", "generate", "score")
+        job for job in build_plan(quick_config(SMALL)).jobs.values() if job.stage in ("train", "generate", "score")
     ]
     if entry is None:
         return jobs

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from pipeline import arithmetic
 from pipeline.commands.check import DOCUMENTED, MADE_WITH, compare
-from pipeline.config.load import load_config
 from pipeline.terminal.console import Verdict
+from tests.doubles.composing import quick_config
 
 CONTRARY = {
     "ATEN_CPU_CAPABILITY": "avx512",
@@ -80,8 +80,8 @@ def test_jobs_on_a_gpu_say_its_name_whether_they_use_torch_or_not(tmp_path: Path
 
 
 def test_the_cpu_profile_is_portable_and_others_are_not() -> None:
-    assert load_config(["experiment.name=t"]).system.portable
-    assert not load_config(["experiment.name=t", "profile=h200"]).system.portable
+    assert quick_config(["experiment.name=t"]).system.portable
+    assert not quick_config(["experiment.name=t", "profile=h200"]).system.portable
 
 
 def test_the_documented_fingerprint_is_the_one_that_is_compared() -> None:

@@ -15,17 +15,17 @@ from pipeline import arithmetic
 from pipeline.commands import run as carry_out
 from pipeline.commands import start
 from pipeline.commands.run import log, logged_to, run_experiment
-from pipeline.config.load import load_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.runs import record
 from pipeline.terminal.console import Terminal
+from tests.doubles.composing import quick_config
 from tests.doubles.small_runs import run_here, with_reference
 
 
 @pytest.fixture
 def nothing_to_do(tmp_path: Path) -> Config:
-    return load_config(["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}/outputs"])
+    return quick_config(["experiment.name=x", "stage=prepare", "device=cpu", f"output_dir={tmp_path}/outputs"])
 
 
 def test_a_fault_of_the_program_is_in_the_log_of_the_run(
@@ -83,7 +83,7 @@ def test_only_the_last_run_of_a_command_settles_its_exit_code(
 def test_jobs_are_not_run_in_a_process_whose_arithmetic_is_pinned_too_late(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, inline: str
 ) -> None:
-    config = load_config(["experiment.name=t", f"output_dir={tmp_path}", "device=cpu", inline])
+    config = quick_config(["experiment.name=t", f"output_dir={tmp_path}", "device=cpu", inline])
     monkeypatch.setattr(arithmetic, "imported_unpinned", lambda: ["numpy", "torch"])
     with pytest.raises(ConfigError, match="this process imported numpy and torch before"):
         run_experiment(config, Terminal(file=io.StringIO()))

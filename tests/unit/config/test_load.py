@@ -210,9 +210,15 @@ def test_files_that_are_missing_are_named(tmp_path: Path) -> None:
         load_config([NAME, search, "algos=[PITTA]"])
 
 
-def test_quick_answers_are_those_of_hydra() -> None:
-    words = [NAME, "algos=[DPO]", "algos.DPO.beta=0.3", "+algos.DPO.options.a=1", "evaluation={etas: [1]}"]
-    assert quick_config(words) == load_config(words)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algos=[DPO]", "algos.DPO.beta=0.3", "+algos.DPO.options.a=1", "evaluation={etas: [1]}"],
+        ["profile=h200", "algos=[SFT, CD]", "dataset=[star_graph_5_5,jsonl]", "datasets.jsonl.path=a"],
+    ],
+)
+def test_quick_answers_are_those_of_hydra(words: list[str]) -> None:
+    assert repr(quick_config([NAME, *words])) == repr(load_config([NAME, *words])), "in the same order too"
 
 
 _JSONL = ("experiment.name=x", "dataset=jsonl", "datasets.jsonl.path=rows.jsonl")

@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config import checks, load, tables
+from pipeline.config import checks, tables
 from pipeline.config.plain import filled, hints_of, to_plain, value_problems
 from pipeline.config.schema import RANGE, AlgoConfig, Config, Range, number
 from pipeline.errors import ConfigError
@@ -168,7 +168,7 @@ def test_defaults_are_in_range() -> None:
 
 @cache
 def request_of_defaults() -> Config:
-    return load.load_config(["experiment.name=t"])
+    return quick_config(["experiment.name=t"])
 
 
 @dataclass(kw_only=True)

@@ -45,7 +45,7 @@ def answered(make: Callable[[], schema.Config]) -> str:
 def everything() -> dict[str, Any]:
     """A request with one section of every kind, as plain data."""
     groups = ["algos=[QSharp-HF,DPO]", "dataset=[addition,imdb_sentiment]", "model=[tiny,hf]"]
-    plain = to_plain(load.load_config([NAME, *groups, "models.hf.path=a/b", OWN]))
+    plain = to_plain(quick_config([NAME, *groups, "models.hf.path=a/b", OWN]))
     plain["algos"] = {name: algo for name, algo in plain["algos"].items() if algo["enabled"]}
     return plain
 

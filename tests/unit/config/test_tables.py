@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.checks import check_config
-from pipeline.config.load import config_from_plain, load_config
+from pipeline.config.load import config_from_plain
 from pipeline.config.plain import to_plain
 from pipeline.config.schema import AlgoConfig, Config, Settings, number
 from pipeline.config.tables import ALGORITHMS, DATASETS, MODELS, TABLES, all_shipped, conf_dir
@@ -68,14 +68,14 @@ RIDDLES = ["dataset=hf", "datasets.hf.path=x/y", f"datasets.hf.class_path={__nam
 
 
 def test_a_class_in_the_place_of_a_dataset_that_ships_brings_its_settings() -> None:
-    config = load_config([NAME, *RIDDLES, "datasets.hf.hardest=3", "datasets.hf.prompt_template='{prompt}?'"])
+    config = quick_config([NAME, *RIDDLES, "datasets.hf.hardest=3", "datasets.hf.prompt_template='{prompt}?'"])
     section = config.datasets["hf"]
     assert isinstance(section, RiddlesConfig)
     assert (section.hardest, section.kind, section.prompt_template) == (3, "hf", "{prompt}?")
     assert section.reward == "length"
     assert isinstance(load_dataset(section), Riddles)
     check_config(config)
-    again = load_config([NAME, "dataset=hf", "datasets.hf.path=x/y"]).datasets["hf"]
+    again = quick_config([NAME, "dataset=hf", "datasets.hf.path=x/y"]).datasets["hf"]
     assert type(again) is FilesConfig  # the next request is as if there had been none before
 
 
@@ -107,7 +107,7 @@ class FailingPITA(PITA):
 
 
 def test_rules_that_fail_are_told_with_their_line() -> None:
-    config = load_config([NAME, f"algos.Mine.class_path={__name__}.FailingPITA"])
+    config = quick_config([NAME, f"algos.Mine.class_path={__name__}.FailingPITA"])
     with pytest.raises(ConfigError) as caught:
         check_config(config)
     said = str(caught.value)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.load import load_config
 from pipeline.config.schema import AlgoConfig, DatasetConfig
 from pipeline.config.user_code import (
     check_settings_class,
@@ -226,11 +225,11 @@ def own_files(tmp_path: Path) -> str:
 
 def test_own_code_in_configuration_files(own_files: str) -> None:
     chosen = [own_files, "algos=[PITA,Fudge]", "dataset=sorting"]
-    config = load_config([NAME, *chosen])
+    config = quick_config([NAME, *chosen])
     assert [name for name, algo in config.algos.items() if algo.enabled] == ["PITA", "Fudge"]
     assert (config.algos["Fudge"].success, config.algos["Fudge"].eta) == (0.25, 1.0)  # type: ignore[attr-defined]
     assert (config.datasets["sorting"].kind, config.datasets["sorting"].test_size) == ("sorting", 2000)
-    config = load_config([NAME, *chosen, "algos.Fudge.success=0.75", "+algos.Fudge.eta=2"])
+    config = quick_config([NAME, *chosen, "algos.Fudge.success=0.75", "+algos.Fudge.eta=2"])
     assert (config.algos["Fudge"].success, config.algos["Fudge"].eta) == (0.75, 2.0)  # type: ignore[attr-defined]
 
 
