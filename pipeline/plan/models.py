@@ -92,11 +92,11 @@ def tensors_in(file: Path) -> dict[str, int]:
         return {}
 
 
-def check_whole(given: str, folder: Path) -> None:
+def check_whole(typed: str, folder: Path) -> None:
     """Refuse a model with missing or truncated weight files.
 
     Args:
-        given: The setting, for the message.
+        typed: The setting, for the message.
         folder: Folder of the model.
 
     Raises:
@@ -105,25 +105,25 @@ def check_whole(given: str, folder: Path) -> None:
     """
     if (folder / ADAPTERS).is_file():
         raise ConfigError(
-            f"{given}: the folder holds {ADAPTERS}, so transformers would load the model that it names rather "
+            f"{typed}: the folder holds {ADAPTERS}, so transformers would load the model that it names rather "
             "than the weights beside it. Merge them (merge_and_unload() of peft), or remove that file if they are."
         )
     try:
         files = weight_files(folder)
     except ForeignDataError as error:
-        raise ConfigError(f"{given}: cannot read {folder / INDEX} ({error}). Get the model again.") from error
+        raise ConfigError(f"{typed}: cannot read {folder / INDEX} ({error}). Get the model again.") from error
     if not files:
         raise ConfigError(
-            f"{given}: the folder has neither {WHOLE} nor {INDEX}, one of which is loaded; weights in pickles are "
+            f"{typed}: the folder has neither {WHOLE} nor {INDEX}, one of which is loaded; weights in pickles are "
             "not. Save it with save_pretrained; of a GGUF file give the path of the file."
         )
     if missing := [file.name for file in files if not file.is_file()]:
         raise ConfigError(
-            f"{given}: {missing[0]} is missing, one of {len(files)} files of weights that {INDEX} names"
+            f"{typed}: {missing[0]} is missing, one of {len(files)} files of weights that {INDEX} names"
         )
     for file in files:
         if wrong := wrong_with(file):
-            raise ConfigError(f"{given}: {file.name} {wrong}")
+            raise ConfigError(f"{typed}: {file.name} {wrong}")
 
 
 def wrong_with(file: Path) -> str:
@@ -172,11 +172,11 @@ def is_local(path: str) -> bool:
 
 def all_models(config: Config) -> dict[str, ModelConfig]:
     """Return the models of a request, and the checkpoints evaluated beside them, by the key of their section."""
-    found = {f"models.{name}": model for name, model in config.models.items()}
+    models = {f"models.{name}": model for name, model in config.models.items()}
     also = {
         name: algo for name, algo in config.algos.items() if isinstance(algo, CheckpointConfig) and algo.enabled
     }
-    return found | {f"algos.{name}": algo.model for name, algo in also.items()}
+    return models | {f"algos.{name}": algo.model for name, algo in also.items()}
 
 
 def check_models(config: Config) -> None:
@@ -189,33 +189,33 @@ def check_models(config: Config) -> None:
         for key, path, role in _places(model):
             if path is None:
                 continue
-            given = as_typed(f"{name}.{key}={path}", (), config.evaluation.also)
-            place = Base(path, model.revisions[role])
+            typed = as_typed(f"{name}.{key}={path}", (), config.evaluation.also)
+            base = Base(path, model.revisions[role])
             try:
                 if is_adapters(path):
-                    kinds.check_folder(given, Path(path))
-                    _check_settings(given, Path(path))
+                    kinds.check_folder(typed, Path(path))
+                    _check_settings(typed, Path(path))
                     if wrong := wrong_with(Path(path) / kinds.WEIGHTS):
-                        raise ConfigError(f"{given}: {kinds.WEIGHTS} {wrong}")
-                    place = with_weights(*place)
-                    given += _of_adapters(place.path)
-                _check_place(name, key, given, place, model.trusts_code)
+                        raise ConfigError(f"{typed}: {kinds.WEIGHTS} {wrong}")
+                    base = with_weights(*base)
+                    typed += _of_adapters(base.path)
+                _check_base(name, key, typed, base, model.trusts_code)
             except OSError as error:
-                raise _unreadable(given, error) from error
+                raise _unreadable(typed, error) from error
 
 
-def _check_place(model: str, key: str, given: str, place: Base, trusted: bool) -> None:
+def _check_base(model: str, key: str, typed: str, base: Base, trusted: bool) -> None:
     """Refuse a path that is not a model; it comes from a setting, or from the settings of adapters."""
-    if is_local(place.path):
-        _check_local(model, key, given, Path(place.path), trusted)
-        config = {} if is_gguf(place.path) else _read_config(given, Path(place.path) / CONFIG)
-    elif file := in_cache(place.path, CONFIG, place.revision):
-        config = _read_config(given, file)
-        _check_kind(model, key, given, config, trusted)
+    if is_local(base.path):
+        _check_local(model, key, typed, Path(base.path), trusted)
+        config = {} if is_gguf(base.path) else _read_config(typed, Path(base.path) / CONFIG)
+    elif file := in_cache(base.path, CONFIG, base.revision):
+        config = _read_config(typed, file)
+        _check_kind(model, key, typed, config, trusted)
     else:
         return
-    if "quantization_config" in config and _of_adapters(place.path) in given:
-        raise ConfigError(f"{given}: its weights are in few bits, which nothing is merged into: name whole ones")
+    if "quantization_config" in config and _of_adapters(base.path) in typed:
+        raise ConfigError(f"{typed}: its weights are in few bits, which nothing is merged into: name whole ones")
 
 
 def _of_adapters(base: str) -> str:
@@ -234,25 +234,25 @@ def fetched_models(config: Config, needed: Collection[str]) -> list[str]:
         ConfigError: A model is not in this machine's cache, and the hub may not be contacted.
     """
     warnings = []
-    known = all_models(config)
-    for name, model in ((name, known[name]) for name in needed):
+    models = all_models(config)
+    for name, model in ((name, models[name]) for name in needed):
         for key, path, role in _places(model):
             if path is None:
                 continue
-            given, adapted = as_typed(f"{name}.{key}={path}", (), config.evaluation.also), is_adapters(path)
+            typed, adapted = as_typed(f"{name}.{key}={path}", (), config.evaluation.also), is_adapters(path)
             path, revision = with_weights(path, model.revisions[role])
             if is_local(path) or in_cache(path, CONFIG, revision):
                 continue
             near = folder_called_nearly(path)
-            given += _of_adapters(path) if adapted else ""
-            given += f": there is no folder {path} here{f', but {near}' if near else ''}"
+            typed += _of_adapters(path) if adapted else ""
+            typed += f": there is no folder {path} here{f', but {near}' if near else ''}"
             if offline():
                 raise ConfigError(
-                    f"{given}, nor such a model in the cache of the hub, which HF_HUB_OFFLINE forbids to ask. "
+                    f"{typed}, nor such a model in the cache of the hub, which HF_HUB_OFFLINE forbids to ask. "
                     f"Unset it, or give a folder: `hf download {path} --local-dir DIR` makes one elsewhere"
                 )
             if near:
-                warnings.append(f"{given}. It is taken for the id of a model on the hub")
+                warnings.append(f"{typed}. It is taken for the id of a model on the hub")
     return warnings
 
 
@@ -275,14 +275,14 @@ def model_identities(model: ModelConfig, file_hash: Callable[[Path], str]) -> di
         ConfigError: A file cannot be read.
     """
     paths = {"reference": None if model.is_trained else model.path, "value": model.value_path}
-    found = {}
+    identities = {}
     for role, path in paths.items():
         if path:
             try:
-                found[role] = identity_of(path, model.revisions[role], file_hash)
+                identities[role] = identity_of(path, model.revisions[role], file_hash)
             except OSError as error:
                 raise _unreadable(path, error) from error
-    return found
+    return identities
 
 
 def lacks_sdpa(model: ModelConfig) -> bool:
@@ -333,13 +333,13 @@ def weights_in_name(path: str) -> int:
 
     0 if the name does not say.
     """
-    found = _SIZE_IN_NAME.findall(path.rpartition("/")[2])
-    return int(float(found[-1][0]) * {"b": 1e9, "m": 1e6}[found[-1][1].lower()]) if found else 0
+    sizes = _SIZE_IN_NAME.findall(path.rpartition("/")[2])
+    return int(float(sizes[-1][0]) * {"b": 1e9, "m": 1e6}[sizes[-1][1].lower()]) if sizes else 0
 
 
-def _unreadable(given: str, error: OSError) -> ConfigError:
+def _unreadable(typed: str, error: OSError) -> ConfigError:
     where = error.filename or "its files"
-    return ConfigError(f"{given}: cannot read {where} ({reason(error)}). See that you may read all of its files.")
+    return ConfigError(f"{typed}: cannot read {where} ({reason(error)}). See that you may read all of its files.")
 
 
 def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str]) -> dict[str, Any]:
@@ -357,56 +357,56 @@ def identity_of(path: str, revision: str | None, file_hash: Callable[[Path], str
     return {"files": len(files), "bytes": size, "sha256": whole.hexdigest(), **base}
 
 
-def _check_local(model: str, key: str, given: str, path: Path, trusted: bool) -> None:
+def _check_local(model: str, key: str, typed: str, path: Path, trusted: bool) -> None:
     if not path.exists():
         raise ConfigError(
-            f"{given}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
+            f"{typed}: there is no such file or folder. Give the folder of a model saved by save_pretrained, a "
             "GGUF file, or a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct. docs/models.md has a "
             "small one that needs no hub"
         )
     if path.is_file():
-        _check_gguf(given, path)
+        _check_gguf(typed, path)
         return
-    config = _read_config(given, path / CONFIG)
-    _check_kind(model, key, given, config, trusted)
-    check_whole(given, path)
-    _check_settings(given, path)
+    config = _read_config(typed, path / CONFIG)
+    _check_kind(model, key, typed, config, trusted)
+    check_whole(typed, path)
+    _check_settings(typed, path)
 
 
-def _check_settings(given: str, folder: Path) -> None:
+def _check_settings(typed: str, folder: Path) -> None:
     """Refuse a folder with settings that transformers could not read, or whose end tokens it would ignore."""
     for file in (folder / name for name in _SETTINGS):
         if not file.exists():
             continue
-        settings = _read_config(given, file)
+        settings = _read_config(typed, file)
         ends = settings.get("eos_token_id") if file.name == kinds.ENDS else None
         if not all(type(end) is int for end in (ends if isinstance(ends, list) else [ends]) if end is not None):
             raise ConfigError(
-                f"{given}: eos_token_id={ends} in {file} must be the id of a token, or a list of ids, since "
+                f"{typed}: eos_token_id={ends} in {file} must be the id of a token, or a list of ids, since "
                 "completions end there. Write these, or leave it out"
             )
 
 
-def _read_config(given: str, file: Path) -> dict[str, Any]:
+def _read_config(typed: str, file: Path) -> dict[str, Any]:
     try:
         return read_config(file)
     except (OSError, ForeignDataError) as error:
         raise ConfigError(
-            f"{given}: cannot read {file} ({reason(error)}). Give the folder of a model saved by save_pretrained."
+            f"{typed}: cannot read {file} ({reason(error)}). Give the folder of a model saved by save_pretrained."
         ) from error
 
 
-def _check_kind(model: str, key: str, given: str, config: dict[str, Any], trusted: bool) -> None:
+def _check_kind(model: str, key: str, typed: str, config: dict[str, Any], trusted: bool) -> None:
     unknown = kinds.unknown_kind(config)
     if unknown and "auto_map" in config:
         if not trusted:
             raise ConfigError(
-                f"{given}: this model needs Python code that comes with it. If you trust that code, set "
+                f"{typed}: this model needs Python code that comes with it. If you trust that code, set "
                 f"{model}.trust_remote_code=true"
             )
         unknown = None
     if why := kinds.why_not_usable(config, for_values=key == "value_path") or unknown:
-        raise ConfigError(f"{given}: {why}")
+        raise ConfigError(f"{typed}: {why}")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -424,16 +424,16 @@ def reason(error: OSError | ForeignDataError) -> str:
     return (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
 
 
-def _check_gguf(given: str, path: Path) -> None:
+def _check_gguf(typed: str, path: Path) -> None:
     with open_plain(path, follow=True) as file:
         start = file.read(len(MAGIC))
     if start != MAGIC or not is_gguf(path):
-        raise ConfigError(f"{given}: is no GGUF file, as it begins with {start!r}. Give the folder of a model.")
+        raise ConfigError(f"{typed}: is no GGUF file, as it begins with {start!r}. Give the folder of a model.")
     if importlib.util.find_spec("gguf") is None:
-        raise ConfigError(f"{given}: GGUF files need a package: {install_command('gguf')}")
+        raise ConfigError(f"{typed}: GGUF files need a package: {install_command('gguf')}")
     if Version(release := version("transformers")) < Version(OLDEST_FOR_GGUF):
         raise ConfigError(
-            f"{given}: GGUF files need transformers {OLDEST_FOR_GGUF}, and {release} is installed, which may take "
+            f"{typed}: GGUF files need transformers {OLDEST_FOR_GGUF}, and {release} is installed, which may take "
             "another token for an end of text: pip install -U transformers, or give the safetensors of the model"
         )
 
@@ -459,21 +459,21 @@ def read_sources(config: Config, hints: Path | None = None) -> dict[str, dict[st
     Raises:
         PipelineError: A dataset's settings are wrong, or a file is missing.
     """
-    known = _Hashes(hints)
-    found: dict[str, dict[str, Any]] = {}
+    hashes = _Hashes(hints)
+    sources: dict[str, dict[str, Any]] = {}
     for name, section in config.datasets.items():
-        own = _named(f"datasets.{name}", _own_settings(section), known.sha256)
-        rewards = _of_rewards(f"datasets.{name}.grading.options", section, known.sha256)
-        found[name] = source_fingerprint(load_dataset(section), known.sha256)
-        found[name] |= {kind: files for kind, files in ((FILES, own), (REWARD_FILES, rewards)) if files}
+        own = _named(f"datasets.{name}", _own_settings(section), hashes.sha256)
+        rewards = _of_rewards(f"datasets.{name}.grading.options", section, hashes.sha256)
+        sources[name] = source_fingerprint(load_dataset(section), hashes.sha256)
+        sources[name] |= {kind: files for kind, files in ((FILES, own), (REWARD_FILES, rewards)) if files}
     for name, algo in config.algos.items():
         if algo.enabled and isinstance(algo, CheckpointConfig):
-            content = identity_of(algo.path, algo.revision, known.sha256)
-            found[f"algos.{name}"] = {FILES: {"path": content}}
-        elif algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), known.sha256)):
-            found[f"algos.{name}"] = {FILES: own}
-    known.save()
-    return found
+            content = identity_of(algo.path, algo.revision, hashes.sha256)
+            sources[f"algos.{name}"] = {FILES: {"path": content}}
+        elif algo.enabled and (own := _named(f"algos.{name}", _own_settings(algo), hashes.sha256)):
+            sources[f"algos.{name}"] = {FILES: own}
+    hashes.save()
+    return sources
 
 
 def known_rows(config: Config, output: Callable[[str], Path]) -> Callable[[str, str], Mapping[str, int]]:
@@ -498,7 +498,7 @@ def known_rows(config: Config, output: Callable[[str], Path]) -> Callable[[str, 
     return rows
 
 
-def _of_rewards(given: str, section: DatasetConfig, file_hash: Callable[[Path], str]) -> dict[str, Any]:
+def _of_rewards(prefix: str, section: DatasetConfig, file_hash: Callable[[Path], str]) -> dict[str, Any]:
     """Identify the content of models, files and folders that options of rewards name, by reward and option."""
     options = {name: dict(own or {}) for name, own in section.grading.options.items()}
     models = {}
@@ -509,38 +509,38 @@ def _of_rewards(given: str, section: DatasetConfig, file_hash: Callable[[Path], 
             del own["path"]
         if used == JUDGE:  # what a model is called at an endpoint, a template: texts, whatever files there are
             own.clear()
-    return models | _named(given, options, file_hash)
+    return models | _named(prefix, options, file_hash)
 
 
 def _own_settings(section: AlgoConfig | DatasetConfig) -> dict[str, Any]:
     """Return the settings that shipped code does not read, and that may name files."""
     own = [
-        each.name
-        for each in fields(section)
-        if each.metadata.get(PATH) and each.metadata.get("affects_result", True)
+        field.name
+        for field in fields(section)
+        if field.metadata.get(PATH) and field.metadata.get("affects_result", True)
     ]
     return {name: getattr(section, name) for name in ("options", *own)}
 
 
-def _named(given: str, settings: Mapping[str, Any], file_hash: Callable[[Path], str]) -> dict[str, Any]:
+def _named(prefix: str, settings: Mapping[str, Any], file_hash: Callable[[Path], str]) -> dict[str, Any]:
     """Identify the content of files and folders that texts in settings name, by dotted place of the text.
 
     Files whose setting's name says that they are written are left out.
     """
-    found: dict[str, Any] = {}
+    files: dict[str, Any] = {}
     for name, value in settings.items():
         inner = dict(enumerate(value)) if isinstance(value, list) else value
         if isinstance(inner, Mapping):
-            own = {str(each): one for each, one in inner.items() if not _WRITTEN.search(str(each))}
-            found |= {f"{name}.{at}": of for at, of in _named(f"{given}.{name}", own, file_hash).items()}
+            own = {str(key): setting for key, setting in inner.items() if not _WRITTEN.search(str(key))}
+            files |= {f"{name}.{at}": of for at, of in _named(f"{prefix}.{name}", own, file_hash).items()}
         elif isinstance(value, str) and os.path.exists(value):  # noqa: PTH110 - a text may be no path at all
             try:
                 if content := _content(Path(value), file_hash):
-                    found[name] = content
+                    files[name] = content
             except OSError as error:
-                where = f"{given}.{name}={value}"
+                where = f"{prefix}.{name}={value}"
                 raise ConfigError(f"{where}: cannot read {error.filename or value} ({error.strerror})") from error
-    return found
+    return files
 
 
 def _content(path: Path, file_hash: Callable[[Path], str]) -> dict[str, str]:
@@ -572,10 +572,10 @@ def read_models(config: Config, hints: Path | None = None) -> dict[str, dict[str
         config: The request; its models have been checked.
         hints: As for `read_sources`.
     """
-    known = _Hashes(hints)
-    found = {name: model_identities(section, known.sha256) for name, section in config.models.items()}
-    known.save()
-    return found
+    hashes = _Hashes(hints)
+    identities = {name: model_identities(section, hashes.sha256) for name, section in config.models.items()}
+    hashes.save()
+    return identities
 
 
 class _Hashes:
@@ -584,19 +584,19 @@ class _Hashes:
     def __init__(self, hints: Path | None) -> None:
         # Not Path.is_dir(), which raises without permission.
         self._path = hints / FILE if hints is not None and os.path.isdir(hints) else None  # noqa: PTH112
-        self._known: dict[str, str] = {}
+        self._sums: dict[str, str] = {}
         self._new = False
         if self._path is not None:
-            self._known = recall(self._path, dict[str, _Sum]) or {}
+            self._sums = recall(self._path, dict[str, _Sum]) or {}
 
     def sha256(self, path: Path) -> str:
         status = path.stat()
         name = f"{path.absolute()}:{status.st_size}:{status.st_ino}:{status.st_mtime_ns}:{status.st_ctime_ns}"
-        if name not in self._known:
-            self._known[name] = file_sha256(path, follow=True)
+        if name not in self._sums:
+            self._sums[name] = file_sha256(path, follow=True)
             self._new = True
-        return self._known[name]
+        return self._sums[name]
 
     def save(self) -> None:
         if self._path is not None and self._new:
-            remember(self._path, self._known)
+            remember(self._path, self._sums)

@@ -51,27 +51,27 @@ def check_pairs(config: Config) -> None:
             continue
         if not (dataset := load_dataset(section)).prepared:
             row = dataset.row(int(dataset.ids("train")[0]))
-            paired = all(getattr(row, each) or row.columns.get(each) for each in ("chosen", "rejected"))
-            found = {
+            paired = all(getattr(row, column) or row.columns.get(column) for column in ("chosen", "rejected"))
+            facts = {
                 "unpaired": {} if paired else {name: ["prompt", *row.columns]},
                 "unanswered": {} if row.answer is not None or row.whole else {name: (1, 1)},
                 "texts": [name] if isinstance(row.prompt, str) else [],
             }
-            refuse_all(list(row_problems(config, found)))
+            refuse_all(list(row_problems(config, facts)))
 
 
-def row_problems(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
+def row_problems(config: Config, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield what algorithms need of datasets that do not have it.
 
     Args:
         config: The request.
-        found: Facts on datasets from `learning.rewards.probe`: ``unpaired``, name -> columns of its rows;
+        facts: Facts on datasets from `learning.rewards.probe`: ``unpaired``, name -> columns of its rows;
             ``unanswered``, name -> (rows without completion, all rows); names of datasets with ``texts``.
     """
-    for algo, settings in [(name, each) for name, each in config.algos.items() if each.enabled]:
+    for algo, settings in [(name, section) for name, section in config.algos.items() if section.enabled]:
         asks = isinstance(settings, FeedbackConfig) and settings.pairs is PairSource.existing
         labelled = isinstance(settings, KTOConfig)
-        for name, columns in found["unpaired"].items() if asks else ():
+        for name, columns in facts["unpaired"].items() if asks else ():
             if not (labelled and "label" in columns):
                 yield (
                     f"algos.{algo}.pairs=existing: datasets.{name} has no pairs. Its rows need the columns chosen "
@@ -79,14 +79,14 @@ def row_problems(config: Config, found: Mapping[str, Any]) -> Iterator[str]:
                 )
         if not isinstance(settings, SFTConfig):
             continue
-        for name, (without, number) in found["unanswered"].items():
+        for name, (without, number) in facts["unanswered"].items():
             who = "its rows have" if without == number else f"{without:,} of its first {number:,} rows have"
             yield (
                 f"algos.{algo} imitates the completions of a dataset: datasets.{name}: {who} none. Rows need the "
                 "columns prompt and completion, messages, or chosen, which is then imitated; others are named by "
                 f"datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}"
             )
-        for name in found["texts"] if settings.assistant_only_loss else ():
+        for name in facts["texts"] if settings.assistant_only_loss else ():
             yield (
                 f"algos.{algo}.assistant_only_loss=true: the rows of datasets.{name} are text, which has no "
                 f"turns. Leave it false: of a prompt and a completion the completion alone is learnt; or set "
@@ -128,25 +128,25 @@ def check_tokenizers(config: Config) -> None:
                     f"completion are {length} tokens; set models.{name}.n_positions={length} or more."
                 )
         # A model trained in the run has the vocabulary of its dataset.
-        references = {} if model.path else {f"made for {each}": each for each in trained_on}
-        known = {
-            said: {token: at for at, token in enumerate(load_dataset(config.datasets[each]).vocabulary)}
-            for said, each in references.items()
+        references = {} if model.path else {f"made for {dataset}": dataset for dataset in trained_on}
+        vocabularies = {
+            reference: {token: at for at, token in enumerate(load_dataset(config.datasets[dataset]).vocabulary)}
+            for reference, dataset in references.items()
         }
         if model.path is not None:
-            given, folder = f"models.{name}.path", Path(tokenizer_place(model.path, None).path)
+            key, folder = f"models.{name}.path", Path(tokenizer_place(model.path, None).path)
             if folder.is_dir():
-                _check_there(f"{given}={model.path}", folder)
+                _check_there(f"{key}={model.path}", folder)
             if model.value_path or ((folder / FILE).is_file() and not is_adapters(model.path)):
-                known[model.path] = read_vocabulary(given, model.path)
+                vocabularies[model.path] = read_vocabulary(key, model.path)
                 if (folder / FILE).is_file():
-                    _check_rows(f"{given}={folder}", model.path, known[model.path])
+                    _check_rows(f"{key}={folder}", model.path, vocabularies[model.path])
         if model.value_path is None:
             continue
-        given = f"models.{name}.value_path"
-        value = read_vocabulary(given, model.value_path)
-        _check_rows(f"{given}={model.value_path}", model.value_path, value)
-        for reference, vocabulary in known.items():
+        key = f"models.{name}.value_path"
+        value = read_vocabulary(key, model.value_path)
+        _check_rows(f"{key}={model.value_path}", model.value_path, value)
+        for reference, vocabulary in vocabularies.items():
             if difference := _difference(vocabulary, value):
                 raise ConfigError(
                     f"models.{name}: the reference ({reference}) and the value model ({model.value_path}) share "
@@ -155,17 +155,17 @@ def check_tokenizers(config: Config) -> None:
                 )
 
 
-def _check_there(given: str, folder: Path) -> None:
+def _check_there(typed: str, folder: Path) -> None:
     """Refuse the folder of a model that was saved without its tokenizer."""
     there = {file.name for name in _OF_TOKENIZERS for file in folder.glob(name)} - {SETTINGS}
     if not there:
         raise ConfigError(
-            f"{given}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that of the "
+            f"{typed}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that of the "
             "model beside it, with save_pretrained of the tokenizer."
         )
 
 
-def _check_rows(given: str, path: str, vocabulary: Mapping[str, int]) -> None:
+def _check_rows(typed: str, path: str, vocabulary: Mapping[str, int]) -> None:
     """Refuse a model without weights for some tokens of its tokenizer, such as added tokens."""
     if is_adapters(path):  # adapters may bring more tokens than their base has
         return
@@ -180,7 +180,7 @@ def _check_rows(given: str, path: str, vocabulary: Mapping[str, int]) -> None:
     tokens = max(vocabulary.values(), default=-1) + 1
     if isinstance(rows, int) and rows < tokens:
         raise ConfigError(
-            f"{given}: its tokenizer has {tokens:,} tokens and its embedding {rows:,} rows, so it cannot read "
+            f"{typed}: its tokenizer has {tokens:,} tokens and its embedding {rows:,} rows, so it cannot read "
             "all of them. Choose another model, or save this one after resize_token_embeddings of transformers."
         )
 
@@ -196,16 +196,16 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
     Raises:
         ConfigError: The message names the model and the dataset.
     """
-    lacking = {name: each.path for name, each in all_models(config).items() if each.path}
+    lacking = {name: model.path for name, model in all_models(config).items() if model.path}
     lacking = {name: path for name, path in lacking.items() if has_chat_template(path) is False}
     for name, section in config.datasets.items() if lacking else ():
         made = isinstance(section, FilesConfig) and section.chat
         if made or name in conversations:
             model, path = next(iter(lacking.items()))
-            given = as_typed(f"{model}.path={path}", (), config.evaluation.also)
+            typed = as_typed(f"{model}.path={path}", (), config.evaluation.also)
             raise ConfigError(
                 f"datasets.{name}{'.chat=true' if made else ''} has conversations for prompts, but "
-                f"{given} has no chat template. Choose an instruct model, or prompts of text"
+                f"{typed} has no chat template. Choose an instruct model, or prompts of text"
             )
 
 
@@ -231,23 +231,23 @@ def read_vocabulary(key: str, path: str) -> dict[str, int]:
     """
     if is_gguf(path):
         return {token: index for index, token in enumerate(_gguf(path).fields[TOKENS].contents())}
-    place = tokenizer_place(path, None).path
-    file = Path(place) / FILE
+    folder = tokenizer_place(path, None).path
+    file = Path(folder) / FILE
     if not file.is_file():
-        file = in_cache(place, FILE) or file
+        file = in_cache(folder, FILE) or file
     from tokenizers import Tokenizer  # a tenth of a second, needed only to compare
 
     try:
-        found = Tokenizer.from_str(read_plain(file, LARGEST_TOKENIZER, follow=True).decode()).get_vocab()
+        vocabulary = Tokenizer.from_str(read_plain(file, LARGEST_TOKENIZER, follow=True).decode()).get_vocab()
     except Exception as error:  # that library has no error class of its own
-        said = (
+        why = (
             reason(error) if isinstance(error, OSError | ForeignDataError) else " ".join(str(error).split())[:200]
         )
         raise ConfigError(
-            f"{key}={path}: cannot read {file} ({said}). Give the folder of a model saved by save_pretrained "
+            f"{key}={path}: cannot read {file} ({why}). Give the folder of a model saved by save_pretrained "
             "together with its tokenizer."
         ) from error
-    return dict(sorted(found.items(), key=itemgetter(1)))
+    return dict(sorted(vocabulary.items(), key=itemgetter(1)))
 
 
 @cache
@@ -263,14 +263,14 @@ def _gguf(path: str) -> Any:
         ) from error
 
 
-def _difference(one: Mapping[str, int], other: Mapping[str, int]) -> str:
-    if one == other:
+def _difference(own: Mapping[str, int], other: Mapping[str, int]) -> str:
+    if own == other:
         return ""
-    if len(one) != len(other):
-        return f"{len(one)} tokens against {len(other)}"
-    token = next(token for token in one if one[token] != other.get(token))
+    if len(own) != len(other):
+        return f"{len(own)} tokens against {len(other)}"
+    token = next(token for token in own if own[token] != other.get(token))
     theirs = f"id {other[token]}" if token in other else "missing"
-    return f"token {token!r} has id {one[token]} in the one and is {theirs} in the other"
+    return f"token {token!r} has id {own[token]} in the one and is {theirs} in the other"
 
 
 # -- trying ----------------------------------------------------------------------------------------------------
@@ -312,21 +312,21 @@ def try_rewards(
         for reward, settings in judges_of(config.datasets[name]).items():
             key_of(reward, settings)
             if settings.path and not Path(settings.path).exists() and not is_hub_id(settings.path):
-                given = f"datasets.{name}.grading.options.{reward}.path={settings.path}"
-                raise ConfigError(f"{given}: there is no such folder, and this is no hub id")
+                typed = f"datasets.{name}.grading.options.{reward}.path={settings.path}"
+                raise ConfigError(f"{typed}: there is no such folder, and this is no hub id")
     to_read = [name for name in used if in_local_files(config.datasets[name])]
-    asked = {
+    request = {
         name: section
         for name, section in config.datasets.items()
         if name in to_read
         or (_is_own(section) and (not load_dataset(section).prepared or _leaves_open(section) or single))
     }
-    answer = _ask(asked, to_read, _templates(config), tell) if asked else {}
-    found = {each: answer.get(each, {}) for each in ("unpaired", "unanswered", "texts", "graded")}
-    refuse_all([*answer.get("problems", ()), *row_problems(config, found)])
+    answer = _ask(request, to_read, _templates(config), tell) if request else {}
+    facts = {kind: answer.get(kind, {}) for kind in ("unpaired", "unanswered", "texts", "graded")}
+    refuse_all([*answer.get("problems", ()), *row_problems(config, facts)])
     check_chat_templates(config, answer.get("conversations", ()))
-    datasets = [(name, each) for name, each in config.datasets.items() if single and each.trained_on]
-    graded = {name: found["graded"].get(name) or _graded(each) for name, each in datasets}
+    datasets = [(name, section) for name, section in config.datasets.items() if single and section.trained_on]
+    graded = {name: facts["graded"].get(name) or _graded(section) for name, section in datasets}
     refuse_all(
         [
             f"datasets.{name}: {what} has more than two values, and algos.{algo}.atoms=1 is a single probability "
@@ -360,15 +360,15 @@ def ask_judges(config: Config, used: Collection[str], hints: Path | None) -> Ite
             from pipeline.learning.rewards.endpoint import Endpoint  # and its client, which takes long to import
 
             once = replace(settings, attempts=1, timeout_s=min(settings.timeout_s, _END_S))
-            judge, given = Judge(once, Endpoint(once, key_of(reward, settings), hints).ask), f"datasets.{name}"
+            judge, where = Judge(once, Endpoint(once, key_of(reward, settings), hints).ask), f"datasets.{name}"
             try:
                 ((_, problem),), _ = judge(["What is 1 + 2?"], ["3"], ["4"], Asking())
             except JobError as error:
                 if error.__cause__ is None:
-                    raise ConfigError(f"{given}: the judge '{reward}': {error}") from error
+                    raise ConfigError(f"{where}: the judge '{reward}': {error}") from error
                 problem = str(error)
             if problem:
-                yield f"{given}: the judge '{reward}' was asked once, as a trial: {problem}"
+                yield f"{where}: the judge '{reward}' was asked once, as a trial: {problem}"
 
 
 def _graded(section: DatasetConfig) -> str:
@@ -376,8 +376,8 @@ def _graded(section: DatasetConfig) -> str:
     counted = [name for name, weight in (section.rewards or {section.reward: 1.0}).items() if weight]
     if len(counted) > 1:
         return f"the sum of its rewards {', '.join(counted)}"
-    found = [name for name, traits in shipped_traits(section).items() if traits.graded]
-    return f"its reward '{found[0]}'" if found else ""
+    names = [name for name, traits in shipped_traits(section).items() if traits.graded]
+    return f"its reward '{names[0]}'" if names else ""
 
 
 def _is_own(section: DatasetConfig) -> bool:
@@ -439,8 +439,8 @@ def _ask(
             output=output,
             own_group=True,
         )
-        said = f"{tried} has taken {_SOON_S:g} s so far, and ends after {limit_s:g}. {hint}"
-        clocks = [Timer(_SOON_S, tell, [said]), Timer(limit_s, children.end, [[child]])]
+        message = f"{tried} has taken {_SOON_S:g} s so far, and ends after {limit_s:g}. {hint}"
+        clocks = [Timer(_SOON_S, tell, [message]), Timer(limit_s, children.end, [[child]])]
         try:
             for clock in clocks:
                 clock.start()

@@ -54,10 +54,10 @@ def lease_dir() -> Path:
     folder = Path(named) if named else Path(f"/tmp/pipeline-leases-{os.getuid()}")  # noqa: S108 - checked below
     try:
         folder.mkdir(mode=PRIVATE, parents=bool(named), exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise DeviceError(f"cannot keep leases in {folder}: {error}. Name another folder by {FOLDER}.") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise DeviceError(
             f"{folder} is not a folder of yours that you alone can write to, so leases there mean nothing. "
             f"Remove it, or name another by {FOLDER}."
@@ -78,8 +78,8 @@ def claim_lease(path: Path, *, wait: bool = False) -> Claim | None:
 
 
 def _cannot_open(path: Path, error: OSError) -> DeviceError:
-    said = error.strerror or error
-    return DeviceError(f"cannot open or lock the lease {path}: {said}. Remove it, or set {FOLDER}.")
+    why = error.strerror or error
+    return DeviceError(f"cannot open or lock the lease {path}: {why}. Remove it, or set {FOLDER}.")
 
 
 def _held_text(path: Path) -> str | None:
@@ -102,9 +102,9 @@ def guard(folder: Path) -> Claim:
     Raises:
         DeviceError: The file system has no locks.
     """
-    held = claim_lease(folder / "guard", wait=True)
-    assert held is not None
-    return held
+    lease = claim_lease(folder / "guard", wait=True)
+    assert lease is not None
+    return lease
 
 
 def wanted_before(folder: Path, ticket: str, names: set[str]) -> Iterator[set[str]]:
@@ -199,11 +199,11 @@ class LeaseSet:
         now = datetime.now().isoformat(timespec="seconds")
         holder = Holder(pid=os.getpid(), experiment=experiment, since=now, host=socket.gethostname())
         folder, names = lease_dir(), set(map(_name, devices))
-        place, ticket = folder / "queue" / f"{time.time_ns():020d}-{os.getpid()}", None
+        path, ticket = folder / "queue" / f"{time.time_ns():020d}-{os.getpid()}", None
         try:
             while True:
                 with guard(folder):
-                    earlier = wanted_before(folder, place.name if ticket else "", names)
+                    earlier = wanted_before(folder, path.name if ticket else "", names)
                     is_next = not any(names & wanted for wanted in earlier)
                     if is_next and (taken := _take(folder, devices, count, holder)):
                         return cls(list(taken), taken.values())
@@ -213,7 +213,7 @@ class LeaseSet:
                             f"{busy}. Ask for fewer or for others, or wait for them with {how_to_wait}."
                         )
                     if is_new := ticket is None:
-                        ticket = claim_lease(place)
+                        ticket = claim_lease(path)
                         assert ticket is not None
                         ticket.write(json.dumps(sorted(names)))
                 if is_new and on_wait:
@@ -250,35 +250,35 @@ def _take(
     """Take `count` of the given devices, or none."""
     taken: dict[inventory.Device, Claim] = {}
     for device in devices:
-        if len(taken) < count and (held := claim_lease(_path(folder, device))) is not None:
-            taken[device] = held
-            held.write(json.dumps(asdict(holder)))
+        if len(taken) < count and (lease := claim_lease(_path(folder, device))) is not None:
+            taken[device] = lease
+            lease.write(json.dumps(asdict(holder)))
     if len(taken) == count:
         return taken
-    for held in taken.values():
-        held.release()
+    for lease in taken.values():
+        lease.release()
     return {}
 
 
 def _refusal(folder: Path, devices: Sequence[inventory.Device], count: int) -> str:
-    held: dict[tuple[int, str, str], tuple[Holder, list[inventory.Device]]] = {}
-    for device in sorted(devices, key=_place):
+    taken: dict[tuple[int, str, str], tuple[Holder, list[inventory.Device]]] = {}
+    for device in sorted(devices, key=_position):
         if holder := _read(folder, device):
-            held.setdefault((holder.pid, holder.host, holder.experiment), (holder, []))[1].append(device)
-    total = sum(len(theirs) for _, theirs in held.values())
-    who = "; ".join(f"{holder} has {_labels(theirs)}" for holder, theirs in held.values())
+            taken.setdefault((holder.pid, holder.host, holder.experiment), (holder, []))[1].append(device)
+    total = sum(len(theirs) for _, theirs in taken.values())
+    who = "; ".join(f"{holder} has {_labels(theirs)}" for holder, theirs in taken.values())
     if len(devices) - total >= count:
         return f"{count} of {_labels(devices)} wanted, but others queued for them first"
     return f"{count} of {_labels(devices)} wanted, but {total} of these {len(devices)} are leased: {who}"
 
 
-def _place(device: inventory.Device) -> tuple[int, int]:
+def _position(device: inventory.Device) -> tuple[int, int]:
     return device.index, device.slice_index or 0
 
 
 def _labels(devices: Sequence[inventory.Device]) -> str:
     """Return text such as ``GPU 0, 2, 3``."""
-    numbers = [device.label.removeprefix("GPU ") for device in sorted(devices, key=_place)]
+    numbers = [device.label.removeprefix("GPU ") for device in sorted(devices, key=_position)]
     return f"GPU {', '.join(numbers)}"
 
 
@@ -312,7 +312,7 @@ _ALIKE_BYTES = 2**30
 
 def rank(devices: Sequence[inventory.Device], usage: Mapping[str, inventory.GpuUsage]) -> list[inventory.Device]:
     """Order devices, the best first."""
-    places = {device: place for place, device in enumerate(devices)}
+    places = {device: position for position, device in enumerate(devices)}
 
     def badness(device: inventory.Device) -> tuple[int, int, int]:
         use = usage[device.uuid or ""]
@@ -426,25 +426,25 @@ def candidates(
         DeviceError: The request cannot be met; the message gives what was asked for and what exists.
     """
     count, ids, (count_name, ids_name) = request.num_gpus, request.gpu_ids, request.names
-    asked = f"{count_name}={count}" if ids is None else f"{ids_name}={list(ids)}"
+    typed = f"{count_name}={count}" if ids is None else f"{ids_name}={list(ids)}"
     if workers is not None and workers < 1:
         raise DeviceError(f"execution.workers={workers}: at least one worker is needed")
     if count is not None and ids is not None and count != len(ids):
-        raise DeviceError(f"{count_name}={count}, but {asked}: make them agree, or give one alone.")
+        raise DeviceError(f"{count_name}={count}, but {typed}: make them agree, or give one alone.")
     if (count is not None and count < 1) or (ids is not None and not ids):
-        raise DeviceError(f"{asked} is no GPU. For a run without GPUs use {request.without}; null leaves it open.")
+        raise DeviceError(f"{typed} is no GPU. For a run without GPUs use {request.without}; null leaves it open.")
     if request.device is DeviceChoice.cpu:
         return _slots(workers)
     visible, machine = inventory.look(environment)
     if not visible:
         if count is None and ids is None and request.device is not DeviceChoice.cuda:
             return _slots(workers)
-        asked, mask = asked if count or ids else "device=cuda", environment.get(inventory.VISIBLE)
+        typed, mask = typed if count or ids else "device=cuda", environment.get(inventory.VISIBLE)
         why = "NVML found none" if mask is None else f"{inventory.VISIBLE}={mask!r} hides them, or NVML found none"
         raise DeviceError(
-            f"{asked}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use {request.without}."
+            f"{typed}, but there is no usable GPU: {why}. Check `nvidia-smi`, or use {request.without}."
         )
-    devices = rank(visible, machine.usage) if ids is None else gpus_of_ids(ids, visible, environment, asked)
+    devices = rank(visible, machine.usage) if ids is None else gpus_of_ids(ids, visible, environment, typed)
     wanted = count or len(devices)
     for name, number, have in ((count_name, wanted, len(devices)), ("execution.workers", workers or 0, wanted)):
         if number > have:
@@ -456,7 +456,7 @@ def candidates(
 
 
 def gpus_of_ids(
-    ids: Sequence[int], visible: Sequence[inventory.Device], environment: Mapping[str, str], asked: str = ""
+    ids: Sequence[int], visible: Sequence[inventory.Device], environment: Mapping[str, str], typed: str = ""
 ) -> list[inventory.Device]:
     """Return the GPUs at some positions of the visible set.
 
@@ -464,27 +464,27 @@ def gpus_of_ids(
         ids: The positions.
         visible: The visible set.
         environment: Environment that tells whether the visible set is a part of the machine's GPUs.
-        asked: Name of the request in messages; ``gpu_ids=[...]`` if left out.
+        typed: Name of the request in messages; ``gpu_ids=[...]`` if left out.
 
     Raises:
         DeviceError: A position does not exist, or is given twice.
     """
-    asked = asked or f"gpu_ids={list(ids)}"
+    typed = typed or f"gpu_ids={list(ids)}"
     unknown = sorted({number for number in ids if not 0 <= number < len(visible)})
     if unknown:
         raise DeviceError(
-            f"{asked}: there is no GPU {', '.join(map(str, unknown))}. "
+            f"{typed}: there is no GPU {', '.join(map(str, unknown))}. "
             + (f"Ids are {_listed(visible, environment)}." if visible else "This process sees no GPU at all.")
         )
     if len(set(ids)) != len(ids):
-        raise DeviceError(f"{asked} names a GPU twice")
+        raise DeviceError(f"{typed} names a GPU twice")
     return [visible[number] for number in ids]
 
 
 def _listed(visible: Sequence[inventory.Device], environment: Mapping[str, str]) -> str:
-    if environment.get(inventory.VISIBLE) is None and all(gpu.index == place for place, gpu in enumerate(visible)):
+    if environment.get(inventory.VISIBLE) is None and all(gpu.index == at for at, gpu in enumerate(visible)):
         return f"0 to {len(visible) - 1}" if len(visible) > 1 else "0"
-    pairs = ", ".join(f"{place} ({gpu.label})" for place, gpu in enumerate(visible))
+    pairs = ", ".join(f"{at} ({gpu.label})" for at, gpu in enumerate(visible))
     return f"{pairs}, counted within what CUDA_VISIBLE_DEVICES shows"
 
 
@@ -512,13 +512,13 @@ def devices_of(
     """
     distributed = distributed or DistributedConfig()
     ids = "gpu_ids" if distributed.gpu_list is None else "gpu_list"
-    asked = DeviceRequest(
+    request = DeviceRequest(
         device=choice,
         num_gpus=distributed.num_gpus,
         gpu_ids=distributed.ids,
         names=("distributed.num_gpus", f"distributed.{ids}"),
     )
-    return candidates(asked, os.environ, workers=workers)
+    return candidates(request, os.environ, workers=workers)
 
 
 # -- layout ------------------------------------------------------------------------------------------------------
@@ -594,10 +594,10 @@ class Layout:
     @cached_property
     def devices_by_node(self) -> dict[int, list[int]]:
         """Machine -> its devices."""
-        found: dict[int, list[int]] = {}
+        by_node: dict[int, list[int]] = {}
         for device, place in enumerate(self.places):
-            found.setdefault(place.node, []).append(device)
-        return found
+            by_node.setdefault(place.node, []).append(device)
+        return by_node
 
     def workers_of(self, device: int) -> range:
         """Return the indices of the workers on a device."""
@@ -623,13 +623,13 @@ def make_layout(
     """
     if execution.backend is Backend.inline:
         return Layout(places=_places(devices[:1], usage))
-    asked = execution.jobs_per_device
-    if isinstance(asked, int):
-        return Layout(places=_places(devices, usage), slots=asked)
+    per_device = execution.jobs_per_device
+    if isinstance(per_device, int):
+        return Layout(places=_places(devices, usage), slots=per_device)
     # On a CPU there is nothing to measure: `execution.workers` alone decides.
     gpus = any(device.kind == "cuda" for device in devices)
     slots = AUTO_SLOTS if gpus else 1
-    return Layout(places=_places(devices, usage), slots=slots, vouched=asked != AUTO)
+    return Layout(places=_places(devices, usage), slots=slots, vouched=per_device != AUTO)
 
 
 def _places(

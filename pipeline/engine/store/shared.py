@@ -75,27 +75,27 @@ def check_address(url: str) -> tuple[str, str]:
     Raises:
         ConfigError: The address is invalid, or holds what may be a secret, which the message does not repeat.
     """
-    kind, is_url, place = url.partition("://")
+    kind, is_url, path = url.partition("://")
     if not is_url:
-        kind, place = "file", url
-    if "@" in place.partition("/")[0] or "?" in place or "#" in place:
+        kind, path = "file", url
+    if "@" in path.partition("/")[0] or "?" in path or "#" in path:
         raise ConfigError(
             f"{KEY}: a user, a password, a token or parameters are refused in it, as settings are written down. "
             "Give the address alone, and credentials where the library looks for them, as AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY in the environment"
         )
-    is_place = place.startswith("/") if kind == "file" else place.partition("/")[0]
-    if kind not in _LIBRARIES or not is_place or not url.isprintable() or ".." in place.split("/"):
+    has_path = path.startswith("/") if kind == "file" else path.partition("/")[0]
+    if kind not in _LIBRARIES or not has_path or not url.isprintable() or ".." in path.split("/"):
         raise ConfigError(f"{KEY}={url}: this is no place for a shared store. Use {_ALLOWED}")
-    if kind == "file" and not Path(place).is_dir():
+    if kind == "file" and not Path(path).is_dir():
         raise ConfigError(
-            f"{KEY}={url}: there is no folder {place}. Mount it, see that it is spelt right, or make it by "
-            f"mkdir -p {shlex.quote(place)}"
+            f"{KEY}={url}: there is no folder {path}. Mount it, see that it is spelt right, or make it by "
+            f"mkdir -p {shlex.quote(path)}"
         )
     module, extra = _LIBRARIES[kind]
     if not has_package(module):
         raise ConfigError(f"{KEY}={url} needs {module}, which is not installed: {install_command(extra)}")
-    return kind, place
+    return kind, path
 
 
 class Objects:
@@ -107,8 +107,8 @@ class Objects:
         Raises:
             ConfigError: As for `check_address`, or the library is broken.
         """
-        kind, place = check_address(url)
-        self._root, self._is_folder, self._was_there = f"{place.rstrip('/')}/{_LAYOUT}", kind == "file", False
+        kind, path = check_address(url)
+        self._root, self._is_folder, self._was_there = f"{path.rstrip('/')}/{_LAYOUT}", kind == "file", False
         try:
             import fsspec  # type: ignore[import-untyped]  # most runs have no use for it
 
@@ -126,8 +126,8 @@ class Objects:
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the names and sizes, in bytes, of the objects in a folder."""
-        found = self._ask("find", folder, detail=True) or {}
-        return {path.rpartition("/")[2]: int(info["size"]) for path, info in found.items()}
+        listing = self._ask("find", folder, detail=True) or {}
+        return {path.rpartition("/")[2]: int(info["size"]) for path, info in listing.items()}
 
     def create(self, name: str, data: bytes) -> bool:
         """Create an object that becomes visible whole; return False, without any change, if the name exists."""
@@ -157,19 +157,19 @@ class Objects:
         """Remove an object or a folder of objects, if it exists."""
         self._ask("rm", name, recursive=True)
 
-    def _ask(self, method: str, *given: Any, size: int = 0, **options: Any) -> Any:
+    def _ask(self, method: str, *args: Any, size: int = 0, **options: Any) -> Any:
         """Call fsspec; return None for a missing object, and False for one that was to be created but exists."""
         source = method == "put_file"
-        given = (given[0], f"{self._root}/{given[1]}") if source else (f"{self._root}/{given[0]}", *given[1:])
+        args = (args[0], f"{self._root}/{args[1]}") if source else (f"{self._root}/{args[0]}", *args[1:])
         if self._is_folder:
             # Nothing may be written to the empty folder where a disk should be mounted.
             if self._was_there and not Path(self._root).is_dir():
                 raise UnreachableError(f"{self._root} is not there any more")
             self._was_there = Path(self._root).is_dir()
         elif method != "rm":
-            options["timeout"] = _SENT_S + max(size, len(given[-1]) if method == "pipe_file" else 0) / _SLOWEST
+            options["timeout"] = _SENT_S + max(size, len(args[-1]) if method == "pipe_file" else 0) / _SLOWEST
         try:
-            return getattr(self._system, method)(*given, **options)
+            return getattr(self._system, method)(*args, **options)
         except Exception as error:  # libraries raise errors of their own, of HTTP, of the system and of time-outs
             if isinstance(error, FileExistsError) or _code(error) in ("PreconditionFailed", "412"):
                 return False
@@ -191,14 +191,14 @@ def said_of(error: Exception) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    known = isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError)
-    return known or type(error).__name__.endswith("CredentialsError") or "Forbidden" in str(error)
+    is_refused = isinstance(error, PermissionError | FileNotFoundError | NotADirectoryError)
+    return is_refused or type(error).__name__.endswith("CredentialsError") or "Forbidden" in str(error)
 
 
 def _code(error: Exception) -> str:
     response = getattr(error.__cause__ or error, "response", None)
-    told = response.get("Error") if isinstance(response, dict) else None
-    return str(told.get("Code", "")) if isinstance(told, dict) else ""
+    fault = response.get("Error") if isinstance(response, dict) else None
+    return str(fault.get("Code", "")) if isinstance(fault, dict) else ""
 
 
 # -- outputs -----------------------------------------------------------------------------------------------------
@@ -326,10 +326,10 @@ class SharedStore:
         Raises:
             StoreError: The local store cannot be written to.
         """
-        asked: dict[str, Future[bool]] = {key: Future() for key in keys}
-        for key, future in asked.items():
+        futures: dict[str, Future[bool]] = {key: Future() for key in keys}
+        for key, future in futures.items():
             self._tasks.put(partial(_settle, future, partial(self._brought_here, key)))
-        for key, future in asked.items():
+        for key, future in futures.items():
             try:
                 if not future.result():
                     self.keys.discard(key)
@@ -353,8 +353,8 @@ class SharedStore:
     @property
     def notice(self) -> str:
         """A line for a screen if the shared store cannot be reached, or ""."""
-        said = f"the shared store cannot be reached ({self._away}): going on with what is here"
-        return said if self._away else ""
+        text = f"the shared store cannot be reached ({self._away}): going on with what is here"
+        return text if self._away else ""
 
     @property
     def traffic(self) -> Traffic:
@@ -396,12 +396,12 @@ class SharedStore:
                     break
                 self._state.wait(0.1)
             self._closing.set()
-            left = list(self._uploads.values())
+            uploads = list(self._uploads.values())
         for _ in range(_THREADS):
             self._tasks.put(lambda: None)
-        if not left:
+        if not uploads:
             return ""
-        what = f"{left[0]} is" if len(left) == 1 else f"{len(left):,} outputs are"
+        what = f"{uploads[0]} is" if len(uploads) == 1 else f"{len(uploads):,} outputs are"
         why = f" ({self._away})" if self._away else ""
         return f"{what} not in the shared store yet{why}. The next run of the same command goes on with it"
 
@@ -451,8 +451,8 @@ class SharedStore:
                 break
             except BadOutputError as error:
                 if not tries_left:
-                    said = "%s in the shared store cannot be used: %s. It is removed there, and made again"
-                    log.warning(said, key, error)
+                    text = "%s in the shared store cannot be used: %s. It is removed there, and made again"
+                    log.warning(text, key, error)
                     self._patiently(_FETCH_S, partial(self._objects.remove, _entry(key)))
         if size is None:
             return False
@@ -556,8 +556,8 @@ class SharedStore:
                     f"its manifest names what no file can be called ({error.strerror})"
                 ) from error
             raise
-        place, objects = _files(key, entry.upload), _numbered(files)
-        there = self._objects.sizes(place)
+        source, objects = _files(key, entry.upload), _numbered(files)
+        there = self._objects.sizes(source)
         if wrong := [name for number, name in objects.items() if there.get(number) != files[name]["size"]]:
             raise BadOutputError(f"{wrong[0]!r} is missing or cut off there")
         size = sum(file["size"] for file in files.values())
@@ -567,7 +567,7 @@ class SharedStore:
                 "Free space there (python -m pipeline store gc), then run the same command again."
             )
         for number, name in objects.items():
-            self._objects.bring(f"{place}/{number}", folder / name, files[name]["size"])
+            self._objects.bring(f"{source}/{number}", folder / name, files[name]["size"])
         if problem := find_problem(key, folder, checksums=True):
             raise BadOutputError(problem)
         (folder / MANIFEST).unlink()
@@ -592,9 +592,9 @@ class SharedStore:
             own = Entry(upload=secrets.token_hex(16), manifest=text, cost=cost)
             if len(data := json_text(asdict(own), sort_keys=True).encode()) > _ENTRY_LIMIT:
                 raise StoreError("it has too many files for a shared store")
-            place = _files(key, own.upload)
+            target = _files(key, own.upload)
             for number, name in _numbered(files).items():
-                ask(partial(self._objects.send, folder / name, f"{place}/{number}"))
+                ask(partial(self._objects.send, folder / name, f"{target}/{number}"))
             if ask(partial(self._objects.create, _entry(key), data)):
                 return size, None
             # A request that succeeded, but whose answer was lost, looks like a conflict on retry: so the entry is
@@ -604,7 +604,7 @@ class SharedStore:
                 raise UnreachableError("its entry was there, and could not be used")
             if entry.upload == own.upload:
                 return size, None
-            ask(partial(self._objects.remove, place))
+            ask(partial(self._objects.remove, target))
         try:
             return size, json.loads(entry.manifest)["files"]
         except (ValueError, KeyError, TypeError):

@@ -103,14 +103,14 @@ class Host:
     All other calls share one.
     """
 
-    def __init__(self, told: dict[str, Any]) -> None:
+    def __init__(self, data: dict[str, Any]) -> None:
         """Take the device that Ray has given this process.
 
         Raises:
             WorkerError: The node cannot serve this run; the message says why.
         """
         os.environ.pop(RAY_TOKEN, None)  # Ray has read it; jobs need not see it
-        self._settings = settings = converted(told, HostSettings)
+        self._settings = settings = converted(data, HostSettings)
         _check(settings)
         # Jobs search modules where the engine does, as far as the folders exist here, without the folders added by
         # Ray.
@@ -160,11 +160,11 @@ class Host:
             elif time.monotonic() >= self._ready_by:
                 self._ready_by = math.inf
                 worker.kill()
-        said = [
+        news = [
             structs.replace(message, node=_node()) if isinstance(message, messages.WorkerReady) else message
             for message in heard
         ]
-        return said, worker.last_words() if _is_over(said) else ""
+        return news, worker.last_words() if _is_over(news) else ""
 
     def act(self, life: int, action: str, *words: Any) -> None:
         """Call the method of `Worker` with this name on that worker, if it is still there."""
@@ -174,8 +174,8 @@ class Host:
                 self._worker.flush()
 
 
-def _is_over(said: Sequence[messages.FromWorker]) -> bool:
-    return any(isinstance(message, messages.WorkerExited) for message in said)
+def _is_over(news: Sequence[messages.FromWorker]) -> bool:
+    return any(isinstance(message, messages.WorkerExited) for message in news)
 
 
 def _check(settings: HostSettings) -> None:
@@ -199,14 +199,14 @@ def search_path() -> list[str]:
     return [entry or str(Path.cwd()) for entry in sys.path if ray not in (Path(entry), *Path(entry).parents)]
 
 
-def _device(asked: Device) -> Device:
-    if asked.kind == "cpu":
-        return asked
-    found = find_gpus(os.environ)
-    if not found:
+def _device(device: Device) -> Device:
+    if device.kind == "cpu":
+        return device
+    gpus = find_gpus(os.environ)
+    if not gpus:
         mask = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         raise WorkerError(f"Ray has given a worker the GPU '{mask}' of this node, and the driver knows none there")
-    return found[0]
+    return gpus[0]
 
 
 def _node() -> str:
@@ -248,10 +248,10 @@ class RaySite:
         """
         self.ray = join(self.settings)
 
-    def actor(self, place: int, told: dict[str, Any]) -> Any:
+    def actor(self, index: int, settings: dict[str, Any]) -> Any:
         """Create the actor of a slot; it may have to wait until the cluster has the resources."""
         with self._lock:
-            if place not in self._actors:
+            if index not in self._actors:
                 options = {_OPTIONS[name]: value for name, value in self.resources.items() if name in _OPTIONS}
                 others = {name: value for name, value in self.resources.items() if name not in _OPTIONS}
                 made = self.ray.remote(
@@ -260,27 +260,27 @@ class RaySite:
                     concurrency_groups={POLLS: 1},
                     **{"num_cpus": 0, "num_gpus": 0, **options},
                     resources=others,
-                    **self._within(place),
+                    **self._within(index),
                 )(Host)
-                self._actors[place] = made.remote(told)
-            return self._actors[place]
+                self._actors[index] = made.remote(settings)
+            return self._actors[index]
 
-    def _within(self, place: int) -> dict[str, Any]:
+    def _within(self, index: int) -> dict[str, Any]:
         if not self.together:
             return {}
-        node, util = self.nodes[place], importlib.import_module("ray.util")
+        node, util = self.nodes[index], importlib.import_module("ray.util")
         if node not in self._groups:
             bundles = [dict(self.resources)] * self.nodes.count(node)
             self._groups[node] = util.placement_group(bundles, strategy="STRICT_PACK")
         strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
-        bundle = list(self.nodes[:place]).count(node)
+        bundle = list(self.nodes[:index]).count(node)
         return {"scheduling_strategy": strategy(self._groups[node], placement_group_bundle_index=bundle)}
 
-    def drop(self, place: int, actor: Any) -> None:
+    def drop(self, index: int, actor: Any) -> None:
         """End an actor, or what is left of it; a new one is created on request."""
         with self._lock:
-            if self._actors.get(place) is actor:
-                del self._actors[place]
+            if self._actors.get(index) is actor:
+                del self._actors[index]
         with suppress(Exception):  # Ray has many kinds of errors for actors that are already gone
             self.ray.kill(actor)
 
@@ -293,8 +293,8 @@ class RaySite:
             atexit.unregister(self.ray.shutdown)  # which would wait equally long again
 
     def _leave(self) -> None:
-        for place, actor in list(self._actors.items()):
-            self.drop(place, actor)
+        for index, actor in list(self._actors.items()):
+            self.drop(index, actor)
         for group in self._groups.values():
             with suppress(Exception):  # as in `drop`
                 importlib.import_module("ray.util").remove_placement_group(group)
@@ -335,9 +335,9 @@ def join(settings: RayConfig) -> Any:
     ray, address = library(), settings.address
     if ray.is_initialized():
         return ray
-    asked = dict(settings.runtime_env)
-    paths = [str(Path(pipeline.__file__).parents[1]), *filter(None, [asked.get("env_vars", {}).get("PYTHONPATH")])]
-    asked["env_vars"] = {**asked.get("env_vars", {}), "PYTHONPATH": os.pathsep.join(paths)}
+    env = dict(settings.runtime_env)
+    paths = [str(Path(pipeline.__file__).parents[1]), *filter(None, [env.get("env_vars", {}).get("PYTHONPATH")])]
+    env["env_vars"] = {**env.get("env_vars", {}), "PYTHONPATH": os.pathsep.join(paths)}
     try:
         if endpoint := endpoint_of(address):  # Ray would wait there for minutes, ignoring Ctrl-C
             socket.create_connection(endpoint, _CONNECT_S).close()
@@ -345,14 +345,14 @@ def join(settings: RayConfig) -> Any:
             ray.init(
                 address=address,
                 namespace=f"pipeline-{secrets.token_hex(8)}",
-                runtime_env=asked,
+                runtime_env=env,
                 log_to_driver=False,
                 configure_logging=False,
             )
     except Exception as error:  # Ray has no common class of errors for this
-        said = " ".join(str(error).split())[:500] or type(error).__name__
+        why = " ".join(str(error).split())[:500] or type(error).__name__
         raise WorkerError(
-            f"execution.ray.address={address}: Ray cannot be joined there ({said}). See that the address is right "
+            f"execution.ray.address={address}: Ray cannot be joined there ({why}). See that the address is right "
             f"and that {RAY_TOKEN}, or ~/.ray/auth_token, is the token of that cluster"
         ) from error
     return ray
@@ -399,22 +399,22 @@ def loss_of(error: BaseException) -> tuple[str, bool]:
 class RayWorker(Worker):
     """A worker process owned by an actor of a Ray cluster."""
 
-    def __init__(self, index: int, site: RaySite, told: Mapping[str, Any]) -> None:
+    def __init__(self, index: int, site: RaySite, settings: Mapping[str, Any]) -> None:
         """Describe a worker.
 
         Args:
             index: Index of its slot in the pool.
             site: The cluster.
-            told: Settings of its host.
+            settings: Settings of its host.
         """
         super().__init__(index)
         self._site = site
-        self._told = dict(told)
+        self._settings = dict(settings)
         self._life = next(_lives)
         self._actor: Any = None
         self._up = self._over = self._unwanted = False
         self._reading, self._writing = -1, -1
-        self._said: deque[messages.FromWorker] = deque()
+        self._inbox: deque[messages.FromWorker] = deque()
         self._pipe = threading.Lock()
         self._words = ""
         self._kill: threading.Timer | None = None
@@ -424,7 +424,7 @@ class RayWorker(Worker):
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         os.set_blocking(self._reading, False)
-        self._actor = self._site.actor(self.index, self._told)
+        self._actor = self._site.actor(self.index, self._settings)
         threading.Thread(target=self._follow, name=f"ray worker {self.index}", daemon=True).start()
 
     # -- its own thread ----------------------------------------------------------------------------------------
@@ -435,20 +435,20 @@ class RayWorker(Worker):
             self._up = True
             if self._unwanted:
                 self._act("kill")
-            said: list[messages.FromWorker] = []
-            while not _is_over(said):
-                said, self._words = self._answer("poll")
-                self._tell(*said)
+            news: list[messages.FromWorker] = []
+            while not _is_over(news):
+                news, self._words = self._answer("poll")
+                self._tell(*news)
         except Exception as error:  # Ray's own errors share no base class with those of the network below it
             self._site.drop(self.index, self._actor)
             how, elsewhere = loss_of(error)
             self._words = "".join(f"\n    {line}" for line in str(error).strip().splitlines()[-15:])
             self._tell(messages.WorkerExited(exit_code=None, how=how, elsewhere=elsewhere))
 
-    def _tell(self, *said: messages.FromWorker) -> None:
+    def _tell(self, *news: messages.FromWorker) -> None:
         with self._pipe:
-            self._said.extend(said)
-            if said and not self._over:
+            self._inbox.extend(news)
+            if news and not self._over:
                 with suppress(BlockingIOError):  # the pipe is full, so it is already readable
                     os.write(self._writing, b".")
 
@@ -466,8 +466,8 @@ class RayWorker(Worker):
         """Deliver the messages that have arrived."""
         with suppress(BlockingIOError):
             os.read(self._reading, 1 << 12)
-        while self._said and not self._over:
-            message = self._said.popleft()
+        while self._inbox and not self._over:
+            message = self._inbox.popleft()
             if isinstance(message, messages.WorkerExited):
                 self._end()
             deliver(message)
@@ -548,20 +548,20 @@ def check_environment(settings: RayConfig) -> None:
         ConfigError: Ray refuses it, or does not know one of its keys.
         WorkerError: Ray cannot be imported.
     """
-    if not (asked := settings.runtime_env):
+    if not (runtime_env := settings.runtime_env):
         return
     library()
     made: Any = importlib.import_module("ray.runtime_env").RuntimeEnv
     try:
-        made(**asked)
+        made(**runtime_env)
     except Exception as error:  # any exception of Ray's checks
-        said = " ".join(str(error).split())[:300]
-        raise ConfigError(f"execution.ray.runtime_env={asked}: Ray says: {said}") from error
-    known = {name.lstrip("_") for name in made.known_fields} | set(made.known_fields)
+        why = " ".join(str(error).split())[:300]
+        raise ConfigError(f"execution.ray.runtime_env={runtime_env}: Ray says: {why}") from error
+    names = {name.lstrip("_") for name in made.known_fields} | set(made.known_fields)
     # Ray accepts any name. A plugin has a key of its own, which only the nodes know.
-    if (unknown := sorted(set(asked) - known)) and not os.environ.get("RAY_RUNTIME_ENV_PLUGINS"):
+    if (unknown := sorted(set(runtime_env) - names)) and not os.environ.get("RAY_RUNTIME_ENV_PLUGINS"):
         raise ConfigError(
-            f"execution.ray.runtime_env.{unknown[0]}: Ray has no such setting. Known: {sorted(known)}"
+            f"execution.ray.runtime_env.{unknown[0]}: Ray has no such setting. Known: {sorted(names)}"
         )
 
 
@@ -603,28 +603,28 @@ def cluster_devices(
 def nodes_of(counts: Sequence[int], number: int) -> list[int]:
     """Return the node of each worker, large nodes first; nodes that may join count as large as the largest."""
     sizes = sorted(counts, reverse=True)
-    found: list[int] = []
-    while len(found) < number:
-        node = found[-1] + 1 if found else 0
+    nodes: list[int] = []
+    while len(nodes) < number:
+        node = nodes[-1] + 1 if nodes else 0
         size = sizes[node] if node < len(sizes) else sizes[0]
-        found += [node] * min(size, number - len(found))
-    return found
+        nodes += [node] * min(size, number - len(nodes))
+    return nodes
 
 
 def _find_gpus(ray: Any, nodes: Sequence[Mapping[str, Any]]) -> list[Device]:
     """Query the drivers of the nodes for their GPUs; Ray does not know how much memory a GPU has."""
     strategy = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     ask = ray.remote(num_cpus=0, num_gpus=0, max_retries=0)(_gpus_here)
-    asked = [
+    probes = [
         ask.options(scheduling_strategy=strategy(node["NodeID"], soft=False)).remote()
         for node in nodes
         if node["Resources"].get("GPU")
     ]
     try:
-        told = [found for answer in ray.get(asked, timeout=_PROBE_S) for found in json.loads(answer)]
+        gpus = [gpu for answer in ray.get(probes, timeout=_PROBE_S) for gpu in json.loads(answer)]
     except Exception as error:  # as in `join`
         raise WorkerError(f"the nodes of the Ray cluster do not tell their GPUs: {error}") from error
-    return [converted(found, Device) for found in told]
+    return [converted(gpu, Device) for gpu in gpus]
 
 
 def _gpus_here() -> str:
@@ -653,7 +653,7 @@ def ray_pool(
         [device.node for device in devices],
         together=width > 1,
     )
-    told = HostSettings(
+    host = HostSettings(
         **asdict(settings),
         device=devices[0],
         start_timeout_s=execution.start_timeout_s,
@@ -663,6 +663,6 @@ def ray_pool(
     )
 
     def make(index: int, _reaper: Reaper) -> RayWorker:
-        return RayWorker(index, site, asdict(replace(told, device=devices[index])))
+        return RayWorker(index, site, asdict(replace(host, device=devices[index])))
 
     return Pool(make, len(devices), start_timeout_s=None, stop_grace_s=execution.stop_grace_s, site=site)
