@@ -171,8 +171,8 @@ def auto_select_gpus_for_model(model_size_gb: float, safety_margin: float = 1.5)
     ranked = rank(visible, machine.usage)
     for count in range(1, len(ranked) + 1):
         # Spread evenly, so the fullest of them decides.
-        each = min(usable_bytes(machine.usage[gpu.uuid or ""].free_bytes) for gpu in ranked[:count])
-        if each * count >= need:
+        smallest = min(usable_bytes(machine.usage[gpu.uuid or ""].free_bytes) for gpu in ranked[:count])
+        if smallest * count >= need:
             return sorted(visible.index(gpu) for gpu in ranked[:count])
     have = sum(usable_bytes(machine.usage[gpu.uuid or ""].free_bytes) for gpu in visible) / _GB
     raise DeviceError(

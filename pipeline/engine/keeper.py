@@ -77,11 +77,11 @@ def needed_by_others(store: Store, scratch: Path) -> set[str]:
     Raises:
         StoreError: A run's list cannot be read, so nothing may be removed.
     """
-    found: set[str] = set()
+    keys: set[str] = set()
     for folder in living(store.root):
         if folder.name != scratch.name:
-            found |= _told(folder / NEEDS)
-    return found
+            keys |= _read_keys(folder / NEEDS)
+    return keys
 
 
 def deciding(store: Store) -> Claim:
@@ -90,12 +90,12 @@ def deciding(store: Store) -> Claim:
     Raises:
         OSError: The lock cannot be opened, or the file system has none.
     """
-    held = claim(store.root / DECIDING, wait=True, strict=True)
-    assert held is not None
-    return held
+    lock = claim(store.root / DECIDING, wait=True, strict=True)
+    assert lock is not None
+    return lock
 
 
-def _told(path: Path) -> set[str]:
+def _read_keys(path: Path) -> set[str]:
     try:
         keys = read_plain(path, _LIMIT).decode("ascii").splitlines()
     except FileNotFoundError:  # another kind of folder, or a run that has not checked the store yet
@@ -242,7 +242,7 @@ class Keeper:
     _scores: dict[tuple[str, int], float | None] = field(default_factory=dict)
     _stay: set[str] = field(default_factory=set)
     _needed: set[str] = field(default_factory=set)
-    _held: set[str] = field(default_factory=set)
+    _held_keys: set[str] = field(default_factory=set)
     _held_when: int = -1
 
     def __post_init__(self) -> None:
@@ -263,15 +263,15 @@ class Keeper:
         job = self.plan.jobs[event["job"]]
         if event["event"] in ("JobFinished", "JobFoundStored"):
             self.there.add(job.id)
-            about = {job.id, *self.plan.inputs(job.id)}
+            among = {job.id, *self.plan.inputs(job.id)}
             self._measured(job)
             if job.chain in self._chains and (job.weights or measures(job)):
                 self._decide(job.chain)
-                about |= {one.id for one in self._chains[job.chain]}
-            self._remove(about)
+                among |= {member.id for member in self._chains[job.chain]}
+            self._remove(among)
         elif event["event"] == "JobReopened":
             self.there.discard(job.id)
-            self._needed |= keys_of_weights(self.plan.jobs[one] for one in {job.id, *self.plan.inputs(job.id)})
+            self._needed |= keys_of_weights(map(self.plan.jobs.__getitem__, {job.id, *self.plan.inputs(job.id)}))
             self._tell()
 
     def remove_unneeded(self) -> None:
@@ -285,13 +285,13 @@ class Keeper:
 
         Nothing is written.
         """
-        found = free(self.plan.jobs, self.plan.readers, self.there, self._stay)
+        free_ids = free(self.plan.jobs, self.plan.readers, self.there, self._stay)
         try:
-            held = self._held_by_runs() if found else set()
+            held_keys = self._held_by_runs() if free_ids else set()
         except (StoreError, OSError):
             return 0
-        jobs = [self.plan.jobs[job_id] for job_id in found]
-        return sum(weights_size(self.store, job.key, job.weights) for job in jobs if job.key not in held)
+        jobs = [self.plan.jobs[job_id] for job_id in free_ids]
+        return sum(weights_size(self.store, job.key, job.weights) for job in jobs if job.key not in held_keys)
 
     def _measured(self, job: Job) -> None:
         if self.keep is Keep.best and measures(job) and self.store.is_committed(job.key):
@@ -313,17 +313,17 @@ class Keeper:
         """Return whether the weights of a job were removed and not made again."""
         return job_id in self.there and self.store.is_removed(self.plan.jobs[job_id].key)
 
-    def _remove(self, about: Collection[str]) -> None:
-        found = free(self.plan.jobs, self.plan.readers, self.there, self._stay, about)
-        if not found or self.stuck:
+    def _remove(self, among: Collection[str]) -> None:
+        free_ids = free(self.plan.jobs, self.plan.readers, self.there, self._stay, among)
+        if not free_ids or self.stuck:
             return
         # once no job runs any more, the processes that clean up after workers have removed it
         with suppress(OSError):
             self.scratch.mkdir(exist_ok=True)
-        self._needed -= {self.plan.jobs[job_id].key for job_id in found}
+        self._needed -= {self.plan.jobs[job_id].key for job_id in free_ids}
         if not self._tell():
             return
-        for job in map(self.plan.jobs.__getitem__, found):
+        for job in map(self.plan.jobs.__getitem__, free_ids):
             try:
                 self._remove_one(job)
             except (StoreError, OSError) as error:
@@ -349,9 +349,9 @@ class Keeper:
         when = self.scratch.parent.stat().st_mtime_ns
         if when != self._held_when:
             keys = {job.key for jobs in self._chains.values() for job in jobs}
-            self._held = held_by_runs(self.store, [self.output_dir], self.experiment, keys, self.score_of)
+            self._held_keys = held_by_runs(self.store, [self.output_dir], self.experiment, keys, self.score_of)
             self._held_when = when
-        return self._held
+        return self._held_keys
 
     def _tell(self) -> bool:
         try:
@@ -393,20 +393,20 @@ def held_by_runs(
         StoreError: A plan cannot be read, so it is unknown what its run keeps.
     """
     places = dict.fromkeys([*output_dirs, *users(store.root)])
-    own, held = besides.resolve(), set[str]()
+    own, held_keys = besides.resolve(), set[str]()
     unsaid: dict[Path, set[str]] = {}
     for run in reversed(find_runs(places, store.root)):
         if (experiment := run.folder.path.parent) != own:
             # A later run may have other seeds or settings, or fewer jobs; then it says nothing about these
             # outputs.
-            asked = unsaid.setdefault(experiment, set(keys))
-            if not asked.isdisjoint(run.keys):
-                held |= asked & _held(store, run, score_of)
-                asked -= run.keys
-    return held
+            open_keys = unsaid.setdefault(experiment, set(keys))
+            if not open_keys.isdisjoint(run.keys):
+                held_keys |= open_keys & _keys_held_by(store, run, score_of)
+                open_keys -= run.keys
+    return held_keys
 
 
-def _held(store: Store, run: RunReference, score_of: Callable[[Job], float | None]) -> set[str]:
+def _keys_held_by(store: Store, run: RunReference, score_of: Callable[[Job], float | None]) -> set[str]:
     try:
         with open_plain(run.folder.plan, follow=True) as file:
             plan = parse_plan(file.read())
@@ -423,7 +423,7 @@ def _held(store: Store, run: RunReference, score_of: Callable[[Job], float | Non
 
 
 def _readers(plan: RecordedPlan) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {job_id: [] for job_id in plan.jobs}
+    readers: dict[str, list[str]] = {job_id: [] for job_id in plan.jobs}
     for upstream, downstream in plan.edges:
-        found[upstream].append(downstream)
-    return found
+        readers[upstream].append(downstream)
+    return readers

@@ -155,11 +155,11 @@ def find_meeting(request: LaunchRequest, environ: Mapping[str, str]) -> Meeting:
         ConfigError: A value is missing, or out of range.
     """
     inherited = {} if any(name in environ for name in _OUTER_LAUNCHER) else environ
-    port, given = request.master_port, inherited.get("MASTER_PORT")
-    if port is None and given:
-        if not given.isdigit() or not 1 <= int(given) <= LAST_PORT:
-            raise ConfigError(f"MASTER_PORT={given} is no port: a number from 1 to {LAST_PORT}, or unset it")
-        port = int(given)
+    port, text = request.master_port, inherited.get("MASTER_PORT")
+    if port is None and text:
+        if not text.isdigit() or not 1 <= int(text) <= LAST_PORT:
+            raise ConfigError(f"MASTER_PORT={text} is no port: a number from 1 to {LAST_PORT}, or unset it")
+        port = int(text)
     if request.nnodes == 1:
         if request.node_rank is not None or request.master_addr is not None:
             raise ConfigError("--node-rank and --master-addr are for several machines: give --nnodes too")
@@ -231,9 +231,9 @@ def supervise(
             elif number in _STOP:
                 process.send_signal(number)
             else:
-                for one in descendants.below(process.pid):
-                    if one.parent == process.pid:  # a rank
-                        os.kill(one.pid, number)
+                for child in descendants.below(process.pid):
+                    if child.parent == process.pid:  # a rank
+                        os.kill(child.pid, number)
 
     def handle(number: int, _frame: FrameType | None) -> None:
         nonlocal received, end_s
@@ -247,7 +247,7 @@ def supervise(
         pass_on(number)
 
     # `nohup` ignores SIGHUP on purpose.
-    taken = [one for one in (*_STOP, *_PASS_ON) if (one, signal.getsignal(one)) != (signal.SIGHUP, signal.SIG_IGN)]
+    taken = [sig for sig in (*_STOP, *_PASS_ON) if (sig, signal.getsignal(sig)) != (signal.SIGHUP, signal.SIG_IGN)]
     before = {number: signal.signal(number, handle) for number in taken}
     try:
         process = subprocess.Popen(
@@ -301,14 +301,14 @@ def launch(request: LaunchRequest, say: Say) -> int:
     """
     program = find_program(request.program, Path.cwd())
     meeting = find_meeting(request, os.environ)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         server = None
         if meeting.nnodes == 1:
-            server = held.enter_context(listen(meeting.port))
+            server = stack.enter_context(listen(meeting.port))
             meeting = replace(meeting, port=server.getsockname()[1])
         elif meeting.port is not None and meeting.node_rank == 0:
             listen(meeting.port, "").close()  # the agent binds it again, once torch is imported
-        lease = held.enter_context(take_devices(request, f"launch {Path(program.name).name}", os.environ, say))
+        lease = stack.enter_context(take_devices(request, f"launch {Path(program.name).name}", os.environ, say))
         say(describe(lease.devices, meeting))
         arguments = [*meeting.torchrun(), f"--nproc-per-node={len(lease.devices)}", *program.flags]
         environment = rank_environment(
@@ -337,18 +337,18 @@ def take_devices(request: LaunchRequest, holder: str, environ: Mapping[str, str]
     """
     if request.nproc is not None:
         return LeaseSet(inventory.cpu_slots(request.nproc))
-    asked = DeviceRequest(
+    wanted = DeviceRequest(
         device=DeviceChoice.cuda,
         num_gpus=request.num_gpus,
         gpu_ids=request.gpus,
         names=_NAMES,
         without="--device cpu --nproc N",
     )
-    found = candidates(asked, environ)
-    _refuse_slices(found.devices[: found.count])
-    lease = found.lease(wait=request.wait, experiment=holder, on_wait=say, how_to_wait="--wait")
+    choice = candidates(wanted, environ)
+    _refuse_slices(choice.devices[: choice.count])
+    lease = choice.lease(wait=request.wait, experiment=holder, on_wait=say, how_to_wait="--wait")
     if request.gpus is not None:
-        lease.devices.sort(key=found.devices.index)
+        lease.devices.sort(key=choice.devices.index)
     return lease
 
 
@@ -401,9 +401,9 @@ def listen(port: int | None, host: str = LOOPBACK) -> socket.socket:
     try:
         return socket.create_server((host, port or 0))
     except OSError as error:
-        said = f"port {port}: {os.strerror(error.errno or 0)}. Give another by --master-port"
+        problem = f"port {port}: {os.strerror(error.errno or 0)}. Give another by --master-port"
         raise ConfigError(
-            f"{said}; on a single machine none at all (and no MASTER_PORT): a free one is found"
+            f"{problem}; on a single machine none at all (and no MASTER_PORT): a free one is found"
         ) from error
 
 

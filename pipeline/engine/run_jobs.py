@@ -82,8 +82,8 @@ class InlineWorker(Worker):
         if self._says_ready:
             self._says_ready = False
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-            about = inventory.describe_device(self._device, os.environ)
-            deliver(WorkerReady(pid=os.getpid(), device=about, visible=visible))
+            description = inventory.describe_device(self._device, os.environ)
+            deliver(WorkerReady(pid=os.getpid(), device=description, visible=visible))
         if self._job is not None and not self._stops:
             job, self._job = self._job, None
             self._run(job, deliver)
@@ -215,10 +215,10 @@ _Mebibytes = Annotated[int, Meta(ge=0, le=_MOST_MIB)]
 def read_durations(store: Path) -> Durations:
     """Return the measured durations of jobs and of loading; empty if there are none or the file cannot be used."""
     # This file is used only for estimates: without it the algorithms' own rough figures are used.
-    found = recall(store / DURATIONS, dict[str, Seconds | Timed]) or {}
+    durations = recall(store / DURATIONS, dict[str, Seconds | Timed]) or {}
     return Durations(
-        jobs={name: timed for name, timed in found.items() if isinstance(timed, Timed)},
-        seconds={name: seconds for name, seconds in found.items() if not isinstance(seconds, Timed)},
+        jobs={name: timed for name, timed in durations.items() if isinstance(timed, Timed)},
+        seconds={name: seconds for name, seconds in durations.items() if not isinstance(seconds, Timed)},
     )
 
 
@@ -226,7 +226,7 @@ def update_durations(store: Path, measured: Durations) -> None:
     """Save new measurements over older ones of the same name."""
 
     def is_sound(*seconds: float) -> bool:
-        return all(0 <= each <= LONGEST_S for each in seconds)
+        return all(0 <= value <= LONGEST_S for value in seconds)
 
     sound = Durations(
         {name: timed for name, timed in measured.jobs.items() if is_sound(timed.size_s, timed.took_s)},

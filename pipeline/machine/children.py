@@ -142,16 +142,16 @@ class Channel:
     def _wait_for_room(self, give_up: float | None) -> None:
         poll = select.poll()
         poll.register(self._socket, select.POLLOUT)
-        left = None if give_up is None else max(0.0, give_up - time.monotonic()) * 1000
-        if not poll.poll(left):
+        left_ms = None if give_up is None else max(0.0, give_up - time.monotonic()) * 1000
+        if not poll.poll(left_ms):
             raise TimeoutError("the other side of the worker's pipe takes nothing")
 
 
 PACKAGE_PARENT = Path(__file__).parents[2]
 """Where a child finds this package, whatever the search path of its parent has become."""
 _START = (
-    "import json, runpy, sys; here, told = sys.argv[1], json.loads(sys.argv[3]); "
-    "sys.path[:] = [here, *told['sys_path']]; del sys.argv[:2]; "
+    "import json, runpy, sys; here, data = sys.argv[1], json.loads(sys.argv[3]); "
+    "sys.path[:] = [here, *data['sys_path']]; del sys.argv[:2]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 """What a child runs: no module of ours is looked for before it looks where its parent does."""
@@ -166,13 +166,13 @@ def command(module: str, environment: Mapping[str, str], **settings: Any) -> tup
         environment: What the process, and those it starts, are to have.
         settings: Plain data that `begin` returns; less than 100 KB, as the system takes no longer argument.
     """
-    told = {
+    data = {
         "parent_pid": os.getpid(),
         "sys_path": [entry or str(Path.cwd()) for entry in sys.path],
         **settings,
     }
     # -P: a file in the current folder must not take the place of a module of the standard library.
-    return [sys.executable, "-P", "-c", _START, str(PACKAGE_PARENT), module, json.dumps(told)], dict(environment)
+    return [sys.executable, "-P", "-c", _START, str(PACKAGE_PARENT), module, json.dumps(data)], dict(environment)
 
 
 class Child:
@@ -214,11 +214,11 @@ class Child:
         """Descendants when it was killed, should they have no tag any more."""
         try:
             # A file without a name, in memory: it ends with those who have it open, and no disk is full for it.
-            with os.fdopen(os.memfd_create("settings"), "w+b") as told:
-                told.write(json.dumps(settings).encode())
-                told.seek(0)
+            with os.fdopen(os.memfd_create("settings"), "w+b") as file:
+                file.write(json.dumps(settings).encode())
+                file.seek(0)
                 words, environment = command(
-                    module, descendants.with_tag(environment, self._tag), fd=theirs.fileno(), told=told.fileno()
+                    module, descendants.with_tag(environment, self._tag), fd=theirs.fileno(), told=file.fileno()
                 )
                 self.process = subprocess.Popen(
                     words,
@@ -226,7 +226,7 @@ class Child:
                     stdout=output,
                     stderr=output,
                     env=environment,
-                    pass_fds=[theirs.fileno(), told.fileno()],
+                    pass_fds=[theirs.fileno(), file.fileno()],
                     process_group=0 if own_group else None,
                 )
         except BaseException:

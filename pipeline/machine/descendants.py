@@ -114,25 +114,25 @@ def below(*roots: int) -> set[Process]:
     children: dict[int, list[Process]] = {}
     for process in _all():
         children.setdefault(process.parent, []).append(process)
-    found: set[Process] = set()
+    processes: set[Process] = set()
     pending = list(roots)
     while pending:
-        new = set(children.get(pending.pop(), ())) - found
-        found |= new
+        new = set(children.get(pending.pop(), ())) - processes
+        processes |= new
         pending += [process.pid for process in new]
-    return {process for process in found if not process.is_over and process.pid not in roots}
+    return {process for process in processes if not process.is_over and process.pid not in roots}
 
 
 def alive(processes: Iterable[Process]) -> set[Process]:
     """Return those of some processes that are still alive, in their current state."""
     now = ((process, _look(process.pid)) for process in processes)
-    return {found for process, found in now if found and found.began == process.began and not found.is_over}
+    return {state for process, state in now if state and state.began == process.began and not state.is_over}
 
 
 def began(pid: int) -> int | None:
     """Return when the process of a pid started, as in `Process`; None if there is none."""
-    found = _look(pid)
-    return None if found is None else found.began
+    process = _look(pid)
+    return None if process is None else process.began
 
 
 def _all() -> Iterator[Process]:
@@ -173,8 +173,8 @@ def tags_of(pid: int) -> set[str]:
             time.sleep(0.001)
     except OSError:  # gone, or of another user
         return set()
-    found = [entry for entry in environment.split(b"\0") if entry.startswith(name)]
-    return {tag for entry in found for tag in entry[len(name) :].decode(errors="replace").split(_SEPARATOR)}
+    entries = [entry for entry in environment.split(b"\0") if entry.startswith(name)]
+    return {tag for entry in entries for tag in entry[len(name) :].decode(errors="replace").split(_SEPARATOR)}
 
 
 def _read_environment(pid: int) -> bytes:
@@ -203,17 +203,17 @@ def end(find: Callable[[], set[Process]], patience_s: float = _PATIENCE_S) -> se
         What was given up.
     """
     give_up, pause_s, looks = time.monotonic() + patience_s, 0.001, 0
-    found: set[Process] = set()
+    processes: set[Process] = set()
     # What is being killed has no environment any more, by which it was found, and holds files and devices yet.
-    while found := {process for process in find() | alive(found) if process.pid != os.getpid()}:
+    while processes := {process for process in find() | alive(processes) if process.pid != os.getpid()}:
         looks += 1
         if looks > _LOOKS and time.monotonic() >= give_up:
             break
-        for process in found:
+        for process in processes:
             _kill(process)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
-    return found
+    return processes
 
 
 def end_own(patience_s: float = _PATIENCE_S) -> set[Process]:
@@ -271,8 +271,8 @@ def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
     settings: dict[str, Any] = json.loads(sys.argv[1])
     die_with_parent(settings.pop("parent_pid"), death)
     sys.path[:] = settings.pop("sys_path")
-    if (told := settings.pop("told", None)) is not None:
-        with os.fdopen(told, "rb") as file:
+    if (descriptor := settings.pop("told", None)) is not None:
+        with os.fdopen(descriptor, "rb") as file:
             settings |= json.load(file)
     return settings
 

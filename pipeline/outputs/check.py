@@ -27,11 +27,11 @@ def check_output(folder: Path) -> dict[str, os.stat_result]:
         JobError: A file with one of these names holds something else; says which, where and what. Or there are
             more files, or folders in one another, than an output may have.
     """
-    found, entries = _look_through(folder)
-    for name, read in _READERS.items() if found else ():
-        shown = sorted(one for one in found if _is_shown(one)) if name == formats.SAMPLES else ()
+    names, entries = _look_through(folder)
+    for name, read in _READERS.items() if names else ():
+        shown = sorted(path for path in names if _is_shown(path)) if name == formats.SAMPLES else ()
         for inside in (name, *shown):
-            if inside in found:
+            if inside in names:
                 with suppress(FileNotFoundError):
                     _hold(folder / inside, inside, read)
     return entries
@@ -51,12 +51,12 @@ def _look_through(folder: Path) -> tuple[set[str], dict[str, os.stat_result]]:
     Raises:
         JobError: There are more than an output may have.
     """
-    found, entries = set(), {}
+    names, entries = set(), {}
     try:
         for number, (name, status) in enumerate(walk(folder)):
             entries[name] = status
             if name.rpartition("/")[2] in _READERS:
-                found.add(name)
+                names.add(name)
             if name.count("/") >= MAX_LEVELS:
                 start = "/".join(name.split("/")[:3])
                 raise JobError(f"its output has more than {MAX_LEVELS} folders in one another, under {start}")
@@ -64,7 +64,7 @@ def _look_through(folder: Path) -> tuple[set[str], dict[str, os.stat_result]]:
                 raise JobError(
                     f"its output has more than {MAX_FILES:,} files and folders. Put them together in fewer"
                 )
-        return found, entries
+        return names, entries
     except OSError as error:
         raise JobError(f"its output cannot be read: {error.strerror}") from error
 

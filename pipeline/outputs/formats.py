@@ -162,13 +162,13 @@ class Tally:
     endless: Count = 0
 
     def __str__(self) -> str:
-        said = {
+        texts = {
             "scored equal": self.equal,
             "had no score": self.unscored,
             "had no correct completion": self.wrong,
             "had the same completion every time": self.same,
         }
-        parts = [f"{number} {text}" for text, number in said.items() if number]
+        parts = [f"{number} {text}" for text, number in texts.items() if number]
         return (
             f"of {self.count} {self.what} {', '.join(parts)}" if parts else f"{self.count} {self.what} were drawn"
         )
@@ -404,10 +404,10 @@ def _objects(lines: Iterable[bytes], read: Callable[[bytes], _T]) -> Iterator[_T
             raise ForeignDataError(f"line {number}: it is longer than {_LINE:,} bytes")
         if line.strip():
             try:
-                found = read(line)
+                item = read(line)
             except ForeignDataError as error:
                 raise ForeignDataError(f"line {number}: {error}") from error
-            yield found
+            yield item
 
 
 def read_input(output: Path, name: str, read: Callable[[Path], _T]) -> _T:
@@ -527,11 +527,11 @@ def read_curve(folder: Path) -> list[TrainingStep]:
     last: dict[str, int] = {}
 
     def row(line: bytes) -> TrainingStep:
-        found = _row(line)
-        if found.step <= (before := last.get(found.training, 0)):
-            raise ForeignDataError(f"expected a `step` of {found.training!r} after {before}, got {found.step}")
-        last[found.training] = found.step
-        return found
+        step = _row(line)
+        if step.step <= (before := last.get(step.training, 0)):
+            raise ForeignDataError(f"expected a `step` of {step.training!r} after {before}, got {step.step}")
+        last[step.training] = step.step
+        return step
 
     try:
         return list(_objects(read_plain(folder / CURVES).splitlines(), row))
@@ -544,17 +544,17 @@ def _line(row: TrainingStep) -> dict[str, Any]:
 
 
 def _row(line: bytes) -> TrainingStep:
-    found: dict[str, Any] = read_json(line, dict[str, Any])
-    extra = converted({name: value for name, value in found.items() if name not in FIELDS}, _Extra)
-    return converted({**{name: found[name] for name in FIELDS if name in found}, "extra": extra}, TrainingStep)
+    fields: dict[str, Any] = read_json(line, dict[str, Any])
+    extra = converted({name: value for name, value in fields.items() if name not in FIELDS}, _Extra)
+    return converted({**{name: fields[name] for name in FIELDS if name in fields}, "extra": extra}, TrainingStep)
 
 
 def by_training(rows: Iterable[TrainingStep]) -> Mapping[str, list[TrainingStep]]:
     """Group steps by training, in the order in which trainings begin."""
-    found: dict[str, list[TrainingStep]] = {}
+    steps: dict[str, list[TrainingStep]] = {}
     for row in rows:
-        found.setdefault(row.training, []).append(row)
-    return found
+        steps.setdefault(row.training, []).append(row)
+    return steps
 
 
 # -- guidance ----------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def describe(
 
 def _marks(files: Mapping[str, os.stat_result]) -> set[tuple[str, tuple[int, ...]]]:
     """Return a fingerprint of each file that changes when the file does."""
-    return {(name, (one.st_ino, one.st_size, one.st_mtime_ns)) for name, one in files.items()}
+    return {(name, (status.st_ino, status.st_size, status.st_mtime_ns)) for name, status in files.items()}
 
 
 def entomb(key: str, folder: Path, names: Iterable[str], why: str) -> bytes:

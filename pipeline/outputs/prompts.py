@@ -83,15 +83,15 @@ def _sums(tensors: Mapping[str, NDArray[Any]], name: str, prompts: int) -> Sums:
 def _tensor(tensors: Mapping[str, NDArray[Any]], name: str, kind: type, length: int | None) -> NDArray[Any]:
     if name not in tensors:
         raise ForeignDataError(f"expected a tensor {_shown(name)}, got {_listed(tensors)}")
-    found = tensors[name]
-    if found.dtype != kind or found.ndim != 1 or (length is not None and len(found) != length):
+    tensor = tensors[name]
+    if tensor.dtype != kind or tensor.ndim != 1 or (length is not None and len(tensor) != length):
         wanted = f"{np.dtype(kind)} of shape [{'P' if length is None else length}]"
         raise ForeignDataError(
-            f"expected {wanted} in {_shown(name)}, got {found.dtype} of shape {list(found.shape)}"
+            f"expected {wanted} in {_shown(name)}, got {tensor.dtype} of shape {list(tensor.shape)}"
         )
-    if kind is np.float64 and not _in_range(found):
+    if kind is np.float64 and not _in_range(tensor):
         raise ForeignDataError(f"expected numbers between {-LARGEST:g} and {LARGEST:g} in {_shown(name)}")
-    return found
+    return tensor
 
 
 def _in_range(numbers: Floats) -> bool:

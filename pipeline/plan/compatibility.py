@@ -120,37 +120,37 @@ def _lacking(package: str, extra: str, oldest: str = "") -> str:
 
 
 def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
-    given, ours = f"generation.backend={config.generation.backend.name}", "or use generation.backend=own"
+    typed, ours = f"generation.backend={config.generation.backend.name}", "or use generation.backend=own"
     if config.generation.backend is TextBackend.vllm:
         if not gpu:
-            yield f"{given}: vLLM computes on GPUs, and this run has CPU slots; take a machine with GPUs, {ours}"
+            yield f"{typed}: vLLM computes on GPUs, and this run has CPU slots; take a machine with GPUs, {ours}"
         elif lacking := _lacking("vllm", "vllm"):
-            yield f"{given} {lacking}, {ours}"
+            yield f"{typed} {lacking}, {ours}"
 
 
 def _of_bits(config: Config, gpu: bool) -> Iterator[str]:
     for name, model in config.models.items():
         if model.in_bits is None:
             continue
-        given = f"models.{name}.quantization={model.in_bits}bit"
+        typed = f"models.{name}.quantization={model.in_bits}bit"
         whole = f"or use models.{name}.quantization=null"
         if lacking := _lacking(_BITS, "quantization", "" if gpu else OLDEST_ON_CPU):
-            yield f"{given} {lacking}, {whole}"
+            yield f"{typed} {lacking}, {whole}"
         if trained := [key for key, algo in config.algos.items() if algo.enabled and _trains_policy(key, algo)]:
             yield (
-                f"{given}: {', '.join(trained)} would train the policy, and only a frozen one can be in few bits. "
+                f"{typed}: {', '.join(trained)} would train the policy, and only a frozen one can be in few bits. "
                 f"Use algorithms that leave it frozen (PITA, QSharp, CD, QSharp-HF, BestOfN), {whole}"
             )
         if config.generation.backend is not TextBackend.own:
             backend = config.generation.backend.name
-            yield f"{given} with generation.backend={backend}: use generation.backend=own, {whole}"
+            yield f"{typed} with generation.backend={backend}: use generation.backend=own, {whole}"
         if config.generation.gpus_per_job != 1:
             yield (
-                f"{given} with {KEY}={config.generation.gpus_per_job}: weights in few bits are not split over "
+                f"{typed} with {KEY}={config.generation.gpus_per_job}: weights in few bits are not split over "
                 f"devices. Use {KEY}=1, {whole}"
             )
         if "quantization_config" in (described_by_files(model) or {}):
-            yield f"{given}: models.{name}.path={model.path} has weights in few bits already; use null"
+            yield f"{typed}: models.{name}.path={model.path} has weights in few bits already; use null"
 
 
 def _trains_policy(name: str, algo: AlgoConfig) -> bool:
@@ -190,36 +190,32 @@ KEY = "generation.gpus_per_job"
 def _of_wide(config: Config) -> Iterator[str]:
     """Yield what cannot be split over the devices of a tensor-parallel group, as far as files tell."""
     width = config.generation.gpus_per_job
-    given = f"{KEY}={width}"
+    typed = f"{KEY}={width}"
     if width == 1:
         return
     if config.generation.backend is not TextBackend.own:
         yield (
-            f"{given} with generation.backend={config.generation.backend.name}: the decoder of this package alone "
+            f"{typed} with generation.backend={config.generation.backend.name}: the decoder of this package alone "
             "shares a model. Use generation.backend=own"
         )
     elif lacking := _lacking("transformers", "", OLDEST_TRANSFORMERS):
-        yield f"{given} {lacking}, or use {KEY}=1"
+        yield f"{typed} {lacking}, or use {KEY}=1"
     for name, model in config.models.items():
         if model.is_trained:
             yield (
-                f"{given}: models.{name} is a small model that is trained in the run, a GPT-2, for which "
+                f"{typed}: models.{name} is a small model that is trained in the run, a GPT-2, for which "
                 f"transformers has no tensor-parallel plan, and which fits anywhere. Use {KEY}=1"
             )
         elif (described := described_by_files(model)) and (why := why_not_split(described, width)):
-            yield f"{given}: models.{name}.path={model.path}: {why}"
+            yield f"{typed}: models.{name}.path={model.path}: {why}"
 
 
 def described_by_files(model: ModelConfig) -> Mapping[str, Any] | None:
     """Return the `config.json` of a reference; None if it is not on this machine, or is a GGUF file."""
-    place = with_weights(str(model.path), model.revisions["reference"])
-    path = Path(place.path)
+    base = with_weights(str(model.path), model.revisions["reference"])
+    path = Path(base.path)
     file = (
-        path / CONFIG
-        if path.is_dir()
-        else None
-        if path.is_file()
-        else in_cache(place.path, CONFIG, place.revision)
+        path / CONFIG if path.is_dir() else None if path.is_file() else in_cache(base.path, CONFIG, base.revision)
     )
     with suppress(OSError, ForeignDataError):
         return None if file is None else read_config(file)

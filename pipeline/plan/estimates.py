@@ -189,8 +189,8 @@ def decided_pairs(dataset: DatasetConfig) -> float:
 
 def peak_flops(gpu: str) -> float:
     """Return the FLOP/s of dense 16-bit products of a GPU, by its name."""
-    found = next((peak for name, peak in _PEAKS if re.search(rf"\b(?:{name})(?!\d)", gpu)), _UNKNOWN_PEAK)
-    return found * 1e12
+    teraflops = next((peak for name, peak in _PEAKS if re.search(rf"\b(?:{name})(?!\d)", gpu)), _UNKNOWN_PEAK)
+    return teraflops * 1e12
 
 
 def _longer(scale: Scale) -> float:
@@ -244,18 +244,18 @@ def disk_need(plan: Plan, config: Config, missing: Collection[str]) -> DiskNeed:
         stage, algo = stages.get((job.algo, job.stage), (None, None))
         if stage is None or algo is None or not (stage.saves or (job.algo == REFERENCE and stage.scales)):
             continue
-        model, place = config.models[job.model], (job.chain, job.round) if job.weights else _STAYS
-        each, weights = _stored(config, job, stage, algo)
-        if each and not weights:
+        model, where = config.models[job.model], (job.chain, job.round) if job.weights else _STAYS
+        bytes_each, weights = _stored(config, job, stage, algo)
+        if bytes_each and not weights:
             unknown[f"models.{job.model}"] = None
-        made[place] += each * weights
+        made[where] += bytes_each * weights
         if model.is_trained or not (is_gguf(str(model.path)) or weights_in_name(str(model.path))):
-            known[place] += each * weights
-    largest = max((size for place, size in known.items() if place != _STAYS), default=0)
+            known[where] += bytes_each * weights
+    largest = max((size for where, size in known.items() if where != _STAYS), default=0)
     return DiskNeed(
         made=made.total(),
-        stays=_left(config.execution.keep, made),
-        least=max(_left(config.execution.keep, known), known[_STAYS] + largest),
+        stays=_bytes_left(config.execution.keep, made),
+        least=max(_bytes_left(config.execution.keep, known), known[_STAYS] + largest),
         unknown=tuple(unknown),
     )
 
@@ -264,13 +264,13 @@ _STAYS = ("", 0)
 """Replaces chain and round for models that are never removed."""
 
 
-def _left(keep: Keep, sizes: Mapping[tuple[str, int], int]) -> int:
+def _bytes_left(keep: Keep, sizes: Mapping[tuple[str, int], int]) -> int:
     """Return the bytes left of the models of all rounds of each chain; all rounds of a chain are equally large."""
     by_chain: dict[str, list[int]] = {}
     for (chain, _), size in sizes.items():
         by_chain.setdefault(chain, []).append(size)
     most = {Keep.all: sum, Keep.results: lambda _: 0}.get(keep, max)
-    return sum(most(each) if chain else sum(each) for chain, each in by_chain.items())
+    return sum(most(rounds) if chain else sum(rounds) for chain, rounds in by_chain.items())
 
 
 def _stored(config: Config, job: Job, stage: Stage, algo: AlgoConfig) -> tuple[int, int]:

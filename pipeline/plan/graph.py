@@ -302,14 +302,14 @@ class Plan:
 
     def needs(self, job_ids: Iterable[str]) -> set[str]:
         """Return the ids of the jobs that some jobs need, including themselves."""
-        found: set[str] = set()
+        needed: set[str] = set()
         pending = list(job_ids)
         while pending:
             job_id = pending.pop()
-            if job_id not in found:
-                found.add(job_id)
+            if job_id not in needed:
+                needed.add(job_id)
                 pending += self._inputs.get(job_id, ())
-        return found
+        return needed
 
     def up_to(self, job_ids: Iterable[str]) -> Plan:
         """Return the part of the plan that some jobs need, including themselves."""
@@ -338,12 +338,12 @@ class Plan:
         Args:
             stored: Ids of the jobs that need not run.
         """
-        configs, found = SharedConfigs(), set(stored)
+        configs, there = SharedConfigs(), set(stored)
         return {
             "key_format": FORMAT,
             "jobs": [_plain(job, configs) for job in self.jobs.values()],
             "edges": [list(edge) for edge in self.edges()],
-            "stored": [job_id for job_id in self.jobs if job_id in found],
+            "stored": [job_id for job_id in self.jobs if job_id in there],
             "sections": configs.table,
         }
 
@@ -476,9 +476,9 @@ class Durations:
 
 def typical(timed: Sequence[Timed]) -> Timed:
     """Return the measurement of median pace among the large jobs; the first job of a kind takes longer."""
-    least_s = max(each.size_s for each in timed) / 2
-    large = [each for each in timed if each.size_s >= least_s]
-    return sorted(large, key=lambda each: each.took_s / max(each.size_s, _SMALLEST_S))[(len(large) - 1) // 2]
+    least_s = max(job.size_s for job in timed) / 2
+    large = [job for job in timed if job.size_s >= least_s]
+    return sorted(large, key=lambda job: job.took_s / max(job.size_s, _SMALLEST_S))[(len(large) - 1) // 2]
 
 
 # -- summary -----------------------------------------------------------------------------------------------------

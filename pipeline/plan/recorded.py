@@ -44,10 +44,10 @@ class RecordedPlan:
     @cached_property
     def inputs(self) -> dict[str, list[str]]:
         """Job id -> ids of the jobs whose outputs it reads."""
-        found: dict[str, list[str]] = {job_id: [] for job_id in self.jobs}
+        inputs: dict[str, list[str]] = {job_id: [] for job_id in self.jobs}
         for upstream, downstream in self.edges:
-            found[downstream].append(upstream)
-        return found
+            inputs[downstream].append(upstream)
+        return inputs
 
     def config(self, job_id: str) -> Mapping[str, Any]:
         """Return the sections of the configuration that a job's key covers; empty if they were not recorded."""
@@ -91,12 +91,12 @@ def recorded(data: Any) -> RecordedPlan:
         PlanError: The data are not a plan.
     """
     try:
-        found = converted({**data, "jobs": {job["id"]: job for job in data["jobs"]}}, RecordedPlan)
+        plan = converted({**data, "jobs": {job["id"]: job for job in data["jobs"]}}, RecordedPlan)
     except (ForeignDataError, KeyError, TypeError) as error:
         raise PlanError(f"this is no plan.json: {error}") from error
-    if unknown := [job_id for edge in found.edges for job_id in edge if job_id not in found.jobs]:
+    if unknown := [job_id for edge in plan.edges for job_id in edge if job_id not in plan.jobs]:
         raise PlanError(f"this is no plan.json: it has an edge of {unknown[0]!r}, which is none of its jobs")
-    return found
+    return plan
 
 
 def _compact(value: object) -> str:
@@ -155,17 +155,17 @@ def causes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> dict[str, list[
             if upstream not in differ and before and before.key != new.jobs[upstream].key:
                 differ.add(upstream)
                 frontier.append(upstream)
-    told: set[tuple[str, ...]] = set()
-    found = {}
+    reported: set[tuple[str, ...]] = set()
+    changed = {}
     for at in [job_id, *(at for at in new.jobs if at in differ and at != job_id)]:
         job, changes = new.jobs[at], {}
         for change in own_changes(old, new, at):
             what = (change.what, job.algo, job.stage) if change.follows else (change.what, change.old, change.new)
             changes[what] = change
-        if untold := {what: change for what, change in changes.items() if what not in told}:
-            found[at] = list(untold.values())
-            told |= untold.keys()
-    return found
+        if untold := {what: change for what, change in changes.items() if what not in reported}:
+            changed[at] = list(untold.values())
+            reported |= untold.keys()
+    return changed
 
 
 def own_changes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Change]:
@@ -175,14 +175,14 @@ def own_changes(old: RecordedPlan, new: RecordedPlan, job_id: str) -> list[Chang
     if not (old.jobs[job_id].determined_by and new.jobs[job_id].determined_by):
         whats = []  # one of the plans does not record it
     sections = tuple(f"{what.removeprefix(_SECTION)}." for what in whats if what.startswith(_SECTION))
-    found = []
+    changes = []
     for what in whats:
-        one, other = before.get(what, _MISSING), after.get(what, _MISSING)
+        was, now = before.get(what, _MISSING), after.get(what, _MISSING)
         follows = what == _ROWS or what.startswith(_READS)
         show = _jobs if what.startswith(_READS) else _rows if what == _ROWS else shown
         if not what.startswith(sections):
-            found.append(Change(what, show(one), show(other), follows))
-    return found
+            changes.append(Change(what, show(was), show(now), follows))
+    return changes
 
 
 _SECTION, _READS, _ROWS = "the section ", "what it reads as ", "its rows"
@@ -193,21 +193,21 @@ def _facts(plan: RecordedPlan, job_id: str) -> dict[str, Any]:
     job, config = plan.jobs[job_id], plan.config(job_id)
     named = {"version": f"the version of {job.algo}'s code", "class_path": f"algos.{job.algo}.class_path"}
     named |= {"seed": "the seed", "rows": _ROWS}
-    found: dict[str, Any] = {"the format of stored files": plan.key_format}
-    found |= {what: job.determined_by[name] for name, what in named.items() if name in job.determined_by}
-    found |= {f"the source of {path}": digest for path, digest in (job.determined_by.get("code") or {}).items()}
+    facts: dict[str, Any] = {"the format of stored files": plan.key_format}
+    facts |= {what: job.determined_by[name] for name, what in named.items() if name in job.determined_by}
+    facts |= {f"the source of {path}": digest for path, digest in (job.determined_by.get("code") or {}).items()}
     others = job.determined_by.keys() - {*named, "code", "config"}
-    found |= {name: job.determined_by[name] for name in job.determined_by if name in others}
+    facts |= {name: job.determined_by[name] for name in job.determined_by if name in others}
     for part, version in config.get("version", {}).items():
         shipped = "" if part.startswith(("class ", "package ")) else "shipped "
-        found[f"the version of the {shipped}{part}"] = version
+        facts[f"the version of the {shipped}{part}"] = version
     for section, value in config.items():
         if section != "version":
             name = f"{_SECTIONS[section]}.{getattr(job, section)}" if section in _SECTIONS else section
-            found |= {f"{_SECTION}{name}": "read", **dict(_leaves(name, value))}
+            facts |= {f"{_SECTION}{name}": "read", **dict(_leaves(name, value))}
     for name, keys in job.inputs.items():
-        found[f"{_READS}'{name}'"] = [plan.by_key.get(key, key) for key in keys]
-    return found
+        facts[f"{_READS}'{name}'"] = [plan.by_key.get(key, key) for key in keys]
+    return facts
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:

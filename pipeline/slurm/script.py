@@ -57,7 +57,7 @@ def options_of(
     Raises:
         ConfigError: There is no such letter.
     """
-    given, rest = [], list(words)
+    options, rest = [], list(words)
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word == "--":
@@ -69,8 +69,8 @@ def options_of(
             name, equals, value = _SHORT[word[1]], word[2:], word[2:]
         if not equals and rest and (name in taking or not (rest[0].startswith("-") or rest[0] in ends)):
             value = rest.pop(0)
-        given.append((name, value))
-    return given, rest
+        options.append((name, value))
+    return options, rest
 
 
 def written(name: str, value: str = "") -> str:
@@ -96,15 +96,15 @@ def number(text: str | None) -> int | None:
 
 def nodes_of(options: Mapping[str, str]) -> int:
     """Nodes of a job, the most of a range; as many as its tasks need where it does not say."""
-    tasks, each = number(options.get("ntasks")), number(options.get("ntasks-per-node"))
-    return number(options.get("nodes", "").rpartition("-")[2]) or -(-(tasks or 1) // (each or tasks or 1))
+    tasks, per_node = number(options.get("ntasks")), number(options.get("ntasks-per-node"))
+    return number(options.get("nodes", "").rpartition("-")[2]) or -(-(tasks or 1) // (per_node or tasks or 1))
 
 
 def gpus_of(options: Mapping[str, str]) -> int:
     """GPUs of each node, of all types together, by whichever option asks for them."""
 
     def named(text: str) -> int:
-        return sum(int(found[1] or 1) for found in _GPUS.finditer(text))
+        return sum(int(match[1] or 1) for match in _GPUS.finditer(text))
 
     def counted(name: str) -> int:
         return named(",".join(f"gpu:{part}" for part in options[name].split(","))) if name in options else 0
@@ -130,10 +130,10 @@ def seconds_of(time: str) -> int | None:
     """
     if time.lower() in ("infinite", "unlimited"):
         return None
-    if not (found := _TIME.fullmatch(time)):
+    if not (match := _TIME.fullmatch(time)):
         raise ConfigError(f"--time {time}: as 90 (minutes), 1:30:00 (hours), 2-12 (days and hours) or 2-12:30:00")
-    days, first, second, third = (int(part or 0) for part in found.groups())
-    if found[1] is None and found[4] is None:
+    days, first, second, third = (int(part or 0) for part in match.groups())
+    if match[1] is None and match[4] is None:
         return first * 60 + second
     return days * 86_400 + first * 3600 + second * 60 + third
 
@@ -428,8 +428,8 @@ def faults_of_job(job: SlurmJob) -> Iterator[Check]:
         detail = "but the program starts its ranks itself: copies of it fight for the same GPUs and port"
         yield failed("Slurm: several copies", f"{seen}, {detail}", one_task)
     elif not own and here < gpus:
-        each = f"{launched}; or #SBATCH --ntasks-per-node={gpus} with --gres=gpu:{gpus}, and `srun python ...`"
-        yield warned("Slurm: idle GPUs", f"{seen}: with a rank a task, GPUs idle without an error", each)
+        hint = f"{launched}; or #SBATCH --ntasks-per-node={gpus} with --gres=gpu:{gpus}, and `srun python ...`"
+        yield warned("Slurm: idle GPUs", f"{seen}: with a rank a task, GPUs idle without an error", hint)
     if not job.in_step and (job.nodes > 1 or (here > 1 and not own)):
         why = "a batch script runs once, on the first node, and its ranks wait for others that nobody starts"
         remedy = (
@@ -454,8 +454,8 @@ def slurm_checks(environment: Mapping[str, str]) -> list[Check]:
         return []
 
     def first(*names: str) -> int | None:
-        found = [re.match(r"\d+", environment.get(name, "")) for name in names]  # as in "8(x2)"
-        return next((int(each[0]) for each in found if each), None)
+        matches = [re.match(r"\d+", environment.get(name, "")) for name in names]  # as in "8(x2)"
+        return next((int(match[0]) for match in matches if match), None)
 
     listed = environment.get("SLURM_JOB_GPUS") or environment.get("SLURM_STEP_GPUS")
     nodes = first("SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
@@ -505,7 +505,7 @@ _ELSEWHERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2[ \t]*$", re
 
 def check_text(text: str) -> list[Check]:
     """Check the text of a batch script; see `check_script`."""
-    text = _ELSEWHERE.sub(lambda found: "\n" * found[0].count("\n"), text)
+    text = _ELSEWHERE.sub(lambda match: "\n" * match[0].count("\n"), text)
     lines = text.replace("\r\n", "\n").split("\n")
     options: dict[str, str] = {}
     faults = [*_read_header(lines, options)]
@@ -524,8 +524,8 @@ def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
     """Find what leaves ranks alone, or ends them, in the commands of a script, each on one line."""
     several = job.nodes * job.here > 1
     ranks = "RANK|LOCAL_RANK" if several else "RANK|LOCAL_RANK|WORLD_SIZE"  # that of several counts the tasks
-    if found := re.search(rf"^\s*export\s+({ranks})=", commands, re.MULTILINE):
-        what = f"{found[1]} is set: frameworks take it for a sign that the ranks exist already"
+    if match := re.search(rf"^\s*export\s+({ranks})=", commands, re.MULTILINE):
+        what = f"{match[1]} is set: frameworks take it for a sign that the ranks exist already"
         yield failed("Slurm: ranks by hand", what, "leave it out; the launcher sets it")
     if several and _EARLY.search(re.sub(r"'[^'\n]*'", "", commands)):
         what = "the shell of the script puts the rank in, which is 0 there, before srun starts the tasks"
@@ -648,8 +648,8 @@ def head_address(environ: Mapping[str, str]) -> str:
     """
     job, node = _of_job(environ, "SLURM_JOB_ID"), _of_job(environ, "SLURMD_NODENAME")
     _check_installed()
-    found = re.search(r"\bNodeAddr=(\S+)", _scontrol("--oneliner", "show", "node", node))
-    name = found[1] if found else node
+    match = re.search(r"\bNodeAddr=(\S+)", _scontrol("--oneliner", "show", "node", node))
+    name = match[1] if match else node
     try:
         host = socket.gethostbyname(name)
     except OSError as error:
@@ -704,7 +704,7 @@ def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *,
     with (
         # In /tmp, as the paths of sockets may have some hundred characters.
         tempfile.TemporaryDirectory(prefix="ppl-slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder,
-        (Path(folder) / "said").open("w+b") as said,
+        (Path(folder) / "said").open("w+b") as output,
     ):
         options = [*(of_head if head else [f"--address={address}"]), f"--node-name={node}", f"--temp-dir={folder}"]
         try:
@@ -712,16 +712,16 @@ def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *,
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *_OPTIONS, *options, *words],
                 env={**environ, **_QUIET},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 preexec_fn=lambda: descendants.die_with_parent(parent),
             )
             while ray.poll() is None:
                 if _is_told():
                     return
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-            raise WorkerError(f"Ray on {node} has ended by itself: {' / '.join(lines) or 'it has said nothing'}")
+            output.seek(0)
+            lines = output.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
+            raise WorkerError(f"Ray on {node} has ended by itself: {' / '.join(lines) or 'it has output nothing'}")
         finally:
             descendants.end_own()
 

@@ -72,7 +72,7 @@ def test_jobs_on_a_gpu_say_its_name_whether_they_use_torch_or_not(tmp_path: Path
         "runner = JobRunner(print, 'cuda', name='NVIDIA H200')\n"
         "order = SimpleNamespace(job_id='prepare')\n"
         "assert 'torch' not in sys.modules\n"
-        "print(runner._about(order)['arithmetic'])\n"
+        "print(runner._origin(order)['arithmetic'])\n"
     )
     command = [sys.executable, "-c", script]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -39,18 +39,18 @@ def read_mask(mask: str | None, gpus: Sequence[str], slices: Sequence[str] = ())
         return [] if mask is not None else [*gpus, *slices]
     entries = mask.split(",")
     kind = next((prefix for prefix in ("GPU-", "MIG-") if mask.startswith(prefix)), "")
-    found: list[str] = []
+    chosen: list[str] = []
     for entry in entries:
         if kind:  # as in CUDA, all entries are numbers, or all are names (or prefixes of names) of one kind
             fits = [uuid for uuid in (*gpus, *slices) if uuid.startswith(entry) and entry.startswith(kind)]
         else:
             number = int(entry) if re.fullmatch(r"\s*[0-9]{1,9}\s*", entry, re.ASCII) else len(gpus)
             fits = list(gpus[number : number + 1])
-        if len(fits) != 1 or fits[0] in found:
+        if len(fits) != 1 or fits[0] in chosen:
             what = ("names no GPU of this machine", "is given twice", "matches several GPUs")[min(len(fits), 2)]
             raise DeviceError(f"'{entry}' {what}")
-        found += fits
-    return found
+        chosen += fits
+    return chosen
 
 
 # -- nvml --------------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def _usable(machine: Machine, uuid: str, mask: str) -> Device:
         return machine.devices[uuid]
     index = machine.uuids.index(uuid)
     if uuid in machine.split:
-        slices = ",".join(one.uuid or "" for one in machine.devices.values() if one.slice_index is not None)
+        slices = ",".join(gpu.uuid or "" for gpu in machine.devices.values() if gpu.slice_index is not None)
         raise DeviceError(
             f"{VISIBLE}={mask}: GPU {index} is in MIG mode, so CUDA would show one slice of it. Name slices by "
             f"UUID: {VISIBLE}={slices or '(it has none yet: see `nvidia-smi mig`)'}."
@@ -288,7 +288,7 @@ def _read_all(nvml: Any) -> Machine:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             uuid = nvml.nvmlDeviceGetUUID(handle)
             whole = _describe(nvml, handle, index, uuid)
-            found = _slices(nvml, handle, whole) if _in_mig_mode(nvml, handle) else None
+            slices = _slices(nvml, handle, whole) if _in_mig_mode(nvml, handle) else None
             use = _usage(nvml, handle)
         except nvml.NVMLError as error:
             # One GPU that fell off the bus must not hide the others.
@@ -297,11 +297,11 @@ def _read_all(nvml: Any) -> Machine:
             log.warning("GPU %d is left out: %s", index, error)
             continue
         uuids.append(uuid)
-        if found is None:
+        if slices is None:
             devices[uuid], usage[uuid] = whole, use
             continue
         split.add(uuid)
-        for device, slice_usage in found:
+        for device, slice_usage in slices:
             assert device.uuid is not None
             devices[device.uuid], usage[device.uuid] = device, slice_usage
     return Machine(uuids=tuple(uuids), devices=devices, usage=usage, split=frozenset(split), broken=broken)
@@ -324,15 +324,15 @@ def _in_mig_mode(nvml: Any, handle: Any) -> bool:
 
 
 def _slices(nvml: Any, handle: Any, whole: Device) -> list[tuple[Device, GpuUsage]]:
-    found = []
-    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    slices = []
+    for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
         except nvml.NVMLError_NotFound:
             continue  # slots are numbered for the finest partition, so most are empty
-        device = _describe(nvml, part, whole.index, nvml.nvmlDeviceGetUUID(part), place)
-        found.append((device, _usage(nvml, part)))
-    return found
+        device = _describe(nvml, part, whole.index, nvml.nvmlDeviceGetUUID(part), index)
+        slices.append((device, _usage(nvml, part)))
+    return slices
 
 
 def _usage(nvml: Any, handle: Any) -> GpuUsage:
@@ -346,7 +346,7 @@ def _usage(nvml: Any, handle: Any) -> GpuUsage:
         utilization=_optional(nvml, lambda: int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         processes=None
         if processes is None
-        else tuple(GpuProcess(one.pid, one.usedGpuMemory) for one in processes),
+        else tuple(GpuProcess(process.pid, process.usedGpuMemory) for process in processes),
         compute_capability=None if capability is None else (int(capability[0]), int(capability[1])),
     )
 
@@ -466,11 +466,11 @@ def wait_until_free(
         A message for each GPU that was not free in time.
     """
     end = time.monotonic() + timeout_s
-    asked = [(device, levels[device.uuid]) for device in devices if device.uuid and device.uuid in levels]
-    while (held := [(words, one) for one in asked if (words := leftover(*one))]) and not enough():
+    pairs = [(device, levels[device.uuid]) for device in devices if device.uuid and device.uuid in levels]
+    while (leftovers := [(words, pair) for pair in pairs if (words := leftover(*pair))]) and not enough():
         if time.monotonic() >= end:
-            return [f"{words}, and did not come back within {timeout_s:g} s" for words, _ in held]
-        asked = [one for _, one in held]
+            return [f"{words}, and did not come back within {timeout_s:g} s" for words, _ in leftovers]
+        pairs = [pair for _, pair in leftovers]
         time.sleep(POLL_S)
     return []
 

@@ -166,12 +166,12 @@ class Outside:
         if claim is None:
             return effects.OnDisk(claimed=False)
         try:
-            found = self._stored(job, state)
+            on_disk = self._stored(job, state)
         except BaseException:
             claim.release()  # a job that asks again must not wait for itself
             raise
         self.claims[job.id] = claim
-        return found
+        return on_disk
 
     def _stored(self, job: Job, state: RunState) -> effects.OnDisk:
         problem = self.verified.problem(job.key)
@@ -296,10 +296,10 @@ class Loop:
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
-    def _decide(self, rule: Callable[..., None], *about: object) -> None:
+    def _decide(self, rule: Callable[..., None], *arguments: object) -> None:
         """Let a rule decide about something, and execute the effects."""
         self.run.now_s = self.outside.clock()
-        rule(self.run, *about)
+        rule(self.run, *arguments)
         for effect in self.run.decided():
             self.outside.carry_out(effect)
 
@@ -366,8 +366,8 @@ class Loop:
         if not self.signals.received or self.told_stop:
             return
         self.told_stop = True
-        given = [worker.job_id for worker in self.run.state.workers if worker.job_id and not worker.lent]
-        running = [job_id for job_id in given if job_id not in self.run.gathering]
+        assigned = [worker.job_id for worker in self.run.state.workers if worker.job_id and not worker.lent]
+        running = [job_id for job_id in assigned if job_id not in self.run.gathering]
         text = stopping(self.signals.received, running, self.run.settings.stop_grace_s)
         log.warning("%s (%s)", text, ", ".join(running))
         self.outside.listener.on_stop(text)
@@ -390,11 +390,11 @@ class Loop:
 
 def stopping(signal_name: str, running: Sequence[str], grace_s: float) -> str:
     """Say what happens now after a signal, and what the user can do about it."""
-    asked = "Ctrl-C" if signal_name == "SIGINT" else signal_name
+    cause = "Ctrl-C" if signal_name == "SIGINT" else signal_name
     if not running:
-        return f"stopping on {asked}: no job is running"
+        return f"stopping on {cause}: no job is running"
     jobs = "1 job" if len(running) == 1 else f"{len(running)} jobs"
-    return f"stopping on {asked}: waiting up to {grace_s:g} s for {jobs} to finish or save; {asked} again ends now"
+    return f"stopping on {cause}: waiting up to {grace_s:g} s for {jobs} to finish or save; {cause} again ends now"
 
 
 # -- run plan ----------------------------------------------------------------------------------------------------

@@ -113,17 +113,17 @@ class Makespan:
         return self.actual_s / self.lower_bound_s if self.lower_bound_s else 1.0
 
     def __str__(self) -> str:
-        place = "device" if self.slots == 1 else "place"
+        unit = "device" if self.slots == 1 else "place"
         best = (
             f"at best it could have taken {self.lower_bound_s:.1f} s (longest chain of jobs "
-            f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self.devices} {place}"
+            f"{self.critical_path_s:.1f} s; work {self.work_s:.1f} s on {self.devices} {unit}"
             f"{'s' if self.devices != 1 else ''})"
         )
         lost = (
             f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
             f"failed or stopped attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
         )
-        return f"took {self.actual_s:.1f} s; {best}. {place.capitalize()} time not used for work: {lost}"
+        return f"took {self.actual_s:.1f} s; {best}. {unit.capitalize()} time not used for work: {lost}"
 
 
 def account(

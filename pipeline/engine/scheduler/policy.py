@@ -133,10 +133,10 @@ class Room:
                 idle.setdefault(self._layout.node_of(device), []).append(device)
         # For most multi-GPU jobs no machine has enough idle devices; this check is cheap.
         enough = [devices for devices in idle.values() if len(devices) >= job.devices]
-        found = [[seat for device in devices if (seat := self._seat_on(job_id, device))] for devices in enough]
+        groups = [[seat for device in devices if (seat := self._seat_on(job_id, device))] for devices in enough]
         if job.devices == 1:
-            found = [[seat] for seats in found for seat in seats]
-        options = [sorted(seats, key=lambda seat: self._rank(job, seat))[: job.devices] for seats in found]
+            groups = [[seat] for seats in groups for seat in seats]
+        options = [sorted(seats, key=lambda seat: self._rank(job, seat))[: job.devices] for seats in groups]
         options = [seats for seats in options if len(seats) == job.devices]
         return sorted(options, key=lambda seats: self._rank(job, seats[-1]))
 
@@ -147,27 +147,27 @@ class Room:
             return None
         job = self._job(job_id)
         if job.devices > 1:
-            worker = min(idle, key=lambda one: (len(one.holds), one.index))
+            worker = min(idle, key=lambda spare: (len(spare.holds), spare.index))
         else:
             # A worker without the model drops the models that it holds, so choose the worker that holds most.
-            worker = min(idle, key=lambda one: (job.affinity not in one.holds, -one.held_mb, one.index))
-        others = {one.index: one.held_mb for one in idle if one is not worker and one.held_mb}
+            worker = min(idle, key=lambda spare: (job.affinity not in spare.holds, -spare.held_mb, spare.index))
+        others = {other.index: other.held_mb for other in idle if other is not worker and other.held_mb}
         return Seat(device, worker.index, charge, self._emptied(charge, device, others))
 
-    def _emptied(self, charge: float, device: int, held: dict[int, int]) -> tuple[int, ...]:
+    def _emptied(self, charge: float, device: int, held_mb: dict[int, int]) -> tuple[int, ...]:
         """Return the fewest idle workers to end so that a job fits, those that hold most first."""
         usable = self._layout.places[device].usable_mb
         if math.isinf(charge):
-            return tuple(held)
+            return tuple(held_mb)
         if usable is None:
             return ()
-        over = sum(guest.charge for guest in self._on(device)) + charge + sum(held.values()) - usable
+        over = sum(guest.charge for guest in self._on(device)) + charge + sum(held_mb.values()) - usable
         emptied = []
-        for worker in sorted(held, key=lambda index: -held[index]):
+        for worker in sorted(held_mb, key=lambda index: -held_mb[index]):
             if over <= 0:
                 break
             emptied.append(worker)
-            over -= held[worker]
+            over -= held_mb[worker]
         return tuple(emptied)
 
     def _has_room(self, charge: float, device: int, guests: Sequence[_Guest]) -> bool:
@@ -352,7 +352,7 @@ class _Draft:
     def _again(self) -> list[_Turn]:
         """Return the jobs to retry; they come before new jobs of the same priority."""
         urgency = self.state.ready.urgency
-        return sorted((-urgency[one][0], False, -urgency[one][1], 0, 0, one) for one in self.state.retries)
+        return sorted((-urgency[name][0], False, -urgency[name][1], 0, 0, name) for name in self.state.retries)
 
     def _of_kind(self, kind: Kind, alike: Buckets) -> Iterator[_Turn]:
         """Yield new jobs that may run in the same places.
@@ -387,12 +387,12 @@ class _Draft:
 
     def _promise(self, job_id: str, node: int | None = None) -> None:
         """Reserve a free machine for a job: the one reserved before, or the one where it could start first."""
-        left = self.state.layout.devices_by_node.keys() - self._promised.keys()
-        if not left or self._job(job_id).devices > self.state.most_devices(self._job(job_id)):
+        nodes = self.state.layout.devices_by_node.keys() - self._promised.keys()
+        if not nodes or self._job(job_id).devices > self.state.most_devices(self._job(job_id)):
             return
-        due_s = self.room.start_s(job_id, node) if node is not None and node in left else math.inf
+        due_s = self.room.start_s(job_id, node) if node is not None and node in nodes else math.inf
         if node is None or due_s == math.inf:
-            due_s, node = min((self.room.start_s(job_id, one), one) for one in left)
+            due_s, node = min((self.room.start_s(job_id, node), node) for node in nodes)
             if due_s == math.inf:
                 return
             self.actions.append(Reserve(job_id, node))
@@ -406,8 +406,8 @@ class _Draft:
         if room.is_plain and job.devices == 1 and not (apart or self._promised):
             idle = list(room.idle.values())
             if self._at_hand[job.affinity]:
-                idle = [one for one in idle if job.affinity in one.holds]
-            worker = min(idle, key=lambda one: len(one.holds))
+                idle = [worker for worker in idle if job.affinity in worker.holds]
+            worker = min(idle, key=lambda worker: len(worker.holds))
             self._take(job_id, [Seat(self.state.layout.device_of(worker.index), worker.index, EXCLUSIVE)])
             return True
         like = None if apart else self.state.needs.like(*kind_of(job))

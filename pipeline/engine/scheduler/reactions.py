@@ -77,8 +77,8 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
         case messages.JobStarted():
             _job_started(run, index, message)
         case messages.JobProgress():
-            about = {name: value for name, value in asdict(message).items() if name != "job_id"}
-            run.tell("JobProgress", job=message.job_id, worker=index, **about)
+            progress = {name: value for name, value in asdict(message).items() if name != "job_id"}
+            run.tell("JobProgress", job=message.job_id, worker=index, **progress)
             run.watchdog.moved(index, run.now_s, message.done, message.tokens)
         case messages.JobFinished() if not on_disk.stored:
             _distrust(run, index, f"it said that {message.job_id} is done, and nothing is stored")
@@ -314,13 +314,13 @@ def too_wide(state: RunState) -> list[str]:
         job = state.jobs[name].job
         return job.devices > state.most_devices(job)
 
-    found = [name for name in state.retries if is_too_wide(name)]
+    wide = [name for name in state.retries if is_too_wide(name)]
     for alike in state.ready.alike.values():
         names = (name for _, _, bucket, _ in alike.buckets() for ids in bucket.values() for name in ids)
         first = next(names)
         if is_too_wide(first):
-            found += [first, *names]
-    return found
+            wide += [first, *names]
+    return wide
 
 
 def check_runnable(
@@ -364,9 +364,9 @@ def give_up_too_wide(run: Run) -> None:
     """Fail the ready jobs that need more devices, or larger ones, than are left."""
     state = run.state
     for job_id in too_wide(state):
-        said = too_few_devices(state.plan.jobs[job_id], state.usable_devices(), state.layout, state.needs)
+        reason = too_few_devices(state.plan.jobs[job_id], state.usable_devices(), state.layout, state.needs)
         state.wait(job_id)
-        recovery.give_up(run, job_id, messages.FailureKind.device, said)
+        recovery.give_up(run, job_id, messages.FailureKind.device, reason)
 
 
 def reserve(run: Run, action: Reserve) -> None:
@@ -446,21 +446,21 @@ def orders_ahead(run: Run) -> list[Start]:
     if run.settings.backend is not Backend.local or not state.is_plain or state.idle_workers():
         return []
     devices, bucket = state.ready.first()
-    left = len(state.ready) - len(state.workers)
+    spare = len(state.ready) - len(state.workers)
     depth = min(DEPTH, MOST // len(state.workers))
-    if devices > 1 or left <= 0 or not depth or "" not in bucket:
+    if devices > 1 or spare <= 0 or not depth or "" not in bucket:
         return []
 
     def is_short(job_id: str) -> bool:
         return run.took_s.get(_kind_of_time(state.plan.jobs[job_id]), SHORT_S) < SHORT_S
 
     # Retried jobs are started by the engine itself.
-    names = takewhile(lambda name: not state.jobs[name].attempts and is_short(name), islice(bucket[""], left))
-    found: list[Start] = []
+    names = takewhile(lambda name: not state.jobs[name].attempts and is_short(name), islice(bucket[""], spare))
+    starts: list[Start] = []
     for worker in state.workers:
         room = depth - len(worker.ahead)
         if 2 * room < depth or worker.phase is not WorkerPhase.running or worker.index in run.doomed:
             continue
         if is_short(worker.job_id):
-            found += (Start(name, worker.index, ahead=True) for name in islice(names, room))
-    return found
+            starts += (Start(name, worker.index, ahead=True) for name in islice(names, room))
+    return starts

@@ -32,39 +32,39 @@ class Buckets:
 
     def push(self, job: Job) -> None:
         """Add a job."""
-        place = self._place(job)
-        bucket = self._buckets.get(place)
+        position = self._position(job)
+        bucket = self._buckets.get(position)
         if bucket is None:
-            insort(self._order, place)
-            bucket = self._buckets[place] = {}
-            self._takes_s[place] = Counter()
+            insort(self._order, position)
+            bucket = self._buckets[position] = {}
+            self._takes_s[position] = Counter()
         bucket.setdefault(job.affinity, {})[job.id] = None
-        self._takes_s[place][job.seconds] += 1
+        self._takes_s[position][job.seconds] += 1
         self._count += 1
 
     def remove(self, job: Job) -> None:
         """Remove a job."""
-        place = self._place(job)
-        bucket = self._buckets[place]
+        position = self._position(job)
+        bucket = self._buckets[position]
         names = bucket[job.affinity]
         del names[job.id]
-        takes_s = self._takes_s[place]
+        takes_s = self._takes_s[position]
         takes_s[job.seconds] -= 1
         if not takes_s[job.seconds]:
             del takes_s[job.seconds]
         if not names:
             del bucket[job.affinity]
         if not bucket:
-            del self._buckets[place], self._takes_s[place]
-            del self._order[bisect_left(self._order, place)]
+            del self._buckets[position], self._takes_s[position]
+            del self._order[bisect_left(self._order, position)]
         self._count -= 1
 
     def buckets(self) -> Iterator[tuple[Urgency, int, Bucket, Collection[float]]]:
         """Yield each bucket: urgency of its jobs, number of devices per job, jobs, and their estimates in s."""
-        for place in reversed(self._order):
-            yield *place, self._buckets[place], self._takes_s[place]
+        for position in reversed(self._order):
+            yield *position, self._buckets[position], self._takes_s[position]
 
-    def _place(self, job: Job) -> tuple[Urgency, int]:
+    def _position(self, job: Job) -> tuple[Urgency, int]:
         return self._urgency[job.id], job.devices
 
 
@@ -109,7 +109,7 @@ class ReadyQueue:
     def first(self) -> tuple[int, Bucket]:
         """Return the most urgent jobs of one kind, of these the widest: their width, and the jobs."""
         firsts = (next(alike.buckets()) for alike in self.alike.values())
-        _, devices, bucket, _ = max(firsts, key=lambda found: found[:2])
+        _, devices, bucket, _ = max(firsts, key=lambda entry: entry[:2])
         return devices, bucket
 
 
@@ -227,9 +227,9 @@ class Needs:
     def fitting(self, job: Job, devices: Collection[int]) -> list[int]:
         """Return those of some devices on which a job fits, alone if necessary."""
         need = self.of(job)
-        found = [device for device in devices if need is None or need <= self._free_mb(device)]
-        if len(found) >= job.devices or job.memory_mb is not None or len(devices) < job.devices:
-            return found
+        fitting = [device for device in devices if need is None or need <= self._free_mb(device)]
+        if len(fitting) >= job.devices or job.memory_mb is not None or len(devices) < job.devices:
+            return fitting
         # A measurement never leaves too few devices: torch reserves more on a large GPU than a job needs.
         least = sorted(map(self._free_mb, devices))[-job.devices]
         return [device for device in devices if self._free_mb(device) >= least]

@@ -71,10 +71,10 @@ def judge(failure: Failure, count: int, settings: RetryConfig) -> tuple[str, flo
     if count < budget:
         longer = min(settings.max_wait_s, settings.wait_s * 2.0 ** min(count - 1, 64))
         return "", longer if failure.kind is FailureKind.transient else 0.0
-    said = f"given up after {count} attempt{'s' if count != 1 else ''}"
+    outcome = f"given up after {count} attempt{'s' if count != 1 else ''}"
     if failure.kind is FailureKind.lost and count > 1:
-        said = f"set aside after it ended {count} workers"
-    return f"{failure.message} ({said})", 0.0
+        outcome = f"set aside after it ended {count} workers"
+    return f"{failure.message} ({outcome})", 0.0
 
 
 # -- watchdog ----------------------------------------------------------------------------------------------------
@@ -120,15 +120,15 @@ class Watchdog:
 
     def overdue(self, now_s: float) -> dict[int, str]:
         """Return the workers that hang, each with the reason; each is returned once."""
-        found: dict[int, str] = {}
+        reasons: dict[int, str] = {}
         if now_s >= self._earliest_s:
             for worker, watch in list(self._watches.items()):
                 reached = (f"{what} execution.{key}" for at_s, what, key in self._limits(watch) if now_s >= at_s)
                 if reason := next(reached, ""):
-                    found[worker] = reason
+                    reasons[worker] = reason
                     del self._watches[worker]
             self._earliest_s = min(map(self._due_s, self._watches.values()), default=math.inf)
-        return found
+        return reasons
 
     def next_s(self) -> float | None:
         """Return the earliest time at which a worker may be overdue; None if there is no limit."""

@@ -173,7 +173,7 @@ class WorkerState:
         if shared:
             self.holds = [affinity] if affinity else []
         elif affinity:
-            others = [held for held in self.holds if held != affinity]
+            others = [model for model in self.holds if model != affinity]
             self.holds = [*others, affinity][-most:]
 
 
@@ -298,7 +298,7 @@ class RunState:
         self._models_in_memory = models_in_memory
         self._is_strict = barrier is Barrier.round
         # Unsettled jobs of each round, and jobs that wait only for their round.
-        self._left, self._held = Counter(job.round for job in plan.jobs.values()), list[str]()
+        self._open, self._for_round = Counter(job.round for job in plan.jobs.values()), list[str]()
         self._enter(stored)
 
     def _enter(self, stored: set[str]) -> None:
@@ -364,8 +364,8 @@ class RunState:
             self._changes = self.needs.changes
             self._fitting.clear()
         if (kind := kind_of(job)) not in self._fitting:
-            found = self.needs.fitting(job, self.usable_devices())
-            self._fitting[kind] = found, self.layout.most_together(found)
+            devices = self.needs.fitting(job, self.usable_devices())
+            self._fitting[kind] = devices, self.layout.most_together(devices)
         return self._fitting[kind]
 
     def slots_of(self, job: Job) -> int:
@@ -381,9 +381,9 @@ class RunState:
 
     def idle_workers(self) -> list[WorkerState]:
         """Return the workers that could take a job, in order of index."""
-        found = [self.workers[index] for index in sorted(self._candidates)]
-        idle = [worker for worker in found if worker.phase is WorkerPhase.idle]
-        if len(idle) < len(found):
+        workers = [self.workers[index] for index in sorted(self._candidates)]
+        idle = [worker for worker in workers if worker.phase is WorkerPhase.idle]
+        if len(idle) < len(workers):
             self._candidates = {worker.index for worker in idle}
         return idle
 
@@ -428,8 +428,8 @@ class RunState:
             leader.ahead.append(job_id)
             return state.attempts
         state.sent_s = now_s
-        for place in state.workers:
-            self.workers[place].take(job_id, lent=place != index)
+        for worker in state.workers:
+            self.workers[worker].take(job_id, lent=worker != index)
         if not members:
             leader.fresh = False
             shared = self.layout.slots > 1
@@ -572,9 +572,9 @@ class RunState:
     def _free(self, index: int) -> str:
         """Take the job from a worker, and return the devices lent to it."""
         job_id = self.workers[index].job_id
-        for place in self.jobs[job_id].workers:
-            self.workers[place].free()
-            self._candidates.add(place)
+        for worker in self.jobs[job_id].workers:
+            self.workers[worker].free()
+            self._candidates.add(worker)
         self.jobs[job_id].workers = ()
         return job_id
 
@@ -604,18 +604,18 @@ class RunState:
         self.running += (status is JobStatus.running) - (state.status is JobStatus.running)
         change = (status in SETTLED) - (state.status in SETTLED)
         self.unsettled -= change
-        self._left[state.job.round] -= change
+        self._open[state.job.round] -= change
         state.status = status
 
     def _release(self, job_ids: Iterable[str]) -> None:
         """Make jobs ready whose inputs are there, but hold them back until their round begins."""
         first = (
-            min((number for number, left in self._left.items() if left), default=0) if self._is_strict else None
+            min((number for number, jobs in self._open.items() if jobs), default=0) if self._is_strict else None
         )
-        asked, self._held = [*self._held, *job_ids], []
-        for state in map(self.jobs.__getitem__, asked):
+        waiting, self._for_round = [*self._for_round, *job_ids], []
+        for state in map(self.jobs.__getitem__, waiting):
             if first is not None and state.job.round > first:
-                self._held.append(state.job.id)
+                self._for_round.append(state.job.id)
             elif state.status is JobStatus.pending and not state.waits_for:
                 self._set(state, JobStatus.ready)
                 if self.blame.failed_on(state.job.id) or state.must_be_exclusive:

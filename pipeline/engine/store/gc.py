@@ -67,8 +67,8 @@ def find_runs(output_dirs: Iterable[Path], store: Path) -> list[RunReference]:
         StoreError: A plan or a folder cannot be read, so it is unknown what its run needs.
     """
     seen = {os.path.realpath(store)}
-    found = [run for output_dir in output_dirs for run in _run_folders(output_dir, seen)]
-    return sorted(map(_read, map(RunFolder, found)), key=lambda run: (run.started, run.folder.path))
+    folders = [run for output_dir in output_dirs for run in _run_folders(output_dir, seen)]
+    return sorted(map(_read, map(RunFolder, folders)), key=lambda run: (run.started, run.folder.path))
 
 
 def newest_runs(runs: Iterable[RunReference], number: int) -> list[RunReference]:
@@ -205,25 +205,25 @@ def measure(store: Store, runs: Iterable[RunReference]) -> Usage:
     for run in runs:
         for key in run.keys:
             experiments.setdefault(key, set()).add(run.folder.experiment)
-    found, keys = Usage(), store.stored_keys()
+    usage, keys = Usage(), store.stored_keys()
     for key in keys:
         names = sorted(experiments.get(key, ()))
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         who = ", ".join(names[:_NAMED]) + more or "(no run)"
-        found.setdefault((who, *_kind_of(job_of(store, key))), Space()).add(size_of(store.path(key)))
-    found = dict(sorted(found.items()))
+        usage.setdefault((who, *_kind_of(job_of(store, key))), Space()).add(size_of(store.path(key)))
+    usage = dict(sorted(usage.items()))
     special = {"damaged": ".aside", "checkpoints": ".checkpoints", "unfinished": ".tmp"}
     others = {name: _entries(store.root / folder) for name, folder in special.items()}
-    known = {*special.values(), *(key[:2] for key in keys)}
-    others["other"] = [path for path in _entries(store.root) if path.name not in known]
+    expected = {*special.values(), *(key[:2] for key in keys)}
+    others["other"] = [path for path in _entries(store.root) if path.name not in expected]
     for name, paths in others.items():
-        space = found[f"({name})", "", "", ""] = Space()
+        space = usage[f"({name})", "", "", ""] = Space()
         for path in paths:
             if not is_lock(path):
                 space.add(size_of(path))
     if removed := sum(map(store.is_removed, keys)):
-        found["(weights removed)", "", "", ""] = Space(removed)
-    return found
+        usage["(weights removed)", "", "", ""] = Space(removed)
+    return usage
 
 
 def _kind_of(job_id: str) -> tuple[str, str, str]:
@@ -284,22 +284,22 @@ def find_garbage(store: Store, runs: Iterable[RunReference]) -> list[Garbage]:
     """
     needed, keys = {key for run in runs for key in run.keys}, store.stored_keys()
     # With the key of an output where it is known.
-    found = [(GarbageKind.output, store.path(key), key) for key in keys if key not in needed]
-    found += [(GarbageKind.aside, path, "") for path in _entries(store.root / ".aside")]
+    entries = [(GarbageKind.output, store.path(key), key) for key in keys if key not in needed]
+    entries += [(GarbageKind.aside, path, "") for path in _entries(store.root / ".aside")]
     for path in _entries(store.root / ".checkpoints"):
         if path.name not in needed or store.has(path.name, checksums=False):
-            found.append((GarbageKind.checkpoint, path, ""))
+            entries.append((GarbageKind.checkpoint, path, ""))
     for path in sorted(store.hints.glob(f"{REPLIES}/*/*.jsonl")):
         if path.name.partition(".")[0] not in needed:
-            found.append((GarbageKind.replies, path, ""))
+            entries.append((GarbageKind.replies, path, ""))
     for key in sorted(needed.intersection(keys)):
-        found += [(GarbageKind.weights, path, key) for path in store.leftover_weights(key)]
+        entries += [(GarbageKind.weights, path, key) for path in store.leftover_weights(key)]
     try:
-        found += [(GarbageKind.leftover, path, "") for path in leftovers(store.root)]
+        entries += [(GarbageKind.leftover, path, "") for path in leftovers(store.root)]
     except OSError as error:
         raise StoreError(f"cannot read {error.filename}: {error.strerror}") from error
     garbage = []
-    for why, path, key in found:
+    for why, path, key in entries:
         what = " ".join(_kind_of(job_of(store, key))).strip() if key else ""
         garbage.append(Garbage(kind=why, path=path, what=what, size=size_of(path)))
     return garbage

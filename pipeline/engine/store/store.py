@@ -142,19 +142,19 @@ def around(root: Path) -> Path | None:
 
 def is_store(folder: Path) -> bool:
     """Return whether a folder is a store, by its name or by its contents."""
-    held = (folder / ".claims", folder / ".lock")
-    return folder.name == ".store" or all(os.path.exists(path) for path in held)  # noqa: PTH110 - Path.exists may raise
+    paths = (folder / ".claims", folder / ".lock")
+    return folder.name == ".store" or all(os.path.exists(path) for path in paths)  # noqa: PTH110 - Path.exists may raise
 
 
 def users(root: Path) -> list[Path]:
     """Return the output folders whose runs use a store, as far as it knows."""
-    found = [folder for folder in [around(root)] if folder]
+    folders = [folder for folder in [around(root)] if folder]
     for path in sorted((root / ".users").glob("[!.]*")):
         with suppress(OSError, ValueError):
             text = read_plain(path, _PATH_BYTES).decode().rstrip("\n")
             if text.startswith("/") and "\0" not in text:
-                found.append(Path(text))
-    return found
+                folders.append(Path(text))
+    return folders
 
 
 def _open_lock(root: Path) -> int | None:
@@ -422,8 +422,8 @@ class Store:
 
     def last_set_aside(self, key: str) -> Path | None:
         """Return the path of the last damaged output of a key that was set aside; None if there is none."""
-        found = [path for path in (self.root / ".aside").glob(f"{key}.*") if path.suffix[1:].isdigit()]
-        return max(found, key=lambda path: int(path.suffix[1:]), default=None)
+        paths = [path for path in (self.root / ".aside").glob(f"{key}.*") if path.suffix[1:].isdigit()]
+        return max(paths, key=lambda path: int(path.suffix[1:]), default=None)
 
     # -- sharing with other runs -------------------------------------------------------------------------------
 
@@ -575,10 +575,10 @@ def remove(path: Path, moved: Path) -> None:
     Raises:
         OSError: It cannot be removed.
     """
-    held = files.claim(lock_of(path))
-    if held is None:
+    lock = files.claim(lock_of(path))
+    if lock is None:
         return
-    with held:
+    with lock:
         if not os.path.lexists(path):
             return
         try:

@@ -88,9 +88,9 @@ class _Main:
         self.runner.device, self.runner.name = device.kind, device.name
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        about = describe_device(device, os.environ)
+        description = describe_device(device, os.environ)
         unfit = self._unfit()
-        self.send(messages.WorkerReady(pid=os.getpid(), device=about, visible=visible, unfit=unfit))
+        self.send(messages.WorkerReady(pid=os.getpid(), device=description, visible=visible, unfit=unfit))
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         fit = True
         while not isinstance(order := self.orders.get(), messages.Shutdown) and not self.runner.stop_requested:
@@ -104,16 +104,16 @@ class _Main:
         while isinstance(order := self.orders.get(), messages.Shutdown):
             pass  # a signal that came before the job; the job itself checks whether to stop
         try:
-            said: messages.Said = self.runner.run(order)
+            ending: messages.End = self.runner.run(order)
         except KeyboardInterrupt:
-            said = messages.AttemptStopped(job_id=order.job_id, attempt=order.attempt)
-        self.send(said)
+            ending = messages.AttemptStopped(job_id=order.job_id, attempt=order.attempt)
+        self.send(ending)
 
     def _run(self, order: messages.RunJob) -> bool:
         """Run a job; return False if no other job may run in this process."""
-        said = self.runner.run(order)
-        self.send(said)
-        return isinstance(said, messages.AttemptStopped) or not said.spoils
+        ending = self.runner.run(order)
+        self.send(ending)
+        return isinstance(ending, messages.AttemptStopped) or not ending.spoils
 
     def _unfit(self) -> str:
         """Say why the device should get no jobs: memory of an earlier process is not freed; "" if it is fit."""
@@ -121,10 +121,10 @@ class _Main:
         if settings.level_bytes is None:
             return ""
         levels = {settings.device.uuid or "": settings.level_bytes}
-        found = inventory.wait_until_free(
+        reasons = inventory.wait_until_free(
             [settings.device], levels, settings.free_timeout_s, lambda: self.runner.stop_requested
         )
-        return "".join(found)
+        return "".join(reasons)
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """Handle a request to stop; a second SIGTERM interrupts the job.

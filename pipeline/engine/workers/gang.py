@@ -43,7 +43,7 @@ class _Rank:
         child: The process.
         log: File of its output.
         out: Folder in which it writes its output; dropped for ranks other than the first.
-        said: Its last message.
+        last: Its last message.
         is_over: Whether no further message can come.
         lost: How it ended if it sent no last message, or sent something unreadable, in words.
     """
@@ -52,7 +52,7 @@ class _Rank:
     child: Child
     log: Path
     out: Path
-    said: messages.Said | None = None
+    last: messages.End | None = None
     is_over: bool = False
     lost: str = ""
 
@@ -70,13 +70,13 @@ class _Rank:
             for line in self.child.channel.receive():
                 match messages.decode_report(line):
                     case messages.JobFinished() | messages.JobRaised() | messages.AttemptStopped() as last:
-                        self.said = last
+                        self.last = last
                     case messages.JobProgress() as progress:
                         yield progress
         except WorkerError as error:
             ended, self.lost = True, str(error)
         self.is_over = ended
-        if ended and self.said is None:
+        if ended and self.last is None:
             self.lost = self.lost or describe_exit(self.exit_code)
 
 
@@ -151,7 +151,7 @@ class _Gang:
             for progress in rank.hear():
                 if rank.number == 0:
                     self._report(progress)
-        if any(isinstance(rank.said, messages.AttemptStopped) for rank in self.ranks) and not self.work.stopping():
+        if any(isinstance(rank.last, messages.AttemptStopped) for rank in self.ranks) and not self.work.stopping():
             os.kill(os.getpid(), signal.SIGUSR2)  # as if this worker had been told to stop: all ranks stop
 
     def _report(self, message: messages.JobProgress) -> None:
@@ -165,20 +165,20 @@ class _Gang:
     def _failed(self) -> _Rank | None:
         """Return the rank that is most likely the cause: the first one that died, else the first that raised."""
         died = [rank for rank in self.ranks if rank.lost]
-        raised = [rank for rank in self.ranks if isinstance(rank.said, messages.JobRaised)]
+        raised = [rank for rank in self.ranks if isinstance(rank.last, messages.JobRaised)]
         return next(iter([*died, *sorted(raised, key=_is_consequence)]), None)
 
     def _error(self, rank: _Rank) -> GangError:
         who, lines = f"rank {rank.number} of {len(self.ranks)}", tail(rank.log)
         log = f"\nIts log, {rank.log.name}, {'ends:' + lines if lines else 'is empty.'}"
-        if not isinstance(rank.said, messages.JobRaised) or rank.lost:
+        if not isinstance(rank.last, messages.JobRaised) or rank.lost:
             how, kind, code = f"was lost ({rank.lost})", messages.FailureKind.lost.value, rank.exit_code
             return GangError(f"{who} {how}{log}", rank=rank.number, kind=kind, exit_code=code)
         return GangError(
-            f"{who} {'raised' if rank.said.error_type else 'failed:'} {rank.said.said}{log}",
+            f"{who} {'raised' if rank.last.error_type else 'failed:'} {rank.last.said}{log}",
             rank=rank.number,
-            kind=rank.said.kind.value,
-            damaged_key=rank.said.damaged_key,
+            kind=rank.last.kind.value,
+            damaged_key=rank.last.damaged_key,
         )
 
     def conclude(self) -> None:
@@ -187,16 +187,16 @@ class _Gang:
         Raises:
             JobStopped: The ranks were told to stop and have saved a checkpoint.
         """
-        stopped = [rank.number for rank in self.ranks if isinstance(rank.said, messages.AttemptStopped)]
+        stopped = [rank.number for rank in self.ranks if isinstance(rank.last, messages.AttemptStopped)]
         if stopped:
             raise JobStopped(f"ranks {', '.join(map(str, stopped))}")
-        first = self.ranks[0].said
+        first = self.ranks[0].last
         assert isinstance(first, messages.JobFinished)
         self.work.load_s += first.load_s
         # Each rank counts the work of all of them.
         self.work.samples, self.work.tokens, self.work.flops = first.samples, first.tokens, first.flops
         self.work.answers = first.answers
-        peaks = [rank.said.peak_mb for rank in self.ranks if isinstance(rank.said, messages.JobFinished)]
+        peaks = [rank.last.peak_mb for rank in self.ranks if isinstance(rank.last, messages.JobFinished)]
         self.work.peak_mb = max((peak for peak in peaks if peak is not None), default=None)
 
     def end(self) -> None:
@@ -255,4 +255,4 @@ def run_gang(order: messages.RunJob, work: Work) -> None:
 
 def _is_consequence(rank: _Rank) -> bool:
     """Return whether a rank failed as it would if another rank had failed first."""
-    return isinstance(rank.said, messages.JobRaised) and rank.said.kind is messages.FailureKind.transient
+    return isinstance(rank.last, messages.JobRaised) and rank.last.kind is messages.FailureKind.transient

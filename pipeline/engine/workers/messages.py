@@ -101,7 +101,7 @@ def classify(error: BaseException) -> FailureKind:
     cleaned up or closed has only a context.
     """
     try:
-        kinds = [_kind(one) for one in causes(error)]
+        kinds = [_kind(cause) for cause in causes(error)]
         kind = next((kind for kind in kinds if kind is not FailureKind.bug), FailureKind.bug)
         if kind is FailureKind.bug and any(map(_is_storage, causes(error, context=True))):
             return FailureKind.storage
@@ -207,8 +207,8 @@ def _plain_line(text: str) -> str:
     return _NO_LINE.sub(_escaped, text[:MAX_LINE])[:MAX_LINE]
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return ascii(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return ascii(match[0])[1:-1]
 
 
 class _Message(Struct, frozen=True, forbid_unknown_fields=True):
@@ -432,9 +432,9 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
 
 
 ToWorker = RunJob | Shutdown
-Said = JobFinished | JobRaised | AttemptStopped
+End = JobFinished | JobRaised | AttemptStopped
 """Last message of a worker, or of a rank, about a job."""
-OfJob = JobStarted | JobProgress | Said
+OfJob = JobStarted | JobProgress | End
 Report = WorkerReady | Heartbeat | OfJob
 """Messages that a worker may send."""
 FromWorker = Report | WorkerExited | WorkerUnusable | WorkerUnreadable
@@ -485,8 +485,8 @@ def _decoded(data: bytes, kinds: Mapping[str, type[_T]], *, infinite: bool = Fal
                 return converted(fields, kinds[name])
         raise ForeignDataError(f"a message here is the name of one of {', '.join(kinds)}, and its fields")
     except ForeignDataError as error:
-        said = f"it sent what is no message ({_plain_line(str(error))})"
-        raise errors.WorkerError(f"{said}: {data[:_SHOWN_BYTES]!r}") from error
+        problem = f"it sent what is no message ({_plain_line(str(error))})"
+        raise errors.WorkerError(f"{problem}: {data[:_SHOWN_BYTES]!r}") from error
 
 
 def _plain_data(value: Any) -> Any:

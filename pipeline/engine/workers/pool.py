@@ -260,17 +260,17 @@ class Pool:
             if self._reaper:
                 self._site.__exit__(None, None, None)
                 self._reaper.close()
-            left = [slot.worker.index for slot in self._living()]
+            alive = [slot.worker.index for slot in self._living()]
             self._slots, self._reaper = [], None
-        if left:
-            raise WorkerError(f"workers {left} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
+        if alive:
+            raise WorkerError(f"workers {alive} did not end within {_KILL_TIMEOUT_S:.0f} s of being killed")
 
     def _wait_for_end(self, patience_s: float, deliver: Hear, hurry: Sequence[int]) -> None:
         give_up = self._clock() + patience_s
-        while self._living() and (left := give_up - self._clock()) > 0:
+        while self._living() and (remaining_s := give_up - self._clock()) > 0:
             if hurry and wait(hurry, 0):
                 return
-            self._wait(left, deliver, hurry)
+            self._wait(remaining_s, deliver, hurry)
 
     def _wait(self, timeout_s: float | None, deliver: Hear, also: Sequence[int]) -> None:
         living = self._living()
@@ -279,7 +279,7 @@ class Pool:
         owners = {source: slot for slot in living for source in slot.worker.sources()}
         speaking = [slot for slot in living if slot.worker.pending()]
         heard = wait([*owners, *also], 0 if speaking else self._shorter(timeout_s))
-        speaking += [owners[one] for one in heard if one in owners]
+        speaking += [owners[source] for source in heard if source in owners]
         for slot in {id(slot): slot for slot in speaking}.values():
             if slot.alive:
                 slot.worker.receive(partial(self._deliver, slot, deliver))
@@ -302,10 +302,10 @@ class Pool:
         if not slot.used and not slot.closed:
             slot.failed_starts += 1
             if slot.failed_starts >= MAX_FAILED_STARTS:
-                said = slot.worker.last_words() or " It wrote nothing."
+                words = slot.worker.last_words() or " It wrote nothing."
                 error = WorkerError(
                     f"worker {slot.worker.index} ended {slot.failed_starts} times in a row before it began a job, "
-                    f"last with {ended.said}.{said}"
+                    f"last with {ended.said}.{words}"
                 )
                 slot.closed = True
                 if all(other.closed for other in self._slots):
@@ -492,8 +492,8 @@ class LocalWorker(Worker):
             yield messages.WorkerUnreadable(reason=str(error))
 
     def _reap(self, child: Child) -> int:
-        if left := children.end([child]):  # processes that it left behind
-            log.warning("worker %d: processes %s do not end", self.index, sorted(one.pid for one in left))
+        if alive := children.end([child]):  # processes that it left behind
+            log.warning("worker %d: processes %s do not end", self.index, sorted(other.pid for other in alive))
         self._reaper.forget("group", child.process.pid)
         self._reaper.forget("tag", self._tag)
         code = child.wait()

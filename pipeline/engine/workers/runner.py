@@ -24,7 +24,7 @@ import pipeline
 from pipeline import arithmetic
 from pipeline.engine.store.store import ANSWERS, FLOPS, Verified
 from pipeline.engine.workers import work as jobs
-from pipeline.engine.workers.messages import AttemptStopped, FromWorker, JobStarted, RunJob, Said
+from pipeline.engine.workers.messages import AttemptStopped, End, FromWorker, JobStarted, RunJob
 from pipeline.engine.workers.work import OutputTo, Work
 from pipeline.errors import DamagedOutput
 from pipeline.files import remove_tree
@@ -66,9 +66,9 @@ _LOOKS: dict[str, Callable[[], object]] = {
     "the environment": lambda: dict(os.environ),
     "the search path of modules": lambda: dict.fromkeys(sys.path, True),
     "built-in functions": lambda: _BUILTINS(vars(builtins)),
-    "the standard streams": lambda: [(one, one.closed) for one in (sys.stdin, sys.stdout, sys.stderr) if one],
+    "the standard streams": lambda: [(std, std.closed) for std in (sys.stdin, sys.stdout, sys.stderr) if std],
     # Descriptors 1 and 2 are restored after each job, whose log they were, unless the job closed the saved ones.
-    "descriptors 0 to 2": lambda: [(one.st_dev, one.st_ino) for one in map(os.fstat, (0, 1, 2))],
+    "descriptors 0 to 2": lambda: [(status.st_dev, status.st_ino) for status in map(os.fstat, (0, 1, 2))],
     "signal handlers": lambda: (list(map(signal.getsignal, _SIGNALS)), signal.getitimer(signal.ITIMER_REAL)),
     "limits of the process": lambda: list(map(resource.getrlimit, _LIMITS)),
     "threads that still run": _threads,
@@ -169,7 +169,7 @@ class JobRunner:
         if self._in_body:
             raise KeyboardInterrupt
 
-    def run(self, order: RunJob) -> Said:
+    def run(self, order: RunJob) -> End:
         """Run a job to its end; return its last message.
 
         Raises:
@@ -178,19 +178,19 @@ class JobRunner:
         start = time.monotonic()
         if self._as_begun is None and self._own_process:  # the engine's own process cannot be replaced
             self._as_begun = process_state()
-        said: Said | None = None
+        ending: End | None = None
         try:
             with nullcontext() if self.part else OutputTo(order.log_path) as output:
-                said = self._run_logged(order, output, start)
+                ending = self._run_logged(order, output, start)
         # the log cannot be written, or its descriptors were closed after everything was sent
         except Exception as error:
-            said = said or jobs.raised(order, error, start)
+            ending = ending or jobs.raised(order, error, start)
         # the ranks ran in other processes
-        if self._as_begun is None or isinstance(said, AttemptStopped) or order.gang:
-            return said
-        return replace(said, left_changed=changed_since(self._as_begun))
+        if self._as_begun is None or isinstance(ending, AttemptStopped) or order.gang:
+            return ending
+        return replace(ending, left_changed=changed_since(self._as_begun))
 
-    def _run_logged(self, order: RunJob, output: OutputTo | None, start: float) -> Said:
+    def _run_logged(self, order: RunJob, output: OutputTo | None, start: float) -> End:
         def send(message: FromWorker) -> None:
             with nullcontext() if self._own_process or output is None else output.paused():
                 self._send(message)
@@ -276,7 +276,7 @@ class JobRunner:
                 # A job that continued from a checkpoint took longer than this attempt.
                 resumed = os.path.lexists(work.checkpoints)
                 took_s = math.inf if resumed else time.monotonic() - start
-                store.commit(key, out, self._about(order), took_s, entries)
+                store.commit(key, out, self._origin(order), took_s, entries)
                 _link(order)
                 store.costs.note(key, _cost(work, start))
                 if resumed:
@@ -289,7 +289,7 @@ class JobRunner:
             raise
         return work
 
-    def _about(self, order: RunJob) -> dict[str, str]:
+    def _origin(self, order: RunJob) -> dict[str, str]:
         # How a CPU computes depends on the environment, which libraries read once.
         self._arithmetic = self._arithmetic or arithmetic.describe(os.environ, self.device, self.name)
         return {"job": order.job_id, "arithmetic": self._arithmetic, **_versions()}

@@ -404,7 +404,7 @@ def finished(order: messages.RunJob, work: Work, start: float, held_mb: int = 0)
     )
 
 
-def ended_by(order: messages.RunJob, error: BaseException, start: float, *, stop_requested: bool) -> messages.Said:
+def ended_by(order: messages.RunJob, error: BaseException, start: float, *, stop_requested: bool) -> messages.End:
     """Return the message for a job whose code raised, and log it. Called while the exception is handled.
 
     Args:
@@ -431,14 +431,14 @@ def raised(order: messages.RunJob, error: BaseException, start: float) -> messag
                 kind, key = messages.FailureKind.bug, ""  # only inputs of the job can be made again
         if isinstance(error, GangError) and error.rank in range(len(order.gang)):
             rank = error.rank
-        said, trace = str.__str__(_message(order, error, kind)), "".join(traceback.format_exception(error))
-        if is_kind(error, PipelineError) and said.strip():
+        text, trace = str.__str__(_message(order, error, kind)), "".join(traceback.format_exception(error))
+        if is_kind(error, PipelineError) and text.strip():
             name = ""
     # The text of an exception is computed by code of the job. KeyboardInterrupt is caught too: the engine's own is
     # raised only inside a job's body.
     except BaseException:
         kind, rank, key = messages.FailureKind.bug, None, ""
-        said, trace = "its message cannot be read, as its own code raises", "its traceback cannot be read"
+        text, trace = "its message cannot be read, as its own code raises", "its traceback cannot be read"
     return messages.JobRaised(
         job_id=order.job_id,
         attempt=order.attempt,
@@ -446,7 +446,7 @@ def raised(order: messages.RunJob, error: BaseException, start: float) -> messag
         kind=kind,
         damaged_key=key,
         rank=rank,
-        message=said,
+        message=text,
         traceback=trace,
         run_s=round(time.monotonic() - start, 6),
     )
@@ -469,21 +469,21 @@ def _message(order: messages.RunJob, error: BaseException, kind: messages.Failur
     Its first line, which is shown alone, has the place in the code and advice.
     """
     first, line, rest = str(error).strip().partition("\n")
-    place = own_place(error)
-    more = f" ({place})" if place else ""
+    where = own_place(error)
+    more = f" ({where})" if where else ""
     if kind is messages.FailureKind.storage and not any(
-        is_kind(one, StoreError) for one in messages.causes(error, context=True)
+        is_kind(cause, StoreError) for cause in messages.causes(error, context=True)
     ):
         more += f"; outputs go to {order.store}. {REMEDY}"
     return f"{first}{more}".lstrip() + line + rest if more else str(error)
 
 
 def _damaged_key(error: BaseException) -> str:
-    for one in messages.causes(error):
-        if isinstance(one, DamagedOutput):
-            return one.key
-        if isinstance(one, GangError):
-            return one.damaged_key
+    for cause in messages.causes(error):
+        if isinstance(cause, DamagedOutput):
+            return cause.key
+        if isinstance(cause, GangError):
+            return cause.damaged_key
     return ""
 
 

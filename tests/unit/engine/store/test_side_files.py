@@ -69,7 +69,7 @@ def _note(root: Path) -> Any:
 
 
 def _hashes(root: Path) -> Any:
-    return _Hashes(root / ".hints")._known
+    return _Hashes(root / ".hints")._sums
 
 
 READERS: dict[str, tuple[str, Callable[[Path], Any], Any]] = {
