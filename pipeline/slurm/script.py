@@ -721,7 +721,7 @@ def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *,
                     return
             output.seek(0)
             lines = output.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-            raise WorkerError(f"Ray on {node} has ended by itself: {' / '.join(lines) or 'it has output nothing'}")
+            raise WorkerError(f"Ray on {node} has ended by itself: {' / '.join(lines) or 'it has said nothing'}")
         finally:
             descendants.end_own()
 

@@ -20,7 +20,7 @@ class AgentPool:
         devices: Its devices, the best first.
         places: UUID -> position in the visible set.
         at_once: The most trials at the same time.
-        each: Devices of a trial, where that is no parameter.
+        per_trial: Devices of a trial, where that is no parameter.
     """
 
     devices: Sequence[Device]
