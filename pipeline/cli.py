@@ -55,11 +55,11 @@ def main(arguments: Sequence[str]) -> int:
             label = multirun.run_label(arguments)
             say(make_console(), f"\nrun {label}", "bold")
         try:
-            given = HydraConfig.get().overrides.task
-            again = [*typed_command().split(), *given, *(["--config-dir", folder] if folder else [])]
+            overrides = HydraConfig.get().overrides.task
+            again = [*typed_command().split(), *overrides, *(["--config-dir", folder] if folder else [])]
             config = load.typed(composed)
             multirun.check_sweeper()
-            code = run.run_experiment(config, make_console(), label=label, given=given, command=again)
+            code = run.run_experiment(config, make_console(), label=label, given=overrides, command=again)
             codes.append(start.unless_unwritten(code) if config.dry_run else code)
         except PipelineError as error:  # here, since Hydra would print a line of its own about it
             codes.append(start.refuse(error))
@@ -74,11 +74,11 @@ def main(arguments: Sequence[str]) -> int:
     conf = str(tables.conf_dir())
     entry = hydra.main(version_base=load.VERSION_BASE, config_path=conf, config_name="config")(one_run)
     try:
-        asked = multirun.read_flags(arguments)
-        folder = asked.config_dir
-        settings = load.as_meant(asked.overrides)
-        _check_settings(asked, settings)
-        arguments = multirun.for_hydra(asked, settings)
+        flags = multirun.read_flags(arguments)
+        folder = flags.config_dir
+        settings = load.as_meant(flags.overrides)
+        _check_settings(flags, settings)
+        arguments = multirun.for_hydra(flags, settings)
         with _for_hydra(arguments):
             load.register_schemas()
             entry()
@@ -97,15 +97,15 @@ def main(arguments: Sequence[str]) -> int:
     return max([*codes, *(failed.exit_code for failed in multirun.failed_runs)], default=0)
 
 
-def _check_settings(asked: argparse.Namespace, settings: Sequence[str]) -> None:
+def _check_settings(flags: argparse.Namespace, settings: Sequence[str]) -> None:
     """Refuse, all at once, what Hydra would refuse one by one; of several runs each value that one has."""
-    own_files = bool(asked.config_path or asked.config_name or asked.config_dir)
-    faults = load.read_settings(settings, several=asked.multirun, own_files=own_files)[1]
+    own_files = bool(flags.config_path or flags.config_name or flags.config_dir)
+    faults = load.read_settings(settings, several=flags.multirun, own_files=own_files)[1]
     if own_files:
         plain.refuse_all(faults)
-    elif faults and not asked.multirun:
+    elif faults and not flags.multirun:
         load.load_config(settings)
-    elif asked.multirun:
+    elif flags.multirun:
         for request in multirun.requests(settings):
             checks.check_config(load.load_config(request))
 

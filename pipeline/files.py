@@ -84,9 +84,9 @@ def walk(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
         OSError: Something cannot be read.
     """
     root = os.fspath(folder)
-    found = os.lstat(root)
-    yield ".", found
-    pending = [""] if stat.S_ISDIR(found.st_mode) else []
+    own = os.lstat(root)
+    yield ".", own
+    pending = [""] if stat.S_ISDIR(own.st_mode) else []
     while pending:
         inside = pending.pop()
         with os.scandir(f"{root}/{inside}" if inside else root) as entries:
@@ -359,8 +359,8 @@ _OPEN: weakref.WeakSet[Claim] = weakref.WeakSet()
 
 def _forget_all() -> None:
     """Close the copies that a fork has: what a job has started so may outlive the run by days."""
-    for one in list(_OPEN):
-        descriptor, one._descriptor = one._descriptor, None
+    for claimed in list(_OPEN):
+        descriptor, claimed._descriptor = claimed._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 

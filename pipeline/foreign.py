@@ -78,7 +78,7 @@ def converted(value: Any, kind: type[_T]) -> _T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, RecursionError, OverflowError) as error:
-        raise ForeignDataError(_brief(error) + _found(value, str(error))) from error
+        raise ForeignDataError(_brief(error) + _wrong_value(value, str(error))) from error
     except UnicodeEncodeError as error:  # msgspec looks into texts as UTF-8, which has no half of a pair
         raise ForeignDataError("a text with half of a surrogate pair in it, where there may be none") from error
 
@@ -149,11 +149,11 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 _LENIENT = json.JSONDecoder()
 
 
-def _found(value: Any, said: str) -> str:
+def _wrong_value(value: Any, problem: str) -> str:
     """Return the value where an error was found: msgspec tells the place, but for a range not the number."""
-    if not (place := _PLACE.search(said)):
+    if not (where := _PLACE.search(problem)):
         return ""
-    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", place[1]):
+    for key, index in re.findall(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]", where[1]):
         if index == "..." or not isinstance(value, dict if key else list):
             return ""
         try:
@@ -243,7 +243,7 @@ def check_yaml(document: str | bytes, most: int = MOST_VALUES) -> None:
 log = logging.getLogger("pipeline")
 
 
-_told: set[Path] = set()
+_warned: set[Path] = set()
 
 
 def recall(path: Path, kind: type[_T], *, follow: bool = False) -> _T | None:
@@ -253,8 +253,8 @@ def recall(path: Path, kind: type[_T], *, follow: bool = False) -> _T | None:
     except FileNotFoundError:
         return None
     except (ForeignDataError, OSError) as error:
-        if path not in _told:
-            _told.add(path)
+        if path not in _warned:
+            _warned.add(path)
             log.warning("%s is passed over: %s", path, error)
         return None
 

@@ -198,7 +198,7 @@ def machine_checks(torch: Mapping[str, Any]) -> Iterator[Check]:
 def _gpu_checks(machine: inventory.Machine, driver: str, torch: Mapping[str, Any]) -> Iterator[Check]:
     """Check that the driver answers for every GPU, that the mask is valid, and that torch sees the same GPUs."""
     if machine.broken:
-        places = {uuid: place for place, uuid in enumerate(machine.uuids)}
+        places = {uuid: index for index, uuid in enumerate(machine.uuids)}
         seen = "; ".join(f"GPU {places[uuid]}: {why}" for uuid, why in machine.broken.items())
         remedy = "see `dmesg | grep -i xid`, then have it reset or reboot; runs leave it out"
         yield warned("driver", seen, remedy)
@@ -239,9 +239,9 @@ def _torch_sees(visible: Sequence[inventory.Device], driver: str, torch: Mapping
 
 def _gpu_memory(machine: inventory.Machine, visible: Sequence[inventory.Device]) -> Check:
     """No other program than runs holds much of the GPUs that a run would use."""
-    held, seen, busy, pids = holders(list(visible)), list[str](), list[inventory.Device](), set[int]()
+    holder_of, seen, busy, pids = holders(list(visible)), list[str](), list[inventory.Device](), set[int]()
     for gpu in visible:
-        use, holder = machine.usage[gpu.uuid or ""], held.get(gpu.uuid or "")
+        use, holder = machine.usage[gpu.uuid or ""], holder_of.get(gpu.uuid or "")
         share = use.used_bytes / use.total_bytes
         seen.append(f"{gpu.label}: {share:.0%} in use" + (f", held by {holder}" if holder else ""))
         if share > GPU_IN_USE and not holder:
@@ -249,7 +249,7 @@ def _gpu_memory(machine: inventory.Machine, visible: Sequence[inventory.Device])
             pids |= {process.pid for process in use.processes or ()}
     if not busy:
         return passed("GPU memory", "; ".join(seen) or "no GPU")
-    free = ",".join(str(place) for place, gpu in enumerate(visible) if gpu not in busy)
+    free = ",".join(str(index) for index, gpu in enumerate(visible) if gpu not in busy)
     choose = f"use the others: distributed.gpu_ids=[{free}]" if free else "use device=cpu"
     who = f" by processes {', '.join(map(str, sorted(pids)))}" if pids else ""
     return warned("GPU memory", "; ".join(seen) + who, f"stop what runs there, or {choose}")
@@ -274,24 +274,24 @@ def limits(cgroup: Path, cores: int, available: int) -> Iterator[Check]:
         available: Bytes of memory that the machine has free.
     """
     quotas, memory, worker = [float(cores)], [available], WORKER_MEMORY_GIB * 2**30
-    for one in (cgroup, *cgroup.parents):
+    for group in (cgroup, *cgroup.parents):
         with suppress(OSError, ValueError):
-            allowed, period = map(int, (one / "cpu.max").read_text().split())
+            allowed, period = map(int, (group / "cpu.max").read_text().split())
             quotas.append(allowed / period)
         with suppress(OSError, ValueError):
-            most, used = (int((one / f"memory.{name}").read_text()) for name in ("max", "current"))
+            most, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
             memory.append(max(0, most - used))
     if (quota := min(quotas)) >= cores - 0.5:
         yield passed("CPU limit", f"{cores} usable cores")
     else:
         seen = f"{cores} cores are shown, but the cgroup allows the time of {quota:g}"
         yield warned("CPU limit", seen, f"set execution.workers={max(1, int(quota))} on the CPU")
-    left = min(memory)
-    seen = f"{left / 2**30:.1f} GiB can be taken"
-    if left >= (cores if left < available else 1) * worker:
+    usable = min(memory)
+    seen = f"{usable / 2**30:.1f} GiB can be taken"
+    if usable >= (cores if usable < available else 1) * worker:
         yield passed("memory limit", seen)
     else:
-        remedy = f"set execution.workers={max(1, int(left / worker))} on the CPU, or ask for more (Slurm: --mem)"
+        remedy = f"set execution.workers={max(1, int(usable / worker))} on the CPU, or ask for more (Slurm: --mem)"
         yield warned("memory limit", f"{seen}, for {cores} cores; a worker takes {WORKER_MEMORY_GIB} GiB", remedy)
 
 
@@ -303,16 +303,16 @@ def judge(store: Store, outcome: Outcome) -> Check:
     if not store.has(FINGERPRINT.key):
         reason = f"no fingerprint: {outcome.reason(FINGERPRINT.id)}"
         return failed(_ARITHMETIC, reason, "the reason says what to repair")
-    found = json.loads((store.path(FINGERPRINT.key) / "fingerprint.json").read_bytes())["fingerprint"]
-    return compare(found, {name: version(name).partition("+")[0] for name in MADE_WITH})
+    own = json.loads((store.path(FINGERPRINT.key) / "fingerprint.json").read_bytes())["fingerprint"]
+    return compare(own, {name: version(name).partition("+")[0] for name in MADE_WITH})
 
 
-def compare(found: str, versions: Mapping[str, str]) -> Check:
+def compare(own: str, versions: Mapping[str, str]) -> Check:
     """Judge a fingerprint of this machine, made with these versions of the packages in `MADE_WITH`."""
-    if found == DOCUMENTED:
-        return passed(_ARITHMETIC, f"fingerprint {found}, the same as documented")
+    if own == DOCUMENTED:
+        return passed(_ARITHMETIC, f"fingerprint {own}, the same as documented")
     used = ", ".join(f"{name} {versions[name]} (there {made})" for name, made in MADE_WITH.items())
-    detail = f"fingerprint {found} differs from {DOCUMENTED}: results here are not byte for byte those of the docs"
+    detail = f"fingerprint {own} differs from {DOCUMENTED}: results here are not byte for byte those of the docs"
     remedy = "install with `-c constraints.txt`; if it still differs on x86-64 with AVX2, please report it"
     return warned(_ARITHMETIC, f"{detail} ({used}, on {arithmetic.processor()})", remedy)
 
@@ -328,7 +328,7 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
     jobs = [probe(id=f"probe/{index}", key=f"{index:040d}") for index in range(len(devices))]
     on_cpu = devices[0].kind == "cpu"
     last = [replace(FINGERPRINT, inputs={"after": tuple(job.key for job in jobs)})] if on_cpu else []
-    plan = Plan([*jobs, *last], [(job.id, one.id) for one in last for job in jobs])
+    plan = Plan([*jobs, *last], [(job.id, after.id) for after in last for job in jobs])
     with tempfile.TemporaryDirectory(prefix="pipeline-check-") as folder:
         store = Store(Path(folder) / "store")
         outcome = run_jobs(plan, store, devices, Path(folder), portable=on_cpu)
@@ -350,18 +350,18 @@ def check_generation(workers: int | None = None) -> Iterator[Check]:
 
 def which_device(devices: Sequence[inventory.Device], reports: Sequence[Mapping[str, Any]]) -> Check:
     """Check whether each worker had a process and a device of its own."""
-    seen = "; ".join(f"pid {report['pid']} on {_place(report)}" for report in reports)
+    seen = "; ".join(f"pid {report['pid']} on {_device_words(report)}" for report in reports)
     pids, remedy = {report["pid"] for report in reports}, ""
     if len(pids) != len(reports) or os.getpid() in pids:
         remedy = "jobs shared a process; look for a wrapper that changes how python starts"
-    elif devices[0].kind == "cuda" and {report["visible"] for report in reports} != {one.uuid for one in devices}:
+    elif devices[0].kind == "cuda" and {report["visible"] for report in reports} != {gpu.uuid for gpu in devices}:
         remedy = "two workers saw one GPU; look for a wrapper that sets CUDA_VISIBLE_DEVICES"
     elif devices[0].kind == "cuda" and any(report["visible_gpus"] != 1 for report in reports):
         remedy = "torch does not see the GPU; compare `nvidia-smi` with torch.version.cuda"
     return failed(_GENERATION, seen, remedy) if remedy else passed(_GENERATION, seen)
 
 
-def _place(report: Mapping[str, Any]) -> str:
+def _device_words(report: Mapping[str, Any]) -> str:
     if report["device"] == "cpu":
         return f"cpu, {report['threads']} thread" + ("s" if report["threads"] != 1 else "")
     return f"{report['visible']} ({report['device']})"

@@ -86,7 +86,7 @@ def held_model(
         stack.callback(scratch.close)
         with suppress(OSError, StoreError):  # a store that may only be read: nobody removes anything there
             scratch.open()
-        found = find_trained(
+        model = find_trained(
             run,
             chain,
             number,
@@ -95,42 +95,42 @@ def held_model(
             bring=lambda model: bring_model(model, scratch.path, console),
         )
         with suppress(OSError, StoreError):
-            tell_needs(store, scratch.path, [found.job.key])
-        if store.problem(found.job.key, checksums=False) is not None:
-            stack.enter_context(_made_again(found, scratch.path, console))
-        yield found
+            tell_needs(store, scratch.path, [model.job.key])
+        if store.problem(model.job.key, checksums=False) is not None:
+            stack.enter_context(_made_again(model, scratch.path, console))
+        yield model
 
 
 @contextmanager
-def _made_again(found: Trained, scratch: Path, console: Console) -> Iterator[None]:
-    store, key = found.run.store, found.job.key
-    request = _request_of(found)
+def _made_again(model: Trained, scratch: Path, console: Console) -> Iterator[None]:
+    store, key = model.run.store, model.job.key
+    request = _request_of(model)
     target = next((job for job in request.plan.jobs.values() if job.key == key), None)
     if target is None:
-        said = "its weights are gone, and its run would make others now (`python -m pipeline why`)"
-        raise ConfigError(f"{found.job.id}: {said}. Run the experiment again")
+        changed = "its weights are gone, and its run would make others now (`python -m pipeline why`)"
+        raise ConfigError(f"{model.job.id}: {changed}. Run the experiment again")
     plan = request.plan.up_to([target.id])
-    with store.in_use(found.run.folder.path.parent.parent), notes_of(request) as verified:
+    with store.in_use(model.run.folder.path.parent.parent), notes_of(request) as verified:
         problem = verified.problem
         whole, enough = (lambda key: problem(key) is None), (lambda key: problem(key) in (None, REMOVED))
         missing = missing_jobs(plan, whole, enough, whole=[target.id])
         again = [job for job_id in missing if (job := plan.jobs[job_id]).weights]
         tell_needs(store, scratch, {job.key for job in again})
-        _run(request, plan, missing, found, console)
+        _run(request, plan, missing, model, console)
         yield
 
 
-def _request_of(found: Trained) -> Request:
-    config, run = found.config, found.run
+def _request_of(model: Trained) -> Request:
+    config, run = model.config, model.run
     config.output_dir, config.execution.store = str(run.folder.path.parent.parent), str(run.store.root)
     config.execution.backend = Backend.local  # a few jobs for who looks from here
     return prepare(config)
 
 
-def _run(request: Request, plan: Plan, missing: list[str], found: Trained, console: Console) -> None:
-    folder = RunFolder(found.run.folder.path / AGAIN / f"{datetime.now():{STAMP_FORMAT}}_{secrets.token_hex(4)}")
+def _run(request: Request, plan: Plan, missing: list[str], model: Trained, console: Console) -> None:
+    folder = RunFolder(model.run.folder.path / AGAIN / f"{datetime.now():{STAMP_FORMAT}}_{secrets.token_hex(4)}")
     folder.path.mkdir(parents=True)
-    text = f"{found.job.id}: its weights are gone; running {count(len(missing), 'job')} to make them again. Log:"
+    text = f"{model.job.id}: its weights are gone; running {count(len(missing), 'job')} to make them again. Log:"
     say(console, text, copy=shown_path(folder.log))
     config = request.config
     with leased(config, console) as lease, logged_to(folder.log), StopSignals() as signals:
@@ -147,7 +147,7 @@ def _run(request: Request, plan: Plan, missing: list[str], found: Trained, conso
         )
     problem = outcome.halted or (f"interrupted by {outcome.interrupted}" if outcome.interrupted else "")
     if problem := problem or next((f"{job_id}: {reason}" for job_id, reason in outcome.failures()), ""):
-        raise StoreError(f"{found.job.id}: its weights were not made again: {problem}. Log: {folder.log}")
+        raise StoreError(f"{model.job.id}: its weights were not made again: {problem}. Log: {folder.log}")
 
 
 # -- the folder -------------------------------------------------------------------------------------------------
@@ -192,17 +192,17 @@ def export(
     _check_free(to)
     if fold is not None and not reward_model:
         raise ConfigError(f"--fold {fold}: only reward models have folds; add --reward-model")
-    found_run, console = load_planned(choose_run(output_dir, name, run)), make_console()
-    refuse_records("--to", to.expanduser(), [found_run])
-    with held_model(found_run, chain, number, console, rewards=reward_model) as found:
-        _check_fold(found, fold)
-        _check_whole(found_run.store, found)
-        _write(found, to, fold or 0)
-    kind = "value model with its reference" if found.is_value else "policy"
+    loaded, console = load_planned(choose_run(output_dir, name, run)), make_console()
+    refuse_records("--to", to.expanduser(), [loaded])
+    with held_model(loaded, chain, number, console, rewards=reward_model) as model:
+        _check_fold(model, fold)
+        _check_whole(loaded.store, model)
+        _write(model, to, fold or 0)
+    kind = "value model with its reference" if model.is_value else "policy"
     if reward_model:
-        folds = len(found.reward_models)
+        folds = len(model.reward_models)
         kind = f"reward model of fold {fold or 0} of {folds}" if folds > 1 else "reward model"
-    say(console, f"{kind}: {found.job.chain}, round {found.job.round}: {to}")
+    say(console, f"{kind}: {model.job.chain}, round {model.job.round}: {to}")
 
 
 def _check_free(to: Path) -> None:
@@ -213,93 +213,93 @@ def _check_free(to: Path) -> None:
         raise ConfigError(f"--to {to}: there is something already; name a new folder, or an empty one")
 
 
-def _check_fold(found: Trained, fold: int | None) -> None:
-    if fold is not None and fold >= (count := len(found.reward_models)):
+def _check_fold(model: Trained, fold: int | None) -> None:
+    if fold is not None and fold >= (count := len(model.reward_models)):
         there = f"must be 0 to {count - 1}" if count > 1 else "there is one reward model; leave --fold out"
         raise ConfigError(f"--fold {fold}: {there}")
 
 
-def _check_whole(store: Store, found: Trained) -> None:
+def _check_whole(store: Store, model: Trained) -> None:
     """Refuse weights that are not what was stored: every byte of them is read."""
-    for output in {found.folder, found.reference}:
+    for output in {model.folder, model.reference}:
         if (problem := store.problem(output.name)) is not None:
             again = "The run's command makes it again"
-            raise StoreError(f"{found.job.chain}: {output} cannot be exported: {problem}. {again}")
-    weights = found.reference_weights if formats.adapter_folders(found.weights) else found.weights
-    if found.reward_models:
-        weights = found.reward_models[0]
+            raise StoreError(f"{model.job.chain}: {output} cannot be exported: {problem}. {again}")
+    weights = model.reference_weights if formats.adapter_folders(model.weights) else model.weights
+    if model.reward_models:
+        weights = model.reward_models[0]
     if not (weights / "config.json").is_file():
-        raise StoreError(f"{found.job.chain}: {weights} holds no model that transformers loads")
+        raise StoreError(f"{model.job.chain}: {weights} holds no model that transformers loads")
 
 
-def _write(found: Trained, to: Path, fold: int) -> None:
+def _write(model: Trained, to: Path, fold: int) -> None:
     target = to.expanduser().resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
             folder = Path(scratch) / "model"
-            _fill(found, folder, fold)
+            _fill(model, folder, fold)
             folder.replace(target)
     except OSError as error:
         _check_free(to)  # somebody may have put something there meanwhile
         raise PipelineError(f"cannot write {to}: {error.strerror or error}. Nothing was left there") from error
 
 
-def _fill(found: Trained, folder: Path, fold: int) -> None:
-    usage, guidance, fit = found.usage, None, None
-    if found.reward_models:
-        fit = _classifier(found, folder, fold)
-    elif found.is_value:
-        _copy(found.folder, folder)
-        shutil.copyfile(found.folder / HEAD_SETTINGS, folder / HEAD_SETTINGS)
-        usage = replace(usage, reference=_reference(found, folder))
+def _fill(model: Trained, folder: Path, fold: int) -> None:
+    usage, guidance, fit = model.usage, None, None
+    if model.reward_models:
+        fit = _classifier(model, folder, fold)
+    elif model.is_value:
+        _copy(model.folder, folder)
+        shutil.copyfile(model.folder / HEAD_SETTINGS, folder / HEAD_SETTINGS)
+        usage = replace(usage, reference=_reference(model, folder))
         # Its reference is here; the key means nothing outside of the store.
-        guidance = replace(found.guidance, reference=None)
+        guidance = replace(model.guidance, reference=None)
         (folder / formats.GUIDANCE).write_text(json_text(asdict(guidance), indent=1) + "\n")
     else:
-        _copy(found.weights, folder)
-        if formats.adapter_folders(found.weights):
-            _merge(found, folder)
-        _use_alone(found, folder)
+        _copy(model.weights, folder)
+        if formats.adapter_folders(model.weights):
+            _merge(model, folder)
+        _use_alone(model, folder)
     if fit is None:
-        known = {name: value for name, value in asdict(usage).items() if value is not None}
-        (folder / formats.USAGE).write_text(json_text(known, indent=1) + "\n")
+        set_fields = {name: value for name, value in asdict(usage).items() if value is not None}
+        (folder / formats.USAGE).write_text(json_text(set_fields, indent=1) + "\n")
     # Names and settings may hold halves of characters, which no file has.
-    (folder / README).write_bytes(card_text(_card(found, usage, guidance, fit)).encode(errors="backslashreplace"))
+    (folder / README).write_bytes(card_text(_card(model, usage, guidance, fit)).encode(errors="backslashreplace"))
 
 
-def _classifier(found: Trained, folder: Path, fold: int) -> FittedReward:
+def _classifier(model: Trained, folder: Path, fold: int) -> FittedReward:
     """Write a reward model as a sequence classifier that reads texts as its run did; tell how it was fitted."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         from pipeline.learning.generation.policy import for_generate
         from pipeline.learning.models import classifier
         from pipeline.learning.models.load import load_tokenizer, load_value, without_progress_bars
-    usage, source = found.usage, found.reward_models[fold]
-    tokenizer = load_tokenizer(source, trust_remote_code=found.model.trusts_code)
-    settings = _generation_settings(found.reference_weights, found)
+    usage, source = model.usage, model.reward_models[fold]
+    tokenizer = load_tokenizer(source, trust_remote_code=model.model.trusts_code)
+    settings = _generation_settings(model.reference_weights, model)
     ends = for_generate(settings, tokenizer, usage.drawing).eos_token_id or ()
     classifier.pad_apart(tokenizer, ends)
     classifier.end_texts(tokenizer, ends, is_chat=usage.prompting.chat)
     with without_progress_bars():
-        model = load_value(source, SystemConfig(), "cpu")
-        left_out = model.head.bias.item()
-        whole = classifier.as_classifier(model, tokenizer)
+        value = load_value(source, SystemConfig(), "cpu")
+        left_out = value.head.bias.item()
+        whole = classifier.as_classifier(value, tokenizer)
         whole.config._name_or_path = ""
         whole.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     if usage.prompting.chat and asks_clock(tokenizer):
         _stop_clock(folder, usage.prompting.date or DATE)
-    return FittedReward(fold=fold, folds=len(found.reward_models), left_out=left_out, fit=_fit(found, fold))
+    return FittedReward(fold=fold, folds=len(model.reward_models), left_out=left_out, fit=_fit(model, fold))
 
 
-def _fit(found: Trained, fold: int) -> formats.ScoresOf:
+def _fit(model: Trained, fold: int) -> formats.ScoresOf:
     """How a reward model was fitted, as its stage tells."""
     with suppress(FileNotFoundError):
         try:
-            return formats.read_reward_fit(found.folder / formats.REWARD).fits[fold]
+            return formats.read_reward_fit(model.folder / formats.REWARD).fits[fold]
         except (ForeignDataError, LookupError) as error:
-            raise StoreError(f"cannot read {found.folder / formats.REWARD}: {error}") from error
+            raise StoreError(f"cannot read {model.folder / formats.REWARD}: {error}") from error
     return formats.ScoresOf()
 
 
@@ -312,7 +312,7 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(file, copy)  # what a link leads to, as snapshots of the hub have links
 
 
-def _merge(found: Trained, folder: Path) -> None:
+def _merge(model: Trained, folder: Path) -> None:
     """Write a policy of which adapters are stored as one that needs nothing else, in float32."""
     with warnings.catch_warnings():
         # As in a notebook: tqdm, which draws nothing here, may miss what it draws with.
@@ -320,37 +320,37 @@ def _merge(found: Trained, folder: Path) -> None:
         from pipeline.learning.models.load import load_policy, without_progress_bars
     with without_progress_bars():
         whole = load_policy(
-            found.weights,
+            model.weights,
             SystemConfig(),
             "cpu",
-            base=found.reference_weights,
-            trust_remote_code=found.model.trusts_code,
+            base=model.reference_weights,
+            trust_remote_code=model.model.trusts_code,
         )
         whole.config._name_or_path = ""
         whole.save_pretrained(folder)
 
 
-def _use_alone(found: Trained, folder: Path) -> None:
+def _use_alone(model: Trained, folder: Path) -> None:
     """Have a policy draw, end and be asked as in its run by whoever loads it: `generate`, a harness, a server."""
-    usage = found.usage
+    usage = model.usage
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         from pipeline.learning.generation.policy import for_generate
         from pipeline.learning.models.load import load_tokenizer
-    tokenizer = load_tokenizer(folder, trust_remote_code=found.model.trusts_code)
-    for_generate(_generation_settings(folder, found), tokenizer, usage.drawing).save_pretrained(folder)
+    tokenizer = load_tokenizer(folder, trust_remote_code=model.model.trusts_code)
+    for_generate(_generation_settings(folder, model), tokenizer, usage.drawing).save_pretrained(folder)
     if usage.prompting.chat and asks_clock(tokenizer):
         _stop_clock(folder, usage.prompting.date or DATE)
 
 
-def _generation_settings(folder: Path, found: Trained) -> Any:
+def _generation_settings(folder: Path, model: Trained) -> Any:
     """The settings of generation of a model; where it has none, what transformers takes of its configuration."""
     from transformers import AutoConfig, GenerationConfig
 
     try:
         return GenerationConfig.from_pretrained(folder)
     except OSError:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=found.model.trusts_code)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=model.model.trusts_code)
         return GenerationConfig.from_model_config(config)
 
 
@@ -361,26 +361,26 @@ def _stop_clock(folder: Path, date: str) -> None:
             file.write_text(dated(text, date))
     file = folder / _TOKENIZER
     settings = read_json_file(file, dict[str, Any], follow=True, infinite=True)
-    found = settings.get("chat_template")
-    if isinstance(found, str):
-        settings["chat_template"] = dated(found, date)
-    elif isinstance(found, list):
-        settings["chat_template"] = [{**one, "template": dated(one["template"], date)} for one in found]
-    if found:
+    templates = settings.get("chat_template")
+    if isinstance(templates, str):
+        settings["chat_template"] = dated(templates, date)
+    elif isinstance(templates, list):
+        settings["chat_template"] = [{**entry, "template": dated(entry["template"], date)} for entry in templates]
+    if templates:
         file.write_text(json_text(settings, indent=1) + "\n")
 
 
-def _reference(found: Trained, folder: Path) -> formats.Pointer:
+def _reference(model: Trained, folder: Path) -> formats.Pointer:
     """Put the reference beside a value model, or name it where everybody can have it from the hub."""
     with suppress(FileNotFoundError):
         try:
-            pointer = formats.read_pointer(found.reference / formats.POINTER)
+            pointer = formats.read_pointer(model.reference / formats.POINTER)
         except ForeignDataError as error:
-            raise StoreError(f"cannot read {found.reference / formats.POINTER}: {error}") from error
+            raise StoreError(f"cannot read {model.reference / formats.POINTER}: {error}") from error
         if pointer.hub is not None:
             return formats.Pointer(hub=pointer.hub, commit=pointer.commit)
-    _copy(found.reference_weights, folder / REFERENCE_FOLDER)
-    _use_alone(found, folder / REFERENCE_FOLDER)
+    _copy(model.reference_weights, folder / REFERENCE_FOLDER)
+    _use_alone(model, folder / REFERENCE_FOLDER)
     return formats.Pointer(path=REFERENCE_FOLDER)
 
 
@@ -388,74 +388,74 @@ def _reference(found: Trained, folder: Path) -> formats.Pointer:
 
 
 def _card(
-    found: Trained,
+    model: Trained,
     usage: formats.Usage,
     guidance: formats.GuidanceSettings | None,
     reward: FittedReward | None,
 ) -> Card:
-    run, job = found.run, found.job
+    run, job = model.run, model.job
     return Card(
         algo=job.algo,
         dataset=job.dataset,
         usage=usage,
         guidance=guidance,
         reward=reward,
-        base=_base(found),
-        source=_source(found),
-        origin=_origin(found),
-        settings=_settings(found),
-        rows=_rows_of(found, job.algo, job.round),
-        reference=[] if job.algo == REFERENCE else _rows_of(found, REFERENCE, 0),
+        base=_base(model),
+        source=_source(model),
+        origin=_origin(model),
+        settings=_settings(model),
+        rows=_rows_of(model, job.algo, job.round),
+        reference=[] if job.algo == REFERENCE else _rows_of(model, REFERENCE, 0),
         confidence=run.results.confidence,
         command=command_for_all(run.origin.command),
         versions=run.origin.versions,
-        **_example(found, usage),
+        **_example(model, usage),
     )
 
 
-def _rows_of(found: Trained, algo: str, number: int) -> list[ResultRow]:
+def _rows_of(model: Trained, algo: str, number: int) -> list[ResultRow]:
     """Results of a method after a round, where all else is as for the model.
 
     The training of a reference has no seed of the experiment, but each evaluates it: the first one counts.
     """
-    job = found.job
-    place = (job.dataset, job.model, job.reference, algo, number)
+    job = model.job
+    method = (job.dataset, job.model, job.reference, algo, number)
     rows = [
         row
-        for row in found.run.results.rows
-        if (row.dataset, row.model, row.reference, row.algo, row.round) == place
+        for row in model.run.results.rows
+        if (row.dataset, row.model, row.reference, row.algo, row.round) == method
     ]
     seed = min((row.seed for row in rows), default=0) if job.algo == REFERENCE else job.seed
     return [row for row in rows if row.seed == seed]
 
 
-def _base(found: Trained) -> str | None:
-    path = found.model.path
-    return path if path and not found.model.is_trained and not is_local(path) else None
+def _base(model: Trained) -> str | None:
+    path = model.model.path
+    return path if path and not model.model.is_trained and not is_local(path) else None
 
 
-def _origin(found: Trained) -> str:
-    model, data = found.model, found.data
+def _origin(model: Trained) -> str:
+    settings, data = model.model, model.data
     path = getattr(data, "path", None)
-    rows = f"Data: `{found.job.dataset}` (kind `{data.kind}`" + (f", `{_called(path)}`)." if path else ").")
-    which = "It" if found.job.algo == REFERENCE else "The reference"
-    if found.job.algo == REFERENCE and not model.is_trained:
-        return f"{rows} It is a copy of `{_source(found)}`: nothing of it was trained."
-    if model.is_trained:
+    rows = f"Data: `{model.job.dataset}` (kind `{data.kind}`" + (f", `{_called(path)}`)." if path else ").")
+    which = "It" if model.job.algo == REFERENCE else "The reference"
+    if model.job.algo == REFERENCE and not settings.is_trained:
+        return f"{rows} It is a copy of `{_source(model)}`: nothing of it was trained."
+    if settings.is_trained:
         rows += f" {which} was trained in the run itself, on demonstrations of that data."
-    began = [f"`{each}`" for each in (_source(found), *_before(found)) if each]
+    began = [f"`{name}`" for name in (_source(model), *_before(model)) if name]
     return f"{rows} Training began with {', then '.join(began)}." if began else rows
 
 
-def _before(found: Trained) -> list[str]:
+def _before(model: Trained) -> list[str]:
     """Return the methods whose policies it started from, in order."""
-    algos = found.config.algos
-    return starts_of(algos[found.job.algo], algos)[::-1] if found.job.algo in algos else []
+    algos = model.config.algos
+    return starts_of(algos[model.job.algo], algos)[::-1] if model.job.algo in algos else []
 
 
-def _source(found: Trained) -> str:
+def _source(model: Trained) -> str:
     """Say what a model was made from if the run did not train that itself; "" otherwise."""
-    return "" if found.model.is_trained else _called(found.model.path or "")
+    return "" if model.model.is_trained else _called(model.model.path or "")
 
 
 def _called(path: str) -> str:
@@ -466,33 +466,33 @@ def _called(path: str) -> str:
     return Path(path).name if Path(path).is_absolute() else path
 
 
-def _settings(found: Trained) -> dict[str, Any]:
+def _settings(model: Trained) -> dict[str, Any]:
     """Return the sections of the configuration that affected it."""
-    config = found.config
+    config = model.config
     sections: dict[str, Any] = {
-        name: to_plain(getattr(config, name)) for name in _SECTIONS if name in found.sections
+        name: to_plain(getattr(config, name)) for name in _SECTIONS if name in model.sections
     }
-    if found.job.algo in config.algos:
-        every = [*_before(found), found.job.algo]
+    if model.job.algo in config.algos:
+        every = [*_before(model), model.job.algo]
         sections["algos"] = {name: to_plain(config.algos[name]) for name in every}
-    sections["datasets"] = {found.job.dataset: to_plain(found.data)}
-    sections["models"] = {found.job.model: to_plain(found.model)}
+    sections["datasets"] = {model.job.dataset: to_plain(model.data)}
+    sections["models"] = {model.job.model: to_plain(model.model)}
     return {name: settings_for_all(section) for name, section in sections.items()}
 
 
-def _example(found: Trained, usage: formats.Usage) -> dict[str, Any]:
+def _example(model: Trained, usage: formats.Usage) -> dict[str, Any]:
     """Return a prompt of the evaluation if prompts are plain texts; else a plain question, in its template."""
     template = usage.prompting.prompt_template
     if template is None:
-        prompt = _QUESTION if usage.prompting.chat else next(_prompts(found.run, found), _QUESTION)
+        prompt = _QUESTION if usage.prompting.chat else next(_prompts(model.run, model), _QUESTION)
         return {"prompt": prompt, "asked": prompt}
     columns = {name: _QUESTION if name == "prompt" else name for name in template_fields(template)}
-    asked = _QUESTION if columns.keys() == {"prompt"} else columns
-    return {"prompt": template.format_map(columns), "asked": asked}
+    question = _QUESTION if columns.keys() == {"prompt"} else columns
+    return {"prompt": template.format_map(columns), "asked": question}
 
 
-def _prompts(run: LoadedRun, found: Trained) -> Iterator[str]:
-    own = found.job
+def _prompts(run: LoadedRun, model: Trained) -> Iterator[str]:
+    own = model.job
     for job in run.plan.jobs.values():
         same = place_of(replace(job, seed=own.seed)) == place_of(own)
         if job.stage == METRICS_STAGE and same and (own.algo == REFERENCE or job.seed == own.seed):

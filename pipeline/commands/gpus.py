@@ -37,7 +37,7 @@ def gpu_table() -> FittedTable:
     machine = read_machine()
     visible = visible_gpus(machine, os.environ)
     devices = list(machine.devices.values())
-    held = holders(devices) if devices else {}
+    holder_of = holders(devices) if devices else {}
     columns = [
         Column(heading="id", right=True),
         Column(heading="GPU", right=True, rank=8),
@@ -52,7 +52,7 @@ def gpu_table() -> FittedTable:
     table = FittedTable(columns, title="GPUs")
     for device in devices:
         uuid = device.uuid or ""
-        use, holder = machine.usage[uuid], held.get(uuid)
+        use, holder = machine.usage[uuid], holder_of.get(uuid)
         table.add_row(
             str(visible.index(device)) if device in visible else "hidden",
             device.label.removeprefix("GPU "),
@@ -65,15 +65,15 @@ def gpu_table() -> FittedTable:
             _processes(use),
         )
     notes = []
-    for place, uuid in enumerate(machine.uuids):
+    for index, uuid in enumerate(machine.uuids):
         if uuid in machine.broken:
-            table.add_row("broken", str(place), style="bold red")
-            notes.append(f"GPU {place} is broken: {machine.broken[uuid]}")
+            table.add_row("broken", str(index), style="bold red")
+            notes.append(f"GPU {index} is broken: {machine.broken[uuid]}")
     if not machine.uuids:
         notes.append("no GPU: there is no NVIDIA driver; runs take CPU slots")
     if len(visible) < len(devices):
         notes.append("hidden: not in CUDA_VISIBLE_DEVICES")
-    table.about = "\n".join(notes)
+    table.notes = "\n".join(notes)
     return table
 
 
@@ -81,7 +81,7 @@ def _processes(use: GpuUsage) -> str:
     """Return each process with its memory."""
     if use.processes is None:
         return "?"
-    sizes = {one.pid: one.memory_bytes for one in use.processes}
+    sizes = {process.pid: process.memory_bytes for process in use.processes}
     return ", ".join(
         str(pid) if size is None else f"{pid} ({size / 2**30:.1f} GiB)" for pid, size in sizes.items()
     )
@@ -144,7 +144,7 @@ def fit(
         checkpointing=checkpointing,
         lora_rank=lora_rank,
     )
-    found = memory.fit(
+    fitted = memory.fit(
         read_shape(model),
         work,
         range(1, available + 1),
@@ -154,9 +154,9 @@ def fit(
         sharding=sharding,
         offload=cpu_offload,
     )
-    console.print(fit_table(found))
-    say(console, of_writing(found.shape, rows, work, available, free_bytes))
-    say(console, summary(found, effective_batch))
+    console.print(fit_table(fitted))
+    say(console, of_writing(fitted.shape, rows, work, available, free_bytes))
+    say(console, summary(fitted, effective_batch))
 
 
 def fit_table(fit: memory.Fit) -> FittedTable:
@@ -236,19 +236,19 @@ def gpus_to_fit(count: int | None, memory_gib: float | None) -> tuple[int, Calla
     )
 
 
-def summary(found: memory.Fit, effective_batch: int | None) -> str:
+def summary(fitted: memory.Fit, effective_batch: int | None) -> str:
     """Return advice in a line or two.
 
     Args:
-        found: Every way that was tried.
+        fitted: Every way that was tried.
         effective_batch: Sequences of an optimizer step; None for whatever comes out.
 
     Raises:
         DeviceError: Nothing fits.
         ConfigError: The effective batch is smaller than what the GPUs take at once.
     """
-    chosen = found.require()
-    ranks, micro = chosen.gpus, found.work.batch
+    chosen = fitted.require()
+    ranks, micro = chosen.gpus, fitted.work.batch
     at_once = ranks * micro
     if effective_batch is None:
         return f"{chosen.label}: {at_once} sequences a step ({micro} x {ranks} GPUs), times accumulation."

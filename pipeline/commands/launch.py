@@ -52,11 +52,11 @@ def launch(
     ] = 8,
 ) -> int:
     """Run a program on devices of its own."""
-    given = locals()
+    options = locals()
     from pipeline.engine.launch import launch as carry_out
     from pipeline.engine.launch import say_to_stderr
 
-    return carry_out(requested(**given), say_to_stderr)
+    return carry_out(requested(**options), say_to_stderr)
 
 
 def requested(

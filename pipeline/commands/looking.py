@@ -35,7 +35,7 @@ def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.Outp
     """Print results that are on disk; of a run that is not done, so that rows may be missing, how it stands."""
     folder, console = choose_run(output_dir, name, run), make_console()
     if not folder.results_json.is_file():
-        others = [one.stamp for one in runs_of(output_dir, name) if one.results_json.is_file()]
+        others = [other.stamp for other in runs_of(output_dir, name) if other.results_json.is_file()]
         older = f"; run {others[-1]} has: show {name} --run {others[-1]}" if others else ""
         raise PipelineError(f"{folder.path} has no results yet{older}")
     tables.print_results(console, record.read_results(folder.results_json), folder)
@@ -67,13 +67,13 @@ def status(
     typed.refuse_both({"--watch": watch, "--json": as_json})
     console = make_console()
     if name is not None:
-        found = load_planned(choose_run(output_dir, name, run))
+        chosen = load_planned(choose_run(output_dir, name, run))
         if watch:
-            watch_run(found, console, every)
+            watch_run(chosen, console, every)
         elif as_json:
-            print_json(standing.run_json(found, time.time()))
+            print_json(standing.run_json(chosen, time.time()))
         else:
-            standing.print_run(found, time.time(), console)
+            standing.print_run(chosen, time.time(), console)
         return
     if run is not None:
         raise ConfigError(f"--run {run} is a run of one experiment: say which, as `status NAME --run`")
@@ -142,14 +142,14 @@ def logs(
 ) -> None:
     """Print the engine's log or a job's, until there is no more or nobody reads it any more."""
     if job is None:
-        found = LoadedRun(choose_run(output_dir, name, run))
+        chosen = LoadedRun(choose_run(output_dir, name, run))
     else:
-        found = load_planned(choose_run(output_dir, name, run))
+        chosen = load_planned(choose_run(output_dir, name, run))
     with log_output() as out:
         if job is None:
-            _log_of_engine(found, out, lines, follow=follow)
+            _log_of_engine(chosen, out, lines, follow=follow)
         else:
-            _log_of_job(found, find_job(found.plan.jobs, job), out, attempt, lines, follow=follow)
+            _log_of_job(chosen, find_job(chosen.plan.jobs, job), out, attempt, lines, follow=follow)
 
 
 @contextmanager
@@ -165,8 +165,8 @@ def log_output() -> Iterator[LogOutput]:
 
 
 def _log_of_engine(run: LoadedRun, out: LogOutput, lines: int | None, *, follow: bool) -> None:
-    if told := origin.slurm_in_words(run.origin.slurm):
-        note_of_log(f"{told}; what it printed is in that job's output")
+    if slurm_job := origin.slurm_in_words(run.origin.slurm):
+        note_of_log(f"{slurm_job}; what it printed is in that job's output")
     if follow:
         follow_run(run, out, note_of_log, lines, out.pause)
     elif run.folder.log.is_file():
@@ -189,18 +189,18 @@ def _log_of_job(
 
 def _log_of(run: LoadedRun, job_id: str, attempt: int | None) -> Path:
     """Return the log of an attempt or of the last one; for a stored job, the log of the run that made it."""
-    found = logs_of(run.folder, job_id)
-    if not found:
+    attempts = logs_of(run.folder, job_id)
+    if not attempts:
         made_by = _maker(run, job_id)
         if made_by is None:
             where = run.view.jobs[job_id].status
             raise ConfigError(f"{job_id} has no log in run {run.stamp} of {run.name}, where it is {where}.")
         note_of_log(f"{job_id} did not run in {run.stamp}; this is its log from {made_by.stamp}")
-        found = logs_of(made_by, job_id)
-    number = max(found) if attempt is None else attempt
-    if number not in found:
-        raise ConfigError(f"{job_id} has no log of attempt {number}; there are: {', '.join(map(str, found))}.")
-    return found[number]
+        attempts = logs_of(made_by, job_id)
+    number = max(attempts) if attempt is None else attempt
+    if number not in attempts:
+        raise ConfigError(f"{job_id} has no log of attempt {number}; there are: {', '.join(map(str, attempts))}.")
+    return attempts[number]
 
 
 def _maker(run: LoadedRun, job_id: str) -> RunFolder | None:
@@ -233,6 +233,6 @@ def why(
     run = load_planned(choose_run(output_dir, name))
     job_id = find_job(run.plan.jobs, job)
     earlier = (load_planned(folder) for folder in reversed(runs_before(run.folder)) if folder.plan.is_file())
-    before = next((one for one in earlier if job_id in one.plan.jobs), None)
+    before = next((other for other in earlier if job_id in other.plan.jobs), None)
     for line in standing.explain_job(run, job_id, before, time.time()):
         say(make_console(), line)

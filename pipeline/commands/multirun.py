@@ -76,11 +76,11 @@ def run_label(arguments: Sequence[str]) -> str:
         arguments: The command line of the multirun.
     """
     parser = OverridesParser.create()
-    given = [word for word in arguments if word.startswith("~") or ("=" in word and not word.startswith("-"))]
-    parsed = [parser.parse_override(word) for word in given]
-    fixed = {each.get_key_element() for each in parsed if not each.is_sweep_override()}
+    settings = [word for word in arguments if word.startswith("~") or ("=" in word and not word.startswith("-"))]
+    parsed = [parser.parse_override(word) for word in settings]
+    fixed = {override.get_key_element() for override in parsed if not override.is_sweep_override()}
     hydra = HydraConfig.get()
-    own = [each for each in hydra.overrides.task if parser.parse_override(each).get_key_element() not in fixed]
+    own = [word for word in hydra.overrides.task if parser.parse_override(word).get_key_element() not in fixed]
     return " ".join(own) or f"number {hydra.job.num}"
 
 
@@ -90,11 +90,11 @@ def requests(words: Sequence[str]) -> Iterator[list[str]]:
     Raises:
         ConfigError: One stands for no value at all.
     """
-    values = {word: found for word in words if (found := _values(word))}
-    first = {word: found[0] for word, found in values.items()}
+    values = {word: settings for word in words if (settings := _values(word))}
+    first = {word: settings[0] for word, settings in values.items()}
     yield [*first.values()]
-    others = ({**first, word: value} for word, found in values.items() for value in found[1:])
-    yield from ([*each.values()] for each in islice(others, _MOST_TRIED))
+    others = ({**first, word: value} for word, settings in values.items() for value in settings[1:])
+    yield from ([*request.values()] for request in islice(others, _MOST_TRIED))
 
 
 def _values(word: str) -> list[str]:
@@ -106,8 +106,8 @@ def _values(word: str) -> list[str]:
         return [word]
     if not parsed.is_discrete_sweep():
         return []
-    key, found = parsed.get_key_element(), islice(parsed.sweep_string_iterator(), _MOST_TRIED)
-    values = [f"{key}={value}" for value in found]
+    key, texts = parsed.get_key_element(), islice(parsed.sweep_string_iterator(), _MOST_TRIED)
+    values = [f"{key}={value}" for value in texts]
     if not values:
         raise ConfigError(f"{word}: stands for no value at all, so there are no runs")
     return values
@@ -162,7 +162,7 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         choices = ("job", "hydra", "all") if flag == "--cfg" else None
         parser.add_argument(flag, *filter(None, [short]), choices=choices)
     parser.add_argument("--info", "-i", nargs="?", const="all")
-    asked, unknown = parser.parse_known_intermixed_args(list(arguments))
+    flags, unknown = parser.parse_known_intermixed_args(list(arguments))
     if wrong := [word.partition("=")[0] for word in unknown if word.startswith("-")]:
         names = [*FLAGS, *_ASKED, *_VALUED]
         near = get_close_matches(wrong[0], names, 1, 0.8)
@@ -170,29 +170,29 @@ def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
         meant = meant or did_you_mean(wrong[0].strip("-").replace("-", "_"), known_keys(), "=...")
         listed = meant or f" Flags are {', '.join(names)}"
         raise ConfigError(f"unknown flag {wrong[0]}. Settings are written KEY=VALUE.{listed}")
-    words = [word for word in asked.gpu_ids if "=" not in word]  # for an id argparse takes what follows as well
-    given = [*asked.overrides, *(word for word in asked.gpu_ids if "=" in word)]
-    asked.overrides = [_BARE_IDS.sub(r"\1=[\2]", word) if _BARE_IDS.fullmatch(word) else word for word in given]
-    ids = [each for word in words for each in word.split(",") if each]
-    if (asked.gpu_ids and not ids) or not all(each.isdecimal() for each in ids):
+    words = [word for word in flags.gpu_ids if "=" not in word]  # for an id argparse takes what follows as well
+    settings = [*flags.overrides, *(word for word in flags.gpu_ids if "=" in word)]
+    flags.overrides = [_BARE_IDS.sub(r"\1=[\2]", word) if _BARE_IDS.fullmatch(word) else word for word in settings]
+    ids = [id_ for word in words for id_ in word.split(",") if id_]
+    if (flags.gpu_ids and not ids) or not all(id_.isdecimal() for id_ in ids):
         raise ConfigError(f"--gpu-ids {' '.join(words)}: ids of GPUs, as in --gpu-ids 0 2 3")
-    if ids or asked.num_gpus is not None or asked.device is not None:
-        asked.overrides += [
-            f"device={asked.device or DeviceChoice.auto.name}",
-            f"distributed.num_gpus={'null' if asked.num_gpus is None else asked.num_gpus}",
+    if ids or flags.num_gpus is not None or flags.device is not None:
+        flags.overrides += [
+            f"device={flags.device or DeviceChoice.auto.name}",
+            f"distributed.num_gpus={'null' if flags.num_gpus is None else flags.num_gpus}",
             "distributed.gpu_ids=" + (f"[{','.join(ids)}]" if ids else "null"),
             "distributed.gpu_list=null",
         ]
-    return asked
+    return flags
 
 
-def for_hydra(asked: argparse.Namespace, settings: Sequence[str]) -> list[str]:
+def for_hydra(flags: argparse.Namespace, settings: Sequence[str]) -> list[str]:
     """Order a command line as Hydra takes it: all settings together, as it takes none on both sides of a flag.
 
     ``--cfg job`` prints the values that a run would have, and no expressions.
     """
-    given = {flag: getattr(asked, flag[2:].replace("-", "_")) for flag in (*_ASKED, *_VALUED, "--info")}
-    flags = [
-        word for flag, value in given.items() if value for word in ([flag] if value is True else [flag, value])
+    values = {flag: getattr(flags, flag[2:].replace("-", "_")) for flag in (*_ASKED, *_VALUED, "--info")}
+    words = [
+        word for flag, value in values.items() if value for word in ([flag] if value is True else [flag, value])
     ]
-    return [*settings, *flags, *(["--resolve"] if asked.cfg == "job" and not asked.resolve else [])]
+    return [*settings, *words, *(["--resolve"] if flags.cfg == "job" and not flags.resolve else [])]

@@ -66,18 +66,18 @@ def run(settings: Sequence[str]) -> Run:
     main = getattr(sys.modules["__main__"], "__spec__", None)
     if main is not None and main.name.partition(".")[0] == __name__.partition(".")[0]:
         raise ConfigError("a run imports what calls pipeline.run: call it under `if __name__ == '__main__'`")
-    given = _settings(settings)
+    words = _settings(settings)
     folders: list[Path] = []
     with _alone(), streams.installed(), _own_environment():
         arithmetic.pin("numpy")  # where it is not imported yet, as every command does
-        config = load_config(given)
+        config = load_config(words)
         if config.dry_run:
             raise ConfigError("dry_run=true leaves no run that could be returned: type it on the command line")
-        command = ["python", "-m", "pipeline", "run", *given]
-        code = run_experiment(config, make_console(), given=given, command=command, on_begin=folders.append)
-    found = Run(load(folders[-1]), code)
-    _pass_on(found.loaded.view.interrupted)
-    return found
+        command = ["python", "-m", "pipeline", "run", *words]
+        code = run_experiment(config, make_console(), given=words, command=command, on_begin=folders.append)
+    result = Run(load(folders[-1]), code)
+    _pass_on(result.loaded.view.interrupted)
+    return result
 
 
 def load_run(name: str, run: str | None = None, output_dir: str | Path = "outputs") -> Run:
@@ -105,10 +105,10 @@ def _settings(settings: Sequence[str]) -> list[str]:
         raise ConfigError(
             f'settings are a list of texts, as ["experiment.name=x", "algos=[PITA]"], not {settings!r}'
         )
-    asked = read_flags(settings)
-    if flags := for_hydra(asked, ()):
+    parsed = read_flags(settings)
+    if flags := for_hydra(parsed, ()):
         raise ConfigError(f"{flags[0]} is for the command line: here are KEY=VALUE and {', '.join(FLAGS)}")
-    return list(asked.overrides)
+    return list(parsed.overrides)
 
 
 @contextmanager
@@ -196,16 +196,16 @@ def guided(
         DeviceError: There is no such device.
         StoreError: The model is not trained yet.
     """
-    found = _found(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
+    trained = _model_named(model.loaded if isinstance(model, Run) else model, chain, round, Path(output_dir))
     if reference is not None:
-        given = str(reference)
-        is_place = Path(given).is_dir() or not is_hub_id(given)
-        found = replace(found, reference=lambda: given if is_place else snapshot(given, None))
-    found = replace(found, trusts_code=trust_remote_code or found.trusts_code)
-    drawing = found.usage.drawing
+        name = str(reference)
+        is_place = Path(name).is_dir() or not is_hub_id(name)
+        trained = replace(trained, reference=lambda: name if is_place else snapshot(name, None))
+    trained = replace(trained, trusts_code=trust_remote_code or trained.trusts_code)
+    drawing = trained.usage.drawing
     chosen = _chosen(Attention, "attention", attention or drawing.attention)
     system = SystemConfig(dtype=_chosen(DType, "dtype", dtype or drawing.dtype), attn_impl=chosen)
-    return _loaded(found, eta, device, system, offset)
+    return _loaded(trained, eta, device, system, offset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +225,7 @@ class _Found:
     trusts_code: bool = False
 
 
-def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None, output_dir: Path) -> _Found:
+def _model_named(model: str | Path | LoadedRun, chain: str | None, number: int | None, output_dir: Path) -> _Found:
     if isinstance(model, LoadedRun):
         return _of_run(find_trained(model, chain, number))
     name, folder = str(model), Path(model).expanduser()
@@ -241,14 +241,14 @@ def _found(model: str | Path | LoadedRun, chain: str | None, number: int | None,
     return _of_folder(folder.resolve())
 
 
-def _of_run(found: Trained) -> _Found:
+def _of_run(trained: Trained) -> _Found:
     return _Found(
-        weights=found.folder if found.is_value else found.weights,
-        usage=found.usage,
-        guidance=found.guidance if found.is_value else None,
-        reference=lambda: str(found.reference_weights),
-        offset=found.offset if found.is_value else None,
-        trusts_code=found.model.trusts_code,
+        weights=trained.folder if trained.is_value else trained.weights,
+        usage=trained.usage,
+        guidance=trained.guidance if trained.is_value else None,
+        reference=lambda: str(trained.reference_weights),
+        offset=trained.offset if trained.is_value else None,
+        trusts_code=trained.model.trusts_code,
     )
 
 
@@ -272,9 +272,9 @@ def _of_folder(folder: Path) -> _Found:
 def _reference_of(folder: Path, exported: Pointer | None) -> str:
     """Return the path of an exported model's reference."""
     if exported is not None and exported.path is not None:
-        place = (folder / exported.path).resolve()
-        if place.is_relative_to(folder) and place.is_dir():  # anyone may have written where it is
-            return str(place)
+        target = (folder / exported.path).resolve()
+        if target.is_relative_to(folder) and target.is_dir():  # anyone may have written where it is
+            return str(target)
     if exported is not None and exported.hub is not None:
         return snapshot(exported.hub, exported.commit)
     raise ConfigError(f"{folder}: its reference is not there any more; give the one that it had: reference=FOLDER")
@@ -290,7 +290,7 @@ def _read(path: Path, read: Callable[[Path], _T]) -> _T | None:
 
 
 def _loaded(
-    found: _Found,
+    trained: _Found,
     eta: float | None,
     device: str | None,
     system: SystemConfig,
@@ -310,23 +310,23 @@ def _loaded(
         raise DeviceError(f"device={chosen!r}: must be cpu, or cuda where this process sees a GPU")
     if system.attn_impl is Attention.flash_attention_2 and (chosen == "cpu" or find_spec("flash_attn") is None):
         system = replace(system, attn_impl=Attention.sdpa)  # computes the same
-    source, guide, base = str(found.weights), None, None
-    if found.guidance is not None:
-        source = found.reference()
-        with _reading(found.weights), without_progress_bars():
-            value = load_value(found.weights, system, chosen)
-        guide = SavedGuide(model=value, settings=found.guidance, offset=offset or found.offset)
-    elif formats.adapter_folders(found.weights):
-        base = found.reference()
+    source, guide, base = str(trained.weights), None, None
+    if trained.guidance is not None:
+        source = trained.reference()
+        with _reading(trained.weights), without_progress_bars():
+            value = load_value(trained.weights, system, chosen)
+        guide = SavedGuide(model=value, settings=trained.guidance, offset=offset or trained.offset)
+    elif formats.adapter_folders(trained.weights):
+        base = trained.reference()
     with _reading(source), without_progress_bars():
-        policy = load_policy(source, system, chosen, base=base, trust_remote_code=found.trusts_code)
-        tokenizer = load_tokenizer(source, trust_remote_code=found.trusts_code)
-    drawing = found.usage.drawing
+        policy = load_policy(source, system, chosen, base=base, trust_remote_code=trained.trusts_code)
+        tokenizer = load_tokenizer(source, trust_remote_code=trained.trusts_code)
+    drawing = trained.usage.drawing
     # Where values guide, the processor has temperature and nucleus, before guidance; none comes after it.
     alone = drawing if guide is None else replace(drawing, temperature=1.0, top_p=1.0)
     policy.generation_config = for_generate(policy.generation_config, tokenizer, alone)
     return Guided(
-        policy, tokenizer, guide, drawing=drawing, prompting=found.usage.prompting, eta=eta, device=chosen
+        policy, tokenizer, guide, drawing=drawing, prompting=trained.usage.prompting, eta=eta, device=chosen
     )
 
 
@@ -336,11 +336,11 @@ def _reading(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        said = " ".join(str(error).split())[:500] or type(error).__name__
-        raise ConfigError(f"{folder} cannot be loaded: {said}") from error
+        problem = " ".join(str(error).split())[:500] or type(error).__name__
+        raise ConfigError(f"{folder} cannot be loaded: {problem}") from error
 
 
-def _chosen(kind: type[_Choice], name: str, given: str) -> _Choice:
-    if given not in kind.__members__:
-        raise ConfigError(f"{name}={given!r}: must be one of {', '.join(kind.__members__)}")
-    return kind[given]
+def _chosen(kind: type[_Choice], name: str, value: str) -> _Choice:
+    if value not in kind.__members__:
+        raise ConfigError(f"{name}={value!r}: must be one of {', '.join(kind.__members__)}")
+    return kind[value]

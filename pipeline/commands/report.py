@@ -72,13 +72,13 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
     if is_standard_output(path):
         raise ConfigError(f"{option} {path}: nothing is written to the output of a command; name a file or folder")
     target, roots = path.resolve(), {run.store.root.resolve() for run in runs}
-    for place in dict.fromkeys((target, *target.parents, *path.absolute().parents)):
-        run, sweep = RunFolder(place), SweepFolder(place)
+    for folder in dict.fromkeys((target, *target.parents, *path.absolute().parents)):
+        run, sweep = RunFolder(folder), SweepFolder(folder)
         # By its name first: folders of other programs have files of the same names.
         of_run = run.begun and run.holds_run and not (is_page and target == run.report)
         of_sweep = sweep.begun and not (is_page and target == sweep.report)
-        if place in roots or is_store(place) or of_run or of_sweep:
-            raise ConfigError(f"{option} {path}: that is inside {place}, which is for runs; name a place outside")
+        if folder in roots or is_store(folder) or of_run or of_sweep:
+            raise ConfigError(f"{option} {path}: that is inside {folder}, which is for runs; name a place outside")
 
 
 def written(path: Path, write: Callable[[], None], console: Console) -> None:
@@ -155,7 +155,7 @@ def compare(
 def _compare_methods(
     output_dir: Path,
     names: Sequence[str],
-    asked: Sequence[Limits],
+    limits: Sequence[Limits],
     csv: Path | None,
     console: Console,
     *,
@@ -168,7 +168,7 @@ def _compare_methods(
     run = load(choose_run(output_dir, name, stamp or None))
     if csv is not None and not is_standard_output(csv):
         refuse_records("--csv", csv, [run])
-    blocks = blocks_of(run, asked)
+    blocks = blocks_of(run, limits)
     if as_json:
         print_json([block_data(block) for block in blocks])
     elif csv is not None:
@@ -196,21 +196,21 @@ def runs_named(output_dir: Path, names: Sequence[str]) -> list[LoadedRun]:
     Raises:
         ConfigError: There is no such run.
     """
-    known, found = experiments(output_dir), dict[Path, LoadedRun]()
+    every, by_folder = experiments(output_dir), dict[Path, LoadedRun]()
     for name in names:
         experiment, _, stamp = name.rstrip("/").partition("/")
         if stamp:
             runs = [load(choose_run(output_dir, experiment, stamp))]
         elif any(sign in experiment for sign in "*?["):
-            fitting = [one for one in known if fnmatchcase(one, experiment)]
+            fitting = [other for other in every if fnmatchcase(other, experiment)]
             if not fitting:
-                raise ConfigError(f"no experiment in {output_dir} fits '{name}'. There are: {', '.join(known)}.")
+                raise ConfigError(f"no experiment in {output_dir} fits '{name}'. There are: {', '.join(every)}.")
             alone = len(names) == len(fitting) == 1
-            runs = [run for one in fitting for run in _runs_meant(output_dir, one, alone=alone)]
+            runs = [run for match in fitting for run in _runs_meant(output_dir, match, alone=alone)]
         else:
             runs = _runs_meant(output_dir, experiment, alone=len(names) == 1)
-        found |= {run.folder.path: run for run in runs}
-    return list(found.values())
+        by_folder |= {run.folder.path: run for run in runs}
+    return list(by_folder.values())
 
 
 def _runs_meant(output_dir: Path, name: str, *, alone: bool) -> list[LoadedRun]:
@@ -245,11 +245,11 @@ def figures(
 ) -> None:
     """Write the figures of a run."""
     folder, console = choose_run(output_dir, name, run), make_console()
-    found = load(folder)
-    refuse_records("--out", out, [found])
+    loaded = load(folder)
+    refuse_records("--out", out, [loaded])
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out}: that is a file, and each figure is one of its own; name a folder")
-    files = write_figures(found, out, [each.value for each in formats or Format])
+    files = write_figures(loaded, out, [chosen.value for chosen in formats or Format])
     if not files:
         raise ConfigError(f"{folder.path} has nothing to show in a figure yet: no job of it is done.")
     say(console, f"{count(len(files), 'file')} written:", copy=str(out))
@@ -285,17 +285,17 @@ def track(
     output_dir: OutputDir = OUTPUTS,
 ) -> int:
     """Bring trackers up to date from what the run left; 1 if one was not told everything."""
-    found, console = load_planned(choose_run(output_dir.absolute(), name, run)), make_console()
+    loaded, console = load_planned(choose_run(output_dir.absolute(), name, run)), make_console()
     try:
-        tracking = converted(found.config.get("tracking") or {}, TrackingConfig)
+        tracking = converted(loaded.config.get("tracking") or {}, TrackingConfig)
     except ForeignDataError as error:
-        raise PipelineError(f"{found.folder.config} cannot be used: tracking: {error}") from error
+        raise PipelineError(f"{loaded.folder.config} cannot be used: tracking: {error}") from error
     tracking = replace(tracking, report_to=report_to or tracking.report_to)
     if not tracking.report_to:
         which = ", ".join(tracker.value for tracker in Tracker)
-        raise ConfigError(f"run {found.stamp} of {name} asked for no tracker: say which by --report-to {which}")
+        raise ConfigError(f"run {loaded.stamp} of {name} asked for no tracker: say which by --report-to {which}")
     warned: list[str] = []
-    feeders = Feeders(found.folder, tracking, warned.append)
+    feeders = Feeders(loaded.folder, tracking, warned.append)
     try:
         feeders.finish(math.inf)
     finally:

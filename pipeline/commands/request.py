@@ -132,9 +132,9 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     rewards.check_pairs(config)
     rewards.check_chat_templates(config)
     devices = _devices(config)
-    asked, on_cpu = config.execution.jobs_per_device, all(device.kind == "cpu" for device in devices)
-    if isinstance(asked, int) and asked > 1 and on_cpu:
-        raise ConfigError(f"execution.jobs_per_device={asked}: CPU slots take one job each. Use execution.workers")
+    jobs, on_cpu = config.execution.jobs_per_device, all(device.kind == "cpu" for device in devices)
+    if isinstance(jobs, int) and jobs > 1 and on_cpu:
+        raise ConfigError(f"execution.jobs_per_device={jobs}: CPU slots take one job each. Use execution.workers")
     gpu = any(device.kind == "cuda" for device in devices)
     compatibility.check_compatible(config, gpu=gpu)
     idle = idle_settings(config, given, gpu=gpu)
@@ -166,7 +166,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
         plan=plan,
         store=store,
         devices=devices,
-        warnings=(*(one for one in notes if one is not None), *idle),
+        warnings=(*(note for note in notes if note is not None), *idle),
         given=tuple(given),
         rows=rows,
     )
@@ -242,11 +242,11 @@ def check_fits_ray(config: Config) -> None:
     from pipeline.engine.workers.on_ray import check_address  # as above
 
     check_address(config.execution.ray)
-    if (asked := config.execution.jobs_per_device) != 1:
-        raise ConfigError(f"execution.jobs_per_device={asked}: Ray gives each worker a device of its own. Use 1")
+    if (jobs := config.execution.jobs_per_device) != 1:
+        raise ConfigError(f"execution.jobs_per_device={jobs}: Ray gives each worker a device of its own. Use 1")
     if on_cluster(config) and config.distributed.ids is not None:
-        given = f"distributed.gpu_ids={config.distributed.ids}"
-        raise ConfigError(f"{given}: Ray chooses the GPUs of a cluster. Say how many with distributed.num_gpus")
+        ids = f"distributed.gpu_ids={config.distributed.ids}"
+        raise ConfigError(f"{ids}: Ray chooses the GPUs of a cluster. Say how many with distributed.num_gpus")
 
 
 def _check_places(config: Config, store: Path) -> None:
@@ -258,7 +258,7 @@ def _check_places(config: Config, store: Path) -> None:
         ("experiment.name", outputs / config.experiment.name),
     ):
         whole = folder.absolute()
-        there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+        there = next(above for above in (whole, *whole.parents) if os.path.lexists(above))
         try:
             os.stat(f"{there}/.")  # noqa: PTH116 - as no Path has it: whether it is a folder that may be entered
             if there != whole and key != "experiment.name":
@@ -330,14 +330,14 @@ def score_of(store: Store, job: graph.Job) -> float | None:
 
 def tell_removed(keeper: Keeper, console: Console) -> None:
     """Say what was removed, by this run and before it, and why not all that was to be."""
-    mark, told = f"execution.keep={keeper.keep.name}: ", []
+    mark, sentences = f"execution.keep={keeper.keep.name}: ", []
     if keeper.number:
-        told.append(f"the weights of {count(keeper.number, 'output')} were removed, {decimal(keeper.freed)}")
+        sentences.append(f"the weights of {count(keeper.number, 'output')} were removed, {decimal(keeper.freed)}")
     if gone := sum(keeper.is_gone(job_id) for job_id in keeper.before):
         again = "; `python -m pipeline export` makes them again" if keeper.lacking else ""
-        told.append(f"the weights of {count(gone, 'output')} were removed by earlier runs{again}")
-    if told:
-        say(console, mark + "; ".join(told), "bold" if keeper.lacking else "dim")
+        sentences.append(f"the weights of {count(gone, 'output')} were removed by earlier runs{again}")
+    if sentences:
+        say(console, mark + "; ".join(sentences), "bold" if keeper.lacking else "dim")
     if keeper.stuck:
         say(console, f"warning: {mark}weights stay: {keeper.stuck}", "bold")
 
@@ -397,7 +397,7 @@ def _free(request: Request) -> int | None:
     """Return the free bytes on the disk of the store, which need not exist yet; None if unknown."""
     store = request.store.root
     try:
-        return shutil.disk_usage(next(one for one in (store, *store.parents) if one.is_dir())).free
+        return shutil.disk_usage(next(folder for folder in (store, *store.parents) if folder.is_dir())).free
     except (OSError, StopIteration):
         return None
 
@@ -451,23 +451,23 @@ def in_short(request: Request, stored: Stored) -> str:
     return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
 
 
-def fewer_rows(rows: Mapping[str, Mapping[str, int]], asked: int) -> list[str]:
+def fewer_rows(rows: Mapping[str, Mapping[str, int]], wanted: int) -> list[str]:
     """Return a line for each dataset with fewer training rows than a round asks for.
 
     Args:
         rows: Dataset -> rows of each split, as far as they are known.
-        asked: Prompts of a round.
+        wanted: Prompts of a round.
     """
-    more = f"so each round draws from all; data_collection.prompts_per_round={asked} asks for more."
+    more = f"so each round draws from all; data_collection.prompts_per_round={wanted} asks for more."
     return [
         f"datasets.{name} has {count(train, 'row')} to train on, {more}"
         for name, splits in rows.items()
-        if 0 < (train := splits.get("train", asked)) < asked
+        if 0 < (train := splits.get("train", wanted)) < wanted
     ]
 
 
-def how_sure(known: Sequence[bool]) -> str:
+def how_sure(timed: Sequence[bool]) -> str:
     """Return a suffix for an estimate: whether each kind of job was timed."""
-    if not any(known):
+    if not any(timed):
         return " (a guess, until the first run)"
-    return "" if all(known) else " (in part a guess: some of it has not run here yet)"
+    return "" if all(timed) else " (in part a guess: some of it has not run here yet)"

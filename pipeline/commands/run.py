@@ -167,7 +167,7 @@ def _tried(request: Request, stored: Stored, console: Console) -> Request:
     fetched = models.fetched_models(request.config, needed)
     warned = origin.warnings_of_rows(request.store, request.plan.jobs.values())
     used = sorted(request.config.datasets) if preparing else request.used_datasets(stored.missing)
-    tried = rewards.try_rewards(request.config, used, lambda said: _warn([said], console))
+    tried = rewards.try_rewards(request.config, used, lambda text: _warn([text], console))
     hints = request.store.hints if os.access(request.store.root, os.W_OK) else None
     asked = [] if request.config.dry_run else rewards.ask_judges(request.config, used, hints)
     warnings = tuple(dict.fromkeys([*fetched, *warned, *tried, *asked]))
@@ -295,8 +295,8 @@ def tell_notes(
     for text in [*origin.several_makers(makers), *short, *failed, *origin.collect_notes(store, jobs)]:
         note(console, text, mark="note: ")
     if has_rows:
-        about = dict.fromkeys(load_dataset(section).note for section in config.datasets.values())
-        for text in filter(None, about):
+        notes = dict.fromkeys(load_dataset(section).note for section in config.datasets.values())
+        for text in filter(None, notes):
             note(console, text, "dim", logging.INFO)
 
 
@@ -367,8 +367,8 @@ def _carry_out(
                 rounds.conclude()
                 keeper.remove_unneeded()
                 if outcome is not None:  # what another run has made meanwhile
-                    found = {job for job in stored.not_here if outcome.jobs.get(job) is state.JobStatus.stored}
-                    _link_stored(request, run, found)
+                    linked = {job for job in stored.not_here if outcome.jobs.get(job) is state.JobStatus.stored}
+                    _link_stored(request, run, linked)
                 code = _end(request, outcome, verified, run, console)
                 if sharing.uploaded_before_end(request, signals, console):
                     keeper.remove_unneeded()  # what was not to be removed before it was uploaded
@@ -378,8 +378,8 @@ def _carry_out(
             note(console, str(error), "red", logging.ERROR, "error: ")
         except OSError as error:
             # A full disk or a folder that was taken away: what is committed stands.
-            said = f"{error.strerror}: {error.filename or run.path}. Mend that, then run the same command."
-            note(console, said, "red", logging.ERROR, "error: ")
+            problem = f"{error.strerror}: {error.filename or run.path}. Mend that, then run the same command."
+            note(console, problem, "red", logging.ERROR, "error: ")
         except Exception:
             log.exception("this is a fault of the program, not of the request; please report it")
             raise
@@ -416,25 +416,25 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
     jobs, unreadable = request.plan.jobs, list[str]()
     measured = [job for job in jobs.values() if job.stage == METRICS_STAGE]
     done = [job for job in measured if outcome is None or outcome.jobs[job.id] in state.THERE]
-    lost = {job.id: said for job in done if (said := verified.problem(job.key)) is not None}  # or changed since
+    lost = {job.id: fault for job in done if (fault := verified.problem(job.key)) is not None}  # or changed since
 
-    def tell(job: graph.Job, said: str) -> None:
-        what = f"incomplete: {job.chain}: round {job.round}: its stored output cannot be used: {said}"
+    def tell(job: graph.Job, fault: str) -> None:
+        what = f"incomplete: {job.chain}: round {job.round}: its stored output cannot be used: {fault}"
         unreadable.append(f"{what}. The same command makes it again; if not, remove {request.store.path(job.key)}")
 
     for job_id, problem in lost.items():
         tell(jobs[job_id], problem)
-    left = [job for job_id, job in jobs.items() if job_id not in lost]
-    found, makers = results.leave_results(request, left, run, tell)
+    usable = [job for job_id, job in jobs.items() if job_id not in lost]
+    written, makers = results.leave_results(request, usable, run, tell)
     if request.config.stage is StageChoice.prepare:
         tell_prepared(request, outcome, console)
     else:
-        tables.print_results(console, found, run, request.label)
+        tables.print_results(console, written, run, request.label)
     results.leave_report(run, console)
     if outcome is not None and console.is_interactive:
         for warning in request.warnings:  # those of the beginning are out of sight behind a live view
             say(console, f"warning: {warning}", "bold")
-    tell_notes(request, makers, run, console, has_rows=bool(found.rows))
+    tell_notes(request, makers, run, console, has_rows=bool(written.rows))
     for line in unreadable:
         note(console, line, "bold red", logging.ERROR)
     return conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)
@@ -470,7 +470,7 @@ def _run_missing(
         load_s=timed.seconds.get(graph.WORKER_LOAD, graph.WORKER_LOAD_S),
     )
     gpus = screen.GpuLog()
-    with screen.shown_on(console) as redraw, progress.ProgressFile(run) as told:
+    with screen.shown_on(console) as redraw, progress.ProgressFile(run) as progress_file:
 
         def take(event: Event) -> None:
             live.take({**event, "time": time.time()})
@@ -480,7 +480,7 @@ def _run_missing(
             live.tick(time.time())
             live.shared_store = request.shared.notice if request.shared else ""
             redraw(live)
-            told.update(live.progress, live.now)
+            progress_file.update(live.progress, live.now)
             hear()
             gpus.update(live.view, live.view.elapsed_s(live.now))
             rounds.update(live.view)

@@ -45,11 +45,11 @@ class _WithSbatch(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments as Click does."""
         own = {"help": True}  # name -> whether it takes no value
-        for each in self.params:
-            own |= {name[2:]: getattr(each, "is_flag", False) for name in each.opts if name.startswith("--")}
-        given, rest = batch.options_of(args, _COMMANDS, [name for name, is_flag in own.items() if not is_flag])
-        words = [f"--{name}" if own.get(name) else f"--{name}={value}" for name, value in given if name in own]
-        words += [f"--sbatch={name}={value}" for name, value in given if name not in own]
+        for option in self.params:
+            own |= {name[2:]: getattr(option, "is_flag", False) for name in option.opts if name.startswith("--")}
+        options, rest = batch.options_of(args, _COMMANDS, [name for name, is_flag in own.items() if not is_flag])
+        words = [f"--{name}" if own.get(name) else f"--{name}={value}" for name, value in options if name in own]
+        words += [f"--sbatch={name}={value}" for name, value in options if name not in own]
         return super().parse_args(ctx, [*words, "--", *rest])
 
 
@@ -90,7 +90,7 @@ def write(
     """Write or print a script."""
     request = replace(
         checked(command or [], ray=ray),
-        options={name: value for name, _, value in (each.partition("=") for each in sbatch or [])},
+        options={name: value for name, _, value in (option.partition("=") for option in sbatch or [])},
         notice_s=notice,
         srun=[word for words in srun or () for word in _words_of_srun(words)],
         setup=setup or (),
@@ -101,11 +101,11 @@ def write(
     file = out if out and not printed else Path(f"{name}.sbatch")
     text = batch.script_text(request, batch.interpreter(sys.executable, Path.cwd()), file.name)
     for check in batch.check_text(text):
-        told = f"{check.name}: {check.detail}. Try: {check.remedy}"
+        problem = f"{check.name}: {check.detail}. Try: {check.remedy}"
         if check.verdict is Verdict.FAIL:
-            raise ConfigError(told)
+            raise ConfigError(problem)
         if check.verdict is Verdict.WARN:
-            say(make_console(stderr=True), f"warning: {told}", "bold")
+            say(make_console(stderr=True), f"warning: {problem}", "bold")
     if printed:
         sys.stdout.write(text)
         return
@@ -203,12 +203,12 @@ def _parsed(family: typer.Typer, of: str, name: str, words: Sequence[str]) -> Ma
 
 
 def _run_config(words: Sequence[str], more: Sequence[str]) -> schema.Config:
-    asked = multirun.read_flags(words)
-    if any((asked.help, asked.hydra_help, asked.version, asked.cfg, asked.info, asked.shell_completion)):
+    flags = multirun.read_flags(words)
+    if any((flags.help, flags.hydra_help, flags.version, flags.cfg, flags.info, flags.shell_completion)):
         raise ConfigError(f"run {' '.join(words)}: that prints something and ends, which is no work for a job")
-    settings = next(multirun.requests(asked.overrides)) if asked.multirun else list(asked.overrides)
-    if asked.config_dir:
-        settings += overrides_of({"hydra.searchpath": [f"file://{Path(asked.config_dir).absolute()}"]})
+    settings = next(multirun.requests(flags.overrides)) if flags.multirun else list(flags.overrides)
+    if flags.config_dir:
+        settings += overrides_of({"hydra.searchpath": [f"file://{Path(flags.config_dir).absolute()}"]})
     for setting in settings if more else ():
         key, _, value = setting.partition("=")
         if key == "execution.ray.address" or (key == "execution.backend" and value != schema.Backend.ray.value):
@@ -223,13 +223,13 @@ def _run_config(words: Sequence[str], more: Sequence[str]) -> schema.Config:
 def _sweep_name(words: Sequence[str]) -> str:
     if not words or words[0] not in ("agent", "run"):
         raise ConfigError("a job of a sweep is an agent of it: pipeline slurm write --array 0-3 sweep agent NAME")
-    given = _parsed(sweep.app, "python -m pipeline sweep ", words[0], words[1:])
+    arguments = _parsed(sweep.app, "python -m pipeline sweep ", words[0], words[1:])
     if words[0] == "agent":
-        return storage.choose_sweep(given["output_dir"].absolute(), given["name"]).name
-    asked = read_sweep(given["file"], name=given["name"], overrides=given["settings"] or [])
-    check_program(asked)
-    sweep.check_settings(asked)
-    return asked.name
+        return storage.choose_sweep(arguments["output_dir"].absolute(), arguments["name"]).name
+    chosen = read_sweep(arguments["file"], name=arguments["name"], overrides=arguments["settings"] or [])
+    check_program(chosen)
+    sweep.check_settings(chosen)
+    return chosen.name
 
 
 def _launch(words: Sequence[str], *, ray: bool) -> batch.JobRequest:
@@ -239,8 +239,8 @@ def _launch(words: Sequence[str], *, ray: bool) -> batch.JobRequest:
     options = list(words[: len(words) - len(request.program)])
     program = find_program(request.program, Path.cwd())
     separator = [] if options[-1:] == ["--"] else ["--"]
-    given = ["launch", *options, *separator, *request.program]
-    return batch.JobRequest(command=given, name=Path(program.name).stem, ray=ray)
+    command = ["launch", *options, *separator, *request.program]
+    return batch.JobRequest(command=command, name=Path(program.name).stem, ray=ray)
 
 
 # -- inside of a job ---------------------------------------------------------------------------------------------
@@ -283,5 +283,5 @@ def wait(
     there, missing = batch.wait_for_nodes(address, os.environ, within, lives)
     typer.echo(f"Ray has {', '.join(there)}")
     if missing:
-        said = f"after {within:g} s; the run begins on the others, and takes these when they come"
-        typer.echo(f"warn: Ray has no {', '.join(missing)} {said}", err=True)
+        consequence = f"after {within:g} s; the run begins on the others, and takes these when they come"
+        typer.echo(f"warn: Ray has no {', '.join(missing)} {consequence}", err=True)

@@ -95,8 +95,8 @@ def gc(
             say(console, "Nothing was removed.")
         return 0
     with _alone(opened):
-        found = find()
-    if not _report(found, folders, console):
+        things = find()
+    if not _report(things, folders, console):
         return 0
     # The store is free while the question waits, so what is removed is looked for once more afterwards.
     if not (yes or typer.confirm("Remove all this?")):
@@ -104,7 +104,7 @@ def gc(
         return SOMETHING_WRONG
     number = freed = failed = 0
     with _alone(opened):
-        shown = {thing.path for thing in found}
+        shown = {thing.path for thing in things}
         for thing, failure in garbage.remove(opened, [thing for thing in find() if thing.path in shown]):
             if failure is None:
                 number, freed = number + 1, freed + thing.size
@@ -125,15 +125,15 @@ def _kept(store: Store, folders: Sequence[Path], keep_runs: int | None) -> list[
     return runs if keep_runs is None else garbage.newest_runs(runs, keep_runs)
 
 
-def _report(found: Sequence[garbage.Garbage], folders: Sequence[Path], console: Console) -> bool:
+def _report(things: Sequence[garbage.Garbage], folders: Sequence[Path], console: Console) -> bool:
     for folder in folders:
         if not folder.is_dir():
             say(console, f"note: {folder}, whose runs used this store, is gone: they count no more")
-    if found:
-        console.print(garbage_table(found))
+    if things:
+        console.print(garbage_table(things))
     else:
         say(console, "Everything in the store is needed.")
-    return bool(found)
+    return bool(things)
 
 
 @contextmanager
@@ -150,5 +150,5 @@ def _root(store: Path | None, output_dir: Path | None) -> Path:
 
 def _output_dirs(store: Store, output_dir: Path | None) -> list[Path]:
     """Return where runs that use a store may be: the given folder, and those that the store knows of."""
-    given = [output_dir.absolute()] if output_dir else []
-    return list(dict.fromkeys([*given, *users(store.root)]))
+    named = [output_dir.absolute()] if output_dir else []
+    return list(dict.fromkeys([*named, *users(store.root)]))

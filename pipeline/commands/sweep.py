@@ -104,8 +104,8 @@ def run(
         say(console, note)
     if dry_run:
         folder = storage.sweep_folder(output_dir.absolute(), sweep.name)
-        one = agents_of.Agent(sweep, folder, pool, partial(say, console), lambda _record: None)
-        for line, copy in one.next_in_words(count):
+        own_agent = agents_of.Agent(sweep, folder, pool, partial(say, console), lambda _record: None)
+        for line, copy in own_agent.next_in_words(count):
             say(console, line, copy=copy)
         return 0
     folder = agents_of.begin_sweep(sweep, file, output_dir, overrides=overrides, most=count)
@@ -127,13 +127,13 @@ def agent(
     console, ids = make_console(), _ids(gpu_list)
     folder = choose_sweep(output_dir.absolute(), name)
     record = Record(folder)
-    about = record.about
-    if about.halted in ("stopped", "cancelled"):
+    settings = record.about
+    if settings.halted in ("stopped", "cancelled"):
         resume = command(f"sweep resume {name}", folder.output_dir)
-        raise ConfigError(f"sweep {name} is {about.halted}: {about.reason}. `{resume}` lets it go on")
-    sweep = read_sweep(folder.file, name=name, overrides=about.overrides)
-    sweep = replace(sweep, folder=Path(about.folder or sweep.folder))
-    if about.halted == "finished" and agents_of.untested(sweep, record) is None:
+        raise ConfigError(f"sweep {name} is {settings.halted}: {settings.reason}. `{resume}` lets it go on")
+    sweep = read_sweep(folder.file, name=name, overrides=settings.overrides)
+    sweep = replace(sweep, folder=Path(settings.folder or sweep.folder))
+    if settings.halted == "finished" and agents_of.untested(sweep, record) is None:
         say(console, f"sweep {name} is finished: nothing is left for an agent")
         return 0
     pool = agent_pool(sweep, device, agents=agents, per_trial=each, ids=ids)
@@ -147,20 +147,20 @@ def _work(
 ) -> int:
     """Be an agent of a sweep; the exit code: 0 all well, 1 some failed, 130 and 143 interrupted."""
     with StopSignals() as signals, reports.shown_on(console, Record(folder)) as (hear, show):
-        one = agents_of.Agent(sweep, folder, pool, hear, show, own=own, grace_s=grace_s)
+        own_agent = agents_of.Agent(sweep, folder, pool, hear, show, own=own, grace_s=grace_s)
         try:
-            one.run(signals)
+            own_agent.run(signals)
         except (StoreError, WorkerError) as error:
             say(console, f"error: {error}. Mend that, then run the same command.", "red")
             return FAILED
     conclude(folder, console)
     record = Record(folder)
-    if one.interrupted:
-        return start.INTERRUPTED_BY[one.interrupted]
-    left = [trial for trial in record.ready(sweep.options.max_attempts) if trial.num_gpus > len(pool.devices)]
-    if left and not record.about.halted:
+    if own_agent.interrupted:
+        return start.INTERRUPTED_BY[own_agent.interrupted]
+    waiting = [trial for trial in record.ready(sweep.options.max_attempts) if trial.num_gpus > len(pool.devices)]
+    if waiting and not record.about.halted:
         here = f"the {len(pool.devices)} here"
-        say(console, f"left: {counted(len(left), 'trial')} that need more devices than {here}")
+        say(console, f"left: {counted(len(waiting), 'trial')} that need more devices than {here}")
         return FAILED
     return FAILED if record.having("failed") or record.about.halted == "stopped" else 0
 
@@ -201,9 +201,9 @@ def check_settings(sweep: Sweep) -> None:
     from pipeline.runs.record import COMPARED
 
     first = storage.ask(sweep, [])
-    given = {name: value for name, value in (first.parameters if first else {}).items() if name != NUM_GPUS}
+    parameters = {name: value for name, value in (first.parameters if first else {}).items() if name != NUM_GPUS}
     try:
-        config = load_config(overrides_of({**given, "experiment.name": sweep.name, SPLIT: "validation"}))
+        config = load_config(overrides_of({**parameters, "experiment.name": sweep.name, SPLIT: "validation"}))
         check_config(config)
     except ConfigError as error:
         raise ConfigError(f"the first trial would be refused: {error}") from error
@@ -212,8 +212,8 @@ def check_settings(sweep: Sweep) -> None:
     name = sweep.metric.name if sweep.metric else OBJECTIVE
     if own or ("/" in name and COMPARED not in name):
         return
-    if name not in (known := [OBJECTIVE, *metric_names(config.evaluation)]):
-        near = known_names(name.partition(COMPARED)[0], known)
+    if name not in (names := [OBJECTIVE, *metric_names(config.evaluation)]):
+        near = known_names(name.partition(COMPARED)[0], names)
         raise ConfigError(f"metric.name: no trial would tell a metric '{name}'.{near} See docs/evaluation.md")
 
 
@@ -235,10 +235,10 @@ def _online(
     return code
 
 
-def _order(word: str, about: str) -> None:
+def _order(word: str, description: str) -> None:
     """Make the command that tells a sweep one word."""
 
-    @app.command(word, help=about, epilog=examples(f"pipeline sweep {word} lr"))
+    @app.command(word, help=description, epilog=examples(f"pipeline sweep {word} lr"))
     def tell(name: Name, output_dir: OutputDir = OUTPUTS) -> None:
         say(make_console(), agents_of.tell(choose_sweep(output_dir.absolute(), name), word))
 
@@ -283,18 +283,18 @@ def multi(
         raise ConfigError(f"TOTAL_GPUS {total}, but {there} can be used; device=cpu has CPU slots")
     devices, kind = devices[:total], "CPU slot" if on_cpu else "GPU"
     runs = plan_runs(name, gpus_per_run, num_runs, len(devices), settings, kind=kind)
-    configs = [load_config(one.typed(folder, on_cpu=on_cpu)) for one in runs]
+    configs = [load_config(planned.typed(folder, on_cpu=on_cpu)) for planned in runs]
     for config in configs:
         check_config(config)
     prepare(configs[0])
-    used = [devices[place] for one in runs for place in one.places]
-    held = select.holders(used)
-    if leased := [f"{one.label} by {held[one.uuid]}" for one in used if one.uuid in held]:
+    used = [devices[index] for planned in runs for index in planned.places]
+    holder_of = select.holders(used)
+    if leased := [f"{device.label} by {holder_of[device.uuid]}" for device in used if device.uuid in holder_of]:
         raise DeviceError(f"leased by others: {'; '.join(leased)}. Nothing was started")
-    told = partial(say, make_console())
+    say_line = partial(say, make_console())
     with StopSignals() as signals:
-        interrupted, left = carry_out(runs, devices, folder, signals, told, grace_s=grace)
-        code = start.INTERRUPTED_BY[interrupted] if interrupted else FAILED if left else 0
+        interrupted, unfinished = carry_out(runs, devices, folder, signals, say_line, grace_s=grace)
+        code = start.INTERRUPTED_BY[interrupted] if interrupted else FAILED if unfinished else 0
         start.settle(code)
     return code
 
@@ -340,7 +340,7 @@ def _rows(output_dir: Path, now: float) -> Iterator[dict[str, Any]]:
 
 def _watch(output_dir: Path, name: str, console: Console, every_s: float) -> None:
     """Show a sweep until it is over."""
-    known: dict[int, str] = {}
+    shown_states: dict[int, str] = {}
     sweep = Record(choose_sweep(output_dir, name))
 
     def look() -> bool:
@@ -350,7 +350,7 @@ def _watch(output_dir: Path, name: str, console: Console, every_s: float) -> Non
     def shown(width: int, height: int) -> Sequence[RenderableType]:
         return reports.watched_sweep(sweep, time.time(), width, height)
 
-    watch_it(console, every_s, look, shown, lambda: reports.news(sweep, known))
+    watch_it(console, every_s, look, shown, lambda: reports.news(sweep, shown_states))
     if not console.is_interactive:
         reports.print_sweep(sweep, time.time(), console)
 
@@ -386,8 +386,8 @@ def logs(
     """Print what a trial printed, until there is no more or nobody reads it any more."""
     sweep = Record(choose_sweep(output_dir, name))
     if trial is None:
-        begun = [each for each in sweep.trials.values() if each.started is not None]
-        newest = max(begun, key=lambda each: (each.state == "running", each.started or 0.0), default=None)
+        begun = [record for record in sweep.trials.values() if record.started is not None]
+        newest = max(begun, key=lambda record: (record.state == "running", record.started or 0.0), default=None)
         if newest is None:
             raise ConfigError(f"no trial of sweep {name} has begun yet.")
         trial = newest.number
@@ -398,20 +398,20 @@ def logs(
 
     def look() -> tuple[str, Mapping[int, Path]]:
         sweep.refresh()
-        one = sweep.trials[number]
-        over = one.state in ("done", "stopped", "cancelled", "failed")
+        record = sweep.trials[number]
+        over = record.state in ("done", "stopped", "cancelled", "failed")
         idle = "" if sweep.agents() else f"no agent of sweep {name} is at work"
-        why = f": {one.reason}" if one.reason else ""
-        return (f"trial {number}: {one.state}{why}" if over else idle), logs_in(folder)
+        why = f": {record.reason}" if record.reason else ""
+        return (f"trial {number}: {record.state}{why}" if over else idle), logs_in(folder)
 
     with looking.log_output() as out:
         if follow:
             named = f"trial {number}"
             follow_attempts(named, look, out, looking.note_of_log, lines=lines, sleep=out.pause)
             return
-        if not (found := logs_in(folder)):
+        if not (attempts := logs_in(folder)):
             raise ConfigError(f"trial {number} of {name} has no log.")
-        print_log(found[max(found)], out, lines)
+        print_log(attempts[max(attempts)], out, lines)
 
 
 @app.command(epilog=examples("pipeline sweep report lr", "pipeline sweep report lr --out lr.html"))

@@ -52,9 +52,9 @@ def refuse_both(options: Mapping[str, object]) -> None:
     Raises:
         ConfigError: Several are given.
     """
-    given = [option for option, value in options.items() if value is not None and value is not False]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)} do not go together; give one of them")
+    names = [option for option, value in options.items() if value is not None and value is not False]
+    if len(names) > 1:
+        raise ConfigError(f"{' and '.join(names)} do not go together; give one of them")
 
 
 # -- command line ------------------------------------------------------------------------------------------------
@@ -96,9 +96,9 @@ class Later(TyperGroup):
     def whole(self) -> Any:
         """The command itself."""
         family: Any = get_group(import_module(f"pipeline.commands.{self._module}").app)
-        found = family.commands.get(self.name, family)
-        found.name, found.help = self.name, self.help
-        return found
+        command = family.commands.get(self.name, family)
+        command.name, command.help = self.name, self.help
+        return command
 
     def make_context(self, *arguments: Any, **named: Any) -> Any:
         """Make the context as Click does, for the command itself."""
@@ -110,7 +110,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands.update((name, Later(name, *about)) for name, about in LATER.items())
+        self.commands.update((name, Later(name, *where)) for name, where in LATER.items())
 
     def main(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **named: Any
@@ -127,17 +127,17 @@ class Commands(TyperGroup):
         except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         except WRONG_USE as error:
-            said = in_words(error)
-            code = refuse(ConfigError(said)) if said else WRONG_REQUEST  # without a word: help has been printed
+            text = in_words(error)
+            code = refuse(ConfigError(text)) if text else WRONG_REQUEST  # without a word: help has been printed
         sys.exit(unless_unwritten(code if isinstance(code, int) else 0))
 
 
 def in_words(error: Any) -> str:
     """Say what is wrong with a command line, and where to find the options; "" if help was printed."""
     # typer has pydantic read the values of options, which speaks to programmers.
-    said = str(error.format_message()).strip().replace("Value error, ", "").replace("Input should be", "must be")
+    text = str(error.format_message()).strip().replace("Value error, ", "").replace("Input should be", "must be")
     if hasattr(error.__cause__, "errors"):
-        said += f"; given was {error.__cause__.errors()[0]['input']!r}"
-    if not said or error.ctx is None:
-        return said
-    return f"{said}{'' if said.endswith(('.', '?')) else '.'} See `{error.ctx.command_path} --help`"
+        text += f"; given was {error.__cause__.errors()[0]['input']!r}"
+    if not text or error.ctx is None:
+        return text
+    return f"{text}{'' if text.endswith(('.', '?')) else '.'} See `{error.ctx.command_path} --help`"

@@ -79,8 +79,8 @@ def _problems(config: Config) -> Iterator[str]:
     if not singly:
         beats = config.execution
         if beats.heartbeat_timeout_s <= beats.heartbeat_s:
-            told = f"execution.heartbeat_timeout_s={beats.heartbeat_timeout_s}"
-            yield f"{told}: must be longer than execution.heartbeat_s={beats.heartbeat_s}"
+            setting = f"execution.heartbeat_timeout_s={beats.heartbeat_timeout_s}"
+            yield f"{setting}: must be longer than execution.heartbeat_s={beats.heartbeat_s}"
         yield from _repeats(config)
         yield from _joined(replace(config, algos=used))
 
@@ -113,7 +113,7 @@ def _repeats(config: Config) -> Iterator[str]:
 
 
 def _ranks(config: Config) -> Iterator[str]:
-    asked, several, wide = config.distributed, schema.devices_per_training(config), config.generation.gpus_per_job
+    ranks, several, wide = config.distributed, schema.devices_per_training(config), config.generation.gpus_per_job
     if not config.system.use_parallel_execution and (max(several, wide) > 1):
         asks = f"a training asks for {several} devices, generation.gpus_per_job for {wide}"
         yield f"system.use_parallel_execution=false runs everything in one process, and {asks}: ask for 1"
@@ -121,16 +121,16 @@ def _ranks(config: Config) -> Iterator[str]:
     if several > 1 and optimizer is not Optimizer.adamw and schema.spread(config)["strategy"] != Strategy.ddp.name:
         why = f"a training has {several} devices, and fsdp cannot spread what this one remembers"
         yield f"training.optimizer={optimizer.name}: {why}. Use training.strategy=ddp, or adamw"
-    if asked.enabled and asked.num_gpus is None and asked.ids is None and config.training.gpus_per_job == 1:
+    if ranks.enabled and ranks.num_gpus is None and ranks.ids is None and config.training.gpus_per_job == 1:
         which = "training.gpus_per_job, distributed.num_gpus or distributed.gpu_ids"
         yield f"distributed.enabled=true has one training use several GPUs: say how many with {which}"
-    if asked.gpu_ids is not None and asked.gpu_list is not None:
-        both = f"distributed.gpu_ids={asked.gpu_ids} and distributed.gpu_list={asked.gpu_list}"
+    if ranks.gpu_ids is not None and ranks.gpu_list is not None:
+        both = f"distributed.gpu_ids={ranks.gpu_ids} and distributed.gpu_list={ranks.gpu_list}"
         yield f"{both} are two names of one setting; give one of them, and null for the other"
-    for key, strategy in (("training", config.training.strategy), ("distributed", asked.strategy)):
+    for key, strategy in (("training", config.training.strategy), ("distributed", ranks.strategy)):
         if strategy is Strategy.single and config.training.gpus_per_job > 1:
-            given = f"training.gpus_per_job={config.training.gpus_per_job}"
-            yield f"{key}.strategy=single with {given}: it trains on one device. Use ddp or fsdp"
+            setting = f"training.gpus_per_job={config.training.gpus_per_job}"
+            yield f"{key}.strategy=single with {setting}: it trains on one device. Use ddp or fsdp"
 
 
 def _tables(config: Config) -> Iterator[str]:
@@ -183,8 +183,8 @@ def _test_sets(config: Config) -> Iterator[str]:
     for name in config.evaluation.on:
         if name not in config.datasets:
             own = f"One of your own is a section: datasets.{name}.kind=jsonl datasets.{name}.path=FILE"
-            known = {*config.datasets, *choices_of(TABLES["datasets"].group)}
-            yield f"evaluation.on: {unknown_name('dataset', name, known)} {own}"
+            names = {*config.datasets, *choices_of(TABLES["datasets"].group)}
+            yield f"evaluation.on: {unknown_name('dataset', name, names)} {own}"
     trained_on = {name for name, dataset in config.datasets.items() if dataset.trained_on}
     if not config.evaluation.on_own and not trained_on <= {*config.evaluation.on}:
         if not config.evaluation.on:
@@ -225,18 +225,18 @@ def _of_section(key: str, section: object, config: Config) -> Iterator[str]:
 def _told_by(key: str, section: Settings, config: Config) -> Iterator[str]:
     """Yield the messages of `problems`; a user's method may return None."""
     who = f"{key}: problems() of {type(section).__name__}"
-    given: object = ask(who, lambda: section.problems(key, config))
-    if isinstance(given, str) or not isinstance(given, Iterable | None):
-        raise ConfigError(f"{who} gave {brief(given)}, but must yield messages{defined_at(section.problems)}")
-    yield from ask(who, lambda: [str(message) for message in given or ()])
+    messages: object = ask(who, lambda: section.problems(key, config))
+    if isinstance(messages, str) or not isinstance(messages, Iterable | None):
+        raise ConfigError(f"{who} gave {brief(messages)}, but must yield messages{defined_at(section.problems)}")
+    yield from ask(who, lambda: [str(message) for message in messages or ()])
 
 
 def _splits(key: str, dataset: DatasetConfig, config: Config) -> Iterator[str]:
     split = config.evaluation.split
     size = {"test": dataset.test_size, "validation": dataset.validation_size}.get(split)
     if size is not None and size < config.evaluation.num_prompts:
-        told = f"{key}.{split}_size sets aside {size} prompts at most; ask for fewer or raise it"
-        yield f"evaluation.num_prompts={config.evaluation.num_prompts}: {told}"
+        problem = f"{key}.{split}_size sets aside {size} prompts at most; ask for fewer or raise it"
+        yield f"evaluation.num_prompts={config.evaluation.num_prompts}: {problem}"
 
 
 def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
@@ -246,8 +246,8 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
         arguments = grading.options.get(name) or {}
         used = arguments.get("use", name) if isinstance(arguments, Mapping) else None
         if not isinstance(used, str):
-            given = f"{key}.grading.options.{name}={brief(arguments)}"
-            yield f"{given}: must be a table of the reward's arguments, as {{unit: true}}; `use` names one"
+            setting = f"{key}.grading.options.{name}={brief(arguments)}"
+            yield f"{setting}: must be a table of the reward's arguments, as {{unit: true}}; `use` names one"
         elif used not in REWARD_NAMES and "." not in used:
             file = Path(f"{(module := used.partition(':')[0])}.py")
             own = f"{module}.FUNCTION for one in {file}" if file.is_file() else "the dotted path of a function"
@@ -257,8 +257,8 @@ def _rewards(key: str, dataset: DatasetConfig) -> Iterator[str]:
     for name in grading.options.keys() - weights.keys():
         yield f"{key}.grading.options: " + unknown_name("reward", str(name), weights)
     if grading.correct_by not in (None, schema.NOTHING, *weights):
-        known = [*weights, schema.NOTHING]
-        yield f"{key}.grading.correct_by: " + unknown_name("reward", str(grading.correct_by), known)
+        names = [*weights, schema.NOTHING]
+        yield f"{key}.grading.correct_by: " + unknown_name("reward", str(grading.correct_by), names)
 
 
 # -- settings that change nothing --------------------------------------------------------------------------------
@@ -277,13 +277,13 @@ def idle_settings(config: Config, overrides: Sequence[str], *, gpu: bool) -> tup
         overrides: The settings; the last one counts if a key is repeated, as in Hydra.
         gpu: Whether the run uses GPUs.
     """
-    given = {}
+    typed = {}
     for override in overrides:
         key, equals, value = override.lstrip("+").partition("=")
         if equals and value != "null" and not key.startswith("~"):
-            given[key] = value
-    reasons = {key: _why_idle(key, config, gpu=gpu) for key in given}
-    return tuple(f"{key}={given[key][:_SHOWN]} has no effect {why}" for key, why in reasons.items() if why)
+            typed[key] = value
+    reasons = {key: _why_idle(key, config, gpu=gpu) for key in typed}
+    return tuple(f"{key}={typed[key][:_SHOWN]} has no effect {why}" for key, why in reasons.items() if why)
 
 
 def _why_idle(key: str, config: Config, *, gpu: bool) -> str:
@@ -291,12 +291,12 @@ def _why_idle(key: str, config: Config, *, gpu: bool) -> str:
     table, _, rest = key.partition(".")
     name, _, setting = rest.partition(".")
     if table in TABLES and setting:
-        points = [each for each in config.algos if table == "algos" and point_of(each)[0] == name]
-        reasons = [_why_idle_in(table, each, setting, config) for each in points or [name]]
+        points = [point for point in config.algos if table == "algos" and point_of(point)[0] == name]
+        reasons = [_why_idle_in(table, point, setting, config) for point in points or [name]]
         if all(reasons):
             return f"in this run: {reasons[0]}"
     for keys, is_idle, why in _idle_rules(config, gpu=gpu):
-        if is_idle and any(fnmatchcase(key, each) for each in keys.split()):
+        if is_idle and any(fnmatchcase(key, pattern) for pattern in keys.split()):
             return why if why.startswith("on ") else f"in this run: {why}"
     return ""
 
@@ -306,18 +306,18 @@ def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
     algo, point = point_of(name)
     section: object = getattr(config, table).get(name)
     if table == "algos" and section is not None and setting != "enabled" and not config.algos[name].enabled:
-        used = dict.fromkeys([*(point_of(each)[0] for each, one in config.algos.items() if one.enabled), algo])
+        used = dict.fromkeys([*(point_of(key)[0] for key, entry in config.algos.items() if entry.enabled), algo])
         return f"{algo} is not part of it; 'algos=[{','.join(used)}]' adds it"
     if table == "algos" and setting.partition(".")[0] in settings_of(point):
         return "each point of algos.<NAME>.front has a value of its own"
-    said, path = "", setting.split(".")
-    for place, part in enumerate(path):
+    reason, path = "", setting.split(".")
+    for index, part in enumerate(path):
         if isinstance(section, Settings):
-            who = ".".join([table, name, *path[:place]])
-            idle = partial(section.idle, ".".join(path[place:]))
-            said = str(ask(f"{who}: idle() of {type(section).__name__}", idle) or said)
+            who = ".".join([table, name, *path[:index]])
+            idle = partial(section.idle, ".".join(path[index:]))
+            reason = str(ask(f"{who}: idle() of {type(section).__name__}", idle) or reason)
         section = section.get(part) if isinstance(section, Mapping) else getattr(section, part, None)
-    return said
+    return reason
 
 
 def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]:

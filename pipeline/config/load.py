@@ -51,8 +51,8 @@ def explain(error: Exception) -> ConfigError:
     """Return a readable error: what is wrong with the user's settings, and what to try."""
     if isinstance(error, ConfigError):
         return error
-    said = _explanation(error)
-    return ConfigError(said if len(said) <= _LONGEST else f"{said[: _LONGEST // 2]} ... {said[-_LONGEST // 2 :]}")
+    text = _explanation(error)
+    return ConfigError(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}")
 
 
 def _explanation(error: Exception) -> str:
@@ -65,23 +65,23 @@ def _explanation(error: Exception) -> str:
     key = getattr(error, "full_key", "") or ""
     cause = error.__cause__
     hidden = cause is not None and str(cause) not in str(error)
-    said = plain.one_line(f"{error}: {cause}" if hidden else str(error))
-    if name := re.search(r"Interpolation key '(.*)' not found", said):
+    text = plain.one_line(f"{error}: {cause}" if hidden else str(error))
+    if name := re.search(r"Interpolation key '(.*)' not found", text):
         return f"{key}: refers to ${{{name[1]}}}, and nothing sets '{name[1]}'"
     if not isinstance(error, COMPOSITION_ERRORS):
-        said = f"this configuration cannot be composed ({type(error).__name__}: {said})"
-    return f"{key}: {said}" if key else said
+        text = f"this configuration cannot be composed ({type(error).__name__}: {text})"
+    return f"{key}: {text}" if key else text
 
 
 def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
     """Return the message for a file that a group does not have."""
-    said = unknown_name({"algos": "algorithm"}.get(group, group), name, options)
-    said += f" (files in {group}/ of conf/ and of --config-dir)"
+    text = unknown_name({"algos": "algorithm"}.get(group, group), name, options)
+    text += f" (files in {group}/ of conf/ and of --config-dir)"
     own: Mapping[str, str] = {
         "algos": f" To add your own write algos.{name}.class_path=my_module.MyAlgorithm, and leave it out here.",
         "model": f" For a folder or an id of the hub: model=hf models.hf.path={name}",
     }
-    return said + own.get(group, "")
+    return text + own.get(group, "")
 
 
 # -- as meant ----------------------------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ def as_meant(words: Sequence[str]) -> list[str]:
     An unreadable setting stays unchanged, so that the error shows what was typed.
     """
     own = {table: dict(class_paths(table, words)) for table in ("algos", "datasets")}
-    home = _ESCAPED.sub(lambda found: f"\\{found[0]}", os.path.expanduser("~"))  # noqa: PTH111 - where there is none, "~"
-    return [_MEANT.sub(lambda found: f"{found[1]}{home}", _meant(word, own), count=1) for word in words]
+    home = _ESCAPED.sub(lambda match: f"\\{match[0]}", os.path.expanduser("~"))  # noqa: PTH111 - where there is none, "~"
+    return [_MEANT.sub(lambda match: f"{match[1]}{home}", _meant(word, own), count=1) for word in words]
 
 
 @cache
@@ -141,11 +141,11 @@ def _declared(key: str, class_path: str | None) -> tuple[Any, Mapping[str, Any]]
     if table not in TABLES:
         return _field(Config, [table, *parts])
     try:
-        given = {"class_path": class_path}
-        schemas = [settings_class(table, parts[0], given)] if class_path else all_shipped(table).values()
+        section = {"class_path": class_path}
+        schemas = [settings_class(table, parts[0], section)] if class_path else all_shipped(table).values()
     except PipelineError:  # reported where it is registered
         return None
-    return next((found for schema in schemas if (found := _field(schema, parts[1:]))), None)
+    return next((field for schema in schemas if (field := _field(schema, parts[1:]))), None)
 
 
 def _field(schema: Any, parts: Sequence[str]) -> tuple[Any, Mapping[str, Any]] | None:
@@ -163,45 +163,45 @@ def _field(schema: Any, parts: Sequence[str]) -> tuple[Any, Mapping[str, Any]] |
 
 
 def _meant(word: str, own: Mapping[str, Mapping[str, str]]) -> str:
-    found = _WORD.fullmatch(word) if len(word) <= _LONGEST_WORD else None
-    table, name = ([*found[1].lstrip("+").split("."), ""] if found else ["", ""])[:2]
-    about = _declared(found[1].lstrip("+"), own.get(table, {}).get(name)) if found else None
-    if found is None or about is None:
+    match = _WORD.fullmatch(word) if len(word) <= _LONGEST_WORD else None
+    table, name = ([*match[1].lstrip("+").split("."), ""] if match else ["", ""])[:2]
+    declared = _declared(match[1].lstrip("+"), own.get(table, {}).get(name)) if match else None
+    if match is None or declared is None:
         return word
-    (hint, metadata), value = about, found[2].strip()
+    (hint, metadata), value = declared, match[2].strip()
     kinds = {kind for kind in plain.kinds_of(hint) if kind is not NoneType}
     inside = {get_args(kind)[-1] if get_origin(kind) in (list, dict) else kind for kind in kinds}
     single, is_text, optional = kinds == inside, inside == {str}, NoneType in plain.kinds_of(hint)
 
     def escaped(text: str) -> str:
-        return _ESCAPE.sub(lambda each: _MEANS[each[0]], text) if MODEL_TEXT in metadata else text
+        return _ESCAPE.sub(lambda sign: _MEANS[sign[0]], text) if MODEL_TEXT in metadata else text
 
-    def one(given: str) -> str:
+    def rewritten(entry: str) -> str:
         """Return one value, rewritten if Hydra would read it differently."""
-        typed = given.strip()
+        typed = entry.strip()
         if typed in ("None", "null") and optional and single:
             return "null"
         read = _read(typed)
         if not is_text or (read is None and typed != "null"):
-            return given
-        text = getattr(read, "text", read if isinstance(read, str) else None)
-        meant = escaped(typed if text is None else text)
-        return given if meant == text else quoted(meant)
+            return entry
+        unquoted = getattr(read, "text", read if isinstance(read, str) else None)
+        meant = escaped(typed if unquoted is None else unquoted)
+        return entry if meant == unquoted else quoted(meant)
 
-    def element(each: re.Match[str]) -> str:
-        of_table = value[0] == "{" and each[0][0] not in "'\""
-        key, colon, entry = each[0].partition(":") if of_table else ("", "", each[0])
-        return f"{key}{colon} {one(entry.strip())}" if colon and entry.strip() else one(each[0])
+    def element(item: re.Match[str]) -> str:
+        of_table = value[0] == "{" and item[0][0] not in "'\""
+        key, colon, entry = item[0].partition(":") if of_table else ("", "", item[0])
+        return f"{key}{colon} {rewritten(entry.strip())}" if colon and entry.strip() else rewritten(item[0])
 
     if optional and (value == "None" or (value == "~" and is_text and PATH not in metadata)):
-        return f"{found[1]}=null"
+        return f"{match[1]}=null"
     read = _read(value)
     if read is None and value != "null":  # braces of a template, say, or an apostrophe
         odd = single and is_text and value[:1] not in tuple("'\"[~")
-        return f"{found[1]}={quoted(escaped(value))}" if odd else word
+        return f"{match[1]}={quoted(escaped(value))}" if odd else word
     if isinstance(read, str | QuotedString | int | float | NoneType):
-        return f"{found[1]}={one(value)}" if single else word
-    return f"{found[1]}={_ELEMENT.sub(element, value)}"
+        return f"{match[1]}={rewritten(value)}" if single else word
+    return f"{match[1]}={_ELEMENT.sub(element, value)}"
 
 
 def _read(value: str) -> Any:
@@ -214,8 +214,8 @@ def _read(value: str) -> Any:
 
 def quoted(text: str) -> str:
     """Quote a text so that Hydra reads it as it is, whatever signs it has."""
-    found: str = QuotedString(text, Quote.single).with_quotes()
-    return found
+    in_quotes: str = QuotedString(text, Quote.single).with_quotes()
+    return in_quotes
 
 
 # -- loading -----------------------------------------------------------------------------------------------------
@@ -274,22 +274,22 @@ def _unreadable(word: str, error: Exception) -> str:
     if "=" not in word:
         meant = did_you_mean(word, known_keys(), "=...")
         return f"cannot read '{shown}': settings are written KEY=VALUE.{meant}"
-    said = plain.one_line(str(error))[:300]
-    return f"cannot read '{shown}': {said} A text with signs stands in quotes: 'KEY=\"a, b\"'"
+    problem = plain.one_line(str(error))[:300]
+    return f"cannot read '{shown}': {problem} A text with signs stands in quotes: 'KEY=\"a, b\"'"
 
 
 def _fault_of(override: Override, *, several: bool, own_files: bool) -> str:
     """Say what is wrong with a setting, as far as its words show it; "" for nothing."""
-    key, given = override.key_or_group, (override.input_line or "").partition("=")[2]
+    key, typed_value = override.key_or_group, (override.input_line or "").partition("=")[2]
     top = re.split(r"[./]", key)[0]
     if override.is_sweep_override() and not several and top != "hydra":
-        one = f"Write '{key}=[{given}]' for one list, \"{key}='{given}'\" for one text"
-        return f"{key}={given}: several values. {one}, or have a run for each: run_parallel.py --multirun"
+        advice = f"Write '{key}=[{typed_value}]' for one list, \"{key}='{typed_value}'\" for one text"
+        return f"{key}={typed_value}: several values. {advice}, or have a run for each: run_parallel.py --multirun"
     value = None if override.is_sweep_override() else override.value()
     if key == "hydra.searchpath":
-        folders = [str(each).removeprefix("file://") for each in (value if isinstance(value, list) else [value])]
-        missing = [each for each in folders if not each.startswith("pkg://") and not Path(each).is_dir()]
-        return f"hydra.searchpath={given}: there is no folder {missing[0]}" if missing else ""
+        folders = [str(path).removeprefix("file://") for path in (value if isinstance(value, list) else [value])]
+        missing = [path for path in folders if not path.startswith("pkg://") and not Path(path).is_dir()]
+        return f"hydra.searchpath={typed_value}: there is no folder {missing[0]}" if missing else ""
     if own_files or override.is_delete() or top == "hydra":
         return ""
     options = choices_of(key) if "." not in key else []
@@ -350,8 +350,8 @@ OmegaConf.register_new_resolver("usual_prompts", lambda: USUAL, replace=True)
 
 def _fewest(config: Config) -> int:
     """Return the number of held-out prompts of the smallest dataset; invalid numbers are refused later."""
-    trained_on = [each for each in config.datasets.values() if each.trained_on]
-    sizes = [getattr(each, f"{config.evaluation.split}_size", None) for each in trained_on]
+    trained_on = [dataset for dataset in config.datasets.values() if dataset.trained_on]
+    sizes = [getattr(dataset, f"{config.evaluation.split}_size", None) for dataset in trained_on]
     return min([USUAL, *(size for size in sizes if isinstance(size, int) and size > 0)])
 
 
@@ -371,18 +371,18 @@ def typed(composed: DictConfig, faults: Sequence[str] = ()) -> Config:
     """
     try:
         # As it was given; converting all of it takes as long as resolving all of it.
-        given = OmegaConf.to_container(OmegaConf.masked_copy(composed, "evaluation"), resolve=False)
+        written = OmegaConf.to_container(OmegaConf.masked_copy(composed, "evaluation"), resolve=False)
         values = cast("dict[str, Any]", OmegaConf.to_container(composed, resolve=True))
     except (*COMPOSITION_ERRORS, AttributeError) as error:
         return _refused([*faults, str(explain(error))])
-    evaluation = given.get("evaluation") if isinstance(given, dict) else None
+    evaluation = written.get("evaluation") if isinstance(written, dict) else None
     unset = isinstance(evaluation, dict) and evaluation.get("num_prompts", UNSET) == UNSET
-    found: list[str] = []
-    config = _config(values, found)
+    wrong: list[str] = []
+    config = _config(values, wrong)
     if unset:
         config.evaluation.num_prompts = _fewest(config)
-    if faults or found:
-        return _refused([*faults, *found, *_others(config)])
+    if faults or wrong:
+        return _refused([*faults, *wrong, *_others(config)])
     return config
 
 
@@ -409,7 +409,7 @@ def _refused(faults: Sequence[str]) -> NoReturn:
 def _others(config: Config) -> list[str]:
     """Return further faults of a request from which invalid settings were removed."""
     try:
-        return [said for said in checks.config_problems(config) if not said.startswith(_FOLLOWS)]
+        return [problem for problem in checks.config_problems(config) if not problem.startswith(_FOLLOWS)]
     except PipelineError as error:
         return [str(error)]
 
@@ -428,13 +428,13 @@ def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
     def refuse(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any) -> None:
         if path != ("experiment", "name") or value != MISSING:  # reported below
             used = classes.items() if hint is None else ()
-            known = [each.key for at, kind in used for each in meanings_of(kind, ".".join(at))]  # type: ignore[arg-type]  # classes are hashable
-            faults.append(_fault(path, value, schema, hint, known))
+            names = [meaning.key for at, kind in used for meaning in meanings_of(kind, ".".join(at))]  # type: ignore[arg-type]  # classes are hashable
+            faults.append(_fault(path, value, schema, hint, names))
 
     try:
         sections: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
-        for table, found in kept.items():
-            for name, (node, kind) in found.items():
+        for table, own in kept.items():
+            for name, (node, kind) in own.items():
                 sections[table][name] = plain.filled(kind, node, (table, name), refuse)
         rest = {name: value for name, value in values.items() if name not in TABLES}
         config = cast("Config", plain.filled(Config, rest, (), refuse, sections))
@@ -442,7 +442,7 @@ def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
         return _refused([*faults, str(error)])
     if config.experiment.name == MISSING:
         config.experiment.name = "unnamed"
-        if not any("experiment.name" in said for said in faults):
+        if not any("experiment.name" in fault for fault in faults):
             faults.append("experiment.name is missing: give it a value, for example experiment.name=first_run")
     return config
 
@@ -453,32 +453,32 @@ def _with_checkpoints(values: Mapping[str, Any]) -> Mapping[str, Any]:
     also = evaluation.get("also") if isinstance(evaluation, dict) else None
     if not isinstance(also, dict) or not isinstance(algos, dict):
         return values
-    found = dict(algos)
-    for name, place in also.items():
-        if isinstance(name, str) and isinstance(place, str):
-            path, _, revision = place.partition("@") if not Path(place).exists() else (place, "", "")
-            own = found.get(name)
-            given = own if isinstance(own, dict) else {}
-            if given.get("class_path", CHECKPOINT) == CHECKPOINT and name not in ALGORITHMS:
+    merged = dict(algos)
+    for name, source in also.items():
+        if isinstance(name, str) and isinstance(source, str):
+            path, _, revision = source.partition("@") if not Path(source).exists() else (source, "", "")
+            own = merged.get(name)
+            set_by_user = own if isinstance(own, dict) else {}
+            if set_by_user.get("class_path", CHECKPOINT) == CHECKPOINT and name not in ALGORITHMS:
                 at = {"path": path, "revision": revision or None}
-                found[name] = {**at, **given, "class_path": CHECKPOINT, "enabled": True}
-    return {**values, "algos": found}
+                merged[name] = {**at, **set_by_user, "class_path": CHECKPOINT, "enabled": True}
+    return {**values, "algos": merged}
 
 
 def _with_test_sets(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same with the sections of shipped datasets that `evaluation.on` names and the run has not chosen."""
     evaluation, datasets = values.get("evaluation"), values.get("datasets") or {}
     named = evaluation.get("on") if isinstance(evaluation, dict) else None
-    found = dict(datasets) if isinstance(datasets, dict) else {}
+    merged = dict(datasets) if isinstance(datasets, dict) else {}
     files = choices_of(TABLES["datasets"].group) if isinstance(named, list) else []
-    for name in (each for each in named or () if each in files):
-        own = found.get(name) or {}
+    for name in (name for name in named or () if name in files):
+        own = merged.get(name) or {}
         if isinstance(own, dict) and own.get("kind", MISSING) == MISSING and own.get("class_path") is None:
             file = conf_dir() / TABLES["datasets"].group / f"{name}.yaml"
             shipped = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(file), resolve=True))
-            given = {key: value for key, value in own.items() if value != MISSING}
-            found[name] = {**shipped, "trained_on": False, **given}
-    return {**values, "datasets": found} if isinstance(datasets, dict) else values
+            set_by_user = {key: value for key, value in own.items() if value != MISSING}
+            merged[name] = {**shipped, "trained_on": False, **set_by_user}
+    return {**values, "datasets": merged} if isinstance(datasets, dict) else values
 
 
 def _take_whole_files(sections: Collection[tuple[dict[str, Any], type[Any]]]) -> None:
@@ -499,26 +499,26 @@ def _file_of(node: Mapping[str, Any]) -> Path | None:
     return Path(path).resolve() if isinstance(path, str) and not any(others) and Path(path).is_file() else None
 
 
-def _sections(table: str, given: object, faults: list[str]) -> dict[str, tuple[dict[str, Any], type[Any]]]:
+def _sections(table: str, nodes: object, faults: list[str]) -> dict[str, tuple[dict[str, Any], type[Any]]]:
     """Return the sections of a table, each with its class; a front is replaced by its points."""
-    about, found = TABLES[table], dict[str, tuple[dict[str, Any], type[Any]]]()
-    if not isinstance(given, dict | NoneType):
-        choose = f"choose one with {about.group}={given}"
-        faults.append(f"{table}={plain.brief(given)}: holds the settings of each; {choose}")
-        given = None
-    for name, node in (given or {}).items():
+    table_info, sections = TABLES[table], dict[str, tuple[dict[str, Any], type[Any]]]()
+    if not isinstance(nodes, dict | NoneType):
+        choose = f"choose one with {table_info.group}={nodes}"
+        faults.append(f"{table}={plain.brief(nodes)}: holds the settings of each; {choose}")
+        nodes = None
+    for name, node in (nodes or {}).items():
         try:
             if not isinstance(name, str) or not isinstance(node, dict):
-                said = f"must be a table of settings, for example {{{about.example}}}"
-                raise ConfigError(f"{table}.{name}={plain.brief(node)}: {said}")
+                problem = f"must be a table of settings, for example {{{table_info.example}}}"
+                raise ConfigError(f"{table}.{name}={plain.brief(node)}: {problem}")
             for key in ("kind", "class_path"):
                 if not isinstance(node.get(key), str | None):
                     raise ConfigError(f"{table}.{name}.{key}={plain.brief(node[key])}: must be a name")
-            for each, section in _points(table, name, node).items():
-                found[each] = section, tables.settings_class(table, each, section)
+            for point, section in _points(table, name, node).items():
+                sections[point] = section, tables.settings_class(table, point, section)
         except ConfigError as error:
             faults.append(str(error))
-    return found
+    return sections
 
 
 def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
@@ -540,7 +540,7 @@ def _points(table: str, name: str, node: dict[str, Any]) -> dict[str, Any]:
     raise ConfigError(f"{table}.{name}: {unknown_name(group, name, files)} {own}")
 
 
-def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, known: Sequence[str]) -> str:
+def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, names: Sequence[str]) -> str:
     """Return the message for a value that a settings class does not accept."""
     if path[0] == "algos" and len(path) > 2:  # a value of a front was typed under its key
         algo, point = tables.point_of(path[1])
@@ -550,7 +550,7 @@ def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, know
         while isinstance(value, dict) and len(value) == 1:
             ((last, value),) = value.items()
             key = f"{key}.{last}"
-        return unknown_key(key, known)
+        return unknown_key(key, names)
     if plain.is_no_value(value, None):
         return f"{key} is missing ('{MISSING}'): give it a value"
     shown = f"{key}={plain.brief(value).strip(chr(39))}: "
@@ -558,7 +558,7 @@ def _fault(path: tuple[str, ...], value: Any, schema: type[Any], hint: Any, know
         return f"{shown}must be a table of settings; `python -m pipeline help {key}` lists them"
     if value == "None":
         return f"{shown}for nothing write null"
-    of_key = (each for each in meanings_of(schema, "") if each.key == path[-1])  # type: ignore[arg-type]  # classes are hashable
+    of_key = (entry for entry in meanings_of(schema, "") if entry.key == path[-1])  # type: ignore[arg-type]  # classes are hashable
     meaning = next(of_key, None)
     must = meaning.must(value) if meaning else in_words(hint)
     quoted = value is not None and not isinstance(value, str) and ("text" in must or "path" in must)

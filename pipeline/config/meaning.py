@@ -65,28 +65,28 @@ class Meaning:
         """First sentence of its meaning."""
         return first_sentence(self.text)
 
-    def must(self, given: object = None) -> str:
+    def must(self, value: object = None) -> str:
         """Say what a value must be: its type, range and default; for a given value also what was meant."""
         several = "a list of " if self.type.startswith("list") else ""
         if self.choices:
-            texts = given if isinstance(given, list) else [given]
-            odd = next((each for each in texts if each not in [*self.choices]), texts[0] if texts else None)
+            texts = value if isinstance(value, list) else [value]
+            odd = next((text for text in texts if text not in [*self.choices]), texts[0] if texts else None)
             near = nearest_choice(odd, self.choices) if isinstance(odd, str) else None
             meant = f"[{near}]" if several else near
             return several + " or ".join(self.choices) + (f". Did you mean {meant}?" if near else "")
         kind, *others = [self.type] if self.type == "true or false" else self.type.split(" or ")
         kind = kind if kind in ("true or false", "anything") else f"a {kind}"
-        told = f"{kind}, {self.allowed}" if self.allowed else " or ".join([kind, *others])
-        return f"{told} (by default {self.default})" if self.default else told
+        kinds = f"{kind}, {self.allowed}" if self.allowed else " or ".join([kind, *others])
+        return f"{kinds} (by default {self.default})" if self.default else kinds
 
 
 def shipped_meanings() -> dict[str, Meaning]:
     """Return every key that shipped code accepts, in the order of the configuration."""
-    found = [each for each in meanings_of(Config, "") if each.key not in TABLES]
+    every = [meaning for meaning in meanings_of(Config, "") if meaning.key not in TABLES]
     for table in TABLES:
         for name, schema in all_shipped(table).items():
-            found += meanings_of(schema, f"{table}.{name}")  # type: ignore[arg-type]  # classes are hashable
-    return {each.key: each for each in found}
+            every += meanings_of(schema, f"{table}.{name}")  # type: ignore[arg-type]  # classes are hashable
+    return {meaning.key: meaning for meaning in every}
 
 
 @cache
@@ -97,12 +97,12 @@ def meanings_of(schema: type[Any], prefix: str) -> tuple[Meaning, ...]:
 
 def shipped_sections() -> dict[str, str]:
     """Return the description of every group of keys: ``training``, ``execution.retry``, ``algos.PITA``."""
-    found = dict(sections(Config))
+    texts = dict(sections(Config))
     for table in TABLES:
         for name, schema in all_shipped(table).items():
-            found[f"{table}.{name}"] = about(schema)
-            found |= sections(schema, f"{table}.{name}")
-    return found
+            texts[f"{table}.{name}"] = about(schema)
+            texts |= sections(schema, f"{table}.{name}")
+    return texts
 
 
 def meanings(schema: type[Any], prefix: str = "", defaults: object = None) -> Iterator[Meaning]:
@@ -151,7 +151,7 @@ def typed(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}: {typed(each)}' for name, each in value.items())}}}"
+        return f"{{{','.join(f'{name}: {typed(entry)}' for name, entry in value.items())}}}"
     return "" if value == MISSING else str(value)
 
 
@@ -165,7 +165,7 @@ def _meaning(schema: type[Any], item: Field[Any], key: str, hint: Any, default: 
         type="choice" if choices else in_words(hint, words=words, path=PATH in item.metadata),
         default=typed(default),
         allowed="" if allowed is None else str(allowed),
-        choices=choices or ({} if enum is None else {each.name: _written(enum, each.name) for each in enum}),
+        choices=choices or ({} if enum is None else {member.name: _written(enum, member.name) for member in enum}),
         text=_written(schema, item.name) or (about(enum) if enum else ""),
         affects_result=item.metadata.get("affects_result", True),
         keyed=item.metadata.get(KEYED, ""),
@@ -189,12 +189,12 @@ def in_words(hint: Any, *, several: bool = False, words: Sequence[str] = (), pat
     return _WORDS.get(hint, (other, other))[several]
 
 
-def settings_of(schema: type[Any], given: Mapping[str, Any], key: str = "") -> Any:
+def settings_of(schema: type[Any], values: Mapping[str, Any], key: str = "") -> Any:
     """Make settings from single values that a program or an option passes.
 
     Args:
         schema: Their class.
-        given: Plain values; whatever is absent keeps its default.
+        values: Plain values; whatever is absent keeps its default.
         key: Prefix of their names in messages.
 
     Raises:
@@ -202,14 +202,14 @@ def settings_of(schema: type[Any], given: Mapping[str, Any], key: str = "") -> A
     """
 
     def refuse(path: tuple[str, ...], value: Any, _: object, hint: Any) -> None:
-        said = f"={value!r}: must be {in_words(hint)}" if hint else f": {unknown_name('setting', path[0], names)}"
-        raise ConfigError(f"{key}{path[0]}{said}")
+        must = f"={value!r}: must be {in_words(hint)}" if hint else f": {unknown_name('setting', path[0], names)}"
+        raise ConfigError(f"{key}{path[0]}{must}")
 
     names = [item.name for item in fields(schema)]
-    found = filled(schema, given, refuse=refuse)
-    for problem in value_problems(found):
+    settings = filled(schema, values, refuse=refuse)
+    for problem in value_problems(settings):
         raise ConfigError(f"{key}{problem}")
-    return found
+    return settings
 
 
 def about(kind: type[Any]) -> str:
@@ -229,8 +229,8 @@ def _written(schema: type[Any], name: str) -> str:
 def _texts(kind: type[Any]) -> dict[str, str]:
     """Return field -> the text below it, else the comment behind it, for fields that a class itself declares."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    found = _classes(file).get(kind.__qualname__) if file else None
-    return found or {}
+    by_field = _classes(file).get(kind.__qualname__) if file else None
+    return by_field or {}
 
 
 @cache
@@ -253,10 +253,10 @@ def _class_nodes(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.C
 
 def _of_class(node: ast.ClassDef, remarks: Mapping[int, str]) -> dict[str, str]:
     texts = {}
-    for one, after in zip(node.body, [*node.body[1:], None], strict=True):
-        match one:
+    for line, after in zip(node.body, [*node.body[1:], None], strict=True):
+        match line:
             case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name), *_]):
-                texts[name] = _string(after) or remarks.get(one.end_lineno or 0, "")
+                texts[name] = _string(after) or remarks.get(line.end_lineno or 0, "")
     return texts
 
 
@@ -309,61 +309,61 @@ def other_names(name: str, algo: str = "") -> list[str]:
     The name itself if there are none.
     """
     keys_of = import_object("pipeline.learning.from_trl.keys_of")  # rarely needed
-    found = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else list(map(str, keys_of(name, algo)))
-    return [name] if not found or name in (each.rpartition(".")[2] for each in found) else found
+    names = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else list(map(str, keys_of(name, algo)))
+    return [name] if not names or name in (key.rpartition(".")[2] for key in names) else names
 
 
-def nearest_keys(key: str, known: Iterable[str]) -> list[str]:
+def nearest_keys(key: str, every: Iterable[str]) -> list[str]:
     """Return the keys that were probably meant: of the same section, with the same end, or the most similar."""
-    keys = dict.fromkeys(known)
+    keys = dict.fromkeys(every)
     section, _, last = key.rpartition(".")
     names = other_names(last, section.removeprefix("algos."))
     if all(name in keys or "<NAME>" in name for name in names):
         return names
     name, table = names[0], key.partition(".")[0]
-    beside = {each.rpartition(".")[2]: each for each in keys if each.rpartition(".")[0] == section}
+    beside = {other.rpartition(".")[2]: other for other in keys if other.rpartition(".")[0] == section}
     general = dict.fromkeys(
-        re.sub(r"^(\w+)\.[^.]+", r"\1.<NAME>", each) if each.partition(".")[0] in {*TABLES} - {table} else each
-        for each in sorted(keys, key=lambda one: (not one.endswith(f".{name}"), one.count(".")))
+        re.sub(r"^(\w+)\.[^.]+", r"\1.<NAME>", other) if other.partition(".")[0] in {*TABLES} - {table} else other
+        for other in sorted(keys, key=lambda full: (not full.endswith(f".{name}"), full.count(".")))
     )
-    ends = [each for each in general if each.endswith((f".{name}", f".{name}s"))]
+    ends = [other for other in general if other.endswith((f".{name}", f".{name}s"))]
     if near := [name] if name in beside else _alike(name, beside) if section or not ends else []:
         return [beside[near[0]]]
     if ends and section:  # of a misspelt section, or of another one
         return get_close_matches(key, ends, n=1, cutoff=0.7) or ends[:1]
     if ends or (section and beside):
         return ends[:3]
-    by_name = {each.rpartition(".")[2]: each for each in reversed(general)}
-    return get_close_matches(key, general, n=1, cutoff=0.7) or [by_name[each] for each in _alike(name, by_name)]
+    by_name = {other.rpartition(".")[2]: other for other in reversed(general)}
+    return get_close_matches(key, general, n=1, cutoff=0.7) or [by_name[other] for other in _alike(name, by_name)]
 
 
 def _alike(name: str, names: Iterable[str]) -> list[str]:
-    found = get_close_matches(name, names, n=1, cutoff=0.7)
-    return found or [each for each in sorted(names) if each.startswith(f"{name}_")][:1]
+    near = get_close_matches(name, names, n=1, cutoff=0.7)
+    return near or [other for other in sorted(names) if other.startswith(f"{name}_")][:1]
 
 
-def did_you_mean(key: str, known: Iterable[str], ending: str = "") -> str:
+def did_you_mean(key: str, keys: Iterable[str], ending: str = "") -> str:
     """Return a suffix for the message about an unknown key or flag: what was probably meant.
 
     "" if nothing is similar.
     """
-    near = " or ".join(f"{each}{ending}" if ending else f"'{each}'" for each in nearest_keys(key, known))
+    near = " or ".join(f"{name}{ending}" if ending else f"'{name}'" for name in nearest_keys(key, keys))
     return f" Did you mean {near}?" if near else ""
 
 
-def unknown_key(key: str, known: Iterable[str] = ()) -> str:
+def unknown_key(key: str, more: Iterable[str] = ()) -> str:
     """Return the message for an unknown key: the key that was meant, and the keys that exist.
 
     Args:
         key: What was typed.
-        known: The keys of the request; those of shipped code are always known.
+        more: The keys of the request; those of shipped code are always known.
     """
-    keys = list(dict.fromkeys([*known, *known_keys()]))
+    keys = list(dict.fromkeys([*more, *known_keys()]))
     section = key.rpartition(".")[0]
-    while section and not any(each.startswith(f"{section}.") for each in keys):
+    while section and not any(name.startswith(f"{section}.") for name in keys):
         section = section.rpartition(".")[0]
-    inside = [each.removeprefix(f"{section}.") for each in keys if not section or each.startswith(f"{section}.")]
-    listed = ", ".join(dict.fromkeys(each.partition(".")[0] for each in inside))
+    inside = [name.removeprefix(f"{section}.") for name in keys if not section or name.startswith(f"{section}.")]
+    listed = ", ".join(dict.fromkeys(name.partition(".")[0] for name in inside))
     return f"unknown key '{key}'.{did_you_mean(key, keys)} Known{f' in {section}' if section else ''}: {listed}."
 
 
@@ -395,7 +395,7 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
         ConfigError: Nothing has that name; the message says what was meant.
     """
     word = word.lstrip("+~").partition("=")[0].strip(".")
-    keys, named = _known(settings)
+    keys, named = _keys_and_groups(settings)
     if not word:
         return _overview(keys, named)
     if word in keys:
@@ -405,7 +405,7 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
     if (conf_dir() / word).is_dir():
         return _files_of(word)
     leaf = word.rpartition(".")[2]
-    others = [each.removeprefix("algos.<NAME>.") for each in other_names(leaf)]
+    others = [other.removeprefix("algos.<NAME>.") for other in other_names(leaf)]
     if ends := [key for key in keys if key.endswith(f".{word}")]:
         return _same_end(keys, ends)
     if inside := [section for section in named if section.endswith(f".{word}")]:
@@ -413,12 +413,12 @@ def help_on(word: str, settings: Sequence[str] = ()) -> Iterator[Line]:
     if spelled := next((name for name in (*named, *keys) if f".{name}".lower().endswith(f".{word.lower()}")), ""):
         return help_on(spelled, settings)
     if others != [leaf]:
-        found = [(f"{leaf} is called {' or '.join(others)} here:", "bold")]
-        return chain(found, *(help_on(other, settings) for other in others))
+        headline = [(f"{leaf} is called {' or '.join(others)} here:", "bold")]
+        return chain(headline, *(help_on(other, settings) for other in others))
     raise ConfigError(f"{unknown_key(word, keys)} `python -m pipeline help` lists what there is.")
 
 
-def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]:
+def _keys_and_groups(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]:
     """Return keys, and groups with descriptions: of shipped code, of files in ``conf/``, and of settings."""
     if wrong := [setting for setting in settings if "=" not in setting]:
         raise ConfigError(f"cannot read '{wrong[0]}'. After the key come settings as for a run: KEY=VALUE.")
@@ -426,7 +426,7 @@ def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]
 
     def add(table: str, name: str, section: Mapping[str, Any]) -> None:
         schema, prefix = settings_class(table, name, section), f"{table}.{name}"
-        keys.update((each.key, each) for each in meanings_of(schema, prefix))  # type: ignore[arg-type]  # classes are hashable
+        keys.update((meaning.key, meaning) for meaning in meanings_of(schema, prefix))  # type: ignore[arg-type]  # classes are hashable
         named.update({prefix: about(schema), **dict(sections(schema, prefix))})
 
     for table, group in (("datasets", "dataset"), ("models", "model")):
@@ -441,8 +441,8 @@ def _known(settings: Sequence[str]) -> tuple[dict[str, Meaning], dict[str, str]]
 def _kinds_of_files(group: str) -> dict[str, str]:
     """Return the kind of each file of a group, by the file's name."""
     files = sorted((conf_dir() / group).glob("*.yaml"))
-    found = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
-    return {name: kind[1] for name, kind in found.items() if kind}
+    matches = {path.stem: re.search(r"^kind: (\w+)", path.read_text(), re.MULTILINE) for path in files}
+    return {name: kind[1] for name, kind in matches.items() if kind}
 
 
 def _overview(keys: Mapping[str, Meaning], named: Mapping[str, str]) -> Iterator[Line]:
@@ -451,9 +451,9 @@ def _overview(keys: Mapping[str, Meaning], named: Mapping[str, str]) -> Iterator
         if "." not in section:
             yield from _named(section, text)
     yield "\nKeys of their own:", "bold"
-    for key, each in keys.items():
+    for key, meaning in keys.items():
         if "." not in key:
-            yield from _named(key, each.line)
+            yield from _named(key, meaning.line)
     yield "\nWith a section for each that a run uses, as algos.PITA or datasets.addition:", "bold"
     for table in TABLES:
         names = [section.split(".")[1] for section in named if re.fullmatch(rf"{table}\.[^.]+", section)]
@@ -472,37 +472,37 @@ def _help_section(keys: Mapping[str, Meaning], named: Mapping[str, str], section
             yield from _named(name, named[name])
         return
     yield "", ""
-    for key, each in keys.items():
+    for key, meaning in keys.items():
         if key.startswith(f"{section}."):
-            yield from _named(f"{key}={each.default}", each.line)
+            yield from _named(f"{key}={meaning.default}", meaning.line)
 
 
 def _files_of(group: str) -> Iterator[Line]:
     yield f"{group}=CHOICE", "bold"
     for file in sorted((conf_dir() / group).glob("*.yaml"), key=lambda path: path.stem.lower()):
         remarks = [line[1:].strip() for line in file.read_text(encoding="utf-8").splitlines() if line[:1] == "#"]
-        said = [line for line in remarks if not line.startswith("@package")]
-        yield from _named(f"{group}={file.stem}", said[0] if said else "")
-    table = next((table for table, each in TABLES.items() if each.group == group), "")
+        texts = [line for line in remarks if not line.startswith("@package")]
+        yield from _named(f"{group}={file.stem}", texts[0] if texts else "")
+    table = next((table for table, entry in TABLES.items() if entry.group == group), "")
     if table:
         yield f"\nIts settings: python -m pipeline help {table}.NAME", ""
 
 
-def _same_end(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
+def _same_end(by_key: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
     """Yield keys with the same end; those with the same meaning are explained together."""
     alike: dict[tuple[str, str], list[str]] = {}
     for key in keys:
-        alike.setdefault((known[key].text, known[key].allowed), []).append(key)
+        alike.setdefault((by_key[key].text, by_key[key].allowed), []).append(key)
     for number, same in enumerate(alike.values()):
         if number:
             yield "", ""
-        yield from _help_key(known, same)
+        yield from _help_key(by_key, same)
 
 
-def _help_key(known: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
-    first = known[keys[0]]
+def _help_key(by_key: Mapping[str, Meaning], keys: Sequence[str]) -> Iterator[Line]:
+    first = by_key[keys[0]]
     for key in keys:
-        yield f"{key}={known[key].default or '...'}", "bold"
+        yield f"{key}={by_key[key].default or '...'}", "bold"
     yield f"    {first.text or 'nothing is written below this field'}", ""
     yield "", ""
     effect = "depend on it" if first.affects_result or first.keyed else _NO_EFFECT

@@ -33,8 +33,8 @@ field, or None for an unknown field."""
 
 
 def _raise(path: Path, _value: Any, schema: type[Any], hint: Any) -> None:
-    said = "of another type" if hint else f"{schema.__name__} has no such setting"
-    raise (ValueError if hint else ConfigError)(f"{'.'.join(path)}: {said}")
+    problem = "of another type" if hint else f"{schema.__name__} has no such setting"
+    raise (ValueError if hint else ConfigError)(f"{'.'.join(path)}: {problem}")
 
 
 def filled(
@@ -83,7 +83,7 @@ def _changed(
 def is_no_value(value: object, hint: Any) -> bool:
     """Return whether a value is still missing, or is Python's `None` as text where null is meant."""
     if isinstance(value, list):
-        return any(is_no_value(each, None) for each in value)
+        return any(is_no_value(item, None) for item in value)
     return value == MISSING or (value == "None" and {str, NoneType} <= set(kinds_of(hint)))
 
 
@@ -102,15 +102,15 @@ def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) 
     for kind in kinds:
         inside, before = (get_args(kind) or (Any,))[-1], default if isinstance(default, dict) else {}
         if isinstance(value, dict) and get_origin(kind) is dict:
-            found = {
-                name: _converted(each, inside, before.get(name), (*path, str(name)), refuse)
-                for name, each in value.items()
+            entries = {
+                name: _converted(entry, inside, before.get(name), (*path, str(name)), refuse)
+                for name, entry in value.items()
             }
-            return {**before, **found}
+            return {**before, **entries}
         if isinstance(value, list | tuple) and get_origin(kind) is list:
             *above, name = path
             return [
-                _converted(each, inside, None, (*above, f"{name}[{at}]"), refuse) for at, each in enumerate(value)
+                _converted(item, inside, None, (*above, f"{name}[{at}]"), refuse) for at, item in enumerate(value)
             ]
         if kind is Any:
             if not isinstance(value, dict):
@@ -140,7 +140,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 def hints_of(kind: type[Any]) -> dict[str, Any]:
     """Return the types of the fields of a settings class."""
     hints = get_type_hints(kind)
-    return {each.name: hints[each.name] for each in fields(kind)}
+    return {item.name: hints[item.name] for item in fields(kind)}
 
 
 @cache
@@ -163,7 +163,7 @@ def _plain(value: Any, hint: Any) -> Any:
     """Convert a value by the type of its field: an integer becomes a float if the field has floats."""
     if is_dataclass(value):
         hints = hints_of(type(value))  # type: ignore[arg-type]  # classes are hashable
-        return {each.name: _plain(getattr(value, each.name), hints[each.name]) for each in fields(value)}
+        return {item.name: _plain(getattr(value, item.name), hints[item.name]) for item in fields(value)}
     if isinstance(value, Enum):
         return value.name
     kinds = kinds_of(hint)
@@ -224,12 +224,12 @@ def value_problems(section: object) -> Iterator[str]:
     Args:
         section: A configuration dataclass.
     """
-    told: set[str] = set()
+    refused: set[str] = set()
     for key, value, declared in _leaves(section, ""):
         owner = key.partition("[")[0]
-        problem = None if owner in told else _problem(value, declared)
+        problem = None if owner in refused else _problem(value, declared)
         if problem is not None:
-            told.add(owner)
+            refused.add(owner)
             yield f"{key}={brief(value)}: {problem}"
 
 
@@ -241,7 +241,7 @@ def held(value: object, key: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         yield from ((f"{key}.{brief(name).strip(chr(39))}", entry) for name, entry in value.items())
     elif isinstance(value, (list, tuple)):
-        yield from ((f"{key}[{place}]", entry) for place, entry in enumerate(value))
+        yield from ((f"{key}[{index}]", entry) for index, entry in enumerate(value))
 
 
 def brief(value: object) -> str:
@@ -259,12 +259,12 @@ def short(value: float) -> str:
     return text if float(text) == value else repr(value)
 
 
-def nearest_choice(given: str, choices: Iterable[str]) -> str | None:
+def nearest_choice(text: str, choices: Iterable[str]) -> str | None:
     """Return the choice that was probably meant, ignoring case, or None."""
     from difflib import get_close_matches  # not needed in workers
 
     by_lower = {choice.lower(): choice for choice in choices}
-    near = get_close_matches(given.lower(), by_lower, n=1, cutoff=0.7)
+    near = get_close_matches(text.lower(), by_lower, n=1, cutoff=0.7)
     return by_lower[near[0]] if near else None
 
 
@@ -283,8 +283,8 @@ def _problem(value: object, declared: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _hint(given: str, choices: Iterable[str]) -> str:
-    near = nearest_choice(given, choices)
+def _hint(text: str, choices: Iterable[str]) -> str:
+    near = nearest_choice(text, choices)
     return f". Did you mean '{near}'?" if near else ""
 
 
@@ -341,8 +341,8 @@ def refuse_all(problems: Sequence[str]) -> None:
         raise ConfigError(problems[0])
     if problems:
         more = [f"  ... and {len(problems) - _TOLD} more"] if len(problems) > _TOLD else []
-        told = [f"  - {problem}" for problem in problems[:_TOLD]]
-        raise ConfigError("\n".join([f"{len(problems)} settings are wrong:", *told, *more]))
+        lines = [f"  - {problem}" for problem in problems[:_TOLD]]
+        raise ConfigError("\n".join([f"{len(problems)} settings are wrong:", *lines, *more]))
 
 
 def one_line(text: str) -> str:

@@ -82,8 +82,8 @@ class Range:
     def __str__(self) -> str:
         """Describe the range, to follow "must be": ``at least 1 and at most 4096``."""
         sides = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
-        told = " and ".join(f"{name} {_readable(bound)}" for name, bound in sides.items() if bound is not None)
-        return (told or "a finite number") + (", or inf" if self.infinite else "") + self.hint
+        bounds = " and ".join(f"{name} {_readable(bound)}" for name, bound in sides.items() if bound is not None)
+        return (bounds or "a finite number") + (", or inf" if self.infinite else "") + self.hint
 
 
 def number(
@@ -1001,16 +1001,16 @@ BY_TENSORS = "tensor_parallel"
 
 def devices_per_training(config: Config) -> int:
     """Return the number of devices that share one training."""
-    asked = config.distributed
-    if config.training.gpus_per_job > 1 or not asked.enabled:
+    distributed = config.distributed
+    if config.training.gpus_per_job > 1 or not distributed.enabled:
         return config.training.gpus_per_job
-    return asked.num_gpus or len(asked.ids or ()) or 1
+    return distributed.num_gpus or len(distributed.ids or ()) or 1
 
 
 def spread(config: Config) -> dict[str, Any]:
     """Return how they share it, as plain data."""
     named = (config.training.strategy, config.distributed.strategy)
-    strategy = next((one for one in named if one is not Strategy.auto), Strategy.auto)
+    strategy = next((strategy for strategy in named if strategy is not Strategy.auto), Strategy.auto)
     return {
         "strategy": strategy.name,
         "sharding": config.distributed.fsdp_sharding_strategy.name,

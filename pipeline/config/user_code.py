@@ -40,12 +40,12 @@ def import_object(path: str) -> Any:
         ConfigError: There is no such module or name, or importing the module fails.
     """
     module, name = split_path(path)
-    found: Any = _import_module(module, path)
+    item: Any = _import_module(module, path)
     for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(_no_such_name(path, module, part, found))
-        found = getattr(found, part)
-    return found
+        if not hasattr(item, part):
+            raise ConfigError(_no_such_name(path, module, part, item))
+        item = getattr(item, part)
+    return item
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -106,8 +106,8 @@ def source_hash(path: str) -> str | None:
     file = source_file(path)
     if file is None:
         return None
-    if found := reached_hash(*split_path(path), _own_file):
-        return found
+    if digest := reached_hash(*split_path(path), _own_file):
+        return digest
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
@@ -200,9 +200,9 @@ def check_settings_class(owner: str, schema: object, base: type) -> None:
     try:
         OmegaConf.structured(schema())
     except OmegaConfBaseException as error:
-        said = str(error).partition("\n")[0]
+        problem = str(error).partition("\n")[0]
         raise ConfigError(
-            f"{owner}: its config_class has a field {error.full_key} that cannot be: {said}"
+            f"{owner}: its config_class has a field {error.full_key} that cannot be: {problem}"
         ) from error
     except Exception as error:  # its `__post_init__` may fail in any way
         if isinstance(error, TypeError) and not own_place(error):
@@ -222,15 +222,15 @@ def other_arguments(kind: type, told: Collection[str] = ()) -> Iterator[str]:
         ours = next((base for base in kind.__mro__ if ships(base) and name in vars(base)), None)
         if name.startswith("_") or name in told or ours in (None, owner):
             continue
-        given, expected = vars(owner)[name], vars(ours)[name]
-        if not (inspect.isfunction(given) and inspect.isfunction(expected)):
+        method, expected = vars(owner)[name], vars(ours)[name]
+        if not (inspect.isfunction(method) and inspect.isfunction(expected)):
             continue
-        wanted = [each for each in inspect.signature(expected).parameters.values() if each.default is each.empty]
-        by_name = {each.name: None for each in wanted if each.kind is each.KEYWORD_ONLY}
+        wanted = [arg for arg in inspect.signature(expected).parameters.values() if arg.default is arg.empty]
+        by_name = {arg.name: None for arg in wanted if arg.kind is arg.KEYWORD_ONLY}
         try:
-            inspect.signature(given).bind(*[None] * (len(wanted) - len(by_name)), **by_name)
+            inspect.signature(method).bind(*[None] * (len(wanted) - len(by_name)), **by_name)
         except TypeError:
-            listed = ", ".join(each.name for each in wanted)
+            listed = ", ".join(arg.name for arg in wanted)
             how = f"write def {name}({listed}), or call it otherwise if it is something else"
             yield f"its method {name}() is called as that of {ours.__name__}, which it overrides: {how}"
 
@@ -255,9 +255,9 @@ def _import_module(module: str, path: str) -> Any:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # importing a module may do anything
         name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-        said = f"cannot import '{path}': {told(error)}"
+        problem = f"cannot import '{path}': {told(error)}"
         missing = name and f"{module}.".startswith(f"{name}.")
-        raise ConfigError(_no_such_module(path, name) if missing else said) from error
+        raise ConfigError(_no_such_module(path, name) if missing else problem) from error
 
 
 def _no_such_module(path: str, missing: str) -> str:
@@ -278,16 +278,16 @@ def _no_such_module(path: str, missing: str) -> str:
     return f"cannot import '{path}': there is no module '{leaf}' in {where}.{near}{'' if parent else start}"
 
 
-def _no_such_name(path: str, module: str, name: str, found: Any) -> str:
-    names = [each for each in dir(found) if not each.startswith("_")]  # those that are made on use too
-    own = [each for each in names if getattr(vars(found).get(each), "__module__", None) == module]
+def _no_such_name(path: str, module: str, name: str, owner: Any) -> str:
+    names = [other for other in dir(owner) if not other.startswith("_")]  # those that are made on use too
+    own = [other for other in names if getattr(vars(owner).get(other), "__module__", None) == module]
     listed = f" It defines {', '.join(own)}." if own else ""
     file = getattr(sys.modules[module], "__file__", None) or module
     return f"cannot import '{path}': {file} has no '{name}'.{_near(name, names)}{listed}"
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+def _near(name: str, others: Iterable[str]) -> str:
+    near = get_close_matches(name, list(others), n=1, cutoff=0.5)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 
@@ -381,8 +381,8 @@ def reached_hash(module: str, name: str, find: Find) -> str | None:
     reached = _Reached(module, name, find)
     if not reached.modules:
         return None
-    said = not reached.words.isdisjoint(_SAID)
-    texts = [reached.modules[each].text(said=said) for each in sorted(reached.modules)]
+    with_docstrings = not reached.words.isdisjoint(_SAID)
+    texts = [reached.modules[module].text(with_docstrings=with_docstrings) for module in sorted(reached.modules)]
     written = _Written(reached.nodes).texts
     variables = reached.variables(written)
     read = {f"${name}={value}" for name, value in variables} | {*reached.files(written, variables)}
@@ -411,9 +411,9 @@ class _Module:
         """Package from which relative imports start."""
         return self.name if self.file.name == "__init__.py" else self.name.rpartition(".")[0]
 
-    def text(self, *, said: bool) -> str:
+    def text(self, *, with_docstrings: bool) -> str:
         """Return the code that counts, with or without docstrings."""
-        texts = (_text(self.statements[at], said=said) for at in sorted(self.taken))
+        texts = (_text(self.statements[at], with_docstrings=with_docstrings) for at in sorted(self.taken))
         return "\n".join([self.name, *filter(None, [*texts, self.unread])])
 
 
@@ -436,14 +436,14 @@ class _Reached:
         self._imports: set[tuple[str, str, str, str]] = set()
         # names used without attribute access, so that all of such a module may be used
         self._handed: set[str] = set()
-        self._asked = {module}
+        self._modules_used = {module}
         self._sought: set[str] = set()
         self._whole: set[str] = set()
         self._further: list[str] = []
-        known = (self.nodes, self.words, self.modules, self._asked, self._whole)
+        reached = (self.nodes, self.words, self.modules, self._modules_used, self._whole)
         sizes: list[int] = []
-        while sizes != [*map(len, known)]:
-            sizes = [*map(len, known)]
+        while sizes != [*map(len, reached)]:
+            sizes = [*map(len, reached)]
             self._grow()
 
     def _grow(self) -> None:
@@ -467,7 +467,7 @@ class _Reached:
                 if at not in module.taken and (everything or bound is None or not bound.isdisjoint(self.words)):
                     self._take(module, at)
         self._whole |= set(self._named())
-        for name in self._whole | self._asked:
+        for name in self._whole | self._modules_used:
             self._visit(name)
 
     def _take(self, module: _Module, at: int) -> None:
@@ -489,7 +489,7 @@ class _Reached:
                 self.texts |= _parts(node.value)
             for source, inner, bound in _imports(module, node):
                 self._imports.add((module.name, source, inner, bound))
-                self._asked |= {source, f"{source}.{inner}"} if inner not in ("", "*") else {source}
+                self._modules_used |= {source, f"{source}.{inner}"} if inner not in ("", "*") else {source}
 
     def _visit(self, name: str) -> None:
         """Parse a module and its parent packages, as importing it would run them; only the user's own."""
@@ -520,9 +520,9 @@ class _Reached:
             for package in packages if name.startswith(".") else {""}:
                 whole = f"{package}{name}"
                 named = [whole, whole.rpartition(".")[0], f"{whole}.__main__"]
-                yield from (each for each in named if re.fullmatch(r"\w+(\.\w+)*", each))
+                yield from (module for module in named if re.fullmatch(r"\w+(\.\w+)*", module))
         calls = [node for node in self.nodes if isinstance(node, ast.Call) and not node.keywords]
-        plain = {call.func for call in calls if all(isinstance(each, ast.Constant) for each in call.args)}
+        plain = {call.func for call in calls if all(isinstance(argument, ast.Constant) for argument in call.args)}
         names = {_last_name(node) for node in self.nodes if node not in plain}
         names |= {inner for _, _, inner, bound in self._imports if inner != bound}
         if not names.isdisjoint(_IMPORTS):
@@ -530,10 +530,10 @@ class _Reached:
 
     def _beside(self) -> Iterator[str]:
         """Yield modules in the folders of reached modules, and in folders that texts name."""
-        texts = [part for each in self.texts for part in (each, each.rpartition(".")[0], each.rpartition("/")[0])]
-        named, own = {each.replace(".", "/") for each in texts}, [*self.modules.values()]
+        texts = [part for text in self.texts for part in (text, text.rpartition(".")[0], text.rpartition("/")[0])]
+        named, own = {text.replace(".", "/") for text in texts}, [*self.modules.values()]
         for top in {each.file.parents[each.name.count(".") + (each.file.name == "__init__.py")] for each in own}:
-            folders = {top / each for each in named if os.path.isdir(top / each)}  # noqa: PTH112 - any text
+            folders = {top / name for name in named if os.path.isdir(top / name)}  # noqa: PTH112 - any text
             for folder in folders | {each.file.parent for each in own}:
                 for file in folder.glob("*.py") if folder.is_relative_to(top) else ():
                     yield ".".join(file.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
@@ -542,32 +542,32 @@ class _Reached:
     def around(self) -> set[Path]:
         """Folders of modules, their parents and the current folder; those of the user, if code asks for them."""
         home = {Path.home()} if "home" in self.words else set()
-        files = [each.file.absolute() for each in self.modules.values()]
+        files = [module.file.absolute() for module in self.modules.values()]
         return {Path(), *home, *(folder for file in files for folder in (file.parent, file.parent.parent))}
 
     @property
     def folders(self) -> list[Path]:
         """These folders, and the folders in them that texts of any module name."""
-        packages = {each.replace(".", "/") for each in self.texts if re.fullmatch(r"\w+(\.\w+)+", each)}
-        named, found = sorted(self.texts | packages), dict.fromkeys(sorted(self.around))
-        inside = [*found]
+        packages = {text.replace(".", "/") for text in self.texts if re.fullmatch(r"\w+(\.\w+)+", text)}
+        named, reached = sorted(self.texts | packages), dict.fromkeys(sorted(self.around))
+        inside = [*reached]
         for _ in range(_DEEPEST):
             inside = [at / name for at in inside for name in named if os.path.isdir(at / name)]  # noqa: PTH112
-            inside = [each for each in inside if each not in found]
-            found |= dict.fromkeys(inside)
-        return [each for each in found if not str(each).startswith(_OF_MACHINE)]
+            inside = [folder for folder in inside if folder not in reached]
+            reached |= dict.fromkeys(inside)
+        return [folder for folder in reached if not str(folder).startswith(_OF_MACHINE)]
 
     def variables(self, written: Collection[str]) -> list[tuple[str, str]]:
         """Return the variables that texts name, except names of written files, with their values."""
         if self.words.isdisjoint(_VARIABLES):
             return []
-        known = [*os.environ.items()]
+        environment = [*os.environ.items()]
         if not self.words.isdisjoint(_DOTENV):
-            known += _dotenv([each.file for each in self.modules.values()])
+            environment += _dotenv([module.file for module in self.modules.values()])
         named = {name for text in self.texts - {*written} for name in re.findall(r"\w+", text)}
         if "BaseSettings" in self.words:
-            named |= {each.upper() for each in self.words}
-        return [each for each in known if _is_named(each[0], named) and not _OUTSIDE.search(each[0])]
+            named |= {word.upper() for word in self.words}
+        return [pair for pair in environment if _is_named(pair[0], named) and not _OUTSIDE.search(pair[0])]
 
     def files(self, written: Collection[str], variables: Iterable[tuple[str, str]]) -> Iterator[str]:
         """Yield the files that texts and values of variables name, and those of folders that are read as a whole.
@@ -581,50 +581,50 @@ class _Reached:
         values = {value for _, value in variables if re.search(r"\w", value)}
         named = {name for name in self.texts | values if re.search(r"\w", name)} - {*written}
         if "with_suffix" in self.words:
-            ends = [each for each in named if re.fullmatch(r"\.\w+", each)]
-            files = [*named, *(each.file.name for each in self.modules.values())]
-            named |= {f"{os.path.splitext(each)[0]}{end}" for each in files for end in ends}  # noqa: PTH122
+            ends = [name for name in named if re.fullmatch(r"\.\w+", name)]
+            files = [*named, *(module.file.name for module in self.modules.values())]
+            named |= {f"{os.path.splitext(file)[0]}{end}" for file in files for end in ends}  # noqa: PTH122
         if not self.words.isdisjoint(_DOTENV):
             named -= {".env"}  # such a file counts only for its variables
-        folders = [*self.folders, *(Path(each) for each in values if os.path.isdir(each))]  # noqa: PTH112
+        folders = [*self.folders, *(Path(value) for value in values if os.path.isdir(value))]  # noqa: PTH112
         for folder, name in product(folders, sorted(named)):
-            place = folder / name
-            if os.path.isfile(place) and not str(place).startswith(_OF_MACHINE):  # noqa: PTH113 - any text may be asked for
-                yield from _contents(name, [place])
+            path = folder / name
+            if os.path.isfile(path) and not str(path).startswith(_OF_MACHINE):  # noqa: PTH113 - any text may be asked for
+                yield from _contents(name, [path])
         formed = [_formed(node) for node in self.nodes if isinstance(node, ast.JoinedStr | ast.BinOp)]
-        patterns = {_PLACE.sub("*", each) for each in (*formed, *self.texts)} - {*written}
-        meant = [each for each in patterns if "*" in each and _PATTERN.fullmatch(each)]
-        several = [(folder, each) for folder, each in product(folders, meant) if not each.startswith(_OF_MACHINE)]
+        patterns = {_PLACE.sub("*", text) for text in (*formed, *self.texts)} - {*written}
+        meant = [pattern for pattern in patterns if "*" in pattern and _PATTERN.fullmatch(pattern)]
+        several = [(folder, name) for folder, name in product(folders, meant) if not name.startswith(_OF_MACHINE)]
         lists, around = not self.words.isdisjoint(_LISTS), self.around
-        whole = [each for each in folders if lists or any((each / name).is_file() for name in _SAVED)]
-        several += [(each, "./**") for each in whole if each not in around and each.name not in written]
+        whole = [folder for folder in folders if lists or any((folder / name).is_file() for name in _SAVED)]
+        several += [(folder, "./**") for folder in whole if folder not in around and folder.name not in written]
         for folder, pattern in several:
             deep = "/" in pattern.partition("*")[0]  # not through the whole current folder
             names = iglob(pattern, root_dir=folder, recursive=deep)  # noqa: PTH207 - a pattern may be absolute
-            found = [folder / name for name in islice(names, _MOST_LISTED)]
-            data = [each for each in found if not each.suffix.startswith(".py") and each.name not in written]
-            yield from _contents(pattern, [each for each in data if each.is_file()], folder)
+            listed = [folder / name for name in islice(names, _MOST_LISTED)]
+            data = [file for file in listed if not file.suffix.startswith(".py") and file.name not in written]
+            yield from _contents(pattern, [file for file in data if file.is_file()], folder)
 
 
-def _contents(said: str, files: Iterable[Path], folder: Path | None = None) -> Iterator[str]:
+def _contents(name: str, files: Iterable[Path], folder: Path | None = None) -> Iterator[str]:
     """Yield the content of files, each with its path in a folder, if it is in one."""
     for file in files:
         with suppress(OSError):  # the reader will report this
-            yield f"{said} {file.relative_to(folder) if folder else '.'} {file_sha256(file, follow=True)}"
+            yield f"{name} {file.relative_to(folder) if folder else '.'} {file_sha256(file, follow=True)}"
 
 
 def _dotenv(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
     """Yield the variables of the file ``.env`` nearest to each module, and to the current folder."""
-    for folder in {Path.cwd(), *(each.absolute().parent for each in files)}:
+    for folder in {Path.cwd(), *(file.absolute().parent for file in files)}:
         with suppress(OSError, StopIteration):
-            nearest = next(file for each in (folder, *folder.parents) if (file := each / ".env").is_file())
+            nearest = next(file for above in (folder, *folder.parents) if (file := above / ".env").is_file())
             yield from _SET.findall(nearest.read_text(errors="replace"))
 
 
 def _is_named(variable: str, texts: Collection[str]) -> bool:
     """Return whether texts name an environment variable, or the start or end of its name, such as ``APP_``."""
-    starts = tuple(each for each in texts if len(each) > 2 and each.endswith("_"))
-    ends = tuple(each for each in texts if len(each) > 2 and each.startswith("_"))
+    starts = tuple(text for text in texts if len(text) > 2 and text.endswith("_"))
+    ends = tuple(text for text in texts if len(text) > 2 and text.startswith("_"))
     return variable in texts or variable.startswith(starts) or variable.endswith(ends)
 
 
@@ -633,8 +633,8 @@ def _parts(value: str | bytes) -> set[str]:
     text = value if isinstance(value, str) else value.decode(errors="ignore")
     if len(text) > _LONGEST_NAME or not text.isprintable():
         return set()
-    found = {each for each in (text, *_PLACE.split(text), *text.split()) if re.search(r"\w", each)}
-    return found | {each.strip("/") for each in found} | {os.path.expanduser(each) for each in found}  # noqa: PTH111
+    parts = {part for part in (text, *_PLACE.split(text), *text.split()) if re.search(r"\w", part)}
+    return parts | {part.strip("/") for part in parts} | {os.path.expanduser(part) for part in parts}  # noqa: PTH111
 
 
 def _formed(node: ast.expr) -> str:
@@ -666,16 +666,16 @@ class _Written:
         self._within: dict[ast.AST, ast.AST] = {}  # node -> the innermost function that contains it
         self._made: dict[tuple[ast.AST | None, str], list[ast.AST]] = {}  # (function, name) -> its possible values
         self._seen: set[ast.AST] = set()
-        said = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-        self._keeps = any(map(_KEEPS.search, said))
+        literals = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        self._keeps = any(map(_KEEPS.search, literals))
         for node in nodes:
             if isinstance(node, _FUNCTIONS):
-                self._within |= dict.fromkeys((each for one in node.body for each in ast.walk(one)), node)
+                self._within |= dict.fromkeys((inner for line in node.body for inner in ast.walk(line)), node)
         for node in nodes:
             self._bind(node)
         for call in self._calls:
-            for place in self._places(call):
-                self._follow(place)
+            for target in self._places(call):
+                self._follow(target)
 
     def _bind(self, node: ast.AST) -> None:
         """Record which values a node binds to names."""
@@ -687,29 +687,29 @@ class _Written:
             self._made.setdefault((None, getattr(self._within[node], "name", "")), []).append(node)
         targets = [
             *getattr(node, "targets", ()),
-            *(getattr(node, each, None) for each in ("target", "optional_vars")),
+            *(getattr(node, attribute, None) for attribute in ("target", "optional_vars")),
         ]
-        values = [getattr(node, each, None) for each in ("value", "iter", "context_expr")]
-        for each in (one for target in targets if target for one in ast.walk(target) if _last_name(one)):
-            owner = self._within.get(each) if isinstance(each, ast.Name) else None
-            self._made.setdefault((owner, _last_name(each)), []).extend(filter(None, values))
+        values = [getattr(node, attribute, None) for attribute in ("value", "iter", "context_expr")]
+        for named in (part for target in targets if target for part in ast.walk(target) if _last_name(part)):
+            owner = self._within.get(named) if isinstance(named, ast.Name) else None
+            self._made.setdefault((owner, _last_name(named)), []).extend(filter(None, values))
 
     def _places(self, call: ast.Call) -> list[ast.AST]:
         """Return the targets that a call writes to; empty if it does not write."""
-        name, given = _last_name(call.func), [*call.args, *(each.value for each in call.keywords)]
+        name, args = _last_name(call.func), [*call.args, *(keyword.value for keyword in call.keywords)]
         if name in _WRITES:
             return [call.func]
-        modes = (each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str))
+        modes = (node.value for node in args if isinstance(node, ast.Constant) and isinstance(node.value, str))
         if name == "open" and any(map(_MODE.fullmatch, modes)):
-            return [call.func, *given]
+            return [call.func, *args]
         dotted = f"{_last_name(getattr(call.func, 'value', None))}.{name}"
         if name == "dump" and len(call.args) > 1:
-            given = given[1:]  # the dumped object comes first
+            args = args[1:]  # the dumped object comes first
         writes = _WRITES_TO.fullmatch(name) or _WRITES_TO.fullmatch(dotted) or (name == "connect" and self._keeps)
-        return [*given] if writes else []
+        return [*args] if writes else []
 
-    def _follow(self, place: ast.AST) -> None:
-        for node in ast.walk(place):
+    def _follow(self, target: ast.AST) -> None:
+        for node in ast.walk(target):
             if node in self._seen:
                 continue
             self._seen.add(node)
@@ -719,16 +719,16 @@ class _Written:
                 self.texts.add(_PLACE.sub("*", _formed(node)))
             name, owner = _last_name(node), self._within.get(node)
             if name and isinstance(node, ast.Name | ast.Attribute):
-                known = self._made.get((owner, name)) if isinstance(node, ast.Name) else None
-                for value in [*(known or self._made.get((None, name), [])), *self._given(owner, name)]:
+                values = self._made.get((owner, name)) if isinstance(node, ast.Name) else None
+                for value in [*(values or self._made.get((None, name), [])), *self._arguments_for(owner, name)]:
                     self._follow(value)
 
-    def _given(self, function: ast.AST | None, name: str) -> Iterator[ast.AST]:
+    def _arguments_for(self, function: ast.AST | None, name: str) -> Iterator[ast.AST]:
         """Yield the arguments passed for a parameter of a function."""
         if not isinstance(function, _FUNCTIONS):
             return
-        named = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
-        if name not in {*named, *(each.arg for each in function.args.kwonlyargs)}:
+        named = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        if name not in {*named, *(argument.arg for argument in function.args.kwonlyargs)}:
             return
         yield from [*function.args.defaults, *filter(None, function.args.kw_defaults)]
         at = named.index(name) - (named[0] in {"self", "cls"}) if name in named else len(named)
@@ -736,7 +736,7 @@ class _Written:
             # A class is called by its own name, not by that of its method.
             if function.name in {_last_name(call.func), "__init__"}:
                 yield from call.args[at : at + 1]
-                yield from (each.value for each in call.keywords if each.arg == name)
+                yield from (keyword.value for keyword in call.keywords if keyword.arg == name)
 
 
 def _imports(module: _Module, node: ast.AST) -> Iterator[tuple[str, str, str]]:
@@ -763,8 +763,8 @@ def _bound(statement: ast.stmt) -> set[str] | None:
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             # A decorator may register it, and then code reaches it without its name.
-            each = [one.func if isinstance(one, ast.Call) else one for one in statement.decorator_list]
-            called = set(map(_last_name, each))
+            nodes = [node.func if isinstance(node, ast.Call) else node for node in statement.decorator_list]
+            called = set(map(_last_name, nodes))
             return {statement.name} if called <= _HARMLESS and not statement.name.startswith("__") else None
         case ast.If(test=test) if ast.unparse(test) == "__name__ == '__main__'":
             return set()
@@ -777,13 +777,13 @@ def _bound(statement: ast.stmt) -> set[str] | None:
     return None
 
 
-def _text(statement: ast.stmt, *, said: bool) -> str:
+def _text(statement: ast.stmt, *, with_docstrings: bool) -> str:
     """Return the code of a statement without comments and layout, and without docstrings unless they are used."""
-    for node in ast.walk(statement) if not said else ():
+    for node in ast.walk(statement) if not with_docstrings else ():
         body = getattr(node, "body", None)
         if isinstance(body, list):
-            node.body = [each for each in body if not _is_said(each)] or [ast.Pass()]  # type: ignore[attr-defined]
-    return "" if _is_said(statement) and not said else ast.unparse(statement)
+            node.body = [line for line in body if not _is_said(line)] or [ast.Pass()]  # type: ignore[attr-defined]
+    return "" if _is_said(statement) and not with_docstrings else ast.unparse(statement)
 
 
 def _is_said(statement: ast.stmt) -> bool:

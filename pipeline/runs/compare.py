@@ -102,7 +102,7 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
     labels = list(labels) or _labels(runs)
     settings = [dict([*settings_of(run.config), *_sets_of(run.config)]) for run in runs]
     columns, primary = _differing(settings), _primary(runs)
-    found: dict[str, RunRow] = {}
+    by_content: dict[str, RunRow] = {}
     for run, label, own in zip(runs, labels, settings, strict=True):
         shown = {key: value for key, value in own.items() if _column(key) in columns}
         for row in _rows(run, label, shown, primary):
@@ -114,15 +114,15 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
                 if row.result.round or name.startswith(_OF_REFERENCES)
             ]
             answer = getattr(row.cost, "answer", None)
-            said = repr((telling, row.result, row.kl, row.j, answer))
-            if same := found.get(said):
+            content = repr((telling, row.result, row.kl, row.j, answer))
+            if same := by_content.get(content):
                 shared = {name: value for name, value in same.settings.items() if row.settings.get(name) == value}
                 row = replace(same, runs=(*same.runs, *row.runs), settings=shared)
-            found[said] = row
+            by_content[content] = row
     return RunComparison(
         states={label: run.state for run, label in zip(runs, labels, strict=True)},
         settings=headings_of(columns, ["seeds"]),
-        rows=sorted(found.values(), key=lambda row: _order(row, columns)),
+        rows=sorted(by_content.values(), key=lambda row: _order(row, columns)),
         bounded=sorted({name for run in runs for name in run.results.bounded}),
         splits=sorted({run.results.split for run in runs if run.results.split}),
     )
@@ -175,7 +175,7 @@ def _flat(section: Mapping[str, Any], path: Key = ()) -> Iterator[tuple[Key, str
 def _without_effect() -> frozenset[str]:
     from pipeline.config.meaning import meanings  # as above
 
-    return frozenset(each.key for each in meanings(Config) if not each.affects_result) | _OWN
+    return frozenset(meaning.key for meaning in meanings(Config) if not meaning.affects_result) | _OWN
 
 
 def _differing(settings: Sequence[Mapping[Key, str]]) -> list[str]:
@@ -235,11 +235,11 @@ def _labels(runs: Sequence[LoadedRun]) -> list[str]:
 
 def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str]:
     """Return the metric by which methods of a dataset and model are judged in all runs."""
-    found: dict[tuple[str, str], list[ByMetric]] = {}
+    by_place: dict[tuple[str, str], list[ByMetric]] = {}
     for run in runs:
         for place, methods in by_method(run.results.pooled).items():
-            found.setdefault(place, []).extend(cells_of(methods))
-    return {place: primary_metric(cells) or "" for place, cells in found.items()}
+            by_place.setdefault(place, []).extend(cells_of(methods))
+    return {place: primary_metric(cells) or "" for place, cells in by_place.items()}
 
 
 def _rows(
@@ -288,22 +288,22 @@ def run_names(runs: Sequence[LoadedRun]) -> list[str]:
     For example ``eta=0.3`` and ``eta=1``, with the timestamp if settings do not suffice, and after the experiment
     if there are several.
     """
-    found = {}
+    names = {}
     times = Counter(run.name for run in runs)
     for name in times:
         own = [run for run in runs if run.name == name]
         settings = [dict(settings_of(run.config)) for run in own]
-        plain = [{".".join(key): value for key, value in each.items()} for each in settings]
-        differing = [key for key in plain[0] if len({each.get(key) for each in plain}) > 1]
-        telling = headings_of(telling_apart([("", each) for each in plain], differing))
+        plain = [{".".join(key): value for key, value in texts.items()} for texts in settings]
+        differing = [key for key in plain[0] if len({texts.get(key) for texts in plain}) > 1]
+        telling = headings_of(telling_apart([("", texts) for texts in plain], differing))
         called = [
-            ", ".join(f"{telling[key]}={_brief(each[key])}" for key in telling if key in each) for each in plain
+            ", ".join(f"{telling[key]}={_brief(texts[key])}" for key in telling if key in texts) for texts in plain
         ]
         for run, words in zip(own, called, strict=True):
             alone = words if called.count(words) == 1 else ", ".join(filter(None, (words, run.stamp)))
             before = [name] if len(times) > 1 or len(own) == 1 else []
-            found[id(run)] = " ".join([*before, *([alone] if len(own) > 1 else [])])
-    return [found[id(run)] for run in runs]
+            names[id(run)] = " ".join([*before, *([alone] if len(own) > 1 else [])])
+    return [names[id(run)] for run in runs]
 
 
 def _brief(value: str, most: int = 32) -> str:
@@ -317,17 +317,17 @@ def telling_apart(rows: Sequence[tuple[str, Mapping[str, str]]], settings: Seque
         rows: Method and settings of each.
         settings: Those to choose from.
     """
-    found: list[str] = []
+    chosen: list[str] = []
 
     def kinds(keys: Sequence[str]) -> int:
         return len({(algo, *(own.get(key) for key in keys)) for algo, own in rows})
 
-    while left := [key for key in settings if key not in found]:
-        best = max(left, key=lambda key: kinds([*found, key]))
-        if kinds([*found, best]) == kinds(found):
+    while remaining := [key for key in settings if key not in chosen]:
+        best = max(remaining, key=lambda key: kinds([*chosen, key]))
+        if kinds([*chosen, best]) == kinds(chosen):
             break
-        found.append(best)
-    return found
+        chosen.append(best)
+    return chosen
 
 
 # -- as tables, and as CSV ----------------------------------------------------------------------------------------
@@ -343,13 +343,13 @@ def comparison_tables(comparison: RunComparison) -> list[FittedTable]:
     """Return one table per dataset and model: a row for each method and combination of differing settings."""
     tables = []
     prompts = f"{' and '.join(comparison.splits)} prompts" if comparison.splits else ""
-    for place, found in groupby(comparison.rows, key=lambda row: row.place):
-        rows = list(found)
+    for place, own_rows in groupby(comparison.rows, key=lambda row: row.place):
+        rows = list(own_rows)
         methods = (own for _, own in groupby(rows, key=lambda row: row.algo))
-        about = {"title": title(*place, prompts, "runs side by side"), "elsewhere": _ELSEWHERE}
-        tables.append(told_table(_columns(comparison, rows), methods, **about))
+        options = {"title": title(*place, prompts, "runs side by side"), "elsewhere": _ELSEWHERE}
+        tables.append(told_table(_columns(comparison, rows), methods, **options))
     if tables:
-        tables[-1].about = lambda shown: "\n".join(_about(comparison, shown))
+        tables[-1].notes = lambda shown: "\n".join(_caption(comparison, shown))
     align(tables)
     return tables
 
@@ -373,10 +373,10 @@ def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[Told]:
         words: Callable[[float], str] = decimal,
         none: str = "",
     ) -> Told:
-        def told(row: RunRow) -> str:
-            return none if (found := value(row)) is None else words(found)
+        def cell(row: RunRow) -> str:
+            return none if (amount := value(row)) is None else words(amount)
 
-        return number_column(heading, rank), told
+        return number_column(heading, rank), cell
 
     run = Column(heading="runs", rank=2 if needs_run else 5, least=8), first_of
     return [
@@ -409,11 +409,11 @@ def _setting(comparison: RunComparison, key: str, rows: Sequence[RunRow], rank: 
         if set(value) & {".", "e"}:
             with suppress(ValueError):  # a text
                 brief[value] = short(float(value))
-    told = brief if len(set(brief.values())) == len(brief) else shown
-    return column, lambda row: told.get(row.settings.get(key, ""), "")
+    texts = brief if len(set(brief.values())) == len(brief) else shown
+    return column, lambda row: texts.get(row.settings.get(key, ""), "")
 
 
-def _about(comparison: RunComparison, shown: Collection[str]) -> Iterator[str]:
+def _caption(comparison: RunComparison, shown: Collection[str]) -> Iterator[str]:
     yield _NOTE + (_INTERVALS if _INTERVAL in shown else "")
     if not comparison.settings and len(comparison.states) > 1:
         yield "No setting that changes results differs."
@@ -434,15 +434,15 @@ _TAKEN = {"training_flops": "flops", "flops_per_answer": "answer", "device_s": "
 
 def comparison_csv(comparison: RunComparison) -> str:
     """Return the comparison with every number in full, as a table for other programs."""
-    place, rested = ("dataset", "model", "algo"), ("references", "seeds", "n")
-    names = ["runs", "state", *place, *comparison.settings, *_MEASURED, "kl_per_sequence", "j", *_TAKEN, *rested]
+    method, rested = ("dataset", "model", "algo"), ("references", "seeds", "n")
+    names = ["runs", "state", *method, *comparison.settings, *_MEASURED, "kl_per_sequence", "j", *_TAKEN, *rested]
     return csv_text(
         names,
         (
             [
                 " ".join(row.runs),
                 row.state,
-                *(getattr(row.result, name) for name in place),
+                *(getattr(row.result, name) for name in method),
                 *(row.settings.get(key) for key in comparison.settings),
                 *(getattr(row.result, name) for name in _MEASURED),
                 row.kl,

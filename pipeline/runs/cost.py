@@ -160,39 +160,39 @@ def collect_compute(store: Store, jobs: Iterable[Job]) -> list[ComputeRow]:
     every = list(jobs)
     made = _made(store, every)
     every += _drawn_for_others(every)
-    found: dict[tuple[int | None, _Where], list[tuple[Job, Mapping[str, float]]]] = {}
+    by_stage: dict[tuple[int | None, _Where], list[tuple[Job, Mapping[str, float]]]] = {}
     for job in every:
         if job.key in made:
             where = (job.dataset, job.model, job.algo, job.seed, job.round, job.stage)
-            found.setdefault((job.reference, where), []).append((job, store.costs.of(job.key)))
-    rows = [_row(where, reference, shards) for (reference, where), shards in found.items()]
+            by_stage.setdefault((job.reference, where), []).append((job, store.costs.of(job.key)))
+    rows = [_row(where, reference, shards) for (reference, where), shards in by_stage.items()]
     return sorted(rows, key=lambda row: tuple(str(value) for value in asdict(row).values()))
 
 
 def _drawn_for_others(jobs: Sequence[Job]) -> list[Job]:
     """Return jobs that draw for several methods, copied for each method but the one in their name."""
     draws = {job.key: job for job in jobs if job.stage == GENERATE.name}
-    found = {(key, job.algo) for job in jobs for keys in job.inputs.values() for key in keys if key in draws}
-    return [replace(draws[key], algo=algo) for key, algo in sorted(found) if draws[key].algo != algo]
+    readers = {(key, job.algo) for job in jobs for keys in job.inputs.values() for key in keys if key in draws}
+    return [replace(draws[key], algo=algo) for key, algo in sorted(readers) if draws[key].algo != algo]
 
 
 def total(amounts: Iterable[float | None]) -> float | None:
     """Return the sum, 0 for no amounts; None if one is unknown."""
-    found = list(amounts)
-    known = [amount for amount in found if amount is not None]
-    return sum(known) if len(known) == len(found) else None
+    every = list(amounts)
+    measured = [amount for amount in every if amount is not None]
+    return sum(measured) if len(measured) == len(every) else None
 
 
 def _made(store: Store, jobs: Iterable[Job]) -> set[str]:
     """Return the keys of stored outputs, and of their inputs, which may have been removed since."""
     inputs = {job.key: [key for keys in job.inputs.values() for key in keys] for job in jobs}
     made: set[str] = set()
-    left = [key for key in inputs if store.is_committed(key)]
-    while left:
-        key = left.pop()
+    pending = [key for key in inputs if store.is_committed(key)]
+    while pending:
+        key = pending.pop()
         if key not in made:
             made.add(key)
-            left += inputs.get(key, [])
+            pending += inputs.get(key, [])
     return made
 
 
@@ -201,9 +201,9 @@ def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mappi
         return total(cost.get(name) for _, cost in shards)
 
     tokens, answers = whole("tokens"), whole(ANSWERS)
-    known = all("run_s" in cost and "load_s" in cost for _, cost in shards)
+    timed = all("run_s" in cost and "load_s" in cost for _, cost in shards)
     load_s = total(cost["load_s"] * job.devices if "load_s" in cost else None for job, cost in shards)
-    work_s = sum(max(0.0, cost["run_s"] - cost["load_s"]) * job.devices for job, cost in shards) if known else None
+    work_s = sum(max(0.0, cost["run_s"] - cost["load_s"]) * job.devices for job, cost in shards) if timed else None
     purposes = sorted({name for _, cost in shards for name in cost if name.startswith(f"{FLOPS}/")})
     return ComputeRow(
         *where,
@@ -219,8 +219,8 @@ def _row(where: _Where, reference: int | None, shards: Sequence[tuple[Job, Mappi
 
 def write_compute(folder: Path, compute: Compute, makers: Iterable[Maker] = ()) -> None:
     """Write ``compute.json`` to the folder of a run: costs, and the versions that made the outputs."""
-    found = {**asdict(compute), "made_with": [asdict(maker) for maker in makers]}
-    write_whole(folder / FILE, json_text(found, indent=1) + "\n")
+    data = {**asdict(compute), "made_with": [asdict(maker) for maker in makers]}
+    write_whole(folder / FILE, json_text(data, indent=1) + "\n")
 
 
 def read_compute(folder: Path) -> Compute:
@@ -275,8 +275,8 @@ def costs_of(
         return [*own, *(row for row in before if row.stage not in EVALUATION)]
 
     return [
-        _cost(method, number, [of_chain(method, cell, number) for cell in whole_grid(found).cells])
-        for (method, number), found in sorted(cells.items())
+        _cost(method, number, [of_chain(method, cell, number) for cell in whole_grid(evaluated).cells])
+        for (method, number), evaluated in sorted(cells.items())
         if method in spent
     ]
 
@@ -287,8 +287,8 @@ def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) 
     evaluated = [row for chain in chains for row in chain if (row.round, row.stage) == (number, "evaluate")]
 
     def mean(name: str) -> float | None:
-        found = total(getattr(row, name) for row in trained)
-        return None if found is None else found / len(chains)
+        amount = total(getattr(row, name) for row in trained)
+        return None if amount is None else amount / len(chains)
 
     # Guidance and selection of an answer count, and all completions from which it is selected.
     answers, answer = total(row.answers for row in evaluated), None
@@ -309,7 +309,7 @@ def at_budgets(
         budgets: Training FLOPs of one chain, all rounds together.
     """
     spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}
-    found: list[BudgetRow] = []
+    rows: list[BudgetRow] = []
     for (dataset, model), methods in sorted(
         record.by_method(row for row in pooled if not is_mean(row.dataset)).items()
     ):
@@ -320,8 +320,8 @@ def at_budgets(
                 bare = BudgetRow(dataset=dataset, model=model, algo=algo, budget=budget)
                 last = _last_within(taken, budget)
                 if algo != REFERENCE:
-                    found.append(bare if last is None else _after(bare, last, taken[last], rounds[last], primary))
-    return found
+                    rows.append(bare if last is None else _after(bare, last, taken[last], rounds[last], primary))
+    return rows
 
 
 def _last_within(taken: Mapping[int, float | None], budget: float) -> int | None:
@@ -375,12 +375,12 @@ def results_of(
     from pipeline.runs.pooling import fronts, pooled
 
     rows = record.collect_rows(store, jobs, tell)
-    found, comparisons = pooled(rows, record.prompt_reader(store, jobs, tell), last_round, settings.confidence)
-    points, matched = fronts(found, settings.matched_kl, settings.split)
+    methods, comparisons = pooled(rows, record.prompt_reader(store, jobs, tell), last_round, settings.confidence)
+    points, matched = fronts(methods, settings.matched_kl, settings.split)
     made_by = {job.key: job.algo for job in jobs}
     return record.Results(
         rows=rows,
-        pooled=found,
+        pooled=methods,
         comparisons=comparisons,
         confidence=settings.confidence,
         common_eta=settings.common_eta,

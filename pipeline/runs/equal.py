@@ -73,18 +73,18 @@ class Limit:
         if self.name == "kl" or cost is None:
             return kl if self.name == "kl" else None
         if self.name == _TOTAL:
-            known = cost.flops is not None and cost.answer is not None
-            return (cost.flops or 0) + self.answers * (cost.answer or 0) if known else None
+            is_known = cost.flops is not None and cost.answer is not None
+            return (cost.flops or 0) + self.answers * (cost.answer or 0) if is_known else None
         return {"flops": cost.flops, "tokens": cost.tokens, "flops_per_answer": cost.answer}[self.name]
 
     def judged(self, amounts: Mapping[int, float | None]) -> dict[int, bool | None]:
         """Return for each round whether it is within the limit, or None if unknown."""
         if self.most == math.inf:
             return dict.fromkeys(amounts, True)
-        found = {number: None if one is None else one <= self.most for number, one in amounts.items()}
-        beyond = [number for number, is_within in found.items() if is_within is False]
+        verdicts = {number: None if amount is None else amount <= self.most for number, amount in amounts.items()}
+        beyond = [number for number, is_within in verdicts.items() if is_within is False]
         too_far = min(beyond, default=math.inf) if self.name in _GROWING else math.inf
-        return {n: False if is_within is None and n > too_far else is_within for n, is_within in found.items()}
+        return {n: False if is_within is None and n > too_far else is_within for n, is_within in verdicts.items()}
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ class Limits:
     every: tuple[Limit, ...]
 
 
-def limits_of(asked: Iterable[str]) -> list[Limits]:
+def limits_of(options: Iterable[str]) -> list[Limits]:
     """Parse limits as typed: ``flops=1e15`` or ``kl=1.0+tokens=1e6``, separate ones with commas between them.
 
     Raises:
         ConfigError: The text is no limit.
     """
-    texts = dict.fromkeys(text.strip() for each in asked for text in each.split(","))
+    texts = dict.fromkeys(text.strip() for option in options for text in option.split(","))
     return [Limits(text, tuple(_limit(term.strip(), text) for term in _AND.split(text))) for text in texts]
 
 
@@ -119,20 +119,20 @@ def _limit(term: str, text: str) -> Limit:
     most, at, answers = number.partition("@")
     if not equals or bool(at) != (name == _TOTAL):
         raise ConfigError(f"{where}: '{term}' must be {how}")
-    found = Limit(name, _number(most, where, how), _number(answers, where, how) if at else 0.0)
-    if found.answers == math.inf:
+    limit = Limit(name, _number(most, where, how), _number(answers, where, how) if at else 0.0)
+    if limit.answers == math.inf:
         raise ConfigError(f"{where}: 'inf' answers are too many; it must be {how}")
-    return found
+    return limit
 
 
 def _number(text: str, where: str, how: str) -> float:
     try:
-        found = float(text)
+        value = float(text)
     except ValueError:
-        found = math.nan
-    if not found >= 0:
+        value = math.nan
+    if not value >= 0:
         raise ConfigError(f"{where}: '{text}' is no number from 0 on; it must be {how}")
-    return found
+    return value
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------
@@ -190,10 +190,10 @@ class Block:
     @property
     def within(self) -> list[Reached]:
         """The methods that are."""
-        return [one for one in self.methods if one.state == "within" and one.algo != REFERENCE]
+        return [row for row in self.methods if row.state == "within" and row.algo != REFERENCE]
 
 
-def blocks_of(run: LoadedRun, asked: Sequence[Limits]) -> list[Block]:
+def blocks_of(run: LoadedRun, limits: Sequence[Limits]) -> list[Block]:
     """Return a block for each of the requested limits, for every dataset and model.
 
     Raises:
@@ -201,10 +201,10 @@ def blocks_of(run: LoadedRun, asked: Sequence[Limits]) -> list[Block]:
         StoreError: The results of the run hold something else.
     """
     stored = _Stored(run)
-    found = [stored.block(place, at) for at in asked for place in stored.places]
-    for at, own in groupby(found, key=lambda block: block.at):
+    blocks = [stored.block(place, at) for at in limits for place in stored.places]
+    for at, own in groupby(blocks, key=lambda block: block.at):
         _refuse_nothing(at, list(own))
-    return found
+    return blocks
 
 
 class _Stored:
@@ -226,7 +226,7 @@ class _Stored:
         chains: dict[tuple[str, str, str, int], list[record.ResultRow]] = {}
         for row in results.rows:
             chains.setdefault((row.dataset, row.model, row.algo, row.round), []).append(row)
-        read = record.prompt_reader(run.store, jobs, record.told)
+        read = record.prompt_reader(run.store, jobs, record.log_problem)
 
         @cache
         def group(dataset: str, model: str, algo: str, number: int) -> Group | None:
@@ -240,7 +240,7 @@ class _Stored:
         rounds = self.places[place]
         metric = record.primary_metric(record.cells_of(rounds)) or ""
         methods = [self._reached(place, algo, at, metric) for algo in sorted(rounds)]
-        groups = {one.algo: self._group(*place, one.algo, one.round) for one in methods if one.round is not None}
+        groups = {row.algo: self._group(*place, row.algo, row.round) for row in methods if row.round is not None}
         own = [group for algo, group in groups.items() if group is not None and algo != REFERENCE]
         reference = groups.get(REFERENCE)
         return Block(
@@ -248,7 +248,7 @@ class _Stored:
             dataset=place[0],
             model=place[1],
             metric=metric,
-            methods=sorted(methods, key=lambda one: reading_order(one.algo)),
+            methods=sorted(methods, key=lambda row: reading_order(row.algo)),
             comparisons=[] if reference is None else self._compared([(own, reference)], self._confidence),
         )
 
@@ -261,12 +261,12 @@ class _Stored:
         for limit in at.every if algo != REFERENCE else ():
             amounts = {number: limit.amount(costs[number], kls[number]) for number in cells}
             judged.append(limit.judged(amounts))
-            known = [amount for amount in amounts.values() if amount is not None]
-            least |= {limit.name: min(known)} if known else {}
-        last = max((n for n in cells if all(each[n] is not False for each in judged)), default=None)
+            measured = [amount for amount in amounts.values() if amount is not None]
+            least |= {limit.name: min(measured)} if measured else {}
+        last = max((n for n in cells if all(verdicts[n] is not False for verdicts in judged)), default=None)
         if last is None:
             return Reached(algo=algo, state="beyond", least=least)
-        if any(each[last] is None for each in judged):
+        if any(verdicts[last] is None for verdicts in judged):
             return Reached(algo=algo, state="unknown", least=least)
         group = self._group(*place, algo, last)
         return Reached(
@@ -283,17 +283,17 @@ class _Stored:
 
 
 def _refuse_nothing(at: Limits, blocks: Sequence[Block]) -> None:
-    methods = [one for block in blocks for one in block.methods if one.algo != REFERENCE]
+    methods = [row for block in blocks for row in block.methods if row.algo != REFERENCE]
     if methods and not any(block.within for block in blocks):
         raise ConfigError(
             f"--at '{at.text}': no method is within that after any round. The least of each: "
-            f"{first_few((_least(one) for one in methods), 'methods', '; ')}"
+            f"{first_few((_least(row) for row in methods), 'methods', '; ')}"
         )
 
 
-def _least(one: Reached) -> str:
-    known = ", ".join(f"{name} {amount:.4g}" for name, amount in one.least.items())
-    return f"{one.algo} {known or 'not known'}"
+def _least(row: Reached) -> str:
+    amounts = ", ".join(f"{name} {amount:.4g}" for name, amount in row.least.items())
+    return f"{row.algo} {amounts or 'not known'}"
 
 
 # -- as tables, as CSV and as plain data --------------------------------------------------------------------------
@@ -308,39 +308,39 @@ def _methods_table(block: Block, results: record.Results) -> FittedTable:
     def number(
         heading: str, rank: int, value: Callable[[Reached], float | None], words: Callable[[float], str]
     ) -> Told:
-        return number_column(heading, rank), lambda one: "" if (found := value(one)) is None else words(found)
+        return number_column(heading, rank), lambda row: "" if (amount := value(row)) is None else words(amount)
 
     def of_cost(name: str) -> Callable[[Reached], float | None]:
-        return lambda one: None if one.algo == REFERENCE else getattr(one.cost, name, None)
+        return lambda row: None if row.algo == REFERENCE else getattr(row.cost, name, None)
 
     def in_total(limit: Limit) -> Callable[[Reached], float | None]:
-        return lambda one: None if one.algo == REFERENCE else limit.amount(one.cost, one.kl)
+        return lambda row: None if row.algo == REFERENCE else limit.amount(row.cost, row.kl)
 
-    def ends(one: Reached) -> str:
-        return "" if one.result is None else interval(one.result.ci_low, one.result.ci_high)
+    def ends(row: Reached) -> str:
+        return "" if row.result is None else interval(row.result.ci_low, row.result.ci_high)
 
-    asked = {limit.name for limit in block.at.every}
+    limited = {limit.name for limit in block.at.every}
     totals = [limit for limit in block.at.every if limit.name == _TOTAL]
     columns: list[Told] = [
-        (Column(heading="algorithm", least=LEAST_NAME), lambda one: one.algo),
-        (number_column("round", 2), lambda one: "-" if one.round is None else str(one.round)),
+        (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
+        (number_column("round", 2), lambda row: "-" if row.round is None else str(row.round)),
         number(
             HEADINGS.get(block.metric, block.metric or "value"),
             1,
-            lambda one: getattr(one.result, "value", None),
+            lambda row: getattr(row.result, "value", None),
             decimal,
         ),
         (number_column("interval", 4), ends),
-        number("KL/seq", 3 if "kl" in asked else 5, lambda one: one.kl, decimal),
+        number("KL/seq", 3 if "kl" in limited else 5, lambda row: row.kl, decimal),
         number("FLOPs", 3, of_cost("flops"), si),
         number(
             "per answer",
-            3 if "flops_per_answer" in asked else 7,
-            lambda one: getattr(one.cost, "answer", None),
+            3 if "flops_per_answer" in limited else 7,
+            lambda row: getattr(row.cost, "answer", None),
             si,
         ),
         *(number(_TOTAL, 3, in_total(limit), si) for limit in totals[:1]),
-        number("tokens", 3 if "tokens" in asked else EXTRA, of_cost("tokens"), si),
+        number("tokens", 3 if "tokens" in limited else EXTRA, of_cost("tokens"), si),
     ]
     return told_table(
         columns,
@@ -357,41 +357,41 @@ def _about_methods(block: Block, results: record.Results, shown: Collection[str]
         ("beyond", "Never within it; the least"),
         ("unknown", "Not known to be within it; the least"),
     ):
-        if found := [_least(one) for one in block.methods if one.state == state]:
-            yield f"{words}: {first_few(found, 'methods', '; ')}."
-    there = [one for one in block.methods if one.round is not None]
-    rows = {(one.algo, one.round or 0): one.result for one in there if one.result is not None}
+        if least := [_least(row) for row in block.methods if row.state == state]:
+            yield f"{words}: {first_few(least, 'methods', '; ')}."
+    there = [row for row in block.methods if row.round is not None]
+    rows = {(row.algo, row.round or 0): row.result for row in there if row.result is not None}
     if "interval" in shown and any(row.ci_low is not None for row in rows.values()):
         yield what_intervals_hold_for(rows)
-    if gone := [f"{one.algo} round {one.round}" for one in there if not one.has_weights]:
+    if gone := [f"{row.algo} round {row.round}" for row in there if not row.has_weights]:
         yield f"Weights are stored no more: {first_few(gone, 'rounds')}."
-    yield from about_bounds(results.bounded_among(one.algo for one in there), shown)
+    yield from about_bounds(results.bounded_among(row.algo for row in there), shown)
 
 
 def _pairs_table(block: Block, level: float) -> FittedTable:
     columns: list[Told] = [
-        (Column(heading="first", least=LEAST_NAME), lambda one: one.first),
-        (Column(heading="second", least=LEAST_NAME), lambda one: one.second),
-        (number_column("difference", 1), lambda one: decimal(one.difference, "+")),
-        (number_column("its interval", 3), lambda one: interval(one.ci_low, one.ci_high, "+")),
-        (number_column("p", 2), lambda one: "<0.001" if one.p < 0.001 else f"{one.p:.3f}"),
-        (Column(heading="test", rank=4), lambda one: one.test),
+        (Column(heading="first", least=LEAST_NAME), lambda pair: pair.first),
+        (Column(heading="second", least=LEAST_NAME), lambda pair: pair.second),
+        (number_column("difference", 1), lambda pair: decimal(pair.difference, "+")),
+        (number_column("its interval", 3), lambda pair: interval(pair.ci_low, pair.ci_high, "+")),
+        (number_column("p", 2), lambda pair: "<0.001" if pair.p < 0.001 else f"{pair.p:.3f}"),
+        (Column(heading="test", rank=4), lambda pair: pair.test),
     ]
-    families = groupby(block.comparisons, key=lambda one: one.second == REFERENCE)
+    families = groupby(block.comparisons, key=lambda pair: pair.second == REFERENCE)
     return told_table(columns, (own for _, own in families), caption="\n".join(_about_pairs(block, level)).strip())
 
 
 def _about_pairs(block: Block, level: float) -> Iterator[str]:
     if tested := block.comparisons:
-        pairs = [one for one in tested if one.second != REFERENCE]
+        pairs = [pair for pair in tested if pair.second != REFERENCE]
         families = [count(len(tested) - len(pairs), "comparison")] + ([count(len(pairs), "pair")] if pairs else [])
         chains = [count(tested[0].references, "reference")] if tested[0].references > 1 else []
-        chains += [count(tested[0].seeds, "seed"), count(min(one.n for one in tested), "prompt")]
+        chains += [count(tested[0].seeds, "seed"), count(min(pair.n for pair in tested), "prompt")]
         yield f"p: corrected for {' and for '.join(families)} (Holm), of {', '.join(chains)} that all have."
         if pairs:
             yield f"At the level of {level:.2g}: {_told_apart(pairs, level)}."
     if untested := [
-        f"{one.algo} round {one.round}" for one in block.methods if one.round is not None and not one.is_tested
+        f"{row.algo} round {row.round}" for row in block.methods if row.round is not None and not row.is_tested
     ]:
         rounds = first_few(untested, "rounds")
         yield f"Not tested, as what was measured prompt by prompt is stored no more: {rounds}."
@@ -401,15 +401,15 @@ def _told_apart(pairs: Iterable[record.Comparison], level: float) -> str:
     above: dict[str, list[str]] = {}
     apart = 0
     every = list(pairs)
-    for one in every:
-        if one.p < level:
+    for pair in every:
+        if pair.p < level:
             apart += 1
-            better, worse = (one.first, one.second) if one.difference > 0 else (one.second, one.first)
+            better, worse = (pair.first, pair.second) if pair.difference > 0 else (pair.second, pair.first)
             above.setdefault(better, []).append(worse)
-    said = [f"{better} is above {first_few(worse, 'methods')}" for better, worse in sorted(above.items())]
+    sentences = [f"{better} is above {first_few(worse, 'methods')}" for better, worse in sorted(above.items())]
     if apart < len(every):
-        said.append(f"{count(len(every) - apart, 'pair')} not told apart")
-    return first_few(said, "methods", "; ")
+        sentences.append(f"{count(len(every) - apart, 'pair')} not told apart")
+    return first_few(sentences, "methods", "; ")
 
 
 _PLACE = ("at", "dataset", "model", "metric")
@@ -429,26 +429,26 @@ def block_data(block: Block) -> dict[str, Any]:
     """Return a block as plain data."""
     return {
         **dict(zip(_PLACE, (block.at.text, block.dataset, block.model, block.metric), strict=True)),
-        "methods": [_method_data(one) for one in block.methods],
+        "methods": [_method_data(row) for row in block.methods],
         "comparisons": [
-            {"first": one.first, "second": one.second}
-            | {name: getattr(one, kept) for name, kept in _OF_PAIR.items()}
-            for one in block.comparisons
+            {"first": pair.first, "second": pair.second}
+            | {name: getattr(pair, kept) for name, kept in _OF_PAIR.items()}
+            for pair in block.comparisons
         ],
     }
 
 
-def _method_data(one: Reached) -> dict[str, Any]:
+def _method_data(row: Reached) -> dict[str, Any]:
     return {
-        "algo": one.algo,
-        "state": one.state,
-        "round": one.round,
-        **{name: getattr(one.result, name, None) for name in _OF_RESULT},
-        _KL: one.kl,
-        **{name: getattr(one.cost, kept, None) for name, kept in _OF_COST.items()},
-        "has_weights": one.has_weights,
-        "is_tested": one.is_tested,
-        "least": dict(one.least),
+        "algo": row.algo,
+        "state": row.state,
+        "round": row.round,
+        **{name: getattr(row.result, name, None) for name in _OF_RESULT},
+        _KL: row.kl,
+        **{name: getattr(row.cost, kept, None) for name, kept in _OF_COST.items()},
+        "has_weights": row.has_weights,
+        "is_tested": row.is_tested,
+        "least": dict(row.least),
     }
 
 
@@ -460,8 +460,8 @@ def blocks_csv(blocks: Iterable[Block]) -> str:
 
 
 def _csv_rows(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    methods = {one["algo"]: one for one in data["methods"]}
-    compared = {(one["first"], one["second"]): one for one in data["comparisons"]}
+    methods = {row["algo"]: row for row in data["methods"]}
+    compared = {(pair["first"], pair["second"]): pair for pair in data["comparisons"]}
     pairs = [(algo, REFERENCE) for algo in methods] + [pair for pair in compared if REFERENCE not in pair]
     for first, second in pairs:
         other = methods.get(second, {}) if first != REFERENCE else {}

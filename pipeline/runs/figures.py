@@ -157,19 +157,19 @@ def reward_against_kl(results: Results, place: Place) -> Series:
     """Return fronts, methods after their last round, the reference, and the optimum if known."""
     methods = methods_of(results, place)
     metric = _metric(methods)
-    found: dict[str, list[Point]] = {}
+    series: dict[str, list[Point]] = {}
     for row in sorted(results.fronts, key=lambda row: row.kl):
         if (row.dataset, row.model) == place and row.point != REFERENCE:
             point = Point(row.kl, row.value, row.kl_low, row.kl_high, row.ci_low, row.ci_high)
-            found.setdefault(row.front, []).append(point)
+            series.setdefault(row.front, []).append(point)
     for name, rounds in methods.items():
         last = rounds[max(rounds)]
-        if name not in found and not point_of(name)[1] and _KL in last and metric in last:
-            found[name] = [_against(last[_KL], last[metric])]
+        if name not in series and not point_of(name)[1] and _KL in last and metric in last:
+            series[name] = [_against(last[_KL], last[metric])]
     reference = methods.get(REFERENCE, {}).get(0, {})
     if (kl := reference.get(f"{_OPTIMUM}/{_KL}")) and (best := reference.get(f"{_OPTIMUM}/{metric}")):
-        found[_OPTIMUM] = [_against(kl, best)]
-    return found
+        series[_OPTIMUM] = [_against(kl, best)]
+    return series
 
 
 def _against(x: PooledRow, y: PooledRow) -> Point:
@@ -189,7 +189,7 @@ def _against_flops(methods: Methods, costs: Iterable[CostRow], place: Place) -> 
     """Return the result of each method after every round, against its training FLOPs so far."""
     metric = _metric(methods)
     spent = {(cost.algo, cost.round): cost.flops for cost in costs if (cost.dataset, cost.model) == place}
-    found = {
+    series = {
         name: [
             _at(flops, cell[metric])
             for number, cell in rounds.items()
@@ -198,7 +198,7 @@ def _against_flops(methods: Methods, costs: Iterable[CostRow], place: Place) -> 
         for name, rounds in methods.items()
         if name != REFERENCE
     }
-    return {name: points for name, points in found.items() if points}
+    return {name: points for name, points in series.items() if points}
 
 
 def _at(x: float, y: PooledRow) -> Point:
@@ -227,13 +227,13 @@ def styled() -> Iterator[None]:
 def looks(methods: Sequence[str]) -> dict[str, Look]:
     """Return a style for each method, by its index; also for the reference and the optimum."""
     marks, dashes = list(words.MARKS.values()), list(words.DASHES.values())
-    found: dict[str, Look] = {}
+    styles: dict[str, Look] = {}
     for at, name in enumerate(methods):
         turn, colour = divmod(at, len(words.COLOURS))
         mark, line = marks[(at + turn) % len(marks)], dashes[turn % len(dashes)]
-        found[name] = {"color": words.COLOURS[colour], "marker": mark, "linestyle": line}
-    found[REFERENCE] = {"color": "#777777", "marker": "o", "linestyle": "--"}
-    return {**found, _OPTIMUM: {"color": "#000000", "marker": "*", "linestyle": "-"}}
+        styles[name] = {"color": words.COLOURS[colour], "marker": mark, "linestyle": line}
+    styles[REFERENCE] = {"color": "#777777", "marker": "o", "linestyle": "--"}
+    return {**styles, _OPTIMUM: {"color": "#000000", "marker": "*", "linestyle": "-"}}
 
 
 def _front(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
@@ -265,8 +265,8 @@ def _rounds(series: Series, metric: str, look: Mapping[str, Look]) -> Figure:
                     axes.axhspan(point.y_low, point.y_high, color=own["color"], alpha=_BAND, linewidth=0)
             continue
         axes.plot([point.x for point in points], [point.y for point in points], label=_label(name), **own)
-        if known := [(point.x, point.y_low, point.y_high) for point in points if point.y_low is not None]:
-            axes.fill_between(*zip(*known, strict=True), color=own["color"], alpha=_BAND, linewidth=0)
+        if band := [(point.x, point.y_low, point.y_high) for point in points if point.y_low is not None]:
+            axes.fill_between(*zip(*band, strict=True), color=own["color"], alpha=_BAND, linewidth=0)
     axes.set_xlabel("round")
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel(metric)

@@ -35,7 +35,7 @@ from pipeline.runs.cost import FILE as COMPUTE
 from pipeline.runs.cost import Compute, compute_of, read_compute, results_of
 from pipeline.runs.origin import Origin, read_origin
 from pipeline.runs.progress import Progress, read_progress
-from pipeline.runs.record import Results, place_of, read_results, reading, told
+from pipeline.runs.record import Results, log_problem, place_of, read_results, reading
 from pipeline.runs.report.format import command
 from pipeline.runs.run_view import AttemptView, JobView, RunView, Span
 
@@ -110,8 +110,8 @@ class LoadedRun:
         try:
             loaded = read_resolved(read_plain(self.folder.config, RESOLVED * LARGEST_FILE, follow=True))
         except (OSError, ValueError, RecursionError, yaml.YAMLError, ConfigError) as error:
-            said = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-            raise ConfigError(f"{self.folder.config} cannot be read: {said}") from error
+            problem = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+            raise ConfigError(f"{self.folder.config} cannot be read: {problem}") from error
         if not isinstance(loaded, dict):
             raise ConfigError(f"{self.folder.config} cannot be read: it is no table of settings")
         return loaded
@@ -224,8 +224,8 @@ class LoadedRun:
     @property
     def lost_attempts(self) -> list[tuple[JobView, AttemptView]]:
         """Attempts in progress when the run was killed; they end with its last sign of life."""
-        found = self.view.attempts(killed=self.state == "killed")
-        return [(job, attempt) for job, attempt in found if attempt.outcome == "lost"]
+        attempts = self.view.attempts(killed=self.state == "killed")
+        return [(job, attempt) for job, attempt in attempts if attempt.outcome == "lost"]
 
     def timeline(self) -> list[Span]:
         """Return who used which device when, by start time; a multi-GPU job has a span for each device."""
@@ -249,7 +249,7 @@ class LoadedRun:
             rounds if isinstance(rounds, int) else 0,
             self._judging,
             bounded=self.origin.bounded,
-            tell=told,
+            tell=log_problem,
         )
 
     @cached_property
@@ -279,12 +279,12 @@ class LoadedRun:
 
     def curves(self) -> list[tuple[Job, list[formats.TrainingStep]]]:
         """Return the steps of every stored training, by job in the order of `samples`."""
-        found: list[tuple[Job, list[formats.TrainingStep]]] = []
+        curves: list[tuple[Job, list[formats.TrainingStep]]] = []
         for job in self._in_order():
             with reading(job, formats.CURVES):
                 if steps := formats.read_curve(self.store.path(job.key)):
-                    found.append((job, steps))
-        return found
+                    curves.append((job, steps))
+        return curves
 
     def _in_order(self) -> list[Job]:
         return sorted(self.jobs.values(), key=lambda job: (place_of(job), job.id))
@@ -310,10 +310,10 @@ def load(folder: RunFolder | Path) -> LoadedRun:
     path = folder.path if isinstance(folder, RunFolder) else folder
     if (path / "latest").is_dir():
         path = path / "latest"
-    found = RunFolder(path.resolve())
-    if not found.holds_run:
+    run = RunFolder(path.resolve())
+    if not run.holds_run:
         raise ConfigError(f"{path} is no folder of a run: it has none of the files that runs leave.")
-    return LoadedRun(found)
+    return LoadedRun(run)
 
 
 def load_planned(folder: RunFolder) -> LoadedRun:
@@ -327,10 +327,10 @@ def load_planned(folder: RunFolder) -> LoadedRun:
     return run
 
 
-def _first_prompts(found: Iterable[formats.Sample], most: int | None) -> Iterator[formats.Sample]:
+def _first_prompts(samples: Iterable[formats.Sample], most: int | None) -> Iterator[formats.Sample]:
     """Yield the completions of the first prompts, all for each prompt, until there are `most` or more."""
     row = None
-    for number, sample in enumerate(found):
+    for number, sample in enumerate(samples):
         if most is not None and number >= most and sample.row != row:
             return
         row = sample.row
@@ -364,10 +364,10 @@ def _removed(run: LoadedRun) -> list[Job]:
 
 
 def _rounds(jobs: Iterable[Job]) -> dict[str, list[int]]:
-    found: dict[str, set[int]] = {}
+    by_chain: dict[str, set[int]] = {}
     for job in jobs:
-        found.setdefault(job.chain, set()).add(job.round)
-    return {chain: sorted(rounds) for chain, rounds in found.items()}
+        by_chain.setdefault(job.chain, set()).add(job.round)
+    return {chain: sorted(rounds) for chain, rounds in by_chain.items()}
 
 
 # -- job logs ----------------------------------------------------------------------------------------------------
@@ -381,15 +381,15 @@ def logs_of(folder: RunFolder, job_id: str) -> dict[int, Path]:
 
 def logs_in(folder: Path) -> dict[int, Path]:
     """Return attempt number -> its log, in a job's folder."""
-    found: dict[int, Path] = {}
+    logs: dict[int, Path] = {}
     try:
         paths = list(folder.iterdir())
     except (OSError, ValueError):  # there are none; a journal may contain a job id that cannot be a folder name
         return {}
     for path in paths:
         if match := re.fullmatch(r"log(?:\.(\d{1,9}))?\.txt", path.name):
-            found[int(match[1] or 1)] = path
-    return dict(sorted(found.items()))
+            logs[int(match[1] or 1)] = path
+    return dict(sorted(logs.items()))
 
 
 def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Path | None:
@@ -408,59 +408,59 @@ def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Pat
 MAX_LISTED = 20
 
 
-def find_job(job_ids: Iterable[str], given: str) -> str:
+def find_job(job_ids: Iterable[str], typed: str) -> str:
     """Return the job that a user means: by id, a part of it, or a pattern with ``*``; also by its chain.
 
     Args:
         job_ids: Ids of all jobs.
-        given: The user's text. Ids that end with it are preferred to ids that contain it.
+        typed: The user's text. Ids that end with it are preferred to ids that contain it.
 
     Raises:
         ConfigError: No job matches, or several do; the message lists similar or matching ones.
     """
-    known = list(job_ids)
+    ids = list(job_ids)
     # Ids of jobs that do not depend on a seed have no part for it; names of their chains do.
-    without = "/".join(part for part in given.strip("/").split("/") if part != ANY)
-    of_chain = without and not _fitting(known, given.strip("/")) and _fitting(known, without)
-    return find_named(known, without if of_chain else given, "job")
+    without = "/".join(part for part in typed.strip("/").split("/") if part != ANY)
+    of_chain = without and not _fitting(ids, typed.strip("/")) and _fitting(ids, without)
+    return find_named(ids, without if of_chain else typed, "job")
 
 
-def find_named(names: Iterable[str], given: str, what: str) -> str:
+def find_named(names: Iterable[str], typed: str, what: str) -> str:
     """Do the same as `find_job` for other hierarchical names.
 
     Args:
         names: All of them.
-        given: What the user wrote.
+        typed: What the user wrote.
         what: Kind of object in messages: ``job``.
 
     Raises:
         ConfigError: None matches, or several do; the message lists similar or matching ones.
     """
-    known = list(names)
-    wanted = given.strip("/")
-    if wanted in known:
+    every = list(names)
+    wanted = typed.strip("/")
+    if wanted in every:
         return wanted
-    fitting = _fitting(known, wanted)
+    fitting = _fitting(every, wanted)
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
-        raise ConfigError(f"'{given}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
-    near = _near(known, wanted)
-    told = f"Nearest:\n{listed(near)}" if near else f"There are:\n{listed(known)}" if known else ""
-    raise ConfigError(f"no {what} fits '{given}'. {told}".rstrip())
+        raise ConfigError(f"'{typed}' fits {len(fitting)} {what}s; give more of it:\n" + listed(fitting))
+    near = _near(every, wanted)
+    remedy = f"Nearest:\n{listed(near)}" if near else f"There are:\n{listed(every)}" if every else ""
+    raise ConfigError(f"no {what} fits '{typed}'. {remedy}".rstrip())
 
 
-def _fitting(known: list[str], wanted: str) -> list[str]:
+def _fitting(names: list[str], wanted: str) -> list[str]:
     if any(sign in wanted for sign in "*?["):
-        return [job_id for job_id in known if fnmatchcase(job_id, wanted) or fnmatchcase(job_id, f"*{wanted}")]
-    ending = [job_id for job_id in known if f"/{job_id}".endswith(f"/{wanted}")]
-    return ending or [job_id for job_id in known if wanted in job_id]
+        return [name for name in names if fnmatchcase(name, wanted) or fnmatchcase(name, f"*{wanted}")]
+    ending = [name for name in names if f"/{name}".endswith(f"/{wanted}")]
+    return ending or [name for name in names if wanted in name]
 
 
-def _near(known: list[str], wanted: str) -> list[str]:
+def _near(names: list[str], wanted: str) -> list[str]:
     """Return names that resemble the wanted one, wholly or in as many last parts."""
     parts = wanted.count("/") + 1
-    ends = {"/".join(name.lower().split("/")[-parts:]): name for name in reversed(known)}
+    ends = {"/".join(full_name.lower().split("/")[-parts:]): full_name for full_name in reversed(names)}
     return [ends[near] for near in get_close_matches(wanted.lower(), ends, n=5, cutoff=0.5)]
 
 
@@ -493,14 +493,14 @@ def runs_of(output_dir: Path, name: str) -> list[RunFolder]:
     Raises:
         ConfigError: There is none.
     """
-    known = experiments(output_dir)
-    if name not in known:
+    names = experiments(output_dir)
+    if name not in names:
         if (output_dir / name / _SWEEP).is_file():
             more = command(f"sweep status {shlex.quote(name)}", output_dir)
             raise ConfigError(f"'{name}' in {output_dir} is a sweep, and no run: `{more}` tells of it")
-        raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, known)}")
-    found = [RunFolder(path) for path in (output_dir / name).iterdir() if path.is_dir()]
-    return sorted((run for run in found if run.begun), key=lambda run: (run.begun, run.path))
+        raise ConfigError(f"no run of '{name}' in {output_dir}.{known_names(name, names)}")
+    runs = [RunFolder(path) for path in (output_dir / name).iterdir() if path.is_dir()]
+    return sorted((run for run in runs if run.begun), key=lambda run: (run.begun, run.path))
 
 
 def runs_before(run: RunFolder) -> list[RunFolder]:

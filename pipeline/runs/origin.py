@@ -182,15 +182,15 @@ _NAMES = ("arithmetic", "pipeline", "torch", "transformers")
 
 def collect_makers(store: Store, jobs: Iterable[Job]) -> list[Maker]:
     """Return the versions and arithmetic of the stored outputs of jobs, in order."""
-    found: Counter[Maker] = Counter()
+    outputs: Counter[Maker] = Counter()
     for key in {job.key for job in jobs}:
         try:
-            about = read_manifest(key, store.path(key))["about"]
+            description = read_manifest(key, store.path(key))["about"]
         except (NotAnOutputError, KeyError):
             continue  # not made yet, or reported elsewhere
-        named: dict[str, Any] = {name: _said(about, name) for name in _NAMES}
-        found[Maker(**named)] += 1
-    return sorted(replace(maker, outputs=count) for maker, count in found.items())
+        named: dict[str, Any] = {name: _maker_field(description, name) for name in _NAMES}
+        outputs[Maker(**named)] += 1
+    return sorted(replace(maker, outputs=count) for maker, count in outputs.items())
 
 
 def several_makers(makers: Sequence[Maker]) -> list[str]:
@@ -198,13 +198,13 @@ def several_makers(makers: Sequence[Maker]) -> list[str]:
     differing = [name for name in _NAMES if len({getattr(maker, name) for maker in makers}) > 1]
     if not differing:
         return []
-    told = [", ".join(f"{name} {getattr(one, name)}" for name in differing) for one in makers]
-    parts = [f"{said} ({maker.outputs} outputs)" for said, maker in zip(told, makers, strict=True)]
+    texts = [", ".join(f"{name} {getattr(maker, name)}" for name in differing) for maker in makers]
+    parts = [f"{text} ({maker.outputs} outputs)" for text, maker in zip(texts, makers, strict=True)]
     return [f"these results rest on outputs that may differ in rounding, made with {'; '.join(parts)}"]
 
 
-def _said(about: object, name: str) -> str:
-    value: Any = about.get(name) if isinstance(about, Mapping) else None
+def _maker_field(description: object, name: str) -> str:
+    value: Any = description.get(name) if isinstance(description, Mapping) else None
     return value[:_LONGEST] if isinstance(value, str) and value.isprintable() and value else UNKNOWN
 
 
@@ -252,23 +252,23 @@ def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, formats.PreparedRows]:
     """Return what became of the rows of each dataset that is read rather than made."""
-    found: dict[str, formats.PreparedRows] = {}
+    by_dataset: dict[str, formats.PreparedRows] = {}
     for job in jobs:
         if job.round:
             continue
         with suppress(OSError, ForeignDataError):  # another kind of job, or not stored
-            found[job.dataset] = formats.read_prepared_rows(store.path(job.key) / formats.DATASET)
-    return dict(sorted(found.items()))
+            by_dataset[job.dataset] = formats.read_prepared_rows(store.path(job.key) / formats.DATASET)
+    return dict(sorted(by_dataset.items()))
 
 
 def warnings_of_rows(store: Store, jobs: Iterable[Job]) -> list[str]:
     """Return the warnings from the preparation of stored datasets, as a run that prepares them gives."""
-    found = prepared_rows(store, jobs).items()
-    return [f"datasets.{name}: {warning}" for name, rows in found for warning in rows.warnings]
+    prepared = prepared_rows(store, jobs).items()
+    return [f"datasets.{name}: {warning}" for name, rows in prepared for warning in rows.warnings]
 
 
 def short_of_rows(
-    store: Store, jobs: Iterable[Job], evaluation: EvaluationConfig, told: Collection[str] = ()
+    store: Store, jobs: Iterable[Job], evaluation: EvaluationConfig, shown: Collection[str] = ()
 ) -> list[str]:
     """Return one line for every dataset that has fewer rows than requested, or has left some out.
 
@@ -276,13 +276,13 @@ def short_of_rows(
         store: The store.
         jobs: Jobs of a plan.
         evaluation: Evaluation settings, with the requested number of prompts.
-        told: Warnings at the beginning of the run; warnings about the same datasets are not repeated.
+        shown: Warnings at the beginning of the run; warnings about the same datasets are not repeated.
     """
     lines = []
     for dataset, prepared in prepared_rows(store, jobs).items():
-        if said := [*prepared.warnings, *_fewer_prompts(prepared, evaluation)]:
-            known = [warning for warning in told if warning.startswith(f"datasets.{dataset}: ")]
-            new = [each for each in said if not any(each in warning for warning in known)]
+        if warnings := [*prepared.warnings, *_fewer_prompts(prepared, evaluation)]:
+            own_shown = [warning for warning in shown if warning.startswith(f"datasets.{dataset}: ")]
+            new = [text for text in warnings if not any(text in warning for warning in own_shown)]
             rest = f": {'; '.join(new)}" if new else ""
             lines.append(f"{dataset}: {prepared} (datasets.{dataset}.test_size, validation_size){rest}")
     return lines
@@ -313,37 +313,37 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
     most: dict[str, tuple[float, str]] = {}
     lost: Counter[str] = Counter()
     for job in jobs:
-        place = f"{job.dataset}/{job.model}"
+        pair = f"{job.dataset}/{job.model}"
         with suppress(OSError, ForeignDataError):
             for row in formats.read_metrics(store.path(job.key)).rows:
                 if row.metric == "truncated" and (row.value or 0) >= MANY_CUT:
                     cut = (row.value or 0, f"{job.algo}, round {job.round}")
-                    most[place] = max(most.get(place, (0.0, "")), cut, key=lambda each: each[0])
+                    most[pair] = max(most.get(pair, (0.0, "")), cut, key=lambda entry: entry[0])
                 if row.metric == "skipped_tokens":
-                    lost[place] += int(row.value or 0)
-    for place, (share, where) in most.items():
-        said = f"up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens"
-        yield f"{place}: {said}: allow more, or name what they end with (generation.stop)"
-    for place, number in lost.items():
+                    lost[pair] += int(row.value or 0)
+    for pair, (share, where) in most.items():
+        problem = f"up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens"
+        yield f"{pair}: {problem}: allow more, or name what they end with (generation.stop)"
+    for pair, number in lost.items():
         if number:
-            said = f"rewards see texts without {count(number, 'special token')}, none an end"
-            yield f"{place}: {said}: generation.skip_special_tokens=false keeps them"
+            problem = f"rewards see texts without {count(number, 'special token')}, none an end"
+            yield f"{pair}: {problem}: generation.skip_special_tokens=false keeps them"
 
 
 def _of_judges(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
     """Yield a line for each dataset and judge behind an endpoint: the models that replied, tokens and cost."""
-    found: dict[tuple[str, str], formats.Asked] = {}
+    by_judge: dict[tuple[str, str], formats.Asked] = {}
     for job in jobs:
         with suppress(OSError, ForeignDataError):
-            for name, asked in formats.read_asked(store.path(job.key) / formats.ASKED).items():
-                place = job.dataset, name
-                found[place] = found[place] + asked if place in found else asked
-    for (dataset, name), asked in found.items():
-        who = ", ".join(f"{model} ({count(number, 'time')})" for model, number in asked.models.items())
-        cost = "" if asked.cost is None else f", {asked.cost:,.4g} by the price that is set"
+            for name, usage in formats.read_asked(store.path(job.key) / formats.ASKED).items():
+                judge = job.dataset, name
+                by_judge[judge] = by_judge[judge] + usage if judge in by_judge else usage
+    for (dataset, name), usage in by_judge.items():
+        who = ", ".join(f"{model} ({count(number, 'time')})" for model, number in usage.models.items())
+        cost = "" if usage.cost is None else f", {usage.cost:,.4g} by the price that is set"
         yield (
-            f"datasets.{dataset}: the reward '{name}' rests on replies of {who} to requests for {asked.model}: "
-            f"{asked.read:,} tokens read, {asked.written:,} written{cost}. A repetition may get other replies"
+            f"datasets.{dataset}: the reward '{name}' rests on replies of {who} to requests for {usage.model}: "
+            f"{usage.read:,} tokens read, {usage.written:,} written{cost}. A repetition may get other replies"
         )
 
 
@@ -355,12 +355,12 @@ def failed_rewards(store: Store, jobs: Iterable[Job], run: RunFolder) -> list[st
         jobs: Jobs of a plan.
         run: The run of the jobs.
     """
-    found: dict[tuple[str, int], list[tuple[Job, formats.Faults]]] = {}
+    by_round: dict[tuple[str, int], list[tuple[Job, formats.Faults]]] = {}
     for job in sorted(jobs, key=lambda job: (job.chain, job.round, job.stage, job.id)):
         with suppress(OSError, ForeignDataError):
             faults = formats.read_faults(store.path(job.key) / formats.FAULTS)
-            found.setdefault((job.chain, job.round), []).append((job, faults))
-    return [f"{chain}, {_rounds([number])}: {_failed(own, run)}" for (chain, number), own in found.items()]
+            by_round.setdefault((job.chain, job.round), []).append((job, faults))
+    return [f"{chain}, {_rounds([number])}: {_failed(own, run)}" for (chain, number), own in by_round.items()]
 
 
 def _failed(own: list[tuple[Job, formats.Faults]], run: RunFolder) -> str:
@@ -372,9 +372,9 @@ def _failed(own: list[tuple[Job, formats.Faults]], run: RunFolder) -> str:
         for stage, number in counts.items()
     ]
     first, faults = own[0]
-    said = " ".join(faults.first.split())[:_NOTES_LONGEST]
+    problem = " ".join(faults.first.split())[:_NOTES_LONGEST]
     log = logs_command(run.path.parent.parent, run.experiment, first.id)
-    return f"a reward failed at {', '.join(parts)}, which have no score; first {said} ({log})"
+    return f"a reward failed at {', '.join(parts)}, which have no score; first {problem} ({log})"
 
 
 def _rounds(numbers: list[int]) -> str:

@@ -173,7 +173,7 @@ class LiveRun:
         return Progress(
             **{name: getattr(self, name) for name in same},
             remaining_s=self.remaining_s if self.has_worked else None,
-            running=tuple(_told(job_id, attempt) for job_id, attempt in self.view.running().items()),
+            running=tuple(_progress_event(job_id, attempt) for job_id, attempt in self.view.running().items()),
             time=self.now,
         )
 
@@ -282,7 +282,7 @@ class LiveRun:
         return max(0.0, attempt.elapsed_s(self.now) - loaded_s)
 
 
-def _told(job_id: str, attempt: AttemptView) -> EventFields:
-    told = {name: getattr(attempt, name) for name in ("worker", "done", "total", "tokens", "loading")}
+def _progress_event(job_id: str, attempt: AttemptView) -> EventFields:
+    amounts = {name: getattr(attempt, name) for name in ("worker", "done", "total", "tokens", "loading")}
     numbers = dict(attempt.numbers)
-    return {"event": "JobProgress", "job": job_id, "attempt": attempt.number, **told, "numbers": numbers}
+    return {"event": "JobProgress", "job": job_id, "attempt": attempt.number, **amounts, "numbers": numbers}

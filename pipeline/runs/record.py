@@ -279,10 +279,10 @@ class Results:
 Place = tuple[str, str, int, str, int, int]
 
 
-def place_of(found: ResultRow | Job) -> Place:
+def place_of(item: ResultRow | Job) -> Place:
     """Return the sort key of rows and jobs: dataset, model, reference, algorithm, seed and round."""
-    reference = -1 if found.reference is None else found.reference
-    return found.dataset, found.model, reference, found.algo, found.seed or 0, found.round
+    reference = -1 if item.reference is None else item.reference
+    return item.dataset, item.model, reference, item.algo, item.seed or 0, item.round
 
 
 def write_results(run: RunFolder, results: Results) -> None:
@@ -314,8 +314,8 @@ def read_results(path: Path) -> Results:
     try:
         return read_json_file(path, Results, _LIMIT, follow=True)
     except (ForeignDataError, OSError) as error:
-        said = formats.problem_in_words(error)
-        raise StoreError(f"cannot read {path}: {said}. The command of its run writes it again.") from error
+        problem = formats.problem_in_words(error)
+        raise StoreError(f"cannot read {path}: {problem}. The command of its run writes it again.") from error
 
 
 def csv_cell(value: object) -> object:
@@ -341,8 +341,8 @@ def primary_metric(results: Iterable[Collection[str]]) -> str | None:
     Args:
         results: For each result to compare, the metrics with a value.
     """
-    shared = [set(metrics) for metrics in results]
-    return next((name for name in PRIMARY_METRICS if shared and all(name in one for one in shared)), None)
+    shared = [set(names) for names in results]
+    return next((name for name in PRIMARY_METRICS if shared and all(name in metrics for metrics in shared)), None)
 
 
 Methods = Mapping[str, Mapping[int, ByMetric]]
@@ -351,12 +351,12 @@ Methods = Mapping[str, Mapping[int, ByMetric]]
 
 def by_method(pooled: Iterable[PooledRow]) -> dict[tuple[str, str], Methods]:
     """Return dataset and model -> methods."""
-    found: dict[tuple[str, str], dict[str, dict[int, dict[str, PooledRow]]]] = {}
+    by_place: dict[tuple[str, str], dict[str, dict[int, dict[str, PooledRow]]]] = {}
     for row in sorted(pooled, key=lambda row: row.round):
         if row.value is not None:
-            methods = found.setdefault((row.dataset, row.model), {})
+            methods = by_place.setdefault((row.dataset, row.model), {})
             methods.setdefault(row.algo, {}).setdefault(row.round, {})[row.metric] = row
-    return dict(found)
+    return dict(by_place)
 
 
 def cells_of(methods: Methods) -> list[ByMetric]:
@@ -411,10 +411,10 @@ def prompt_reader(
         if place not in outputs:
             return None  # rows of a run without its plan
         job, output = outputs[place]
-        found: list[PromptMeasures] = []
+        measures: list[PromptMeasures] = []
         with reading(job, formats.PROMPTS, tell):
-            found.append(read_prompts(output))
-        return found[0] if found else None
+            measures.append(read_prompts(output))
+        return measures[0] if measures else None
 
     return read
 
@@ -431,11 +431,11 @@ def write_samples(run: RunFolder, store: Store, jobs: Iterable[Job], tell: Told 
     lines: list[str] = []
     ordered = sorted(jobs, key=place_of)
     for job, output in _metrics_outputs(store, ordered):
-        place = ("algo", "dataset", "model", "reference", "seed", "round")
-        where: dict[str, Any] = {name: getattr(job, name) for name in place}
+        columns = ("algo", "dataset", "model", "reference", "seed", "round")
+        where: dict[str, Any] = {name: getattr(job, name) for name in columns}
         with reading(job, formats.SAMPLES, tell):
-            found = formats.read_shown_samples(output)
-            lines += [json_text({**where, **sample, **where}, ensure_ascii=False) for sample in found]
+            samples = formats.read_shown_samples(output)
+            lines += [json_text({**where, **sample, **where}, ensure_ascii=False) for sample in samples]
     write_whole(run.samples, "".join(line + "\n" for line in lines))
 
 
@@ -446,13 +446,13 @@ def _metrics_outputs(store: Store, jobs: Iterable[Job]) -> Iterator[tuple[Job, P
             yield job, store.path(job.key)
 
 
-def told(job: Job, said: str) -> None:
+def log_problem(job: Job, problem: str) -> None:
     """Log a message on an unreadable stored output."""
-    log.warning("%s: %s", job.id, said)
+    log.warning("%s: %s", job.id, problem)
 
 
 @contextmanager
-def reading(job: Job, name: str, tell: Told | None = told) -> Iterator[None]:
+def reading(job: Job, name: str, tell: Told | None = log_problem) -> Iterator[None]:
     """Read a file of a job's stored output inside; a missing one is ignored, and an unreadable one reported."""
     try:
         yield
@@ -460,5 +460,5 @@ def reading(job: Job, name: str, tell: Told | None = told) -> Iterator[None]:
         return  # not stored yet, or a stage without this file
     except (ForeignDataError, OSError, RecursionError) as error:
         if tell is not None:
-            said = str(error) if isinstance(error, RecursionError) else formats.problem_in_words(error)
-            tell(job, f"its stored {name} cannot be read: {said}")
+            problem = str(error) if isinstance(error, RecursionError) else formats.problem_in_words(error)
+            tell(job, f"its stored {name} cannot be read: {problem}")

@@ -360,10 +360,10 @@ class RunView:
 
     def blocked_by(self) -> dict[str, list[str]]:
         """Return failed job -> ids of the jobs that it blocks."""
-        found: dict[str, list[str]] = {}
+        by_cause: dict[str, list[str]] = {}
         for job in self.having("blocked"):
-            found.setdefault(job.root_cause, []).append(job.id)
-        return found
+            by_cause.setdefault(job.root_cause, []).append(job.id)
+        return by_cause
 
     def failures(self) -> list[tuple[JobView, AttemptView | None]]:
         """Failed jobs with their last attempt."""
@@ -377,10 +377,10 @@ class RunView:
         """
         reason = "it was under way when the run was killed"
         for job in self.jobs.values():
-            for one in job.attempts:
-                if killed and one.outcome == "running":
-                    one = replace(one, outcome="lost", kind="lost", reason=reason, ended=self.last)
-                yield job, one
+            for attempt in job.attempts:
+                if killed and attempt.outcome == "running":
+                    attempt = replace(attempt, outcome="lost", kind="lost", reason=reason, ended=self.last)
+                yield job, attempt
 
     def timeline(self, jobs: Mapping[str, Job], *, killed: bool) -> list[Span]:
         """Return its spans, by start; a multi-GPU job has a span for each device.
@@ -389,24 +389,24 @@ class RunView:
             jobs: Id -> job, of those that were planned.
             killed: As for `attempts`.
         """
-        found = [
+        spans = [
             Span(
                 job=job.id,
                 chain=job.chain,
                 round=job.round,
                 stage=jobs[job.id].stage if job.id in jobs else "",
-                attempt=one.number,
+                attempt=attempt.number,
                 worker=worker,
-                device=one.device if worker == one.worker else self.workers[worker].device,
-                start=one.started,
-                end=one.ended,
-                outcome=one.outcome,
+                device=attempt.device if worker == attempt.worker else self.workers[worker].device,
+                start=attempt.started,
+                end=attempt.ended,
+                outcome=attempt.outcome,
             )
-            for job, one in self.attempts(killed=killed)
-            if one.started is not None
-            for worker in (one.worker, *one.members)
+            for job, attempt in self.attempts(killed=killed)
+            if attempt.started is not None
+            for worker in (attempt.worker, *attempt.members)
         ]
-        return sorted(found, key=lambda span: (span.start, span.worker))
+        return sorted(spans, key=lambda span: (span.start, span.worker))
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -424,7 +424,7 @@ class RunView:
             job_id = str(event["job"])
             self._job_event(name, event, self.jobs.get(job_id) or self._enter(JobView(id=job_id)))
         elif "worker" in event:
-            self._worker_event(name, event, self._place(int(event["worker"])))
+            self._worker_event(name, event, self._worker(int(event["worker"])))
         elif name == "RunStarted":
             self.started = self.last
             self.pid, self.host = event.get("pid"), str(event.get("host", ""))
@@ -453,13 +453,13 @@ class RunView:
                     # Of a worker that was lost the next event says what became of its job.
                     self._stop(event, job)
             case "DeviceQuarantined":
-                told = {"worker": worker.index, "device": str(event.get("device", "")) or worker.device}
+                source = {"worker": worker.index, "device": str(event.get("device", "")) or worker.device}
                 reason, jobs = str(event.get("reason", "")), tuple(event.get("failed_jobs") or ())
-                self.quarantined.append(Quarantine(**told, reason=reason, jobs=jobs, time=self.last))  # type: ignore[arg-type]
+                self.quarantined.append(Quarantine(**source, reason=reason, jobs=jobs, time=self.last))  # type: ignore[arg-type]
             case "DeviceReleased":
                 worker.status = "idle" if worker.pid else "starting"
-                self.quarantined = [place for place in self.quarantined if place.worker != worker.index]
-        if any(place.worker == worker.index for place in self.quarantined):
+                self.quarantined = [aside for aside in self.quarantined if aside.worker != worker.index]
+        if any(aside.worker == worker.index for aside in self.quarantined):
             worker.status = "quarantined"
 
     def _job_event(self, name: str, event: Event, job: JobView) -> None:
@@ -497,13 +497,13 @@ class RunView:
                 job.found_stored = True
 
     def _job_started(self, event: Event, job: JobView) -> None:
-        worker = self._place(int(event.get("worker", -1)))
+        worker = self._worker(int(event.get("worker", -1)))
         worker.job_id = job.id
         attempt = self._attempt(event, job)
         attempt.worker, attempt.device, attempt.started = worker.index, worker.device, self.last
         attempt.members = tuple(event.get("members") or ())
-        for place in map(self._place, attempt.members):
-            place.lent_to = job.id
+        for member in map(self._worker, attempt.members):
+            member.lent_to = job.id
         self._settle(job, "running")
 
     def _attempt_failed(self, event: Event, job: JobView) -> None:
@@ -521,8 +521,8 @@ class RunView:
         worker = self.workers.get(attempt.worker)
         if worker is not None and worker.job_id == job.id:
             worker.job_id = ""
-        for place in map(self._place, attempt.members):
-            place.lent_to = "" if place.lent_to == job.id else place.lent_to
+        for member in map(self._worker, attempt.members):
+            member.lent_to = "" if member.lent_to == job.id else member.lent_to
         return attempt
 
     def _stop(self, event: Event, job: JobView) -> None:
@@ -543,7 +543,7 @@ class RunView:
         self.cells.setdefault((job.chain, job.round), JobCounts()).total += 1
         return self.jobs.setdefault(job.id, job)
 
-    def _place(self, index: int) -> WorkerView:
+    def _worker(self, index: int) -> WorkerView:
         return self.workers.setdefault(index, WorkerView(index=index))
 
     def _attempt(self, event: Event, job: JobView) -> AttemptView:

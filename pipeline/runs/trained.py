@@ -214,10 +214,10 @@ def find_trained(
     jobs = chains[name]
     if number is not None and number not in jobs:
         raise ConfigError(f"{name} has no round {number}; there are: {', '.join(map(str, sorted(jobs)))}")
-    found = Trained(run=run, config=config, job=jobs[max(jobs) if number is None else number], rounds=max(jobs))
-    bring(found)
-    _check_finished(found, jobs, also_gone=also_gone)
-    return found
+    model = Trained(run=run, config=config, job=jobs[max(jobs) if number is None else number], rounds=max(jobs))
+    bring(model)
+    _check_finished(model, jobs, also_gone=also_gone)
+    return model
 
 
 def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None, does: str) -> str:
@@ -227,8 +227,8 @@ def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None, does
     if chain is not None:
         return find_named(chains, chain, "trained chain")
     if len(named) > 1:
-        told = f"run {run.stamp} of {run.name} has several chains that give a model; say which:"
-        raise ConfigError(f"{told}\n{listed(named)}")
+        problem = f"run {run.stamp} of {run.name} has several chains that give a model; say which:"
+        raise ConfigError(f"{problem}\n{listed(named)}")
     return named[0]
 
 
@@ -240,13 +240,13 @@ def trained_chains(run: LoadedRun, config: Config, *, rewards: bool = False) -> 
         config: Its configuration.
         rewards: Those that fit reward models, rather than those that train a policy, or what guides one.
     """
-    found: dict[str, dict[int, Job]] = {}
+    chains: dict[str, dict[int, Job]] = {}
     for job in run.plan.jobs.values():
         fits = _fits_rewards(config, job)
         trains = config.algos[job.algo].trains if fits else job.stage == TRAIN
         if fits is rewards and trains:
-            found.setdefault(job.chain, {})[job.round] = job
-    return found
+            chains.setdefault(job.chain, {})[job.round] = job
+    return chains
 
 
 def _fits_rewards(config: Config, job: Job) -> bool:
@@ -267,16 +267,16 @@ def config_of(run: LoadedRun) -> Config:
         refuse_all(list(value_problems(config)))
         refuse_all(list(_missing(run, config)))
     except (ConfigError, *COMPOSITION_ERRORS) as error:
-        said = error if isinstance(error, ConfigError) else explain(error)
-        raise ConfigError(f"{run.folder.config} is no configuration ({said})") from error
+        problem = error if isinstance(error, ConfigError) else explain(error)
+        raise ConfigError(f"{run.folder.config} is no configuration ({problem})") from error
     return config
 
 
 def _missing(run: LoadedRun, config: Config) -> Iterator[str]:
     """Yield the sections that trainings of the run use but that the configuration lacks."""
     jobs = [job for job in run.plan.jobs.values() if job.stage == TRAIN]
-    for table, one in {"algos": "algo", "datasets": "dataset", "models": "model"}.items():
-        needed = {getattr(job, one) for job in jobs} - {REFERENCE}
+    for table, kind in {"algos": "algo", "datasets": "dataset", "models": "model"}.items():
+        needed = {getattr(job, kind) for job in jobs} - {REFERENCE}
         yield from (f"{table}.{name} is missing" for name in sorted(needed - getattr(config, table).keys()))
 
 
@@ -284,10 +284,10 @@ def _kind_of(config: Config, algo: str) -> type[Algorithm]:
     return load_algorithm(algo, None if algo == REFERENCE else config.algos[algo].class_path)
 
 
-def _check_finished(found: Trained, jobs: dict[int, Job], *, also_gone: bool) -> None:
-    store, run, name, number = found.run.store, found.run, found.job.chain, found.job.round
-    problem = store.problem(found.job.key, checksums=False)
-    was_trained = problem == REMOVED or run.view.jobs[found.job.id].status in ("done", "stored")
+def _check_finished(model: Trained, jobs: dict[int, Job], *, also_gone: bool) -> None:
+    store, run, name, number = model.run.store, model.run, model.job.chain, model.job.round
+    problem = store.problem(model.job.key, checksums=False)
+    was_trained = problem == REMOVED or run.view.jobs[model.job.id].status in ("done", "stored")
     if problem is None or (was_trained and also_gone):
         return
     there = [str(at) for at, job in sorted(jobs.items()) if store.has(job.key, checksums=False)]
@@ -298,4 +298,4 @@ def _check_finished(found: Trained, jobs: dict[int, Job], *, also_gone: bool) ->
         how = "were removed, as execution.keep asked"
     elif not was_trained:
         how, then = f"are not trained ({problem})", "The run's command goes on from where it was"
-    raise StoreError(f"{name}: the weights of round {number} of {found.rounds} {how}. {remedy}. {then}")
+    raise StoreError(f"{name}: the weights of round {number} of {model.rounds} {how}. {remedy}. {then}")

@@ -36,9 +36,9 @@ def shorten(names: Iterable[str], width: int) -> dict[str, str]:
     alike: dict[str, list[str]] = {}
     for name, text in shown.items():
         alike.setdefault(text, []).append(name)
-    for same in (each for each in alike.values() if len(each) > 1):
+    for same in (group for group in alike.values() if len(group) > 1):
         letters = enumerate(zip(*same, strict=False))
-        begin = next((at for at, each in letters if len(set(each)) > 1), min(map(len, same)))
+        begin = next((at for at, signs in letters if len(set(signs)) > 1), min(map(len, same)))
         for name in same:
             head = _fitting(name, (width - 1) // 3)
             shown[name] = head + ELLIPSIS + cut_middle(name[begin:], width - 1 - cell_len(head))
@@ -142,16 +142,16 @@ def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> 
         extras = any(needs[at].rank >= EXTRA for at in kept)
         return {at: needs[at].ample if extras else needs[at].least for at in kept}
 
-    def left() -> int:
+    def free() -> int:
         return width - around - between * (len(kept) - 1) - sum(widths().values())
 
-    while left() < 0 and len(kept) > 1:
+    while free() < 0 and len(kept) > 1:
         kept.remove(max(kept[1:], key=lambda at: (needs[at].rank, at)))
-    given, room = widths(), left()
+    cells, room = widths(), free()
     for at in sorted(kept, key=lambda at: needs[at].rank):
-        more = max(min(room, needs[at].whole - given[at]), 1 - given[at])
-        given[at], room = given[at] + more, room - more
-    return given
+        more = max(min(room, needs[at].whole - cells[at]), 1 - cells[at])
+        cells[at], room = cells[at] + more, room - more
+    return cells
 
 
 class FittedTable:
@@ -176,7 +176,7 @@ class FittedTable:
             lines: Whether there is a line below the headings, and room between sections.
         """
         self.columns = list(columns)
-        self.title, self.about, self.elsewhere = title, caption, elsewhere
+        self.title, self.notes, self.elsewhere = title, caption, elsewhere
         self.alike: dict[str, Need] = {}
         self._lines = lines
         self._rows: list[tuple[tuple[Cell, ...], str]] = []
@@ -217,7 +217,7 @@ class FittedTable:
             yield Text(caption, style="italic")
 
     def _caption(self, headings: Collection[str]) -> str:
-        return self.about if isinstance(self.about, str) else self.about(headings)
+        return self.notes if isinstance(self.notes, str) else self.notes(headings)
 
     def shown(self, width: int) -> list[str]:
         """Headings of the columns that have room in so many cells."""
@@ -225,8 +225,8 @@ class FittedTable:
 
     def left_out(self, width: int) -> list[str]:
         """Headings of the columns that have no room in so many cells."""
-        given = self._fit(width)
-        return [column.heading for at, column in enumerate(self.columns) if at not in given]
+        shown = self._fit(width)
+        return [column.heading for at, column in enumerate(self.columns) if at not in shown]
 
     def _fit(self, width: int) -> dict[int, int]:
         around, between = (4, 3) if self._lines else (2, 2)
@@ -234,26 +234,26 @@ class FittedTable:
 
     def fitted(self, width: int) -> Table:
         """Return the table for some width in cells."""
-        given = self._fit(width)
+        widths = self._fit(width)
         table = Table(
             box=SIMPLE_HEAD if self._lines else None,
             padding=(0, 1) if self._lines else (0, 2, 0, 0),
             header_style="bold",
         )
-        for at, cells in given.items():
+        for at, cells in widths.items():
             column = self.columns[at]
             heading = Text(cut_middle(column.heading, cells))
             table.add_column(heading, justify="right" if column.right else "left", width=cells, no_wrap=True)
-        shown = {at: self._shown(at, cells) for at, cells in given.items()}
+        shown = {at: self._shown(at, cells) for at, cells in widths.items()}
         for number, (_, style) in enumerate(self._rows):
-            table.add_row(*(shown[at][number] for at in given), style=style, end_section=number in self._ends)
+            table.add_row(*(shown[at][number] for at in widths), style=style, end_section=number in self._ends)
         return table
 
     def needs(self) -> list[Need]:
         """Return the needs of each column, in this table and those aligned with it."""
         own = [self._need(at) for at in range(len(self.columns))]
         pairs = zip(self.columns, own, strict=True)
-        return [need.beside(self.alike.get(one.heading, need)) for one, need in pairs]
+        return [need.beside(self.alike.get(column.heading, need)) for column, need in pairs]
 
     def _need(self, at: int) -> Need:
         column, names = self.columns[at], {_plain(cells[at]) for cells, _ in self._rows}
@@ -273,13 +273,13 @@ Told = tuple[Column, Callable[[Any], Cell]]
 """A column, and what stands in it of a row."""
 
 
-def told_table(columns: Iterable[Told], sections: Iterable[Iterable[Any]], **about: Any) -> FittedTable:
+def told_table(columns: Iterable[Told], sections: Iterable[Iterable[Any]], **options: Any) -> FittedTable:
     """Return a table with rows in sections, and notes as for `FittedTable`."""
     every = list(columns)
-    table = FittedTable((column for column, _ in every), **about)
+    table = FittedTable((column for column, _ in every), **options)
     for rows in sections:
         for row in rows:
-            table.add_row(*(told(row) for _, told in every))
+            table.add_row(*(cell(row) for _, cell in every))
         table.end_section()
     return table
 

@@ -111,7 +111,7 @@ def _laid_out(console: Console, text: str, copy: str = "") -> str:
     lines = [in_lines(_words(line), console.width) for line in text.split("\n")]
     if copy:
         lines[-1] = in_lines([*lines[-1], copy], console.width)
-    return "\n".join("\n".join(each) for each in lines)
+    return "\n".join("\n".join(parts) for parts in lines)
 
 
 def _words(line: str) -> list[str]:

@@ -45,12 +45,12 @@ def on_one_line(text: str) -> str:
 
 def printable_but_colours(text: str) -> str:
     """Escape text as `printable`, but keep colours."""
-    return _COLOUR_OR_OBEYED.sub(lambda found: found[1] or _escaped(found), text)
+    return _COLOUR_OR_OBEYED.sub(lambda match: match[1] or _escaped(match), text)
 
 
 def without_colours(text: str) -> str:
     """Escape text as `printable`, and remove colours."""
-    return _COLOUR_OR_OBEYED.sub(lambda found: "" if found[1] else _escaped(found), text)
+    return _COLOUR_OR_OBEYED.sub(lambda match: "" if match[1] else _escaped(match), text)
 
 
 def obeyed(text: str) -> bool:
@@ -58,8 +58,8 @@ def obeyed(text: str) -> bool:
     return _OBEYED_BY_A_TERMINAL.search(text) is not None
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
+def _escaped(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
 
 
 _STDIN, _STDOUT, _STDERR = range(3)
@@ -126,13 +126,13 @@ class LastingFile(io.FileIO):
             self.write(b"")
 
     def _send(self, data: bytes) -> None:
-        left = memoryview(data)
+        unwritten = memoryview(data)
         try:
-            while left and self.failure is None:
-                if (written := self._write(left)) is None:
-                    self._kept = bytes(left)
+            while unwritten and self.failure is None:
+                if (written := self._write(unwritten)) is None:
+                    self._kept = bytes(unwritten)
                     return
-                left = left[written:]
+                unwritten = unwritten[written:]
         except OSError as error:
             self.failure = error
             if self._on_failure is not None:
@@ -288,7 +288,7 @@ class LogOutput:
         """Prepare; raw is the log as it is, whatever is in it."""
         self._stream = sys.stdout
         self._out: TextIO = getattr(self._stream, "unfiltered", self._stream)
-        self._raw, self._held = raw, ""
+        self._raw, self._unfinished = raw, ""
 
     def write(self, text: str) -> None:
         """Print some text.
@@ -306,7 +306,7 @@ class LogOutput:
 
     def close(self) -> None:
         """No more follows."""
-        self._out.write(printable(self._held.replace("\r", "\n")))
+        self._out.write(printable(self._unfinished.replace("\r", "\n")))
         self._out.flush()
 
     def pause(self, seconds: float) -> None:
@@ -323,8 +323,8 @@ class LogOutput:
             raise NobodyReads
 
     def _harmless(self, text: str) -> str:
-        text = self._held + text
+        text = self._unfinished + text
         unfinished = _UNFINISHED.search(text)
         cut = unfinished.start() if unfinished else len(text)
-        text, self._held = text[:cut], text[cut:]
+        text, self._unfinished = text[:cut], text[cut:]
         return without_colours(text.replace("\r\n", "\n").replace("\r", "\n"))

@@ -65,11 +65,11 @@ def rate(per_second: float) -> str:
 
 def si(number: float) -> str:
     """Format a number with three digits and an SI prefix: ``942``, ``18.5 k``, ``1.20 T``."""
-    value, place = float(f"{number:.3g}"), 0
-    while value >= 1000 and place + 1 < len(_PREFIXES):
-        value, place = float(f"{value / 1000:.3g}"), place + 1
+    value, power = float(f"{number:.3g}"), 0
+    while value >= 1000 and power + 1 < len(_PREFIXES):
+        value, power = float(f"{value / 1000:.3g}"), power + 1
     digits = max(0, 2 - int(math.log10(value))) if value >= 1 else 0
-    return f"{value:.{digits if place else 0}f} {_PREFIXES[place]}".rstrip()
+    return f"{value:.{digits if power else 0}f} {_PREFIXES[power]}".rstrip()
 
 
 def decimal(number: float, sign: str = "", places: int = 3) -> str:
@@ -104,10 +104,10 @@ def count(number: int, noun: str) -> str:
 
 def brief_device(words: str) -> str:
     """Shorten a device's name: ``cpu 0``, or the beginning of the UUID of a GPU."""
-    found = _DEVICE.match(words)
-    if found is None:
+    match = _DEVICE.match(words)
+    if match is None:
         return words
-    return f"cpu {found[1]}" if found[1] else found[2]
+    return f"cpu {match[1]}" if match[1] else match[2]
 
 
 def beginning(text: str, most: int) -> str:
@@ -194,5 +194,5 @@ def drawn_methods(results: Results) -> list[str]:
 
 def in_order_of_work(stages: Iterable[str]) -> list[str]:
     """Return each stage once: shipped ones in the order of a round's work, then others in order of appearance."""
-    found = list(dict.fromkeys(stages))
-    return sorted(found, key=lambda stage: _STAGES.index(stage) if stage in _STAGES else len(_STAGES))
+    names = list(dict.fromkeys(stages))
+    return sorted(names, key=lambda stage: _STAGES.index(stage) if stage in _STAGES else len(_STAGES))

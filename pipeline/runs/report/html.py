@@ -104,9 +104,9 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {_shown(name): _shown(one) for name, one in value.items()}
+        return {_shown(name): _shown(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_shown(one) for one in value]
+        return [_shown(item) for item in value]
     return value
 
 
@@ -114,17 +114,17 @@ def _shown(value: Any) -> Any:
 def _fixed(scripts: tuple[Path, ...]) -> dict[str, str]:
     """Return the parts that are the same on every page of a kind."""
     ours = "".join(map(_text, (*FRAME, *scripts)))
-    found = {
+    parts = {
         "style": _text(ASSETS / "page.css"),
         "plotly": _text(ASSETS / PLOTLY),
         "script": f'(() => {{\n"use strict";\n{ours}}})();\n',
     }
-    allowed = " ".join(_hash(found[name]) for name in ("plotly", "script"))
-    found["policy"] = (
-        f"default-src 'none'; script-src {allowed}; style-src {_hash(found['style'])} {_hash('')}; "
+    allowed = " ".join(_hash(parts[name]) for name in ("plotly", "script"))
+    parts["policy"] = (
+        f"default-src 'none'; script-src {allowed}; style-src {_hash(parts['style'])} {_hash('')}; "
         "base-uri 'none'; form-action 'none'"
     )
-    return found
+    return parts
 
 
 def _hash(text: str) -> str:

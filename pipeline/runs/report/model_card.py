@@ -178,21 +178,21 @@ def _as_policy(card: Card) -> Iterator[str]:
 
 def _as_reward(card: Card) -> Iterator[str]:
     answer = "42"
-    asked = f"{card.prompt!r} + {answer!r}"
+    call = f"{card.prompt!r} + {answer!r}"
     if card.usage.prompting.chat:
         system = card.usage.prompting.system_prompt
-        said = [] if system is None else [("system", system)]
+        head = [] if system is None else [("system", system)]
         turns = [
-            {"role": role, "content": text} for role, text in (*said, ("user", card.prompt), ("assistant", answer))
+            {"role": role, "content": text} for role, text in (*head, ("user", card.prompt), ("assistant", answer))
         ]
-        given = "".join(f", **{kwargs!r}" for kwargs in [card.usage.prompting.chat_template_kwargs] if kwargs)
-        asked = f"tokenizer.apply_chat_template({turns!r}, tokenize=False{given}), add_special_tokens=False"
+        extra = "".join(f", **{kwargs!r}" for kwargs in [card.usage.prompting.chat_template_kwargs] if kwargs)
+        call = f"tokenizer.apply_chat_template({turns!r}, tokenize=False{extra}), add_special_tokens=False"
     lines = [
         "from transformers import AutoModelForSequenceClassification, AutoTokenizer",
         "",
         f"tokenizer = AutoTokenizer.from_pretrained({HERE!r})",
         f"model = AutoModelForSequenceClassification.from_pretrained({HERE!r})",
-        f'inputs = tokenizer({asked}, return_tensors="pt", return_token_type_ids=False)',
+        f'inputs = tokenizer({call}, return_tensors="pt", return_token_type_ids=False)',
         "print(model(**inputs).logits[0, 0].item())",
     ]
     yield _block(lines, "python")
@@ -214,8 +214,8 @@ def _fitted(card: Card, reward: FittedReward) -> Iterator[str]:
         share = f"{fit.held_out_accuracy:.4g} of {fit.held_out_pairs:,} pairs"
         yield f"It prefers the preferred completion in {share} of prompts that it was not fitted to."
     shift = f"Scores in the run are its logits and {reward.left_out:.6g}, which changes no comparison."
-    told = (fit.mean, fit.deviation) != (0, 1)
-    unit = f" {card.algo} used (score - {fit.mean:.6g}) / {fit.deviation:.6g}." if told else ""
+    is_scaled = (fit.mean, fit.deviation) != (0, 1)
+    unit = f" {card.algo} used (score - {fit.mean:.6g}) / {fit.deviation:.6g}." if is_scaled else ""
     yield shift + unit
 
 
@@ -241,12 +241,12 @@ def _with_transformers(card: Card) -> list[str]:
     if prompting.chat:
         system = [] if prompting.system_prompt is None else [("system", prompting.system_prompt)]
         turns = [{"role": role, "content": text} for role, text in (*system, ("user", card.prompt))]
-        given = [f"    **{kwargs!r}," for kwargs in [prompting.chat_template_kwargs] if kwargs]
+        arguments = [f"    **{kwargs!r}," for kwargs in [prompting.chat_template_kwargs] if kwargs]
         made = [
             f"turns = {turns!r}",
             "inputs = tokenizer.apply_chat_template(",
             '    turns, add_generation_prompt=True, return_dict=True, return_tensors="pt",',
-            *given,
+            *arguments,
             ")",
         ]
     stop = [f"    stop_strings={drawing.stop!r}, tokenizer=tokenizer,"] if drawing.stop else []

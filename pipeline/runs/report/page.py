@@ -126,10 +126,10 @@ def place_of(row: ResultRow | PooledRow | FrontRow | ComputeRow | CostRow | Job)
     return f"{row.dataset} · {row.model}"
 
 
-def _chain(one: Job | ResultRow) -> str:
+def _chain(item: Job | ResultRow) -> str:
     """Return the reference and seed of a chain in words: ``seed 0``, ``reference 1, seed 0``."""
-    own = "all seeds" if one.seed is None else f"seed {one.seed}"
-    return own if one.reference is None else f"reference {one.reference}, {own}"
+    own = "all seeds" if item.seed is None else f"seed {item.seed}"
+    return own if item.reference is None else f"reference {item.reference}, {own}"
 
 
 # -- at the top ------------------------------------------------------------------------------------------------
@@ -156,9 +156,9 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
     if state == "done":
         return
     done = {job.id for job in views.values() if job.status in ("done", "stored")}
-    left = [job for job in run.jobs.values() if job.id not in done and not run.store.is_committed(job.key)]
+    remaining = [job for job in run.jobs.values() if job.id not in done and not run.store.is_committed(job.key)]
     every = run.view.counts().total
-    there = f"{every - len(left):,} of {words.count(every, 'job')} done"
+    there = f"{every - len(remaining):,} of {words.count(every, 'job')} done"
     yield f"When this page was written the run was {state}: {there}. The same command goes on from here."
     if run.view.halted:
         yield f"It was ended early: {run.view.halted}."
@@ -168,8 +168,8 @@ def _unfinished(run: LoadedRun) -> Iterator[str]:
         more = f" (and {words.count(len(failed) - 1, 'more job')}: see Failures)" if failed[1:] else ""
         yield f"{job.id} failed: {words.beginning(reason, 300)}{more}"
     missing: dict[str, set[int]] = {}
-    for each in left:
-        missing.setdefault(each.chain, set()).add(each.round)
+    for planned in remaining:
+        missing.setdefault(planned.chain, set()).add(planned.round)
     if missing:
         named = [f"{chain} (round {', '.join(map(str, sorted(own)))})" for chain, own in missing.items()]
         yield f"Not in full: {first_few(named, 'chains')}. What is shown is what is there."
@@ -185,17 +185,17 @@ def _seconds(run: LoadedRun) -> float:
 def tables_of(results: Results, compute: Compute) -> list[Object]:
     """Return the tables of the terminal with all columns; rows with a significant difference are marked."""
     places = dict.fromkeys((row.dataset, row.model) for row in results.pooled if not is_mean(row.dataset))
-    found = []
+    tables = []
     for table, place in zip(result_tables(results, compute.costs), places, strict=True):
-        told = {
-            (one.first, str(one.round)): "better" if one.difference > 0 else "worse"
-            for one in results.comparisons
-            if (one.dataset, one.model) == place and one.second == REFERENCE and one.p < 1 - results.confidence
+        signs = {
+            (row.first, str(row.round)): "better" if row.difference > 0 else "worse"
+            for row in results.comparisons
+            if (row.dataset, row.model) == place and row.second == REFERENCE and row.p < 1 - results.confidence
         }
-        marks = {at: told[row[0], row[1]] for at, row in enumerate(table.texts) if (row[0], row[1]) in told}
-        found.append(page_table(table, marks))
+        marks = {at: signs[row[0], row[1]] for at, row in enumerate(table.texts) if (row[0], row[1]) in signs}
+        tables.append(page_table(table, marks))
     return [
-        *found,
+        *tables,
         *map(
             page_table,
             [*tables_of_sets(results), *front_tables(results), *budget_tables(compute.budgets, results)],
@@ -208,8 +208,8 @@ def metrics_of(results: Results) -> list[tuple[str, str]]:
     cells = [cell for methods in by_method(results.pooled).values() for cell in cells_of(methods)]
     plain = dict.fromkeys(name for cell in cells for name in cell if "/" not in name)
     first = primary_metric(cells)
-    known = sorted((name for name in HEADINGS if name in plain), key=lambda name: name != first)
-    return [(name, HEADINGS.get(name, name)) for name in dict.fromkeys([*known, *plain])]
+    headed = sorted((name for name in HEADINGS if name in plain), key=lambda name: name != first)
+    return [(name, HEADINGS.get(name, name)) for name in dict.fromkeys([*headed, *plain])]
 
 
 def series_of(results: Results) -> list[Object]:
@@ -223,12 +223,12 @@ def series_of(results: Results) -> list[Object]:
         if own.metric in HEADINGS and (own.dataset, own.model, own.algo) in several:
             grouped.setdefault((place_of(own), own.algo, _chain(own), own.metric), []).append(own)
     numbers = {"rounds": "round", "values": "value", "lows": "ci_low", "highs": "ci_high"}
-    found = []
+    series = []
     for (place, algo, chain_name, metric), rows in grouped.items():
         rows.sort(key=lambda row: row.round)
         columns = {name: [getattr(row, field) for row in rows] for name, field in numbers.items()}
-        found.append({"place": place, "algo": algo, "chain": chain_name, "metric": metric, **columns})
-    return found
+        series.append({"place": place, "algo": algo, "chain": chain_name, "metric": metric, **columns})
+    return series
 
 
 def _ordered(rows: Iterable[_Row]) -> list[_Row]:
@@ -238,12 +238,12 @@ def _ordered(rows: Iterable[_Row]) -> list[_Row]:
 
 def _anchors(results: Results) -> dict[str, dict[str, dict[str, float]]]:
     """Return place -> ``greedy`` and ``optimum``, if known -> their metrics."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    by_place: dict[str, dict[str, dict[str, float]]] = {}
     for row in results.pooled:
         anchor, _, metric = row.metric.partition("/")
         if row.algo == REFERENCE and anchor in ANCHORS and row.value is not None:
-            found.setdefault(place_of(row), {}).setdefault(anchor, {})[metric] = row.value
-    return found
+            by_place.setdefault(place_of(row), {}).setdefault(anchor, {})[metric] = row.value
+    return by_place
 
 
 def _stages(compute: Compute) -> list[Object]:
@@ -269,17 +269,17 @@ def _samples(run: LoadedRun, compute: Compute) -> Object:
     return samples_of(run.samples(lambda job: job.stage == EVALUATE, most_each), evaluated)
 
 
-def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST_TEXT) -> Object:
+def samples_of(samples: Iterable[tuple[Job, Sample]], there: int, most: int = MOST_TEXT) -> Object:
     """Choose completions to be read: to as many prompts as there is room for, those of all policies.
 
     Args:
-        found: In order; gone through once and not kept.
+        samples: In order; gone through once and not kept.
         there: Completions that were evaluated, which may be more, as far as that is known.
         most: Characters that they may have.
     """
     by_place: dict[str, dict[tuple[int, str], Object]] = {}
     read = 0
-    for job, sample in found:
+    for job, sample in samples:
         read += 1
         text, row, place = words.beginning(sample.prompt, LONGEST_TEXT), str(sample.row), place_of(job)
         new: Object = {"place": place, "row": row, "text": text, "solution": None, "policies": {}}
@@ -303,19 +303,19 @@ def samples_of(found: Iterable[tuple[Job, Sample]], there: int, most: int = MOST
         ]
         prompts.append({**prompt, "policies": policies})
     there = max(there, read)
-    said = f"{shown:,} of the {there:,} completions that were evaluated, to {len(prompts):,} prompts"
-    said += "" if shown >= there else "; all are in jobs/.../evaluate/.../output/samples.jsonl"
-    return {"prompts": prompts, "about": f"{said}. Texts end after {LONGEST_TEXT:,} characters."}
+    summary = f"{shown:,} of the {there:,} completions that were evaluated, to {len(prompts):,} prompts"
+    summary += "" if shown >= there else "; all are in jobs/.../evaluate/.../output/samples.jsonl"
+    return {"prompts": prompts, "about": f"{summary}. Texts end after {LONGEST_TEXT:,} characters."}
 
 
 # -- trainings and devices -------------------------------------------------------------------------------------
 
 
 def _training(run: LoadedRun) -> tuple[list[Object], str]:
-    found = [(job, name, own) for job, steps in run.curves() for name, own in by_training(steps).items()]
-    most = points_each(len(found))
-    curves: list[Object] = []
-    for job, training, every in found:
+    curves = [(job, name, own) for job, steps in run.curves() for name, own in by_training(steps).items()]
+    most = points_each(len(curves))
+    drawn: list[Object] = []
+    for job, training, every in curves:
         own = thinned(every, most)
         numbers = [name for name in FIELDS if name not in ("training", "step", "steps", "tokens")]
         extra = dict.fromkeys(name for step in own for name in step.extra)
@@ -323,10 +323,10 @@ def _training(run: LoadedRun) -> tuple[list[Object], str]:
         values |= {name: [step.extra.get(name) for step in own] for name in extra}
         where = {"place": place_of(job), "algo": job.algo, "chain": _chain(job), "round": job.round}
         steps, tokens = [step.step for step in own], [step.tokens for step in own]
-        curves.append({**where, "training": training, "steps": steps, "tokens": tokens, "values": values})
-    shown, recorded = sum(len(one["steps"]) for one in curves), sum(len(own) for _, _, own in found)
-    said = f"{shown:,} of {recorded:,} steps that were recorded, evenly spread." if shown < recorded else ""
-    return curves, said
+        drawn.append({**where, "training": training, "steps": steps, "tokens": tokens, "values": values})
+    shown, recorded = sum(len(curve["steps"]) for curve in drawn), sum(len(own) for _, _, own in curves)
+    summary = f"{shown:,} of {recorded:,} steps that were recorded, evenly spread." if shown < recorded else ""
+    return drawn, summary
 
 
 def _timeline(run: LoadedRun) -> Object | None:
@@ -377,19 +377,19 @@ def bars(spans: Sequence[Span], began: float, until: float, most: int) -> list[O
     """
     kinds = {(span.worker, span.stage, span.outcome) for span in spans}
     width = (until - began) * len(kinds) / most if len(spans) > most else -1.0
-    found, latest = list[Object](), dict[tuple[int, str, str], Object]()
+    drawn, latest = list[Object](), dict[tuple[int, str, str], Object]()
     for span in spans:
         start = max(0.0, round(span.start - began, 3))
         end = max(start, round((until if span.end is None else span.end) - began, 3))
         kind = (span.worker, span.stage, span.outcome)
         if kind not in latest or start - latest[kind]["end"] > width or width < 0:
             where = {"worker": span.worker, "stage": span.stage, "outcome": span.outcome, "first": span.job}
-            found.append({**where, "start": start, "end": end, "jobs": 0, "busy": 0.0})
-            latest[kind] = found[-1]
+            drawn.append({**where, "start": start, "end": end, "jobs": 0, "busy": 0.0})
+            latest[kind] = drawn[-1]
         bar = latest[kind]
         busy = round(bar["busy"] + end - start, 3)
         bar |= {"end": max(bar["end"], end), "last": span.job, "jobs": bar["jobs"] + 1, "busy": busy}
-    return sorted(found, key=lambda bar: bar["worker"])
+    return sorted(drawn, key=lambda bar: bar["worker"])
 
 
 # -- failures --------------------------------------------------------------------------------------------------
@@ -419,9 +419,9 @@ def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ())
         for job, attempt in failed[:MOST_FAILURES]
     ]
     notes = []
-    for place in view.quarantined:
-        jobs = f" Jobs that failed there: {first_few(place.jobs, 'jobs')}." if place.jobs else ""
-        device, reason = place.device or f"worker {place.worker}", words.beginning(place.reason, LONGEST_REASON)
+    for aside in view.quarantined:
+        jobs = f" Jobs that failed there: {first_few(aside.jobs, 'jobs')}." if aside.jobs else ""
+        device, reason = aside.device or f"worker {aside.worker}", words.beginning(aside.reason, LONGEST_REASON)
         notes.append(f"{device} is used no more: {reason}.{jobs}")
     for cause, blocked in view.blocked_by().items():
         notes.append(f"{words.count(len(blocked), 'job')} cannot run because {cause or 'another one'} failed.")
@@ -451,6 +451,6 @@ def _outcome(job: JobView, attempt: AttemptView) -> str:
 
 def _environment(run: LoadedRun) -> list[tuple[str, str]]:
     origin = run.origin
-    found = [("folder", origin.folder), ("devices", ", ".join(origin.devices)), *origin.machine.items()]
-    found.append(("Slurm", slurm_in_words(origin.slurm).removeprefix("Slurm ")))
-    return [(name, value) for name, value in found if value] + list(origin.versions.items())
+    facts = [("folder", origin.folder), ("devices", ", ".join(origin.devices)), *origin.machine.items()]
+    facts.append(("Slurm", slurm_in_words(origin.slurm).removeprefix("Slurm ")))
+    return [(name, value) for name, value in facts if value] + list(origin.versions.items())

@@ -65,14 +65,14 @@ def headline(view: RunView, progress: Progress | None) -> list[str]:
     return [f"{part}," for part in parts[:-1]] + parts[-1:]
 
 
-def notices(view: RunView, told: LiveRun | Progress | None) -> list[str]:
+def notices(view: RunView, progress: LiveRun | Progress | None) -> list[str]:
     """Return notices on what delays the run: other runs, or an unreachable shared store or cluster."""
     lines = []
     for job_id, reason in list(view.waiting.items())[:1]:
         others = len(view.waiting) - 1
         more = f"; and for {count(others, 'more job')} of others" if others else ""
         lines.append(f"waiting for {job_id}: {reason}{more}")
-    return [*lines, *([told.shared_store] if told and told.shared_store else [])]
+    return [*lines, *([progress.shared_store] if progress and progress.shared_store else [])]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------
@@ -161,12 +161,12 @@ def live_screen(run: LiveRun, width: int, height: int) -> list[RenderableType]:
     first, *rest = headline(run.view, run.progress)
     top = in_lines([f"{duration(run.view.elapsed_s(run.now))}: {first}", *rest], width)
     lines = [*notices(run.view, run), *([run.stopping] if run.stopping else [])]
-    said = [Text(part, style="bold yellow") for line in lines for part in in_lines(line.split(), width)]
-    return screen(run.view, run.now, [*map(Text, top)], said, height, list(run.view.workers.values()))
+    warnings = [Text(part, style="bold yellow") for line in lines for part in in_lines(line.split(), width)]
+    return screen(run.view, run.now, [*map(Text, top)], warnings, height, list(run.view.workers.values()))
 
 
 def screen(
-    view: RunView, now: float, top: _Lines, said: _Lines, height: int, workers: Sequence[WorkerView]
+    view: RunView, now: float, top: _Lines, warnings: _Lines, height: int, workers: Sequence[WorkerView]
 ) -> list[RenderableType]:
     """Return the view of a run for a terminal of some height; the last line stays free.
 
@@ -174,14 +174,14 @@ def screen(
         view: The run.
         now: Wall-clock seconds.
         top: What stands first; of lines that are too many the last are left out.
-        said: What stands below it.
+        warnings: What stands below it.
         height: Lines of the terminal.
         workers: Those to show.
     """
-    said = said[: max(0, height - 2)]
-    top = top[: max(1, height - 1 - len(said))]
+    warnings = warnings[: max(0, height - 2)]
+    top = top[: max(1, height - 1 - len(warnings))]
     parts: list[RenderableType] = []
-    for line in (*top, *said):
+    for line in (*top, *warnings):
         line.no_wrap, line.overflow = True, "ellipsis"
         parts.append(line)
     chains = chains_of(view.cells)
@@ -292,18 +292,18 @@ class GpuLog:
         if loads and elapsed_s >= self._next_s:
             self._next_s = elapsed_s + EVERY_S
             log.info("GPU Memory Summary:\n%s", "\n".join(f"  {line}" for line in map(memory, loads)))
-            told = (f"{one.label} {_part(one.utilization)}" for one in loads)
-            log.info("GPU utilization: %s", ", ".join(told))
+            shares = (f"{load.label} {_part(load.utilization)}" for load in loads)
+            log.info("GPU utilization: %s", ", ".join(shares))
 
     def conclude(self) -> None:
         """Write the last summary."""
         means = {label: self._used[label] / seen if (seen := self._seen[label]) else None for label in self._most}
-        each = (
+        summaries = (
             f"{label} {_part(means[label], ' on average')}, at most {_gb(most)} used"
             for label, most in sorted(self._most.items())
         )
         if self._most:
-            log.info("GPU utilization over the run: %s", "; ".join(each))
+            log.info("GPU utilization over the run: %s", "; ".join(summaries))
 
 
 def gpu_loads(view: RunView) -> list[GpuLoad]:

@@ -124,11 +124,11 @@ def print_run(run: LoadedRun, now: float, console: Console) -> None:
 def watched_run(run: LoadedRun, now: float, width: int, height: int) -> list[RenderableType]:
     """Return the view of one run for a terminal: progress, chains, running jobs, recent events, last failure."""
     view, engine = run.view, run.engine_runs()
-    said = [(line, "") for line in [place_in_words(run)] if line]
-    said += [(line, "yellow") for line in notices(view, None) if engine]
-    said += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in view.failures()[-3:]]
+    notes = [(line, "") for line in [place_in_words(run)] if line]
+    notes += [(line, "yellow") for line in notices(view, None) if engine]
+    notes += [(f"failed: {job.id}: {job.reason}", "red") for job, _ in view.failures()[-3:]]
     top = list(run_headline(run, now, engine).wrap(_RULER, max(1, width)))
-    lines = [Text(printable(line), style) for line, style in said]
+    lines = [Text(printable(line), style) for line, style in notes]
     busy = [worker for worker in view.workers.values() if worker.job_id and engine]
     return screen(view, now, top, lines, height - 1, busy)
 
@@ -143,12 +143,12 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
         text.append(", nothing ran: every output was stored, or came from another run or machine")
     elif view.started is not None:
         text.append(f", {duration(view.elapsed_s(now, engine))}")
-    there, told = ", ".join(origins(view)), run.progress
-    parts = [*(how_far(counts, told) if told else []), jobs_done(counts) + (f" ({there})" if there else "")]
+    there, saved = ", ".join(origins(view)), run.progress
+    parts = [*(how_far(counts, saved) if saved else []), jobs_done(counts) + (f" ({there})" if there else "")]
     rest = {"running": counts.running, "to come": counts.left, "failed": counts.failed, "blocked": counts.blocked}
     text.append("\n" + ", ".join(parts + [f"{number:,} {what}" for what, number in rest.items() if number]))
-    if told and told.shared_store:
-        text.append(f"\n{printable(told.shared_store)}", style="yellow")
+    if saved and saved.shared_store:
+        text.append(f"\n{printable(saved.shared_store)}", style="yellow")
     if state in _HINTS:
         text.append(f"\n{_HINTS[state]}", style="bold")
     return text
@@ -170,8 +170,8 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
     ]
     waiting = [f"  {job.id}: {text}" for job in view.having("pending") if (text := why_it_waits(job))]
     places = [
-        f"  worker {one.worker} ({one.device}): {', after '.join([one.reason, *one.jobs[:1]])}"
-        for one in view.quarantined
+        f"  worker {device.worker} ({device.device}): {', after '.join([device.reason, *device.jobs[:1]])}"
+        for device in view.quarantined
     ]
     removed, lost, by = removed_weights(run), lost_outputs(run), ", ".join(removed_by(run))
     kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
@@ -204,8 +204,8 @@ def why_it_waits(job: JobView) -> str:
     return f"made again, {'as' if reason == REMOVED else 'its stored output is damaged:'} {reason}"
 
 
-def _listed(found: Mapping[str, Sequence[int]]) -> list[str]:
-    return [f"  {chain}: round{'s'[: len(own) - 1]} {', '.join(map(str, own))}" for chain, own in found.items()]
+def _listed(by_chain: Mapping[str, Sequence[int]]) -> list[str]:
+    return [f"  {chain}: round{'s'[: len(own) - 1]} {', '.join(map(str, own))}" for chain, own in by_chain.items()]
 
 
 def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         ],
         "blocked_jobs": view.blocked_by(),
         "waiting_jobs": {job.id: text for job in view.having("pending") if (text := why_it_waits(job))},
-        "quarantined": [asdict(place) for place in view.quarantined],
+        "quarantined": [asdict(aside) for aside in view.quarantined],
         "retries": dict(view.retries),
         "unreadable_lines": run.unreadable,
         "weights_removed": removed_weights(run),
@@ -274,15 +274,15 @@ def explain_job(run: LoadedRun, job_id: str, earlier: LoadedRun | None, now: flo
         now: Wall-clock seconds.
     """
     job, engine = run.view.jobs[job_id], run.engine_runs()
-    told = [*_standing(run, job, engine), *_attempts(run, job, engine, now)]
+    lines = [*_standing(run, job, engine), *_attempts(run, job, engine, now)]
     used = {attempt.worker for attempt in job.attempts}
-    told += [
-        f"Worker {place.worker} ({place.device}) is used no more: {place.reason}"
-        for place in run.view.quarantined
-        if job.id in place.jobs or place.worker in used
+    lines += [
+        f"Worker {aside.worker} ({aside.device}) is used no more: {aside.reason}"
+        for aside in run.view.quarantined
+        if job.id in aside.jobs or aside.worker in used
     ]
     headline = f"{job_id} in run {run.stamp} of {run.name}:"
-    return [headline, *(f"  {line}" for line in told), "", *_history(run, job, earlier)]
+    return [headline, *(f"  {line}" for line in lines), "", *_history(run, job, earlier)]
 
 
 # -- where it stands -------------------------------------------------------------------------------------------
@@ -290,14 +290,14 @@ def explain_job(run: LoadedRun, job_id: str, earlier: LoadedRun | None, now: flo
 
 def _standing(run: LoadedRun, job: JobView, engine: bool | None) -> Lines:
     cause, attempts = run.view.jobs.get(job.root_cause), count(len(job.attempts), "attempt")
-    told = {
+    why = {
         "stored": "its output was there when the run began, or all that reads it was",
         "running": "" if engine else "when the engine was last heard of; the same command runs it again",
         "failed": f"after {attempts}{_in_brackets(job.kind)}: {job.reason}",
         "blocked": f"a job that it reads has failed{(cause and f', {cause.id}: {cause.reason}') or ''}",
     }
-    said = "another run finished it while this one was under way" if job.found_stored else told.get(job.status, "")
-    yield f"It is {job.status}{said and f': {said}'}"
+    text = "another run finished it while this one was under way" if job.found_stored else why.get(job.status, "")
+    yield f"It is {job.status}{text and f': {text}'}"
     yield from _waits(run, job, engine) if job.status == "pending" else ()
     for reason in job.reopened:
         yield f"It was made again in this run, because its stored output is damaged: {reason}"
@@ -309,29 +309,28 @@ def _waits(run: LoadedRun, job: JobView, engine: bool | None) -> Lines:
         how = ", from its checkpoint" if saved else ", anew, as it left no checkpoint" if job.stopped else ""
         yield f"The run is over ({state}). The same command goes on with it{how}."
         return
-    if said := why_it_waits(job):
-        yield f"It waits: {said}"
+    if reason := why_it_waits(job):
+        yield f"It waits: {reason}"
     inputs, views = run.plan.inputs[job.id], run.view.jobs
     if missing := [name for name in inputs if views[name].status not in ("done", "stored")]:
         yield f"It waits for {len(missing)} of the {count(len(inputs), 'job')} that it reads:"
         yield from _first([f"  {name} ({views[name].status})" for name in missing], "")
-    elif not said:
+    elif not reason:
         waits = f"a free worker; {count(len(run.view.having('running')), 'job')} run now"
-        earlier = [one for one in views.values() if one.round < job.round and not one.settled]
+        earlier = [other for other in views.values() if other.round < job.round and not other.settled]
         if earlier and (run.config.get("execution") or {}).get("barrier") == "round":
             waits = f"{count(len(earlier), 'job')} of earlier rounds (execution.barrier=round)"
         yield f"What it reads is there. It waits for {waits}."
 
 
 def _attempts(run: LoadedRun, job: JobView, engine: bool | None, now: float) -> Lines:
-    for one in job.attempts:
-        outcome = (
-            "running when the engine was killed" if one.outcome == "running" and engine is False else one.outcome
-        )
-        where = f"attempt {one.number} on worker {one.worker}{_in_brackets(one.device)}"
-        took = f", {duration(one.run_s or one.elapsed_s(now))}" if one.started is not None else ""
-        yield f"{where}: {outcome}{_in_brackets(one.kind)}{took}{one.reason and f': {one.reason}'}"
-        if log := log_path(run.folder, job.id, one):
+    for attempt in job.attempts:
+        was_killed = attempt.outcome == "running" and engine is False
+        outcome = "running when the engine was killed" if was_killed else attempt.outcome
+        where = f"attempt {attempt.number} on worker {attempt.worker}{_in_brackets(attempt.device)}"
+        took = f", {duration(attempt.run_s or attempt.elapsed_s(now))}" if attempt.started is not None else ""
+        yield f"{where}: {outcome}{_in_brackets(attempt.kind)}{took}{attempt.reason and f': {attempt.reason}'}"
+        if log := log_path(run.folder, job.id, attempt):
             yield f"  log: {shown_path(log)}"
 
 
@@ -356,8 +355,8 @@ def _history(run: LoadedRun, job: JobView, earlier: LoadedRun | None) -> Lines:
             yield f"It ran since {gone if before in ('done', 'stored') else f'that run left it {before}'}."
     problem = run.store.problem(key, checksums=False) if job.status in ("done", "stored") else None
     if problem == REMOVED:
-        asked = why_removed(key, run.store.path(key)) or "execution.keep"
-        yield f"Its weights were removed since, as {asked} asked."
+        remover = why_removed(key, run.store.path(key)) or "execution.keep"
+        yield f"Its weights were removed since, as {remover} asked."
     elif problem is not None:
         yield f"Its output cannot be used any more: {problem}."
 
@@ -368,14 +367,14 @@ def _compared(old: LoadedRun, new: LoadedRun, job_id: str) -> Lines:
         yield f"Nothing that determines it changed since run {old.stamp}: it has the same key {key[:12]}."
         return
     yield f"It is another job than in run {old.stamp}, because"
-    found = causes(old.plan, new.plan, job_id)
-    if not found:
+    changed = causes(old.plan, new.plan, job_id)
+    if not changed:
         yield "  its key differs; nothing that plan.json records of it does."
-    for at, changes in list(found.items())[:_MOST]:
+    for at, changes in list(changed.items())[:_MOST]:
         yield from [] if at == job_id else [f"  {at} changed:"]
         yield from _first([str(change) for change in changes], "  " if at == job_id else "    ")
-    if len(found) > _MOST:
-        yield f"  and {len(found) - _MOST} more jobs that changed"
+    if len(changed) > _MOST:
+        yield f"  and {len(changed) - _MOST} more jobs that changed"
 
 
 def _first(lines: Sequence[str], indent: str) -> Lines:

@@ -126,7 +126,7 @@ def _about_fewer(rows: Mapping[str, Chains], others: Iterable[Chains] = ()) -> l
     fewer = [
         f"{row}: {chains[what]} of {most} {what}"
         for what in ("references", "seeds")
-        for most in [max((each[what] for each in every), default=0)]
+        for most in [max((chains[what] for chains in every), default=0)]
         for row, chains in rows.items()
         if chains[what] < most
     ]
@@ -175,7 +175,7 @@ def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable
     """
     methods = record.by_method(results.pooled)
     p_values = {
-        (one.dataset, one.model, one.first): one.p for one in results.comparisons if one.second == REFERENCE
+        (row.dataset, row.model, row.first): row.p for row in results.comparisons if row.second == REFERENCE
     }
     tables = []
     for (dataset, model), means in methods.items():
@@ -198,9 +198,9 @@ def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable
         for algo in sorted(means, key=reading_order):
             number, cell = max(means[algo].items())
             row = cell[metric]
-            each = [methods[place].get(algo, {}).get(number, {}).get(metric) for place in sets]
+            on_sets = [methods[place].get(algo, {}).get(number, {}).get(metric) for place in sets]
             p = p_values.get((dataset, model, algo))
-            numbers = [*(_value(one.value if one else None) for one in each), _value(row.value)]
+            numbers = [*(_value(result.value if result else None) for result in on_sets), _value(row.value)]
             against = ["" if row.difference is None else decimal(row.difference, "+"), _p_value(p)]
             tested = against if len(means) > 1 else []
             table.add_row(algo, str(number), *numbers, interval(row.ci_low, row.ci_high), *tested)
@@ -222,15 +222,15 @@ class _ResultTable:
         self._cells = {at: cells[at] for at in sorted(cells, key=lambda at: (*reading_order(at[0]), at[1]))}
         self._metrics = self._worth_showing()
         self._anchors = self._find_anchors()
-        tested = [one for one in results.comparisons if (one.dataset, one.model) == place]
-        self._tested = [one for one in tested if one.metric in self._metrics[:1]]
+        tested = [row for row in results.comparisons if (row.dataset, row.model) == place]
+        self._tested = [row for row in tested if row.metric in self._metrics[:1]]
         self._interval = f"{results.confidence:.0%} interval"
 
     def table(self, label: str) -> FittedTable:
         """Return the table, with a label in its title."""
         headline = title(*self._place, *self._sizes(), label)
-        table = FittedTable(self._columns(), title=headline, caption=lambda shown: "\n".join(self._about(shown)))
-        p_values = {(one.first, one.round): one.p for one in self._tested if one.second == REFERENCE}
+        table = FittedTable(self._columns(), title=headline, caption=lambda shown: "\n".join(self._notes(shown)))
+        p_values = {(row.first, row.round): row.p for row in self._tested if row.second == REFERENCE}
         last = ""
         for at, cell in self._cells.items():
             algo, number = at
@@ -260,19 +260,19 @@ class _ResultTable:
     def _worth_showing(self) -> list[str]:
         """Return the metrics to show, the primary one first, without a reward that equals correctness."""
         cells = [{name: row.value for name, row in cell.items()} for cell in self._cells.values()]
-        found = [name for name in HEADINGS if any(name in cell for cell in cells)]
-        if "pass@1" in found and all(cell.get("reward") == cell.get("pass@1") for cell in cells):
-            found = [name for name in found if name != "reward"]
+        metrics = [name for name in HEADINGS if any(name in cell for cell in cells)]
+        if "pass@1" in metrics and all(cell.get("reward") == cell.get("pass@1") for cell in cells):
+            metrics = [name for name in metrics if name != "reward"]
         if all((cell.get("truncated") or 0) < record.MANY_CUT for cell in cells):
-            found = [name for name in found if name != "truncated"]
+            metrics = [name for name in metrics if name != "truncated"]
         valued = ([name for name, value in cell.items() if value is not None] for cell in cells)
         primary = record.primary_metric(valued)
-        return sorted(found, key=lambda name: name != primary)
+        return sorted(metrics, key=lambda name: name != primary)
 
     def _find_anchors(self) -> dict[str, record.ByMetric]:
         """Return the baselines besides the reference: rows of their own, with their metrics."""
         own = self._cells.get((REFERENCE, 0), {})
-        found: dict[str, record.ByMetric] = {
+        anchors: dict[str, record.ByMetric] = {
             anchor: {
                 name.removeprefix(f"{anchor}/"): row for name, row in own.items() if name.startswith(f"{anchor}/")
             }
@@ -280,8 +280,8 @@ class _ResultTable:
         }
         most = max((int(match[1]) for name in own if (match := _PASS.fullmatch(name))), default=1)
         if most > 1:
-            found = {"greedy": found["greedy"], f"pass@{most}": {"pass@1": own[f"pass@{most}"]}, **found}
-        return {name: cell for name, cell in found.items() if cell}
+            anchors = {"greedy": anchors["greedy"], f"pass@{most}": {"pass@1": own[f"pass@{most}"]}, **anchors}
+        return {name: cell for name, cell in anchors.items() if cell}
 
     def _columns(self) -> Iterator[Column]:
         yield Column(heading="algorithm", least=LEAST_NAME)
@@ -303,7 +303,7 @@ class _ResultTable:
 
     # -- what stands below it ----------------------------------------------------------------------------------
 
-    def _about(self, shown: Collection[str]) -> Iterator[str]:
+    def _notes(self, shown: Collection[str]) -> Iterator[str]:
         """Yield notes on the columns that are shown."""
         results = self._results
         primary = self._metrics[:1]
@@ -313,13 +313,13 @@ class _ResultTable:
         named = [cell[name].n for cell in self._cells.values() for name in ("length", *primary) if name in cell]
         if numbers and numbers[0] < (evaluated := max(named)):
             span = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
-            about = "the others have no score (n in results.json)"
-            yield f"{HEADINGS[primary[0]]}: of {span} of the {evaluated:,} prompts; {about}."
+            reason = "the others have no score (n in results.json)"
+            yield f"{HEADINGS[primary[0]]}: of {span} of the {evaluated:,} prompts; {reason}."
         yield from _about_fewer(rests, map(_chains, rows.values()))
         with_ends = any(row.ci_low is not None for row in rows.values())
         if with_ends and {self._interval, _ITS_INTERVAL} & set(shown):
             yield what_intervals_hold_for(rows)
-        with_reference = [one for one in self._tested if one.second == REFERENCE]
+        with_reference = [row for row in self._tested if row.second == REFERENCE]
         if with_reference and "p" in shown:
             yield _what_p_says(with_reference)
         if results.grown_from and self._tested:
@@ -328,11 +328,11 @@ class _ResultTable:
             yield f"Extended from {before}: p assumes that nobody looked at results before."
         if "truncated" in self._metrics and _CUT in shown:
             yield f"{_CUT}: share of completions that generation.max_new_tokens ended."
-        if pairs := [one for one in self._tested if one.second != REFERENCE]:
-            told = sum(one.p < 1 - results.confidence for one in pairs)
-            of_what = "these policies" if all(one.over == "policies" for one in pairs) else "methods"
+        if pairs := [row for row in self._tested if row.second != REFERENCE]:
+            apart = sum(row.p < 1 - results.confidence for row in pairs)
+            of_what = "these policies" if all(row.over == "policies" for row in pairs) else "methods"
             yield (
-                f"{told} of {count(len(pairs), 'pair')} of {of_what} differ{'s' if told == 1 else ''} at the "
+                f"{apart} of {count(len(pairs), 'pair')} of {of_what} differ{'s' if apart == 1 else ''} at the "
                 f"level of {1 - results.confidence:.2g}: comparisons in results.json"
             )
         if chosen := self._chosen():
@@ -351,18 +351,18 @@ class _ResultTable:
         if "device s" in shown and (loading := [cost.load_s for cost in self._costs.values() if cost.load_s]):
             yield f"device s: without loading, up to {max(loading):.1f} s (load_s in compute.json)."
         follows = {_J: "J is a lower one", _REGRET: "regret is an upper one"}
-        so = " and ".join(said for heading, said in follows.items() if heading in shown)
+        so = " and ".join(bound for heading, bound in follows.items() if heading in shown)
         yield from about_bounds(results.bounded_among(algos), shown, so)
 
     def _chosen(self) -> list[str]:
         """Return for each method the guidance strengths at which its last round is tested."""
-        found = {}
+        by_method = {}
         for (algo, _), cell in self._cells.items():  # of each algorithm the highest round comes last
             names = [
                 name.removeprefix("chosen/") for name in cell if name.startswith("chosen/") and cell[name].value
             ]
-            found[algo] = f"{algo} at {' or '.join(sorted(names, key=by_values))}" if names else ""
-        return [said for said in found.values() if said]
+            by_method[algo] = f"{algo} at {' or '.join(sorted(names, key=by_values))}" if names else ""
+        return [choice for choice in by_method.values() if choice]
 
     def _about_anchors(self, shown: Collection[str]) -> Iterator[str]:
         """Yield notes on the rows of baselines, and on the columns of J and regret if shown."""
@@ -407,9 +407,9 @@ def what_intervals_hold_for(rows: Mapping[At, record.PooledRow]) -> str:
 
 
 def _what_p_says(comparisons: list[record.Comparison]) -> str:
-    known = [one.detectable for one in comparisons if one.detectable is not None]
-    least = f"; such a run can find a difference of about {decimal(median(known))} from it" if known else ""
-    few = [one.first for one in comparisons if one.over == "policies"]
+    sizes = [row.detectable for row in comparisons if row.detectable is not None]
+    least = f"; such a run can find a difference of about {decimal(median(sizes))} from it" if sizes else ""
+    few = [row.first for row in comparisons if row.over == "policies"]
     which = f" of {first_few(few, 'methods')}" if len(few) < len(comparisons) else ""
     alone = f" p{which} does not cover other seeds." if few else ""
     tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
@@ -449,8 +449,8 @@ def _front_table(
     rested = {row.point if row.point == REFERENCE else f"{row.front} {row.point}": _chains(row) for row in rows}
     bounded = results.bounded_among(row.front for row in rows)
 
-    def about(shown: Collection[str]) -> str:
-        how = " ".join(said for heading, said in _OF_FRONTS.items() if heading in shown)
+    def caption(shown: Collection[str]) -> str:
+        how = " ".join(note for heading, note in _OF_FRONTS.items() if heading in shown)
         so = "(matched) is a lower one" if "KL/seq" in shown else ""
         fewer = _about_fewer(rested, _of_place(results, place))
         return "\n".join([how, *fewer, *about_bounds(bounded, shown, so)]).strip()
@@ -471,7 +471,7 @@ def _front_table(
     matched = [row for row in results.matched if (row.dataset, row.model) == place]
     by_front = groupby(rows, key=lambda row: row.front)
     sections = ([*own, *(at for at in matched if at.front == front)] for front, own in by_front)
-    return told_table(columns, sections, title=title(*place, "fronts", label), caption=about)
+    return told_table(columns, sections, title=title(*place, "fronts", label), caption=caption)
 
 
 def budget_tables(rows: Iterable[BudgetRow], results: record.Results, label: str = "") -> list[FittedTable]:
@@ -494,8 +494,8 @@ def _budget_table(
     metric = next((row.metric for row in rows if row.metric), "")
     unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
     rested = {f"{row.algo} round {row.round}": _chains(row) for row in rows if row.references is not None}
-    about = [_WITHIN, *_about_fewer(rested, _of_place(results, place))]
-    about += [f"{first_few(unknown, 'methods')}: {_UNKNOWN}"] if unknown else []
+    notes = [_WITHIN, *_about_fewer(rested, _of_place(results, place))]
+    notes += [f"{first_few(unknown, 'methods')}: {_UNKNOWN}"] if unknown else []
     bounded = results.bounded_among(row.algo for row in rows)
     columns: list[Told] = [
         (number_column("budget", 0), lambda row: si(row.budget)),
@@ -510,7 +510,7 @@ def _budget_table(
         columns,
         (own for _, own in groupby(rows, key=lambda row: row.budget)),
         title=title(*place, "training budgets", label),
-        caption=lambda shown: "\n".join([*about, *about_bounds(bounded, shown)]),
+        caption=lambda shown: "\n".join([*notes, *about_bounds(bounded, shown)]),
     )
 
 
@@ -540,7 +540,7 @@ def plan_table(rows: Iterable[PlanRow]) -> FittedTable:
         (number_column("estimate", 4), lambda row: duration(row.seconds) if row.missing else ""),
     ]
     if all(row.devices == 1 for row in rows):
-        columns = [(column, told) for column, told in columns if column.heading != "devices"]
+        columns = [(column, cell) for column, cell in columns if column.heading != "devices"]
     return told_table(columns, (own for _, own in groupby(rows, key=lambda row: row.round)), title="plan")
 
 

@@ -196,7 +196,7 @@ class Noted:
     """In the place of the processes: what is asked of them."""
 
     def __init__(self, *given: Any) -> None:
-        self.given, self.asked, self.told = given, list[str](), {"wandb": "wandb sync here"}
+        self.given, self.asked, self.look_commands = given, list[str](), {"wandb": "wandb sync here"}
         made.append(self)
 
     def look(self) -> None:
