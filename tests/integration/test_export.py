@@ -111,7 +111,7 @@ def test_it_draws_what_the_evaluation_of_its_run_drew(outputs: Path) -> None:
     run = run_of(outputs)
     samples = list(read_lines(run.store.path(job_of(run, "QSharp/r2/evaluate/000").key) / "samples.jsonl", Sample))
     prompts = {sample.row: sample.prompt for sample in samples}
-    policy = model._policy(_Prompts(list(prompts.values()), model.prompting), model._asked({}))
+    policy = model._policy(_Prompts(list(prompts.values()), model.prompting), model._settings({}))
     count = len(samples) // len(prompts)
     keys = sample_keys(0, "evaluate", np.array(list(prompts)), count)
     decoded = policy.complete(policy.encode(list(prompts.values())), keys, samples=count)

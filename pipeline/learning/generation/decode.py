@@ -87,7 +87,7 @@ class DecodingWork:
         budgets: NDArray[np.int64],
         samples: int,
         begun: NDArray[np.int64] | None = None,
-        told: Callable[[int, int], None] | None = None,
+        on_batch: Callable[[int, int], None] | None = None,
     ) -> None:
         """Start with nothing done.
 
@@ -97,7 +97,7 @@ class DecodingWork:
             samples: Completions per prompt.
             begun: Number of last tokens of each prompt that belong to its completions, so that stop strings may
                 span them; None for none.
-            told: Called when prompts are finished, with samples done and tokens generated so far.
+            on_batch: Called when prompts are finished, with samples done and tokens generated so far.
         """
         self.prompts, self.budgets, self.samples, self._begun = prompts, budgets, samples, begun
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int64)
@@ -107,13 +107,13 @@ class DecodingWork:
         self.kl = np.zeros(len(self.tokens))
         self.candidates = np.zeros((len(self.tokens), 2), np.int64)
         self.done = np.zeros(len(prompts), np.bool_)
-        self._told, self._generated = told, 0
+        self._on_batch, self._generated = on_batch, 0
         self.begin()
 
     def begin(self) -> None:
         """Start an attempt at the work that is not done."""
         self.open = ~self.done
-        self._left = np.full(len(self.prompts), self.samples)
+        self._undone = np.full(len(self.prompts), self.samples)
         order = np.argsort(self.lengths, kind="stable")
         self.queue: list[int] = order[self.open[order] & (self.budgets[order] > 0)].tolist()
         for prompt in np.flatnonzero(self.open & (self.budgets <= 0)).tolist():
@@ -136,8 +136,8 @@ class DecodingWork:
         """Record a finished sample."""
         self.tokens[sample], self.kl[sample], self.candidates[sample] = tokens, kl, candidates
         prompt = sample // self.samples
-        self._left[prompt] -= 1
-        if not self._left[prompt]:
+        self._undone[prompt] -= 1
+        if not self._undone[prompt]:
             self._finish(prompt)
 
     def count(self, model: PreTrainedModel, guide: value.ValueModel | None) -> None:
@@ -159,8 +159,8 @@ class DecodingWork:
     def _finish(self, prompt: int) -> None:
         self.done[prompt] = True
         self._generated += sum(map(len, self.tokens[prompt * self.samples : (prompt + 1) * self.samples]))
-        if self._told is not None:
-            self._told(int(self.done.sum()) * self.samples, self._generated)
+        if self._on_batch is not None:
+            self._on_batch(int(self.done.sum()) * self.samples, self._generated)
 
 
 class Rows:
@@ -239,17 +239,17 @@ class Rows:
         rows = self._places[:n, None]
         inner = self.written[rows, np.clip(places, 0, self.written.shape[1] - 1)]
         tokens = np.where(places < 0, self.before[rows, places % stops.reach], inner)
-        found = stops.complete(sliding_window_view(tokens, stops.reach, axis=1).copy())
-        found &= np.arange(steps) < kept[:, None]
-        hit = found.any(1)
-        return np.where(hit, found.argmax(1) + 1, kept), ended | hit
+        completes = stops.complete(sliding_window_view(tokens, stops.reach, axis=1).copy())
+        completes &= np.arange(steps) < kept[:, None]
+        hit = completes.any(1)
+        return np.where(hit, completes.argmax(1) + 1, kept), ended | hit
 
     def keep(self, order: NDArray[np.int64]) -> None:
         """Reorder and drop rows; see `RowCache.keep`."""
         moved = np.flatnonzero(order != self._places[: len(order)])
         if len(moved):
-            told = (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written)
-            for array in (*told, self.before, *self._draws):
+            arrays = (self.sample, self.prompt, self.budget, self.grown, self.kl, self.candidates, self.written)
+            for array in (*arrays, self.before, *self._draws):
                 array[moved] = array[order[moved]]
         self.count = len(order)
 
@@ -291,21 +291,21 @@ class Agreement:
         taken = int.from_bytes(self._seen.digest(), "big")
         self._compare(self._ranks.all_numbers([taken, 0 if logits is None else bits_of(logits)]), self._ranks.rank)
 
-    def _compare(self, found: Sequence[Sequence[int]], rank: int) -> None:
-        if all(one == found[0] for one in found):
+    def _compare(self, every: Sequence[Sequence[int]], rank: int) -> None:
+        if all(own == every[0] for own in every):
             return
-        what = "tokens" if any(one[0] != found[0][0] for one in found) else "logits"
-        counts = Counter(map(tuple, found)).most_common(2)
-        odd = [rank for rank, one in enumerate(found) if tuple(one) != counts[0][0]]
+        what = "tokens" if any(own[0] != every[0][0] for own in every) else "logits"
+        counts = Counter(map(tuple, every)).most_common(2)
+        odd = [rank for rank, own in enumerate(every) if tuple(own) != counts[0][0]]
         if counts[0][1] == counts[1][1]:
             who, mine = "", True  # with two ranks, neither can be shown to be wrong
         else:
             who, mine = f": rank {odd[0]} has others than most", rank in odd
-        said = f"{len(found)} ranks share a model, and have different {what} after {self._steps} steps{who}"
+        problem = f"{len(every)} ranks share a model, and have different {what} after {self._steps} steps{who}"
         if not mine:
-            raise ConnectionError(said)
+            raise ConnectionError(problem)
         raise RanksDisagree(
-            f"{said}. A device computes wrongly, or they are of different kinds: use GPUs of one model "
+            f"{problem}. A device computes wrongly, or they are of different kinds: use GPUs of one model "
             "(distributed.gpu_ids)"
         )
 
@@ -433,8 +433,8 @@ class _Slots:
         if guidance is not None:
             self.guide = row_models.guide_of(guidance.model, self.slots, width, settings.pad_id)
         self.agreement = Agreement(model)
-        self.models = [one for one in (self.policy, self.guide) if one is not None]
-        self.joins = all(one.joins for one in self.models)
+        self.models = [model for model in (self.policy, self.guide) if model is not None]
+        self.joins = all(model.joins for model in self.models)
         self.streams = [] if keys is None else _streams(keys.reshape(-1), guidance)
         self.some_likeliest = keys is not None and bool((keys == sampling.LIKELIEST).any())
         self.stops = settings.stops
@@ -488,16 +488,16 @@ class _Slots:
             if noted:
                 self._read(noted[-1].tokens)
             noted.append(self.take(self.outputs.known, None if draws is None else draws[:, step]))
-        left = self._look([_on_host(part) for part in zip(*noted, strict=True)])
+        order = self._look([_on_host(part) for part in zip(*noted, strict=True)])
         if self.rows.count:
             tokens = noted[-1].tokens
-            self._read(tokens if left is None else tokens[torch.from_numpy(left).to(tokens.device)])
+            self._read(tokens if order is None else tokens[torch.from_numpy(order).to(tokens.device)])
 
     def _steps_to_look(self) -> int:
         """Return the steps until the next read of tokens: before any row could exceed its budget."""
         rows = self.rows
-        left = int((rows.budget[: rows.count] - rows.grown[: rows.count]).min())
-        return min(left, self.pace.steps(self.settings.device))
+        budget = int((rows.budget[: rows.count] - rows.grown[: rows.count]).min())
+        return min(budget, self.pace.steps(self.settings.device))
 
     def _idle_slots(self) -> int:
         """Return the number of idle slots that waiting samples could use."""
@@ -530,7 +530,7 @@ class _Slots:
         """Read prompts to fill the free slots; if rows must begin together, no more than fit, but at least one."""
         work, samples = self.work, self.work.samples
         count = -(-free // samples) if self.joins else max(1, free // samples)
-        prompts = work.next_prompts(count, equal=any(one.needs_equal_lengths for one in self.models))
+        prompts = work.next_prompts(count, equal=any(model.needs_equal_lengths for model in self.models))
         for model in self.models:
             # With one sample per prompt, all of them find a slot at once.
             model.stage([work.prompts[prompt] for prompt in prompts], at_once=samples == 1)
@@ -543,7 +543,7 @@ class _Slots:
         lengths = self.work.lengths[prompts]
         places: Tensor | None = None
         if self.work.samples > 1:
-            at = {prompt: place for place, prompt in enumerate(self.staged_prompts.tolist())}
+            at = {prompt: index for index, prompt in enumerate(self.staged_prompts.tolist())}
             places = torch.tensor([at[prompt] for prompt in prompts.tolist()], device=self.settings.device)
         self.rows.enter(entering, lengths, self.work.budgets[prompts], self.streams)
         if self.stops is not None:
@@ -570,7 +570,7 @@ class _Slots:
             The order of the remaining rows, from `_drop`; None if all remain.
         """
         rows = self.rows
-        taken, lost, kl, asked = noted
+        taken, lost, kl, num_read = noted
         assert taken is not None
         assert lost is not None
         self.agreement.check(taken, self.outputs.now)
@@ -579,7 +579,7 @@ class _Slots:
             kept, ended = rows.stopped(kept, ended, self.stops)
         if len(taken) > 1:
             beyond = np.arange(len(taken))[:, None] >= kept
-            for part in (lost, kl, asked):
+            for part in (lost, kl, num_read):
                 if part is not None:
                     part[beyond] = 0
         if lost.any():
@@ -587,8 +587,8 @@ class _Slots:
         for step in range(len(taken)):
             if kl is not None:
                 rows.kl[: rows.count] += kl[step]
-            if asked is not None:
-                rows.note_asked(asked[step], step)
+            if num_read is not None:
+                rows.note_asked(num_read[step], step)
         if self.guide is not None and np.isnan(rows.kl[: rows.count]).any():
             raise sampling.no_number("value model")
         rows.grown[: rows.count] += kept
@@ -600,9 +600,9 @@ class _Slots:
         for row in np.flatnonzero(ended).tolist():
             text = rows.written[row, : rows.grown[row]].tolist()
             self.work.finish(int(rows.sample[row]), text, float(rows.kl[row]), rows.candidates[row])
-        left = np.flatnonzero(~ended)
-        order = np.arange(len(left))
-        order[ended[: len(left)]] = left[left >= len(left)]
+        live = np.flatnonzero(~ended)
+        order = np.arange(len(live))
+        order[ended[: len(live)]] = live[live >= len(live)]
         rows.keep(order)
         for model in self.models:
             model.keep(order)
@@ -612,11 +612,11 @@ class _Slots:
 
 def _on_host(steps: Sequence[Tensor | None]) -> NDArray[Any] | None:
     """Copy the results of steps to the host, shape [k, n]; at once, since each copy waits for the device."""
-    known = [step for step in steps if step is not None]
-    if not known:
+    tensors = [step for step in steps if step is not None]
+    if not tensors:
         return None
-    found: NDArray[Any] = torch.stack(known).cpu().numpy() if len(known) > 1 else known[0].cpu().numpy()[None]
-    return found
+    host: NDArray[Any] = torch.stack(tensors).cpu().numpy() if len(tensors) > 1 else tensors[0].cpu().numpy()[None]
+    return host
 
 
 def _streams(keys: sampling.Keys, guidance: Guidance | None) -> list[sampling.Keys]:

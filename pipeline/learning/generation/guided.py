@@ -75,14 +75,14 @@ class GuidedLogitsProcessor(LogitsProcessor):
         Returns:
             Log-probabilities of the guided policy, shape [B, V].
         """
-        known = scores[:, : self.model.vocabulary]
-        logprobs = sampling.policy_logprobs(known, self.temperature, self.top_p)
+        own_scores = scores[:, : self.model.vocabulary]
+        logprobs = sampling.policy_logprobs(own_scores, self.temperature, self.top_p)
         candidates = sampling.find_candidates(logprobs, self.tilt)
         values = self._values(input_ids, candidates.ids)
-        found = sampling.full_row(
+        guided = sampling.full_row(
             logprobs, candidates, sampling.guided_logprobs(candidates, values, self.tilt), self.tilt
         )
-        return F.pad(found, (0, scores.shape[1] - known.shape[1]), value=-math.inf)
+        return F.pad(guided, (0, scores.shape[1] - own_scores.shape[1]), value=-math.inf)
 
     def _values(self, prefix: Tensor, candidates: Tensor) -> Tensor:
         if self.model.config.head == HeadType.q.name:
@@ -107,9 +107,9 @@ class GuidedLogitsProcessor(LogitsProcessor):
 
     def _apart(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Return the values after the last tokens of texts, read without their padding, shape [B, 1, ...]."""
-        found = [(lengths == length).nonzero().squeeze(-1) for length in lengths.unique()]
-        values = [self.model(ids[rows, -int(lengths[rows[0]]) :])[:, -1:] for rows in found]
-        return torch.cat(values)[torch.cat(found).argsort()]
+        groups = [(lengths == length).nonzero().squeeze(-1) for length in lengths.unique()]
+        values = [self.model(ids[rows, -int(lengths[rows[0]]) :])[:, -1:] for rows in groups]
+        return torch.cat(values)[torch.cat(groups).argsort()]
 
 
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -233,7 +233,7 @@ class Guided:
         self.drawing, self.prompting = drawing or Drawing(), prompting or Prompting()
         saved = math.inf if guide is None or guide.settings.eta is None else guide.settings.eta
         self.eta = saved
-        self.eta = self._asked({} if eta is None else {"eta": eta}).eta
+        self.eta = self._settings({} if eta is None else {"eta": eta}).eta
         self._warned = False
         self._sizes = batch_size.BatchSizes(None, device, model, *([] if guide is None else [guide.model]))
 
@@ -279,11 +279,11 @@ class Guided:
         """
         if values and self._guide is None:
             raise ConfigError(_NO_GUIDE.format("values"))
-        asked = self._asked(options)
+        settings = self._settings(options)
         several = _several(prompts)
         dataset = _Prompts(several, self.prompting)
-        policy = self._policy(dataset, asked)
-        rows = [dataset.row(place) for place in range(len(several))]
+        policy = self._policy(dataset, settings)
+        rows = [dataset.row(index) for index in range(len(several))]
         encoded = policy.encode(
             [row.prompt for row in rows], [chat.template_arguments(row.columns) for row in rows]
         )
@@ -291,10 +291,10 @@ class Guided:
             self._warned = True
             log.warning("%s", note)
         ids = policy.fitted(encoded)
-        keys = sampling.sample_keys(asked.seed, STREAM, np.arange(len(ids)), asked.n)
-        decoded = policy.complete(ids, None if asked.greedy else keys, samples=asked.n)
+        keys = sampling.sample_keys(settings.seed, STREAM, np.arange(len(ids)), settings.n)
+        decoded = policy.complete(ids, None if settings.greedy else keys, samples=settings.n)
         texts = policy.text(decoded.tokens)
-        repeated = [prompt for prompt in ids for _ in range(asked.n)]
+        repeated = [prompt for prompt in ids for _ in range(settings.n)]
         return [
             Completion(
                 text=text,
@@ -340,27 +340,27 @@ class Guided:
         """
         if self._guide is None:
             raise ConfigError(_NO_GUIDE.format("logits_processor"))
-        given = {"eta": eta, "temperature": temperature, "top_p": top_p}
-        asked = self._asked({name: value for name, value in given.items() if value is not None})
+        options = {"eta": eta, "temperature": temperature, "top_p": top_p}
+        settings = self._settings({name: value for name, value in options.items() if value is not None})
         pad = self.tokenizer.pad_token_id
         return GuidedLogitsProcessor(
             self._guide.model,
-            self._guide.tilt(asked.eta),
+            self._guide.tilt(settings.eta),
             pad_id=pad,
             begins_with_pad=pad is not None and self.tokenizer("a")["input_ids"][:1] == [pad],
-            temperature=asked.temperature,
-            top_p=asked.top_p,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
         )
 
-    def _policy(self, dataset: base.Dataset, asked: _Asked) -> TextPolicy:
+    def _policy(self, dataset: base.Dataset, settings: _Asked) -> TextPolicy:
         guidance, context = None, None
-        if self._guide is not None and not math.isinf(asked.eta):
-            guidance = decode.Guidance(self._guide.model, self._guide.tilt(asked.eta))
+        if self._guide is not None and not math.isinf(settings.eta):
+            guidance = decode.Guidance(self._guide.model, self._guide.tilt(settings.eta))
             context = load.context_length(self._guide.model.backbone)
         return TextPolicy(
             self.model,
             self.tokenizer,
-            asked,
+            settings,
             dataset,
             self._device,
             guidance,
@@ -368,7 +368,7 @@ class Guided:
             guide_context=context,
         )
 
-    def _asked(self, options: Mapping[str, Any]) -> _Asked:
+    def _settings(self, options: Mapping[str, Any]) -> _Asked:
         """Combine the options of a call with the defaults of the run's evaluation."""
         if unknown := set(options) - Options.__annotations__.keys():
             raise ConfigError(unknown_name("option", min(unknown), Options.__annotations__))
@@ -377,18 +377,18 @@ class Guided:
         usual["long_prompts"] = (
             schema.LongPrompts.truncate if own["truncate_prompts"] else schema.LongPrompts.refuse
         ).name
-        asked: _Asked = meaning.settings_of(_Asked, {**usual, "eta": self.eta, **options})
-        if self._guide is None and not math.isinf(asked.eta):
+        settings: _Asked = meaning.settings_of(_Asked, {**usual, "eta": self.eta, **options})
+        if self._guide is None and not math.isinf(settings.eta):
             raise ConfigError(_NO_GUIDE.format("eta"))
-        return asked
+        return settings
 
     @torch.inference_mode()
     def _values(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
         assert self.value is not None
         ids = torch.tensor([[*prompt, *tokens]], device=self._device)
         expected = expected_labels(token_values(self.value, ids), self.value.config.atoms)
-        found: list[float] = expected[0, len(prompt) :].tolist()
-        return found
+        values: list[float] = expected[0, len(prompt) :].tolist()
+        return values
 
 
 _NO_GUIDE = "{}: this is a policy whose weights were trained, and nothing guides it; leave it out"

@@ -50,7 +50,7 @@ def completion_scores(
     """
     data = whole_texts(prompts, completions)
     rows = settings.batch_size if _in_parts(model, data, settings) else rows_at_once(model, data, settings)
-    found = scoring.score_sequences(
+    scores = scoring.score_sequences(
         data,
         lambda batch: scoring.completion_logprobs(model, batch, settings.temperature),
         micro_batch_size=rows,
@@ -60,7 +60,7 @@ def completion_scores(
         sizes=sizes,
     )
     scoring.note_scored(data, model)
-    return grpo.supervised_columns(found, data)
+    return grpo.supervised_columns(scores, data)
 
 
 def whole_texts(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> sequences.Sequences:
@@ -165,14 +165,14 @@ class TextPolicy:
         Raises:
             DataError: A prompt has no token.
         """
-        found = prepared.encode_prompts(self._tokenizer, prompts, arguments)
-        for prompt, ids in zip(prompts, found, strict=True):
+        encoded = prepared.encode_prompts(self._tokenizer, prompts, arguments)
+        for prompt, ids in zip(prompts, encoded, strict=True):
             if not ids:
                 raise DataError(
                     f"the prompt {prompt!r} has no tokens, so there is nothing that a model could go on from. "
                     "Leave such rows out, or begin prompts with a text (prompt_template)."
                 )
-        return found
+        return encoded
 
     def fitted(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the prompts that leave room for a whole completion in the context of the model and of its guide.
@@ -273,12 +273,12 @@ class TextPolicy:
         """
         limits = np.full(len(prompts), self.limit) if budgets is None else np.asarray(budgets, np.int64)
         begun = np.minimum(self.limit - limits, [len(prompt) for prompt in prompts])
-        asked = None if self.is_greedy else keys
+        own_keys = None if self.is_greedy else keys
         work = decode.DecodingWork(prompts, limits, samples, begun, on_batch)
         if self._backend is not None:
-            self._backend.complete(work, asked)
+            self._backend.complete(work, own_keys)
         else:
-            self._decode(work, asked)
+            self._decode(work, own_keys)
         kl = self._divergence([prompt for prompt in prompts for _ in range(samples)], work.tokens)
         return decode.Decoded(work.tokens, work.kl if kl is None else kl)
 
@@ -309,8 +309,8 @@ class TextPolicy:
 
         Shape [N].
         """
-        told = self._backend is None or self._settings.top_p >= 1.0 or not tokens
-        return None if told else self._divergence_from(self._model, prompts, tokens)
+        is_known = self._backend is None or self._settings.top_p >= 1.0 or not tokens
+        return None if is_known else self._divergence_from(self._model, prompts, tokens)
 
     def _divergence_from(
         self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
@@ -349,7 +349,7 @@ class TextPolicy:
 
 
 def for_generate(
-    found: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, drawing: Drawing
+    config: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, drawing: Drawing
 ) -> GenerateConfig:
     """Return defaults for `generate` of transformers that sample and end as `TextPolicy` does.
 
@@ -358,15 +358,15 @@ def for_generate(
     pass.
 
     Args:
-        found: The model's own settings, with its end tokens.
+        config: The model's own settings, with its end tokens.
         tokenizer: Its tokenizer.
         drawing: Sampling settings.
     """
     pad = tokenizer.pad_token_id
     return GenerateConfig(
-        bos_token_id=getattr(found, "bos_token_id", None),
-        pad_token_id=getattr(found, "pad_token_id", None) if pad is None else pad,
-        eos_token_id=list(_all_ends(found, tokenizer, drawing.stop)) or None,
+        bos_token_id=getattr(config, "bos_token_id", None),
+        pad_token_id=getattr(config, "pad_token_id", None) if pad is None else pad,
+        eos_token_id=list(_all_ends(config, tokenizer, drawing.stop)) or None,
         do_sample=True,
         temperature=drawing.temperature,
         top_p=drawing.top_p,
@@ -375,10 +375,10 @@ def for_generate(
 
 
 def _all_ends(
-    found: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]
+    config: GenerateConfig | None, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str]
 ) -> tuple[int, ...]:
     """Return the end tokens: those of the model, and stop strings that are a single token."""
-    return tuple(dict.fromkeys((*load.end_ids(found, tokenizer), *as_tokens(tokenizer, stop).values())))
+    return tuple(dict.fromkeys((*load.end_ids(config, tokenizer), *as_tokens(tokenizer, stop).values())))
 
 
 # -- greedy ------------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class GreedyPolicy(TextPolicy):
         self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
     ) -> NDArray[np.float64] | None:
         taken = self.logprobs(prompts, tokens) if tokens else []
-        return -np.array([each.sum(dtype=np.float64) for each in taken], np.float64)
+        return -np.array([logprobs.sum(dtype=np.float64) for logprobs in taken], np.float64)
 
 
 # -- divergence --------------------------------------------------------------------------------------------------
@@ -486,7 +486,7 @@ class BestOfNPolicy(TextPolicy):
         picked = self.pick(repeated, drawn.tokens, self.count)
         places = np.arange(len(picked)) * self.count + picked
         bound = math.log(self.count) - (self.count - 1) / self.count
-        return decode.Decoded([drawn.tokens[place] for place in places], drawn.kl[places] + bound)
+        return decode.Decoded([drawn.tokens[index] for index in places], drawn.kl[places] + bound)
 
 
 def by_score(score: Callable[..., NDArray[np.float64]]) -> Picker:

@@ -63,7 +63,7 @@ class RowLayer(CacheLayerMixin):
         ]
         self._width: int = cache.width
         self.holding = False
-        self._held: tuple[Tensor, Tensor]
+        self._held_states: tuple[Tensor, Tensor]
         self.is_initialized = True
         self.show()
 
@@ -98,17 +98,17 @@ class RowLayer(CacheLayerMixin):
         While holding, store the states and return only them.
         """
         if self.holding:
-            self._held = (key_states, value_states)
-            return self._held
+            self._held_states = (key_states, value_states)
+            return self._held_states
         self._append(key_states, value_states)
         end = self.used + 1
         return self.keys.narrow(2, 0, end), self.values.narrow(2, 0, end)
 
     def append_held(self, chosen: Tensor) -> None:
         """Append one token of the held states, shape [1, G, N, D], to every row; shape of `chosen`: [n]."""
-        some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in self._held]
+        some = [new[0].transpose(0, 1).index_select(0, chosen).unsqueeze(2) for new in self._held_states]
         self._append(some[0], some[1])
-        del self._held
+        del self._held_states
 
     def put(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write rows behind the live ones, from their first slot on; shape of both: [rows, G, T, D].
@@ -208,7 +208,7 @@ class RowCache(Cache):
         # Slots without a row see one position: attention to nothing would be NaN.
         self._lengths = torch.ones(slots, dtype=torch.long, device=device)
         self.lengths = self._lengths[:0]
-        self._known = np.zeros(0, np.int64)
+        self._own_lengths = np.zeros(0, np.int64)
         self._alive: Tensor | None = None
         self._ends: dict[int, Tensor] = {}
         self._begins: dict[int, Tensor] = {}
@@ -235,15 +235,15 @@ class RowCache(Cache):
             states: list[Any] = staged.layers
             for layer, new in enumerate(states):
                 self.take_in(layer, new.keys.index_select(0, places), new.values.index_select(0, places))
-        known = np.concatenate([self._known, lengths])
-        added = self._lengths[self.rows : len(known)]
+        all_lengths = np.concatenate([self._own_lengths, lengths])
+        added = self._lengths[self.rows : len(all_lengths)]
         added.copy_(torch.from_numpy(lengths))
         width, beyond = staged.get_seq_length(), None
         if (lengths != width).any():
             beyond = (self._slots[:width] >= added[:, None])[:, None, :, None]
         for row_layer in self.layers:
-            row_layer.clear(len(known), width, beyond)
-        self._set(known)
+            row_layer.clear(len(all_lengths), width, beyond)
+        self._set(all_lengths)
 
     def keep(self, order: NDArray[np.int64]) -> None:
         """Keep only some rows; row i becomes what was row `order[i]`, which is i or a later one."""
@@ -253,7 +253,7 @@ class RowCache(Cache):
             for layer in self.layers:
                 layer.move(places[0], places[1])
             self._lengths[places[1]] = self._lengths[places[0]]
-        self._set(self._known[order])
+        self._set(self._own_lengths[order])
 
     @contextmanager
     def all_slots(self, reach: int, alive: Tensor) -> Iterator[None]:
@@ -272,11 +272,11 @@ class RowCache(Cache):
             yield
         finally:
             self._alive = None
-            self._set(self._known)
+            self._set(self._own_lengths)
 
     def grown(self, count: int) -> None:
         """Record that every row has grown by `count` tokens while shapes were static."""
-        self._set(self._known + count)
+        self._set(self._own_lengths + count)
 
     def grow(self) -> None:
         """Record that every row has grown by one token."""
@@ -284,7 +284,7 @@ class RowCache(Cache):
             self._lengths.add_(self._alive)
             self._ends.clear()
             return
-        self._known += 1
+        self._own_lengths += 1
         self.longest += 1
         self.lengths.add_(1)
         self._ends.clear()
@@ -338,10 +338,10 @@ class RowCache(Cache):
         hidden[..., -1].zero_()
         return _minus_infinity(hidden, dtype)
 
-    def _set(self, known: NDArray[np.int64]) -> None:
-        self._known = known
-        longest = int(known.max(initial=0))
-        self._show(len(known), longest, even=bool((known == longest).all()))
+    def _set(self, lengths: NDArray[np.int64]) -> None:
+        self._own_lengths = lengths
+        longest = int(lengths.max(initial=0))
+        self._show(len(lengths), longest, even=bool((lengths == longest).all()))
 
     def _show(self, rows: int, longest: int, *, even: bool) -> None:
         self.written = max(self.written, self.longest + 1)  # a slot without a row writes to an extra slot
@@ -398,10 +398,10 @@ def grouped_attention(
     heads, shared = query.shape[1], key.shape[1]
     by_itself = attention_mask is None or attention_mask.shape[1] != 1 or query.shape[2] != 1 or heads == shared
     if by_itself or any(options.get(name) is not None for name in CHANGES):
-        found: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
+        result: tuple[Tensor, None] = sdpa_attention.sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-        return found
+        return result
     query = query.reshape(len(query), shared, heads // shared, -1)
     seen = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout, scale=scaling)
     return seen.reshape(len(seen), 1, heads, -1), None
@@ -445,10 +445,10 @@ def attend_prefix(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | 
     if hidden is not None:
         hidden = hidden.expand(*query.shape[:3], -1)
     if query.is_cuda:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention(
+        attended = torch.ops.aten._scaled_dot_product_efficient_attention(
             query, keys, values, hidden, True, scale=1.0
         )
-        return found[0], found[1][..., : query.shape[2]]  # which is padded
+        return attended[0], attended[1][..., : query.shape[2]]  # which is padded
     seen, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, keys, values, attn_mask=hidden, scale=1.0
     )
@@ -512,8 +512,8 @@ class Packing:
         if count == places.numel():
             self.flat = torch.arange(count, device=places.device)
         else:
-            found = places.nonzero() if count is None else torch.nonzero_static(places, size=count)
-            self.flat = found.squeeze(-1)
+            indices = places.nonzero() if count is None else torch.nonzero_static(places, size=count)
+            self.flat = indices.squeeze(-1)
         self.rows = self.flat.div(valid.shape[1], rounding_mode="floor")
         self.nearest = places.cumsum(0) - 1
         self._spread: Tensor | None = None

@@ -186,11 +186,11 @@ def _last_alone(model: PreTrainedModel, lengths: Tensor | None) -> Iterator[None
     """Compute outputs only at the last token of each text, at `lengths - 1`, shape [P]; None for equal lengths."""
     head: nn.Module = model.head if isinstance(model, ValueModel) else model.get_output_embeddings()
 
-    def pick(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden = given[0]
+    def pick(_: nn.Module, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = arguments[0]
         if lengths is None:
-            return (hidden[:, -1:].contiguous(), *given[1:])
-        return (hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1][:, None], *given[1:])
+            return (hidden[:, -1:].contiguous(), *arguments[1:])
+        return (hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1][:, None], *arguments[1:])
 
     handle = head.register_forward_pre_hook(pick)
     try:
@@ -281,13 +281,13 @@ class Reader:
 
     def _read_apart(self, batch: PromptBatch) -> Tensor:
         """Read prompts of each length separately, without padding, and join their caches."""
-        caches, found, order = [], [], []
+        caches, outputs, order = [], [], []
         self._mask = None
         for length in batch.lengths.unique().tolist():
             rows = (batch.lengths == length).nonzero().squeeze(-1)
             caches.append(self._empty())
             self._cache = caches[-1]
-            found.append(self._read(batch.ids[rows, -length:], batch.positions[rows, -length:]))
+            outputs.append(self._read(batch.ids[rows, -length:], batch.positions[rows, -length:]))
             order.append(rows)
         self._cache = _joined(caches)
         # A recurrent state has no positions: a model without attention would take a mask for one of new tokens.
@@ -295,7 +295,7 @@ class Reader:
         self._mask = batch.mask if attends else None
         back = torch.cat(order).argsort()
         self._cache.reorder_cache(back)
-        return torch.cat(found)[back]
+        return torch.cat(outputs)[back]
 
     def _empty(self) -> Any:
         if self._way is Way.anew:
@@ -304,20 +304,20 @@ class Reader:
 
     def _read(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Return the model's output at the last position of each row; model families take different arguments."""
-        given: dict[str, Any] = {"use_cache": self._cache is not None}
+        arguments: dict[str, Any] = {"use_cache": self._cache is not None}
         if self._cache is not None:
-            given |= {"attention_mask": self._mask, "position_ids": positions}
+            arguments |= {"attention_mask": self._mask, "position_ids": positions}
         if not isinstance(self._model, ValueModel):
-            given["logits_to_keep"] = 1
-        given = {name: value for name, value in given.items() if name in self._takes}
+            arguments["logits_to_keep"] = 1
+        arguments = {name: value for name, value in arguments.items() if name in self._takes}
         if self._cache is not None:
-            given[cache_argument(type(self._model).forward)] = self._cache
-        return _outputs(self._model(input_ids=ids, **given))
+            arguments[cache_argument(type(self._model).forward)] = self._cache
+        return _outputs(self._model(input_ids=ids, **arguments))
 
 
-def _outputs(given: Any) -> Tensor:
+def _outputs(output: Any) -> Tensor:
     """Return values, or the logits of a language model, at the last position of each row."""
-    outputs: Tensor = given if isinstance(given, Tensor) else given.logits
+    outputs: Tensor = output if isinstance(output, Tensor) else output.logits
     return outputs[:, -1]
 
 
@@ -345,17 +345,17 @@ def _joined(caches: Sequence[Cache]) -> Cache:
     for index, layer in enumerate(whole.layers):
         parts = [cache.layers[index] for cache in caches]
         for name in _BY_POSITION:
-            found = [getattr(part, name, None) for part in parts]
-            tensors = [tensor for tensor in found if isinstance(tensor, Tensor) and tensor.ndim > 1]
+            entries = [getattr(part, name, None) for part in parts]
+            tensors = [tensor for tensor in entries if isinstance(tensor, Tensor) and tensor.ndim > 1]
             if len(tensors) == len(parts):
                 width = max(tensor.shape[-2] for tensor in tensors)
                 padded = [F.pad(tensor, (0, 0, width - tensor.shape[-2], 0)) for tensor in tensors]
                 setattr(layer, name, torch.cat(padded))
         for name in _BY_PLACE:
-            for place in getattr(layer, name, {}):
-                states = [getattr(part, name)[place] for part in parts]
+            for key in getattr(layer, name, {}):
+                states = [getattr(part, name)[key] for part in parts]
                 if all(state is not None for state in states):
-                    getattr(layer, name)[place] = torch.cat(states)
+                    getattr(layer, name)[key] = torch.cat(states)
     return whole
 
 
@@ -503,10 +503,10 @@ def _packs(model: ValueModel) -> bool:
     """Return whether candidates can be packed as one sequence, by trying one after a prompt of one token."""
     guide = CandidateRows(RowModel(model, 1, 2, pad_id=0))
     guide.stage([[0]])
-    one = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    guide.enter(one[0], np.ones(1, np.int64))
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    guide.enter(token[0], np.ones(1, np.int64))
     try:
-        guide.values(one, torch.ones_like(one, dtype=torch.bool))
+        guide.values(token, torch.ones_like(token, dtype=torch.bool))
     except row_cache.CannotPack:
         return False
     return True
@@ -580,9 +580,9 @@ class BranchRows:
         self._packing = packing = row_cache.Packing(valid, count)
         self.asked = valid.sum(-1)
         at_once = max(self.FEW, self.BRANCHES * len(candidates))
-        asked = zip(packing.rows.split(at_once), packing.pack(candidates)[0].split(at_once), strict=True)
+        parts_read = zip(packing.rows.split(at_once), packing.pack(candidates)[0].split(at_once), strict=True)
         parts: list[Tensor] = []
-        for rows, tokens in asked:
+        for rows, tokens in parts_read:
             self._candidates = None  # its state is freed before more is allocated
             self._candidates = self._rows.reader.branched(rows)
             parts.append(self._candidates.append(tokens))

@@ -209,12 +209,12 @@ def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
     if top_p >= 1.0:
         return logprobs
     few = logprobs.shape[-1] > 2 * _FEW and not is_silent()
-    found = _nucleus_of_few(logprobs, top_p) if few else None
-    if found is None:
+    kept = _nucleus_of_few(logprobs, top_p) if few else None
+    if kept is None:
         # Ties go to the lower token id, whatever kernel sorts.
         ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-        found = logprobs.scatter(-1, order, ordered.masked_fill(_outside(ordered, top_p), -math.inf))
-    return found.log_softmax(-1)
+        kept = logprobs.scatter(-1, order, ordered.masked_fill(_outside(ordered, top_p), -math.inf))
+    return kept.log_softmax(-1)
 
 
 def _outside(ordered: Tensor, top_p: float) -> Tensor:
@@ -463,18 +463,18 @@ def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None)
         uniform: With `offset_zero`: draws that select one of the other tokens, used for nothing else, shape [B],
             float64, in (0, 1); None takes the likeliest.
     """
-    found = _likeliest(logprobs, tilt)
+    likeliest = _likeliest(logprobs, tilt)
     pooled = tilt.others is Others.offset_zero and tilt.leaves_others(logprobs.shape[-1])
-    return _with_others(logprobs, found, uniform) if pooled else found
+    return _with_others(logprobs, likeliest, uniform) if pooled else likeliest
 
 
 def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
-    found = logprobs.topk(min(tilt.top_k, logprobs.shape[-1]), dim=-1)
+    top = logprobs.topk(min(tilt.top_k, logprobs.shape[-1]), dim=-1)
     if tilt.min_p <= 0:
-        return Candidates(found.indices, found.values)
-    dropped = found.values < math.log(tilt.min_p)
+        return Candidates(top.indices, top.values)
+    dropped = top.values < math.log(tilt.min_p)
     dropped[:, :1].zero_()
-    whole = Candidates(found.indices, found.values.masked_fill_(dropped, -math.inf))
+    whole = Candidates(top.indices, top.values.masked_fill_(dropped, -math.inf))
     if not may_ask(dropped):
         return whole
     return whole.first(dropped.shape[1] - dropped.all(0).tolist().count(True))
@@ -543,11 +543,11 @@ def step_kl(candidates: Candidates, guided: Tensor, weights: Tensor | None = Non
 def full_row(logprobs: Tensor, candidates: Candidates, guided: Tensor, tilt: Tilt) -> Tensor:
     """Return the guided policy over the whole vocabulary as log-probabilities, shape [B, V]."""
     base = torch.full_like(logprobs, -math.inf) if tilt.others is Others.dropped else logprobs
-    ids, known = candidates.ids, candidates.logprobs
+    ids, own = candidates.ids, candidates.logprobs
     if candidates.pooled:
-        base = base + (guided[:, -1:] - known[:, -1:]).masked_fill(known[:, -1:].isinf(), 0.0)
-        ids, known, guided = ids[:, :-1], known[:, :-1], guided[:, :-1]
-    return base.scatter(-1, ids, torch.where(known.isinf(), base.gather(-1, ids), guided))
+        base = base + (guided[:, -1:] - own[:, -1:]).masked_fill(own[:, -1:].isinf(), 0.0)
+        ids, own, guided = ids[:, :-1], own[:, :-1], guided[:, :-1]
+    return base.scatter(-1, ids, torch.where(own.isinf(), base.gather(-1, ids), guided))
 
 
 _LEAST = 1e-300

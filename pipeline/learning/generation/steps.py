@@ -43,14 +43,14 @@ def guided_step(
     """
     candidates = sampling.find_candidates(logprobs, tilt, None if draws is None else draws[-1])
     draw = None if draws is None else sampling.split_draw(logprobs, candidates, draws[0], tilt)
-    asked, valid, outside = _asked(guide, candidates, draw)
+    ids, valid, outside = _ids_to_read(guide, candidates, draw)
     count = None
     if not guide.looks_up and not sampling.may_ask(valid) and not sampling.is_silent():
         # The only wait for the GPU in a step: a value model is expensive, so it reads only what is requested.
         width, count = torch.stack([candidates.valid.sum(-1).amax(), valid.sum()]).tolist()
         if not candidates.pooled:
-            candidates, asked, valid = candidates.first(width), asked[:, : width + 1], valid[:, : width + 1]
-    values = guide.values(asked, valid, count)
+            candidates, ids, valid = candidates.first(width), ids[:, : width + 1], valid[:, : width + 1]
+    values = guide.values(ids, valid, count)
     guided = sampling.guided_logprobs(candidates, values[:, : candidates.ids.shape[1]], tilt)
     if draw is None:
         columns, divergence = (
@@ -69,7 +69,7 @@ def guided_step(
     return tokens, divergence
 
 
-def _asked(
+def _ids_to_read(
     guide: row_models.Guide, candidates: sampling.Candidates, draw: sampling.Draw | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return what the value model must read: the candidates, and drawn tokens that are no candidates.
@@ -78,23 +78,23 @@ def _asked(
         Token ids and which of them are requested, shape [B, K or K + 1], and for rows with such a token its
         column, shape [B].
     """
-    asked, valid = candidates.ids, candidates.valid
+    ids, valid = candidates.ids, candidates.valid
     if draw is None or draw.outside is None:
-        return asked, valid, None
+        return ids, valid, None
     # For a head "q" too, where nothing is read: kernels round by the memory layout of their input.
     wider = sampling.has_any(draw.outside & valid[:, -1]) if sampling.may_ask(valid) else not guide.looks_up
     if wider:
-        asked, valid = F.pad(asked, (0, 1)), F.pad(valid, (0, 1))
+        ids, valid = F.pad(ids, (0, 1)), F.pad(valid, (0, 1))
     elif not guide.looks_up:
-        asked, valid = asked.clone(), valid.clone()
+        ids, valid = ids.clone(), valid.clone()
     if guide.looks_up:
-        return asked, valid, None
+        return ids, valid, None
     # The value model has to read such a row's token: after the candidates, or instead of a single one, whose value
     # has no effect.
     count = candidates.valid.sum(-1)
     outside = count * (draw.outside & (count > 1))
-    asked.scatter_(1, outside[:, None], draw.or_else(asked[:, 0])[:, None])
-    return asked, valid.scatter_(1, outside[:, None], value=True), outside
+    ids.scatter_(1, outside[:, None], draw.or_else(ids[:, 0])[:, None])
+    return ids, valid.scatter_(1, outside[:, None], value=True), outside
 
 
 class Taken(NamedTuple):
@@ -146,19 +146,19 @@ class Taking:
         whole = sampling.policy_logprobs(logits, self.temperature)
         logprobs = sampling.nucleus(whole, self.top_p)
         kl = sampling.nucleus_kl(whole, logprobs) if self.top_p < 1.0 else None
-        asked = None
+        num_read = None
         if self.guide is not None:
             assert self.tilt is not None
             tokens, divergence = guided_step(self.guide, self.tilt, logprobs, draws)
             kl = divergence if kl is None else kl + divergence
-            asked = self.guide.asked
+            num_read = self.guide.asked
         else:
             tokens = (
                 logprobs.argmax(-1)
                 if draws is None
                 else sampling.take_tokens(logprobs, draws[0], self.some_likeliest)
             )
-        return Taken(tokens, sampling.is_no_number(whole), kl, asked)
+        return Taken(tokens, sampling.is_no_number(whole), kl, num_read)
 
 
 # -- graphs ------------------------------------------------------------------------------------------------------
@@ -318,8 +318,8 @@ class RecordedSteps:
         self._graphs = Graphs()
         self._begun: dict[int, int] = {}
         self._replays: dict[int, Callable[[], None]] = {}
-        for held in self._held():
-            held.hold(slots)
+        for buffer in self._outputs_held():
+            buffer.hold(slots)
         numbers = partial(torch.zeros, most, slots, device=device)
         self._alive = torch.zeros(slots, dtype=torch.long, device=device)
         self._at = torch.zeros(1, dtype=torch.long, device=device)
@@ -327,7 +327,7 @@ class RecordedSteps:
         self._tokens, self._lost = numbers(dtype=torch.long), numbers(dtype=torch.bool)
         kl = taking.guide is not None or taking.top_p < 1.0
         self._kl = numbers(dtype=torch.float64) if kl else None
-        self._asked = numbers(dtype=torch.long) if isinstance(taking.guide, row_models.CandidateRows) else None
+        self._num_read = numbers(dtype=torch.long) if isinstance(taking.guide, row_models.CandidateRows) else None
 
     def run(self, count: int, draws: NDArray[np.float64] | None) -> list[NDArray[Any] | None]:
         """Take `count` steps, and read their results; draws of shape [streams, k, n].
@@ -347,10 +347,10 @@ class RecordedSteps:
             self._step(slots)
         for cache_ in self._caches:
             cache_.grown(count)
-        parts = (self._tokens, self._lost, self._kl, self._asked)
+        parts = (self._tokens, self._lost, self._kl, self._num_read)
         return [None if part is None else part[:count, :rows].cpu().numpy() for part in parts]
 
-    def _held(self) -> list[row_models.Outputs]:
+    def _outputs_held(self) -> list[row_models.Outputs]:
         guide = self._taking.guide
         return [self._outputs, guide.outputs] if isinstance(guide, row_models.VocabularyRows) else [self._outputs]
 
@@ -388,9 +388,9 @@ class RecordedSteps:
                 stack.enter_context(cache_.all_slots(slots - 1, self._alive))
             draws = self._draws.index_select(0, self._at)[0] if streams else None
             taken = self._taking(self._outputs.known, draws)
-            for place, part in zip((self._tokens, self._lost, self._kl, self._asked), taken, strict=True):
-                if place is not None and part is not None:
-                    place.index_copy_(0, self._at, part[None])
+            for buffer, part in zip((self._tokens, self._lost, self._kl, self._num_read), taken, strict=True):
+                if buffer is not None and part is not None:
+                    buffer.index_copy_(0, self._at, part[None])
             self._outputs.read(self._policy.read(taken.tokens))
             if guide is not None:
                 guide.read(taken.tokens)

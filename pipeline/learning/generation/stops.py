@@ -57,10 +57,10 @@ class StopStrings:
 
     def last_tokens(self, ids: Sequence[int]) -> NDArray[np.int64]:
         """Return the last tokens of a completion, `NOTHING` before its first; shape [W]."""
-        found = np.full(self.reach, NOTHING, np.int64)
+        tokens = np.full(self.reach, NOTHING, np.int64)
         if last := list(ids[-self.reach :]):
-            found[-len(last) :] = last
-        return found
+            tokens[-len(last) :] = last
+        return tokens
 
     def complete(self, windows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether the last token of each window completes a stop string, shape [...].
@@ -71,8 +71,8 @@ class StopStrings:
         if not windows.size:
             return np.zeros(windows.shape[:-1], np.bool_)
         rows = torch.from_numpy(windows.reshape(-1, self.reach))
-        found: NDArray[np.bool_] = self._criteria(rows, None).numpy().reshape(windows.shape[:-1])
-        return found
+        is_complete: NDArray[np.bool_] = self._criteria(rows, None).numpy().reshape(windows.shape[:-1])
+        return is_complete
 
     def end(self, completions: Sequence[Sequence[int]]) -> NDArray[np.bool_]:
         """Return which completions end in a stop string, shape [n]."""
@@ -97,7 +97,7 @@ class StopStrings:
             text: Decodes token ids to text.
         """
         whole = self._written(ids)
-        at = min((place for each in self._texts if (place := whole.find(each)) >= 0), default=len(whole))
+        at = min((index for stop in self._texts if (index := whole.find(stop)) >= 0), default=len(whole))
         kept = len(ids)
         while kept and len(self._written(ids[:kept])) > at:
             kept -= 1
@@ -154,9 +154,9 @@ def spellings(text: str, pieces: Mapping[int, str], ends: Collection[int], limit
 def _least(text: str, pieces: Collection[str]) -> list[float]:
     """Return the fewest tokens for the rest of a text, from each of its positions on."""
     forms = ((piece, piece.lstrip(), piece.rstrip(), piece.strip()) for piece in pieces)
-    told = {form for each in forms for form in each} - {""}
+    every = {form for of_piece in forms for form in of_piece} - {""}
     least = [*([math.inf] * len(text)), 0.0]
     for at in range(len(text) - 1, -1, -1):
-        ends = (at + len(piece) for piece in told if text.startswith(piece, at))
+        ends = (at + len(piece) for piece in every if text.startswith(piece, at))
         least[at] = 1 + min((least[end] for end in ends), default=math.inf)
     return least

@@ -80,16 +80,16 @@ class VLLMBackend:
         engine = self._engine(int((work.lengths + work.budgets).max())) if waiting else None
         for start in range(0, len(waiting), at_once):
             part = waiting[start : start + at_once]
-            asked = [(work.prompts[at // work.samples], int(work.budgets[at // work.samples])) for at in part]
+            requests = [(work.prompts[at // work.samples], int(work.budgets[at // work.samples])) for at in part]
             seeds = [None if streams[at] == LIKELIEST else int(streams[at] >> np.uint64(1)) for at in part]
-            for at, written in zip(part, self._drawn(engine, asked, seeds), strict=True):
+            for at, written in zip(part, self._drawn(engine, requests, seeds), strict=True):
                 # The engine has no tokenizer, so it ignores stop strings and writes on.
                 stops, begun = self._settings.stops, work.begun_with(at // work.samples)
                 work.finish(at, stops.until(begun, written) if stops else written, 0.0)
         work.count(self._model, None)  # counted like our own decoder
 
     def _drawn(
-        self, engine: Any, asked: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int | None]
+        self, engine: Any, requests: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int | None]
     ) -> list[list[int]]:
         """Return completions; without a seed by greedy decoding."""
         vllm, ends = importlib.import_module("vllm"), self._ends
@@ -103,13 +103,13 @@ class VLLMBackend:
                 ignore_eos=True,  # all end tokens are given explicitly
                 detokenize=False,
             )
-            for number, (_, budget) in enumerate(asked)
+            for number, (_, budget) in enumerate(requests)
         ]
-        texts = [vllm.TokensPrompt(prompt_token_ids=list(prompt)) for prompt, _ in asked]
+        texts = [vllm.TokensPrompt(prompt_token_ids=list(prompt)) for prompt, _ in requests]
         try:
             outputs = engine.generate(texts, settings, use_tqdm=False)
         except (RuntimeError, MemoryError, ValueError) as error:
-            raise self._told(error) from error
+            raise self._failure(error) from error
         return [self._ended(output.outputs[0]) for output in outputs]
 
     @property
@@ -160,7 +160,7 @@ class VLLMBackend:
                     generation_config="vllm",  # no tokenizer beside the weights
                 )
         except (RuntimeError, MemoryError, ValueError) as error:
-            raise self._told(error) from error
+            raise self._failure(error) from error
         _kept.append((wanted, engine))
         return engine
 
@@ -180,12 +180,12 @@ class VLLMBackend:
         taken = free * SHARE if self._memory_mb is None else self._memory_mb * MIB
         return min(1.0, taken / total)
 
-    def _told(self, error: Exception) -> Exception:
+    def _failure(self, error: Exception) -> Exception:
         """Return the exception to raise: vLLM's memory errors vary, and retrying at once is useless."""
-        said = str(error)
-        if not batch_size.is_out_of_memory(error) and not any(each in said.lower() for each in _NO_ROOM):
+        text = str(error)
+        if not batch_size.is_out_of_memory(error) and not any(words in text.lower() for words in _NO_ROOM):
             return error
         rows = self._settings.batch_size
         batch = self._sizes.begin("generate by vLLM", rows, length=1, group=rows, remedy=_REMEDY)
-        told: OutOfMemory = batch.give_up(error)
-        return told
+        failure: OutOfMemory = batch.give_up(error)
+        return failure

@@ -32,12 +32,12 @@ def save_adapters(model: PeftModel, folder: Path) -> None:
     """
     folder.mkdir(parents=True)
     # peft would ask the hub whether the vocabulary has grown; it never grows here.
-    found = get_peft_model_state_dict(model, save_embedding_layers=False)
-    weights = {name: weight.detach().float().cpu().contiguous() for name, weight in found.items()}
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    weights = {name: weight.detach().float().cpu().contiguous() for name, weight in state.items()}
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
     settings: dict[str, Any] = model.peft_config[_NAME].to_dict()
     # The order of a set differs between processes, and the place of the base is not stored.
-    settings = {name: sorted(one) if isinstance(one, set) else one for name, one in settings.items()}
+    settings = {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
     settings |= {"base_model_name_or_path": None, "inference_mode": True}
     (folder / SETTINGS).write_text(files.json_text(settings, indent=2, sort_keys=True) + "\n")
 
@@ -69,13 +69,13 @@ def merge_adapters(model: PreTrainedModel, adapters: Sequence[Path], exact: PreT
         below = layers[-1].get_base_layer()
         own = dict(below.named_parameters(recurse=False))
         into = own if exact is None else dict(model.get_submodule(name).named_parameters(recurse=False))
-        kinds = {each: weight.dtype for each, weight in into.items()}
+        kinds = {parameter: weight.dtype for parameter, weight in into.items()}
         for weight in own.values():
             weight.data = weight.data.float()
         for layer in layers:
             layer.merge(adapter_names=order)
-        for each, weight in own.items():
-            into[each].data = weight.data.to(kinds[each])
+        for parameter, weight in own.items():
+            into[parameter].data = weight.data.to(kinds[parameter])
             if exact is not None:
                 weight.data = weight.data.new_empty(0)
     if exact is None:
@@ -125,8 +125,8 @@ def _resize(model: PreTrainedModel, stored: Mapping[str, torch.Tensor]) -> None:
     """Resize the vocabulary of a base to the size at which its adapters were saved."""
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         name = next((name for name, module in model.named_modules() if module is layer), None)
-        for place, dimension in (("weight", 0), ("lora_embedding_A", 1), ("lora_B.weight", 0)):
-            weight = stored.get(f"base_model.model.{name}.{place}")
+        for part, dimension in (("weight", 0), ("lora_embedding_A", 1), ("lora_B.weight", 0)):
+            weight = stored.get(f"base_model.model.{name}.{part}")
             if weight is not None and weight.shape[dimension] != model.config.get_text_config().vocab_size:
                 model.resize_token_embeddings(weight.shape[dimension], mean_resizing=False)
 
@@ -174,8 +174,8 @@ def _telling_of(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
-        said = " ".join(str(error).split())[:500] or type(error).__name__
-        raise errors.JobError(f"the adapters in {folder} cannot be merged into their reference: {said}") from error
+        text = " ".join(str(error).split())[:500] or type(error).__name__
+        raise errors.JobError(f"the adapters in {folder} cannot be merged into their reference: {text}") from error
 
 
 def _name(number: int) -> str:
@@ -188,12 +188,12 @@ def _layers(adapted: PeftModel) -> dict[str, list[LoraLayer]]:
 
     A layer with several tensors has one entry for each.
     """
-    found: dict[str, list[LoraLayer]] = {}
+    by_name: dict[str, list[LoraLayer]] = {}
     for name, module in adapted.named_modules():
         if isinstance(module, LoraLayer):
             parts = name.removeprefix("base_model.model.").split(".")
-            found.setdefault(".".join(part for part in parts if part != "base_layer"), []).append(module)
-    return found
+            by_name.setdefault(".".join(part for part in parts if part != "base_layer"), []).append(module)
+    return by_name
 
 
 @contextmanager

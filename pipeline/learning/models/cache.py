@@ -72,13 +72,13 @@ def scratch_folder() -> Path | None:
 
 
 @contextmanager
-def scratch_in(place: Path) -> Iterator[None]:
+def scratch_in(folder: Path) -> Iterator[None]:
     """Use a scratch folder while a job runs.
 
     Args:
-        place: Folder that the run removes however the job ends.
+        folder: Folder that the run removes however the job ends.
     """
-    _scratch.append(place)
+    _scratch.append(folder)
     try:
         yield
     finally:

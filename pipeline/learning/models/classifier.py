@@ -53,20 +53,20 @@ def as_classifier(model: ValueModel, tokenizer: hf.PreTrainedTokenizerBase) -> h
         raise JobError(f"transformers has no sequence classifier with the body {named}, so it cannot be exported")
     with init_empty_weights(include_buffers=True):
         made: Any = kind.from_config(config)
-    place, head = made.base_model_prefix, nn.Linear(model.head.in_features, 1, bias=False)
+    prefix, head = made.base_model_prefix, nn.Linear(model.head.in_features, 1, bias=False)
     score = getattr(made, "score", None)
-    if type(getattr(made, place)) is not type(backbone) or getattr(score, "weight", head).shape != (
+    if type(getattr(made, prefix)) is not type(backbone) or getattr(score, "weight", head).shape != (
         1,
         head.in_features,
     ):
         raise JobError(f"{type(made).__name__} is built otherwise than the reward model with the body {named}")
     head.weight = nn.Parameter(model.head.weight.detach().clone())
-    setattr(made, place, backbone)
+    setattr(made, prefix, backbone)
     made.score = head
     made.eval()
     _check_same(model, made)
-    found: hf.PreTrainedModel = made
-    return found
+    result: hf.PreTrainedModel = made
+    return result
 
 
 @torch.no_grad()
@@ -79,9 +79,9 @@ def _check_same(model: ValueModel, made: Any) -> None:
         )
     own = torch.stack([model(ids[row : row + 1, :length])[0, -1] for row, length in enumerate(_TRIED)])
     own = own - model.head.bias.float()
-    found = made(input_ids=ids, attention_mask=(ids != pad).long()).logits[:, 0].float()
-    if not torch.allclose(found, own, rtol=_CLOSE, atol=_CLOSE):
-        raise JobError(f"{type(made).__name__} gives other scores ({found.tolist()}) than ours ({own.tolist()})")
+    scores = made(input_ids=ids, attention_mask=(ids != pad).long()).logits[:, 0].float()
+    if not torch.allclose(scores, own, rtol=_CLOSE, atol=_CLOSE):
+        raise JobError(f"{type(made).__name__} gives other scores ({scores.tolist()}) than ours ({own.tolist()})")
 
 
 def pad_apart(tokenizer: hf.PreTrainedTokenizerBase, ends: Collection[int]) -> None:
@@ -107,24 +107,24 @@ def end_texts(tokenizer: hf.PreTrainedTokenizerBase, ends: Collection[int], *, i
     """
     if is_chat:
         behind = chat.behind_end(tokenizer, ends)
-        found: Any = tokenizer.chat_template
-        if behind and isinstance(found, str):
-            tokenizer.chat_template = _cut(found, behind)
+        template: Any = tokenizer.chat_template
+        if behind and isinstance(template, str):
+            tokenizer.chat_template = _cut(template, behind)
         return
     tokenizer.chat_template = None
     end, inner = tokenizer.eos_token, getattr(tokenizer, "backend_tokenizer", None)
     if end is None or inner is None or tokenizer("1")["input_ids"][-1:] == [tokenizer.eos_token_id]:
         return
-    known = [(end, tokenizer.eos_token_id)]
-    added = processors.TemplateProcessing(["$A", f"{end}:0"], ["$A", "$B:1", f"{end}:1"], special_tokens=known)
+    special = [(end, tokenizer.eos_token_id)]
+    added = processors.TemplateProcessing(["$A", f"{end}:0"], ["$A", "$B:1", f"{end}:1"], special_tokens=special)
     before = inner.post_processor
     inner.post_processor = added if before is None else processors.Sequence([before, added])
 
 
 def _cut(template: str, behind: str) -> str:
     """Return a chat template that leaves out a text behind the last answer."""
-    told = json.dumps(behind, ensure_ascii=False)
+    ending = json.dumps(behind, ensure_ascii=False)
     done = "not add_generation_prompt and messages[-1]['role'] == 'assistant'"
-    shown = f"{{{{ written[:-{len(behind)}] if {done} and written.endswith({told}) else written }}}}"
+    shown = f"{{{{ written[:-{len(behind)}] if {done} and written.endswith({ending}) else written }}}}"
     # Jinja drops a line's end behind the template and behind a block: what is empty in between keeps the text.
     return f"{{% set written %}}{{{{ '' }}}}{template.removesuffix(chr(10))}{{{{ '' }}}}{{% endset %}}{shown}"

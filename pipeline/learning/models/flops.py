@@ -68,9 +68,9 @@ def whole_texts(lengths: NDArray[np.integer[Any]], outputs: int | None = None) -
         lengths: Tokens of each text, shape [N].
         outputs: Positions whose outputs are computed; None for all.
     """
-    each = np.asarray(lengths, np.int64)
-    tokens = int(each.sum())
-    return Pass(tokens, int((each * each).sum()), tokens if outputs is None else outputs)
+    sizes = np.asarray(lengths, np.int64)
+    tokens = int(sizes.sum())
+    return Pass(tokens, int((sizes * sizes).sum()), tokens if outputs is None else outputs)
 
 
 def continued(before: NDArray[np.integer[Any]], tokens: NDArray[np.integer[Any]]) -> Pass:
@@ -123,18 +123,18 @@ def model_cost(model: nn.Module) -> ModelCost:
     """
     head = _output_head(model)
     outer = set() if head is None else {id(part) for part in head.modules()}
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for module in _read_parts(model, head):
-        place = "head" if id(module) in outer else "body"
+        side = "head" if id(module) in outer else "body"
         for count, is_trained in _weights(module, model):
-            found[place] += count
-            found[f"trained_{place}"] += count if is_trained else 0
+            counts[side] += count
+            counts[f"trained_{side}"] += count if is_trained else 0
     return ModelCost(
-        body=found["body"],
-        head=found["head"],
+        body=counts["body"],
+        head=counts["head"],
         attention=_attention(model),
-        trained_body=found["trained_body"],
-        trained_head=found["trained_head"],
+        trained_body=counts["trained_body"],
+        trained_head=counts["trained_head"],
     )
 
 
@@ -151,8 +151,8 @@ def _output_head(model: Any) -> nn.Module | None:
     """Return the module that is computed only where outputs are requested; None if there is none."""
     from pipeline.learning.models.value import ValueModel
 
-    found: nn.Module | None = model.head if isinstance(model, ValueModel) else model.get_output_embeddings()
-    return found
+    head: nn.Module | None = model.head if isinstance(model, ValueModel) else model.get_output_embeddings()
+    return head
 
 
 def _weights(module: nn.Module, model: Any) -> Iterator[tuple[int, bool]]:
@@ -189,8 +189,8 @@ def _attention(model: Any) -> int:
     layers = [kind not in _WITHOUT_ATTENTION for kind in kinds]
     if getattr(shape, "is_heterogeneous", False):  # every layer may have a shape of its own
         return sum(
-            _attention_of_layer(one)
-            for one, attends in zip(shape.per_layer_config, layers, strict=True)
+            _attention_of_layer(layer)
+            for layer, attends in zip(shape.per_layer_config, layers, strict=True)
             if attends
         )
     return sum(layers) * _attention_of_layer(shape)

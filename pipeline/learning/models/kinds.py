@@ -236,9 +236,9 @@ def why_not_split(config: Mapping[str, Any], width: int) -> str | None:
         )
     parts = _split_parts(config)
     if odd := {name: size for name, size in parts.items() if size % width}:
-        told = ", ".join(f"{name}={size}" for name, size in odd.items())
-        fitting = [str(one) for one in split_widths(config) if one <= MOST_RANKS]
-        return f"{width} devices cannot share {told} evenly. Use generation.gpus_per_job={' or '.join(fitting)}"
+        sizes = ", ".join(f"{name}={size}" for name, size in odd.items())
+        fitting = [str(width_) for width_ in split_widths(config) if width_ <= MOST_RANKS]
+        return f"{width} devices cannot share {sizes} evenly. Use generation.gpus_per_job={' or '.join(fitting)}"
     return None
 
 
@@ -254,18 +254,18 @@ def _split_parts(config: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes in a model that devices must share equally."""
     inner = config.get("text_config")
     text = inner if isinstance(inner, Mapping) else config
-    found = {name: text.get(name) for name in (*_SHARED_HEADS, *_SHARED_WIDTHS)}
-    return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
+    sizes = {name: text.get(name) for name in (*_SHARED_HEADS, *_SHARED_WIDTHS)}
+    return {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
 
 
 def unknown_kind(config: Mapping[str, Any]) -> str | None:
     """Describe that the installed transformers has no code for a kind of models, by its files; None if it has."""
-    kind, found = config.get("model_type"), find_spec("transformers")
+    kind, package = config.get("model_type"), find_spec("transformers")
     if not isinstance(kind, str):
         return "its config.json has no model_type, by which transformers knows what it is. Get the model again"
-    if found is None or found.origin is None:
+    if package is None or package.origin is None:
         return None
-    tables = list((Path(found.origin).parent / "models" / "auto").glob("*.py"))
+    tables = list((Path(package.origin).parent / "models" / "auto").glob("*.py"))
     # In these tables a kind comes first, followed by its classes.
     entry = re.compile(rf'\(\s*"{re.escape(kind)}"\s*,|"{re.escape(kind)}"\s*:')
     if not tables or any(entry.search(table.read_text(encoding="utf-8")) for table in tables):
@@ -309,7 +309,7 @@ class Base(NamedTuple):
 def is_adapters(path: str | Path) -> bool:
     """Return whether a path is a folder with adapters and no other weights."""
     folder = Path(path)
-    return (folder / SETTINGS).is_file() and not any(found for name in _WHOLE for found in folder.glob(name))
+    return (folder / SETTINGS).is_file() and not any(file for name in _WHOLE for file in folder.glob(name))
 
 
 def base_of(path: str | Path) -> Base:
@@ -323,9 +323,9 @@ def base_of(path: str | Path) -> Base:
     named, revision = settings.get("base_model_name_or_path"), settings.get("revision")
     if not isinstance(named, str) or not named:
         return Base("")
-    for place in (Path(named).expanduser(), folder / named):
-        if place.is_dir():
-            return Base(str(place))
+    for base in (Path(named).expanduser(), folder / named):
+        if base.is_dir():
+            return Base(str(base))
     return Base(named, revision if isinstance(revision, str) and revision else None)
 
 
@@ -347,11 +347,11 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
-def check_folder(given: str, folder: Path) -> None:
+def check_folder(name: str, folder: Path) -> None:
     """Refuse adapters that cannot be merged into a base.
 
     Args:
-        given: The setting, for the message.
+        name: The setting, for the message.
         folder: Of the adapters.
 
     Raises:
@@ -360,32 +360,32 @@ def check_folder(given: str, folder: Path) -> None:
     try:
         settings, base = _settings(folder), base_of(folder)
     except (OSError, ForeignDataError) as error:
-        raise ConfigError(f"{given}: cannot read {SETTINGS} ({error}). Save the adapters again by peft") from error
+        raise ConfigError(f"{name}: cannot read {SETTINGS} ({error}). Save the adapters again by peft") from error
     kind, task = settings.get("peft_type"), settings.get("task_type")
     if kind not in MERGED:
         raise ConfigError(
-            f"{given}: adapters of the kind {kind} cannot be merged into weights. Give those of LoRA and its kin "
+            f"{name}: adapters of the kind {kind} cannot be merged into weights. Give those of LoRA and its kin "
             f"({', '.join(sorted(MERGED))}), or a whole model"
         )
     if task not in (None, "CAUSAL_LM"):
-        raise ConfigError(f"{given}: the adapters are for {task}, and a model that writes text takes CAUSAL_LM")
+        raise ConfigError(f"{name}: the adapters are for {task}, and a model that writes text takes CAUSAL_LM")
     if (start := str(settings.get("init_lora_weights"))).startswith("pissa_niter"):
         raise ConfigError(
-            f"{given}: with init_lora_weights={start} peft also changed the base, at random. Save the adapters by "
+            f"{name}: with init_lora_weights={start} peft also changed the base, at random. Save the adapters by "
             "save_pretrained(..., path_initial_model_for_weight_conversion=...), or merge them"
         )
     if not base.path:
         raise ConfigError(
-            f"{given}: {SETTINGS} does not say what the adapters were trained on. Write the folder or hub id of "
+            f"{name}: {SETTINGS} does not say what the adapters were trained on. Write the folder or hub id of "
             "that model there, as base_model_name_or_path"
         )
     if (folder / "chat_template.jinja").is_file() and not _has_tokenizer(folder):
         raise ConfigError(
-            f"{given}: chat_template.jinja lies beside adapters without a tokenizer, where nothing reads it. Copy "
+            f"{name}: chat_template.jinja lies beside adapters without a tokenizer, where nothing reads it. Copy "
             "the tokenizer of their base there, or move the template away"
         )
     if not (folder / WEIGHTS).is_file():
-        raise ConfigError(f"{given}: {WEIGHTS} is missing. Save the adapters again by save_pretrained of peft")
+        raise ConfigError(f"{name}: {WEIGHTS} is missing. Save the adapters again by save_pretrained of peft")
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -108,43 +108,43 @@ def load_policy(
         raise JobError(f"{folder}: {why}")
     kind = kind_of_policies(config)
     options = _options(system, _attention(kind, config, system.attn_impl))
-    asked = {"trust_remote_code": trust_remote_code}
+    code = {"trust_remote_code": trust_remote_code}
     stored = _type_of_all(Path(folder)) if as_stored else None
     model: hf.PreTrainedModel
-    model, told = kind.from_pretrained(
+    model, info = kind.from_pretrained(
         str(folder),
         config=config,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # refused below, by name
-        **asked,
+        **code,
         **{**options, **({"dtype": stored} if stored else {})},
         **batch_size.split_options(config, ranks, str(folder)),
         **quantization_options(bits, system, device),
     )
     head = model.get_output_embeddings() if for_values else None
-    check_complete(model, folder, told, besides=[] if head is None else [*head.parameters()])
+    check_complete(model, folder, info, besides=[] if head is None else [*head.parameters()])
     if stored:
-        _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **asked))
+        _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **code))
     batch_size.note_split(model, ranks)
     return frozen(model, device)
 
 
 def check_complete(
-    model: hf.PreTrainedModel, folder: str | Path, told: dict[str, Any], *, besides: Iterable[nn.Parameter] = ()
+    model: hf.PreTrainedModel, folder: str | Path, info: dict[str, Any], *, besides: Iterable[nn.Parameter] = ()
 ) -> None:
     """Reject a model with weights that its files lack or have in another size: transformers draws them at random.
 
     Args:
         model: The loaded model.
         folder: Source of the model, for the message.
-        told: Loading information of `from_pretrained` with ignored size mismatches.
+        info: Loading information of `from_pretrained` with ignored size mismatches.
         besides: Weights that may be missing.
 
     Raises:
         JobError: Weights are missing; the message names one of them.
     """
-    free, missing = {id(weight) for weight in besides}, {*told["missing_keys"]}
-    missing |= {name for name, *_ in told["mismatched_keys"]}
+    free, missing = {id(weight) for weight in besides}, {*info["missing_keys"]}
+    missing |= {name for name, *_ in info["mismatched_keys"]}
     lacking = [name for name, weight in model.named_parameters() if name in missing and id(weight) not in free]
     if lacking:
         raise JobError(
@@ -198,17 +198,17 @@ def _load_merged_parts(
     load = partial(load_policy, trust_remote_code=trust_remote_code)
 
     def write() -> str:
-        place = tempfile.mkdtemp(prefix="merged-", dir=cache.scratch_folder())
-        load(folder, system, "cpu", base=base).save_pretrained(place)
-        return place
+        merged = tempfile.mkdtemp(prefix="merged-", dir=cache.scratch_folder())
+        load(folder, system, "cpu", base=base).save_pretrained(merged)
+        return merged
 
-    place = ranks.made_by_first(write)
+    merged = ranks.made_by_first(write)
     try:
-        model: hf.PreTrainedModel = load(place, system, device, ranks=ranks)
+        model: hf.PreTrainedModel = load(merged, system, device, ranks=ranks)
         ranks.any_of(False)  # all ranks have read the files
     finally:
         if ranks.is_first:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(merged, ignore_errors=True)
     model.name_or_path = str(folder)
     return model
 
@@ -219,11 +219,11 @@ def _type_of_all(folder: Path) -> torch.dtype | None:
     The type ``auto`` of transformers is that in `config.json`, or of the first weight; other weights may be more
     precise.
     """
-    found: set[str] = set()
+    types: set[str] = set()
     for path in folder.glob(_WEIGHTS):
         with safe_open(path, "pt") as file:
-            found |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    return _TYPES.get(found.pop()) if len(found) == 1 else None
+            types |= {file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    return _TYPES.get(types.pop()) if len(types) == 1 else None
 
 
 def _compute_buffers(model: hf.PreTrainedModel, make: Callable[[], hf.PreTrainedModel]) -> None:
@@ -349,8 +349,8 @@ def config_context(config: hf.PreTrainedConfig) -> int | None:
     """
     text = config.get_text_config()
     lengths = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
-    known = next((length for length in lengths if isinstance(length, int) and length > 0), None)
-    return min([length for length in (known, *_original_lengths(text)) if length is not None], default=None)
+    context = next((length for length in lengths if isinstance(length, int) and length > 0), None)
+    return min([length for length in (context, *_original_lengths(text)) if length is not None], default=None)
 
 
 def length_beside_others(config: hf.PreTrainedConfig) -> int | None:
@@ -366,13 +366,13 @@ def _original_lengths(text: hf.PreTrainedConfig) -> list[int]:
     ropes = getattr(text, "rope_parameters", None)
     own = getattr(text, "original_max_position_embeddings", None)
     # One for all layers, or one for each type of layer.
-    each = [ropes, *ropes.values()] if isinstance(ropes, dict) else []
-    found = [
+    every = [ropes, *ropes.values()] if isinstance(ropes, dict) else []
+    lengths = [
         rope.get("original_max_position_embeddings") or own
-        for rope in each
+        for rope in every
         if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) in _LONG_ROPES
     ]
-    return [length for length in found if isinstance(length, int) and length > 0]
+    return [length for length in lengths if isinstance(length, int) and length > 0]
 
 
 def checkpoint_activations(model: hf.PreTrainedModel) -> None:
@@ -431,11 +431,11 @@ def convert(file: Path, out: Path) -> hf.PreTrainedModel:
     """
     # Both come with one progress bar for each tensor type, and one for the file that is written.
     of_transformers.disable_progress_bar()
-    place = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
+    source = {"gguf_file": file.name, "local_files_only": True, "trust_remote_code": False}
     try:
-        tokenizer = hf.AutoTokenizer.from_pretrained(str(file.parent), **place)
+        tokenizer = hf.AutoTokenizer.from_pretrained(str(file.parent), **source)
         model: hf.PreTrainedModel = hf.AutoModelForCausalLM.from_pretrained(
-            str(file.parent), dtype=torch.float32, **place
+            str(file.parent), dtype=torch.float32, **source
         )
     except Exception as error:  # whatever a wrong byte leads the readers of this format to
         if batch_size.is_out_of_memory(error):

@@ -96,7 +96,7 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     from pipeline.learning.models.adapters import merged_by_peft
     from pipeline.learning.models.load import load_policy, load_tokenizer, save_tokenizer
 
-    base, words = (_place(found(str(folder), None)) for found in (kinds.with_weights, kinds.tokenizer_place))
+    base, words = (_folder_of(find(str(folder), None)) for find in (kinds.with_weights, kinds.tokenizer_place))
     whole = merged_by_peft(load_policy(base, SystemConfig(), "cpu", trust_remote_code=trusted), folder)
     if (
         folder / kinds.ENDS
@@ -115,7 +115,7 @@ def _write_merged(folder: Path, out: Path, *, trusted: bool) -> None:
     save_tokenizer(tokenizer, out)
 
 
-def _place(base: kinds.Base) -> str:
+def _folder_of(base: kinds.Base) -> str:
     return base.path if Path(base.path).is_dir() else snapshot(base.path, base.revision)
 
 

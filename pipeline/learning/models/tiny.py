@@ -265,11 +265,11 @@ def measure_imitation(model: PreTrainedModel, dataset: Dataset) -> Imitation | N
         The losses; None where all rows are left out.
     """
     rows = dataset.ids("validation")[:PROMPTS].tolist()
-    shown = [each for row in rows if (each := _demonstrations(dataset, row))]
+    shown = [answers for row in rows if (answers := _demonstrations(dataset, row))]
     if not shown:
         return None
-    shares = np.array([times / each.total() for each in shown for times in each.values()])
-    ids, start = Encoder(dataset)([pair for each in shown for pair in each])
+    shares = np.array([times / answers.total() for answers in shown for times in answers.values()])
+    ids, start = Encoder(dataset)([pair for answers in shown for pair in answers])
     length = ids.shape[1] - start
     surprise = _surprise(model, ids, start).numpy()
     return Imitation(
@@ -292,19 +292,19 @@ def _demonstrations(dataset: Dataset, row: int) -> Counter[tuple[str, str]] | No
 def _surprise(model: PreTrainedModel, ids: Tensor, start: int) -> Tensor:
     """Return the negative log-probability of each completion in nats, shape [B], float64."""
     flops.spend("scoring", flops.model_cost(model).forward(flops.whole_texts(np.full(len(ids), ids.shape[1]))))
-    found = []
+    sums = []
     for part in ids.to(model.device).split(_BATCH):
         logits = model(part, use_cache=False).logits[:, start - 1 : -1]
         losses = F.cross_entropy(logits.flatten(0, 1).double(), part[:, start:].flatten(), reduction="none")
-        found.append(losses.view(len(part), -1).sum(1).cpu())
-    return torch.cat(found)
+        sums.append(losses.view(len(part), -1).sum(1).cpu())
+    return torch.cat(sums)
 
 
 def _guessing(completions: NDArray[np.int64], shares: NDArray[np.float64]) -> float:
     """Return the entropy of the tokens at each place, ignoring the prompt; the mean over places, in nats."""
     entropies = []
-    for place in completions.T:
-        frequencies = np.bincount(place, weights=shares) / shares.sum()
+    for tokens in completions.T:
+        frequencies = np.bincount(tokens, weights=shares) / shares.sum()
         entropies.append(_entropy(frequencies[frequencies > 0]))
     return float(np.mean(entropies))
 

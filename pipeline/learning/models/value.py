@@ -198,10 +198,10 @@ class ValueModel(PreTrainedModel):
             [B, T', n] where the tokens that follow are given.
         """
         taken = inputs_of(type(self.backbone).forward)
-        known = {name: value for name, value in inputs.items() if name in taken or name == TEXT_LENGTHS}
+        arguments = {name: value for name, value in inputs.items() if name in taken or name == TEXT_LENGTHS}
         if cache is not None:
-            known[cache_argument(type(self.backbone).forward)] = cache
-        hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **known).last_hidden_state
+            arguments[cache_argument(type(self.backbone).forward)] = cache
+        hidden = self.backbone(input_ids=input_ids, use_cache=use_cache, **arguments).last_hidden_state
         if following is not None:
             return self._values_of(hidden[:, : following.shape[1]], following)
         # Some state spaces return float32 whatever the type of their weights.

@@ -67,9 +67,9 @@ def own_part(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
             if ranks.is_first:
                 own[name] = tensor.detach().contiguous()
             continue
-        place = tensor.device_mesh.get_coordinate()
-        assert place is not None
-        is_copy = any(where for where, how in zip(place, tensor.placements, strict=True) if how.is_replicate())
+        coords = tensor.device_mesh.get_coordinate()
+        assert coords is not None
+        is_copy = any(where for where, how in zip(coords, tensor.placements, strict=True) if how.is_replicate())
         part = tensor.to_local().detach()
         if not is_copy and part.numel():
             assert all(how.is_replicate() or how.is_shard(dim=0) for how in tensor.placements), tensor.placements
@@ -179,7 +179,7 @@ class Checkpoints:
             clock: Seconds.
         """
         self.folder = folder
-        self._about = json.loads(json.dumps({**about, "torch": str(torch.__version__)}))
+        self._identity = json.loads(json.dumps({**about, "torch": str(torch.__version__)}))
         self._every_steps = every_steps
         self._every_s = every_minutes * 60
         self._stopping = stopping
@@ -196,13 +196,13 @@ class Checkpoints:
         Args:
             problem: Says why the training cannot resume from an intact checkpoint, or None if it can.
         """
-        found = None
+        newest = None
         if self._ranks.is_first:
-            found = self._latest(problem)
+            newest = self._latest(problem)
         # The other ranks use what rank 0 has verified, so that nobody reads all of it twice.
-        step = self._ranks.made_by_first(lambda: found.step if found else -1)
+        step = self._ranks.made_by_first(lambda: newest.step if newest else -1)
         if self._ranks.is_first or step < 0:
-            return found
+            return newest
         self.saved_step = step
         try:
             return self._read(step, self.folder / f"step-{step:08d}", trusted=True)
@@ -213,15 +213,15 @@ class Checkpoints:
     def _latest(self, problem: Callable[[Saved], str | None] | None) -> Saved | None:
         for step, path in sorted(self._present(), reverse=True):
             try:
-                found = self._read(step, path)
-                if wrong := self.lacks(step) or (problem(found) if problem is not None else None):
+                saved = self._read(step, path)
+                if wrong := self.lacks(step) or (problem(saved) if problem is not None else None):
                     raise _Unusable(wrong)
             except _Unusable as error:
                 _say(f"warning: the checkpoint of step {step} is passed over: {error}")
             else:
                 _say(f"going on from the checkpoint of step {step}")
                 self.saved_step = step
-                return found
+                return saved
         return None
 
     def after_step(self, step: int, state: Callable[[], State], *, last: bool = False) -> None:
@@ -309,7 +309,7 @@ class Checkpoints:
         (folder / VALUES).write_text(json.dumps(state.values), encoding="utf-8")
         manifest = {
             "step": step,
-            "about": self._about,
+            "about": self._identity,
             "files": {**written, VALUES: _described(folder / VALUES)},
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
@@ -338,7 +338,7 @@ class Checkpoints:
             manifest = foreign.parse_json(foreign.read_plain(path / MANIFEST))
             if manifest["step"] != step:
                 raise _Unusable(f"its manifest is of step {manifest['step']}")
-            if manifest["about"] != self._about:
+            if manifest["about"] != self._identity:
                 raise _Unusable("it is of another training, or version of torch")
             tensors = [path / name for name in manifest["files"] if is_file_name(name)]
             for file in () if trusted else (*tensors, path / VALUES):
@@ -381,10 +381,10 @@ def _all_of(ranks: Ranks, work: Callable[[], _T]) -> list[_T]:
         if ranks.size == 1:
             raise
         made = (None, str(error))
-    told = ranks.all_of(made)
-    if wrong := [f"rank {rank}: {error}" for rank, (_, error) in enumerate(told) if error]:
+    results = ranks.all_of(made)
+    if wrong := [f"rank {rank}: {error}" for rank, (_, error) in enumerate(results) if error]:
         raise OSError("; ".join(wrong))
-    return [cast("_T", found) for found, _ in told]
+    return [cast("_T", result) for result, _ in results]
 
 
 def _say(text: str) -> None:
@@ -497,7 +497,7 @@ def state_problem(state: State, model: nn.Module, optimizer: torch.optim.Optimiz
     """Say why a training of this model cannot resume from a state; None if it can."""
     saved = {name: state.tensors[name] for name in state.tensors if name.startswith("model.")}
     own = {f"model.{name}": tensor for name, tensor in _model_tensors(model).items()}
-    ours, theirs = ({name: (one.shape, one.dtype) for name, one in each.items()} for each in (own, saved))
+    ours, theirs = ({name: (one.shape, one.dtype) for name, one in part.items()} for part in (own, saved))
     if odd := sorted(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)):
         return f"its model has other tensors ({', '.join(odd[:3])})"
     groups = [len(group["params"]) for group in state.values["optimizer"]["param_groups"]]
@@ -534,13 +534,13 @@ def restore_training(
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the global RNG states of torch (CPU and every GPU), numpy and Python, as tensors and plain values."""
     version, words, gauss = random.getstate()
-    kind, keys, place, has_gauss, cached = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        tensors |= {f"cuda.{index}": one for index, one in enumerate(torch.cuda.get_rng_state_all())}
+        tensors |= {f"cuda.{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     values = {
         "python": [version, list(words), gauss],
-        "numpy": [str(kind), int(place), int(has_gauss), float(cached)],
+        "numpy": [str(kind), int(position), int(has_gauss), float(cached)],
     }
     return tensors, values
 
@@ -551,8 +551,8 @@ def restore_random_state(tensors: Mapping[str, Tensor], values: Mapping[str, Any
     for name, tensor in tensors.items():
         if name.startswith("cuda.") and int(name[5:]) < torch.cuda.device_count():
             torch.cuda.set_rng_state(tensor, int(name[5:]))
-    kind, place, has_gauss, cached = values["numpy"]
-    np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), place, has_gauss, cached))
+    kind, position, has_gauss, cached = values["numpy"]
+    np.random.set_state((kind, tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, cached))
     version, words, gauss = values["python"]
     random.setstate((version, tuple(words), gauss))
 

@@ -141,8 +141,8 @@ class Ranks:
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
         """Return for each flag whether it is true on any rank. All ranks must call this together, as all below."""
-        asked = torch.tensor([int(flag) for flag in flags])
-        return tuple(bool(found) for found in self._reduced(asked, dist.ReduceOp.MAX).tolist())
+        own = torch.tensor([int(flag) for flag in flags])
+        return tuple(bool(is_set) for is_set in self._reduced(own, dist.ReduceOp.MAX).tolist())
 
     def sum(self, value: float) -> float:
         """Return the sum over ranks."""
@@ -157,9 +157,9 @@ class Ranks:
         """Return the values of all ranks, in rank order; plain data."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def least(self, value: int) -> int:
         """Return the minimum over ranks."""
@@ -170,9 +170,9 @@ class Ranks:
         own = torch.tensor(values)
         if self.size == 1:
             return [own.tolist()]
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own)
-        return [one.tolist() for one in found]
+        gathered = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(gathered, own)
+        return [numbers.tolist() for numbers in gathered]
 
     def made_by_first(self, make: Callable[[], _T]) -> _T:
         """Make a value on rank 0 and return it on all ranks; plain data. The others wait for it."""
@@ -180,8 +180,8 @@ class Ranks:
             return make()
         made: list[Any] = [make() if self.is_first else None]
         dist.broadcast_object_list(made, src=0, device=torch.device("cpu"))
-        found: _T = made[0]
-        return found
+        value: _T = made[0]
+        return value
 
     # -- data --------------------------------------------------------------------------------------------------
 
@@ -254,9 +254,9 @@ class Ranks:
             return
         # Parameters that no loss uses on any rank keep no gradient, so that the optimizer skips them as in one
         # process: all of them, if a batch has no learning signal.
-        touched = self.any_of(*(one.grad is not None for one in parameters))
-        for bucket in _buckets([one for one, was in zip(parameters, touched, strict=True) if was]):
-            gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in bucket]
+        touched = self.any_of(*(weight.grad is not None for weight in parameters))
+        for bucket in _buckets([weight for weight, was in zip(parameters, touched, strict=True) if was]):
+            gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
             sizes = [parameter.numel() for parameter in bucket]
@@ -327,7 +327,7 @@ def _digest(tensors: Iterable[Tensor]) -> int:
     Weights stay on their device.
     """
     number = 0
-    for tensor in (one for one in tensors if one.numel()):
+    for tensor in (tensor for tensor in tensors if tensor.numel()):
         number = hash((number, tuple(tensor.shape), bits_of(tensor)))
     return number
 
@@ -345,7 +345,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
     for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
         bucket: list[nn.Parameter] = []
         size = 0
-        for parameter in (one for one in parameters if one.dtype == dtype):
+        for parameter in (parameter for parameter in parameters if parameter.dtype == dtype):
             bucket.append(parameter)
             size += parameter.numel() * parameter.element_size()
             if size >= _BUCKET_BYTES:
@@ -372,9 +372,9 @@ def join(rank: int, size: int, device: str, spread: Spread, dtype: DType = DType
     Raises:
         JobError: There are not as many of them as the job has devices.
     """
-    told = os.environ.get("WORLD_SIZE")
-    if told != str(size):
-        raise JobError(f"the job has {size} devices, but WORLD_SIZE={told}: its processes would wait for ever")
+    world = os.environ.get("WORLD_SIZE")
+    if world != str(size):
+        raise JobError(f"the job has {size} devices, but WORLD_SIZE={world}: its processes would wait for ever")
     on_gpu = device.startswith("cuda")
     if on_gpu:
         torch.cuda.set_device(torch.device(device))
@@ -422,9 +422,9 @@ def choose_spread(
         The strategy, and why simpler ones do not fit. If none fits, the one that needs least memory: it may still
         work, as this is an estimate and too large micro-batches are halved.
     """
-    found = fit(shape, work, [size], lambda _: free_bytes, host_bytes=host_bytes)
-    chosen = found.chosen or min(found.trials, key=lambda trial: (trial.short, trial.host_short))
-    before = found.trials[: found.trials.index(chosen) + 1]
+    fitted = fit(shape, work, [size], lambda _: free_bytes, host_bytes=host_bytes)
+    chosen = fitted.chosen or min(fitted.trials, key=lambda trial: (trial.short, trial.host_short))
+    before = fitted.trials[: fitted.trials.index(chosen) + 1]
     reasons = "; ".join(f"{trial.label} {trial.verdict}" for trial in before)
     if chosen.layout is StateLayout.ddp:
         return Spread(strategy=Strategy.ddp), reasons
@@ -469,9 +469,9 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         if isinstance(part, PreTrainedModel)
         for name in part._no_split_modules or ()
     }
-    found = [part for part in model.modules() if type(part).__name__ in names]
-    inner = {id(part) for block in found for part in block.modules() if part is not block}
-    outer = [block for block in found if id(block) not in inner]
+    marked = [part for part in model.modules() if type(part).__name__ in names]
+    inner = {id(part) for block in marked for part in block.modules() if part is not block}
+    outer = [block for block in marked if id(block) not in inner]
     owners = Counter(id(weight) for block in outer for weight in block.parameters())
     return [block for block in outer if all(owners[id(weight)] == 1 for weight in block.parameters())]
 

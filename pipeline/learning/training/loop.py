@@ -79,8 +79,8 @@ def add_to_curve(**values: Any) -> None:
             raise errors.JobError(
                 f"add_to_curve({name}=...): each step has {', '.join(FIELDS)} by itself; use another name"
             )
-        found = torch.as_tensor(value).detach()
-        added.setdefault(name, []).append((found.double().sum(), found.numel()))
+        tensor = torch.as_tensor(value).detach()
+        added.setdefault(name, []).append((tensor.double().sum(), tensor.numel()))
 
 
 def is_drawn() -> bool:
@@ -167,11 +167,11 @@ class Drawing:
             for name, parts in self._added.items()
         }
         of_ranks = self._ranks.all_of(sums)
-        found: dict[str, float | None] = {}
+        means: dict[str, float | None] = {}
         for name in dict.fromkeys(name for own in of_ranks for name in own):
             totals, counts = zip(*(own[name] for own in of_ranks if name in own), strict=True)
-            found[name] = kept_number(sum(totals) / sum(counts)) if sum(counts) else None
-        return found
+            means[name] = kept_number(sum(totals) / sum(counts)) if sum(counts) else None
+        return means
 
     def add(self, step: int, loss: float, norm: Tensor | None, rate: float) -> None:
         """Record a finished step. All ranks call it together.
@@ -406,10 +406,10 @@ def all_at_once(trained: Sequence[nn.Parameter]) -> dict[str, bool]:
 
 def _only(groups: Sequence[Group], some: set[int], *, among: bool) -> list[Group]:
     """Return the groups restricted to parameters that are (or are not) among some; empty groups are dropped."""
-    found = [
+    kept = [
         {**group, "params": [one for one in group["params"] if (id(one) in some) is among]} for group in groups
     ]
-    return [group for group in found if group["params"]]
+    return [group for group in kept if group["params"]]
 
 
 def _hidden_matrices(model: nn.Module) -> set[int]:
@@ -434,13 +434,13 @@ def _optimizer(model: nn.Module, how: Fitting) -> torch.optim.Optimizer:
         head = [weight for name, weight in trained.items() if name.startswith("head.")]
         rest = [weight for name, weight in trained.items() if not name.startswith("head.")]
         groups = [{"params": rest, "scale": 1.0}, {"params": head, "scale": scale}]
-    asked = how.training
-    shared: dict[str, Any] = {"lr": how.learning_rate, "weight_decay": asked.weight_decay}
-    adamw = {**shared, "betas": (asked.adam_beta1, asked.adam_beta2), "eps": asked.adam_epsilon}
-    if asked.optimizer is Optimizer.adamw_8bit:
-        found: torch.optim.Optimizer = import_module("bitsandbytes").optim.AdamW8bit(groups, **adamw)
-        return found
-    matrices = _hidden_matrices(model) if asked.optimizer is Optimizer.muon else set()
+    settings = how.training
+    shared: dict[str, Any] = {"lr": how.learning_rate, "weight_decay": settings.weight_decay}
+    adamw = {**shared, "betas": (settings.adam_beta1, settings.adam_beta2), "eps": settings.adam_epsilon}
+    if settings.optimizer is Optimizer.adamw_8bit:
+        optimizer: torch.optim.Optimizer = import_module("bitsandbytes").optim.AdamW8bit(groups, **adamw)
+        return optimizer
+    matrices = _hidden_matrices(model) if settings.optimizer is Optimizer.muon else set()
     parts: list[torch.optim.Optimizer] = []
     if of_muon := _only(groups, matrices, among=True):
         # One learning rate serves both parts: with this adjustment a step is as large as AdamW's (arXiv
@@ -449,7 +449,7 @@ def _optimizer(model: nn.Module, how: Fitting) -> torch.optim.Optimizer:
     if others := _only(groups, matrices, among=False) or ([] if parts else groups):
         adamw |= all_at_once([weight for group in others for weight in group["params"]])
         parts.append(torch.optim.AdamW(others, **adamw))
-    return parts[0] if asked.optimizer is Optimizer.adamw else Together(parts)
+    return parts[0] if settings.optimizer is Optimizer.adamw else Together(parts)
 
 
 def rate_at(step: int, how: Fitting, end: float) -> float:
@@ -478,10 +478,10 @@ def _factor(schedule: Schedule, learning_rate: float, warmup_steps: int, steps: 
     from transformers import get_scheduler  # after the device was pinned, and only if a schedule is used
 
     nothing = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=learning_rate)
-    found: Callable[[float], float] = get_scheduler(
+    factor: Callable[[float], float] = get_scheduler(
         schedule.value, nothing, num_warmup_steps=warmup_steps, num_training_steps=cast("int", steps)
     ).lr_lambdas[0]
-    return found
+    return factor
 
 
 # -- loop --------------------------------------------------------------------------------------------------------
@@ -521,10 +521,10 @@ class TrainState:
 
     def resume(self, checkpoint: saved.Checkpoints) -> None:
         """Resume from the newest checkpoint, if there is one."""
-        found = checkpoint.latest(lambda each: saved.state_problem(each.state, self.model, self.optimizer))
-        if found is not None:
-            own = saved.restore_training(found.state, self.model, self.optimizer, ranks=self.how.ranks)
-            self.step, self.history = found.step, list(own["history"])
+        newest = checkpoint.latest(lambda old: saved.state_problem(old.state, self.model, self.optimizer))
+        if newest is not None:
+            own = saved.restore_training(newest.state, self.model, self.optimizer, ranks=self.how.ranks)
+            self.step, self.history = newest.step, list(own["history"])
             self.drawing.begin(self.step, own["curve"])
             for name, values in own["told"].items():
                 self.told[name][:] = values
@@ -613,7 +613,7 @@ def _step(
     """Do one optimizer step; return its loss, and the norm of its gradient if computed."""
     for group in state.optimizer.param_groups:
         group["lr"] = rate * group.get("scale", 1.0)
-    before, told = saved.random_state(), {name: len(values) for name, values in state.told.items()}
+    before, lengths = saved.random_state(), {name: len(values) for name, values in state.told.items()}
 
     ranks, drawing, grad_clip = state.how.ranks, state.drawing, state.how.training.grad_clip
     is_kept = drawing.keeps(state.step + 1)
@@ -621,7 +621,7 @@ def _step(
     def clip() -> Tensor | None:
         if grad_clip:
             return nn.utils.clip_grad_norm_(trained, grad_clip)
-        gradients = [one.grad for one in trained if one.grad is not None]
+        gradients = [weight.grad for weight in trained if weight.grad is not None]
         return nn.utils.get_total_norm(gradients) if is_kept else None
 
     def own_gradients() -> float:
@@ -640,7 +640,7 @@ def _step(
         state.optimizer.zero_grad(set_to_none=True)
         saved.restore_random_state(*before)
         drawing.drop()
-        for name, count in told.items():
+        for name, count in lengths.items():
             del state.told[name][count:]
 
     with drawing.adding(state.step + 1):
@@ -764,8 +764,8 @@ def by_length(rows: NDArray[np.int64], lengths: NDArray[np.int32], group: int) -
         group: Sequences that belong together.
     """
     groups = rows.reshape(-1, group)
-    found: NDArray[np.int64] = groups[np.argsort(lengths[groups].max(1), kind="stable")].reshape(-1)
-    return found
+    ordered: NDArray[np.int64] = groups[np.argsort(lengths[groups].max(1), kind="stable")].reshape(-1)
+    return ordered
 
 
 def trained_tokens(data: sequences.Sequences, epochs: int) -> int:

@@ -72,9 +72,9 @@ def with_weights_of(model: PreTrainedModel | PeftModel, folder: Path) -> PreTrai
     from peft import set_peft_model_state_dict
 
     stored = load_file(folder / kinds.WEIGHTS)
-    found: Any = set_peft_model_state_dict(model, stored)
-    if found.unexpected_keys:
-        raise JobError(f"{folder}: adapters of other layers ({found.unexpected_keys[0]})")
+    loaded: Any = set_peft_model_state_dict(model, stored)
+    if loaded.unexpected_keys:
+        raise JobError(f"{folder}: adapters of other layers ({loaded.unexpected_keys[0]})")
     return model
 
 
@@ -90,7 +90,7 @@ def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:
             seen.setdefault(id(weight), []).append(name)
     for sharing in seen.values():
         if len(sharing) > 1 and any(name.endswith(_BELOW) for name in sharing):
-            name, other = (each.removesuffix(_BELOW) for each in sharing[:2])
+            name, other = (below.removesuffix(_BELOW) for below in sharing[:2])
             raise ConfigError(
                 f"lora.target_modules={settings.target_modules}: the layers {other} and {name} share weights, so "
                 "adapters cannot be merged into them. Train all weights (lora.rank=0), or name other layers"

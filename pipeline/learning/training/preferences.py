@@ -112,11 +112,11 @@ class PairLoss:
             "ref_chosen_logps": anchor[both[0]],
             "ref_rejected_logps": anchor[both[1]],
         }
-        given = logprobs[order][:, 1:]
-        nothing = torch.zeros_like(given)
+        shifted = logprobs[order][:, 1:]
+        nothing = torch.zeros_like(shifted)
 
         def model(**_: Any) -> SimpleNamespace:
-            return SimpleNamespace(log_probs=given, entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
+            return SimpleNamespace(log_probs=shifted, entropy=nothing, mean_logits=nothing, is_top1=nothing.bool())
 
         loss: Tensor = _dpo_trainer()._compute_loss(self._trainer, model, inputs, return_outputs=False)
         if self.objective.sft_weight:
@@ -140,20 +140,20 @@ def dpo_set(
     loss = PairLoss(objective, device)
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
-        held = torch.from_numpy(anchor[part].astype(np.float32)).to(device)
+        anchored = torch.from_numpy(anchor[part].astype(np.float32)).to(device)
         share = len(part) / len(whole)
         logprobs = scoring.completion_logprobs(model, batch)
         if loop.is_drawn():
-            apart = logprobs.detach().sum(-1) - held
+            apart = logprobs.detach().sum(-1) - anchored
             loop.add_to_curve(
                 **loop.of_pairs(objective.beta * apart),
                 kl=apart / batch.mask.sum(-1).clamp(min=1),
                 entropy=-logprobs.detach()[batch.mask],
             )
-        return loss(logprobs, batch, held) * share
+        return loss(logprobs, batch, anchored) * share
 
-    told = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
-    return loop.TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=told)
+    reports = {name: loss.reports[f"rewards/{name}"] for name in ("accuracies", "margins")}
+    return loop.TrainingSet(pairs, loss_of, group=2, about={"pairs": len(pairs) // 2}, told=reports)
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
@@ -195,19 +195,19 @@ def kto_set(
 
     def prepare(batches: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
         mixed = mismatched(data, batches, context)
-        held = of_anchor(mixed)
+        anchored = of_anchor(mixed)
         scoring.note_scored(mixed, model)
         ends = np.cumsum([len(batch) for batch in batches])
 
         def before(step: int) -> None:
             rows = np.arange(ends[step] - len(batches[step]), ends[step])
-            divergence[0] = max(0.0, float((of_policy(mixed.some(rows)) - held[rows]).mean()))
+            divergence[0] = max(0.0, float((of_policy(mixed.some(rows)) - anchored[rows]).mean()))
 
         return before
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
-        held = torch.from_numpy(anchor[part]).to(device)
-        ratio = scoring.completion_logprobs(model, batch).sum(-1) - held
+        anchored = torch.from_numpy(anchor[part]).to(device)
+        ratio = scoring.completion_logprobs(model, batch).sum(-1) - anchored
         desirable = batch.labels > 0.5
         if loop.is_drawn():
             loop.add_to_curve(kl=divergence[0])
@@ -217,8 +217,8 @@ def kto_set(
         ahead = torch.where(desirable, ratio - divergence[0], divergence[0] - ratio)
         return (weight * torch.sigmoid(-beta * ahead)).sum() / len(whole)
 
-    about = {"sequences": len(data), "sequences_desirable": int((data.labels > 0.5).sum())}
-    return loop.TrainingSet(data, loss_of, about=about, prepare=prepare)
+    counts = {"sequences": len(data), "sequences_desirable": int((data.labels > 0.5).sum())}
+    return loop.TrainingSet(data, loss_of, about=counts, prepare=prepare)
 
 
 def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: int | None = None) -> Sequences:
@@ -235,21 +235,21 @@ def mismatched(data: Sequences, batches: Sequence[NDArray[np.int64]], context: i
     ones, others = [np.zeros(0, np.int64), *batches], [np.zeros(0, np.int64)]
     for rows in batches:
         prompts = data.prompts[rows]
-        left = [np.count_nonzero(prompts == np.roll(prompts, by)) for by in range(1, max(2, len(rows)))]
-        others.append(np.roll(rows, 1 + int(np.argmin(left))))
-    one, other = np.concatenate(ones), np.concatenate(others)
+        matches = [np.count_nonzero(prompts == np.roll(prompts, by)) for by in range(1, max(2, len(rows)))]
+        others.append(np.roll(rows, 1 + int(np.argmin(matches))))
+    row, other = np.concatenate(ones), np.concatenate(others)
     begins = data.starts[other]
-    lengths = np.minimum(data.starts[one] + data.lengths[other] - begins, context or np.iinfo(np.int32).max)
-    starts = np.minimum(data.starts[one], lengths)
-    shape = (len(one), int(lengths.max(initial=0)))
+    lengths = np.minimum(data.starts[row] + data.lengths[other] - begins, context or np.iinfo(np.int32).max)
+    starts = np.minimum(data.starts[row], lengths)
+    shape = (len(row), int(lengths.max(initial=0)))
     ids, left_out = np.zeros(shape, np.int32), None if data.left_out is None else np.zeros(shape, np.bool_)
     for at, (start, length, begin) in enumerate(zip(starts, lengths, begins, strict=True)):
         tail = slice(begin, begin + length - start)
-        ids[at, :start] = data.ids[one[at], :start]
+        ids[at, :start] = data.ids[row[at], :start]
         ids[at, start:length] = data.ids[other[at], tail]
         if left_out is not None and data.left_out is not None:
             left_out[at, start:length] = data.left_out[other[at], tail]
-    labels, prompts = np.zeros(len(one), np.float32), np.full(len(one), UNKNOWN, np.int64)
+    labels, prompts = np.zeros(len(row), np.float32), np.full(len(row), UNKNOWN, np.int64)
     return Sequences(ids, lengths, starts, labels, prompts, left_out)
 
 

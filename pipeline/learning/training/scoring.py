@@ -55,16 +55,16 @@ class _CannotStand(Exception):  # noqa: N818 - not an error: the caller has anot
 
 
 @contextmanager
-def without_padding(model: nn.Module, asked: bool) -> Iterator[None]:
+def without_padding(model: nn.Module, wanted: bool) -> Iterator[None]:
     """Run a model's passes without padding inside, if requested and right for the model.
 
     Backward passes must be inside as well: with gradient checkpointing they repeat forward passes.
 
     Args:
         model: A causal language model, with adapters or without, or the backbone of a value model.
-        asked: The setting `training.padding_free`.
+        wanted: The setting `training.padding_free`.
     """
-    if not asked:
+    if not wanted:
         yield
         return
     if not _is_right_for(model):
@@ -91,10 +91,10 @@ def inputs_of(batch: Batch) -> dict[str, Any]:
 def places_of_tokens(batch: Batch) -> NDArray[np.int64]:
     """Return the indices of tokens in the flattened rows of a batch, shape [N]."""
     width = batch.ids.shape[1]
-    found: NDArray[np.int64] = np.concatenate(
+    indices: NDArray[np.int64] = np.concatenate(
         [row * width + np.arange(length) for row, length in enumerate(batch.lengths)]
     )
-    return found
+    return indices
 
 
 def in_rows(values: Tensor, batch: Batch, places: NDArray[np.int64]) -> Tensor:
@@ -121,16 +121,16 @@ def _inputs(ids: Tensor, lengths: Sequence[int]) -> dict[str, Any]:
 @contextmanager
 def _replaced(model: nn.Module) -> Iterator[None]:
     configs = {
-        id(one): one for one in (inner_model(model).config, inner_model(model).config.get_text_config())
+        id(config): config for config in (inner_model(model).config, inner_model(model).config.get_text_config())
     }.values()
-    before = [one._attn_implementation for one in configs]
-    for one in configs:
-        one._attn_implementation = NAME
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
+        config._attn_implementation = NAME
     try:
         yield
     finally:
-        for one, name in zip(configs, before, strict=True):
-            one._attn_implementation = name
+        for config, name in zip(configs, before, strict=True):
+            config._attn_implementation = name
 
 
 @torch.no_grad()
@@ -156,14 +156,14 @@ def _is_right_for(model: nn.Module) -> bool:
         _windows.reset(token)
     whole = len(windows) == getattr(config, "num_hidden_layers", None)
     # A model that expresses its window only by a mask would lose it.
-    told = not getattr(config, "sliding_window", None) or any(windows)
-    return whole and told and bool((beside - apart).abs().max() <= _CLOSE * apart.abs().max())
+    keeps_window = not getattr(config, "sliding_window", None) or any(windows)
+    return whole and keeps_window and bool((beside - apart).abs().max() <= _CLOSE * apart.abs().max())
 
 
 def _outputs(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
     """Return logits of a policy, or hidden states of a backbone."""
-    found = model(**inputs)
-    outputs: Tensor = found.logits if hasattr(found, "logits") else found.last_hidden_state
+    output = model(**inputs)
+    outputs: Tensor = output.logits if hasattr(output, "logits") else output.last_hidden_state
     return outputs
 
 
@@ -205,14 +205,14 @@ def _attention(
         windows.append(sliding_window)
     lengths = options.get(TEXT_LENGTHS) or (query.shape[2],)
     shared = key.shape[1] != query.shape[1]
-    found = []
-    for q, k, v in zip(*(one.split(lengths, 2) for one in (query, key, value)), strict=True):
+    outputs = []
+    for q, k, v in zip(*(states.split(lengths, 2) for states in (query, key, value)), strict=True):
         band = _band(q, sliding_window)
         within = F.scaled_dot_product_attention(
             q, k, v, band, is_causal=band is None, scale=scaling, enable_gqa=shared
         )
-        found.append(within)
-    return torch.cat([one.transpose(1, 2) for one in found], 1), None
+        outputs.append(within)
+    return torch.cat([output.transpose(1, 2) for output in outputs], 1), None
 
 
 def _band(query: Tensor, window: int | None) -> Tensor | None:
@@ -387,13 +387,13 @@ def _of_supervised(model: nn.Module, batch: Batch, temperature: float, *, entrop
     width, begins = batch.ids.shape[1], np.cumsum([0, *batch.lengths])
     firsts = np.maximum(batch.starts, 1)  # nothing precedes the first token of a text
     places = [np.arange(first, end) for first, end in zip(firsts, batch.lengths, strict=True)]
-    asked = np.concatenate([row * width + at for row, at in enumerate(places)])
-    targets = batch.ids.view(-1).index_select(0, on_device(batch, asked))
+    supervised = np.concatenate([row * width + at for row, at in enumerate(places)])
+    targets = batch.ids.view(-1).index_select(0, on_device(batch, supervised))
     if is_unpadded(model):
-        inputs, by_parts = inputs_of(batch), is_too_much(model, len(asked))
+        inputs, by_parts = inputs_of(batch), is_too_much(model, len(supervised))
         before = np.concatenate([begins[row] + at - 1 for row, at in enumerate(places)])
     else:
-        inputs, by_parts, before = {"input_ids": batch.ids, "use_cache": False}, True, asked - 1
+        inputs, by_parts, before = {"input_ids": batch.ids, "use_cache": False}, True, supervised - 1
     read = on_device(batch, before)
     if by_parts and is_plain(model, inputs["input_ids"]):
         hidden = _hidden(model, inputs).flatten(0, 1).index_select(0, read)
@@ -403,7 +403,7 @@ def _of_supervised(model: nn.Module, batch: Batch, temperature: float, *, entrop
         # Some families do not support `logits_to_keep`, and return all.
         logits = logits[0] if logits.shape[1] == len(read) else logits[0].index_select(0, read)
         taken = taken_of(logits, targets, temperature, entropy=entropy)
-    return in_rows(taken, batch, asked)
+    return in_rows(taken, batch, supervised)
 
 
 def completion_logprobs(model: nn.Module, batch: Batch, temperature: float = 1.0) -> Tensor:
@@ -504,7 +504,7 @@ def score_sequences(
     Returns:
         Shape [N], or [N, width] padded with 0.
     """
-    found = np.zeros((len(data),) if width is None else (len(data), width))
+    scores = np.zeros((len(data),) if width is None else (len(data), width))
     order = np.argsort(data.lengths, kind="stable")
 
     def scored(rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -538,10 +538,10 @@ def score_sequences(
 
     for rows, values in of_ranks() if ranks.size > 1 else in_parts():
         if width is None:
-            found[rows] = values
+            scores[rows] = values
         else:
-            found[rows, : values.shape[1]] = values
-    return ranks.sum_array(found)
+            scores[rows, : values.shape[1]] = values
+    return ranks.sum_array(scores)
 
 
 _Parts = Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]

@@ -115,8 +115,8 @@ class Sequences:
             Shape [rows, width].
         """
         places = np.arange(self.ids.shape[1] if width is None else width)
-        found: NDArray[np.bool_] = (places >= self.starts[rows, None]) & (places < self.lengths[rows, None])
-        return found if self.left_out is None else found & ~self.left_out[rows, :width]
+        supervised: NDArray[np.bool_] = (places >= self.starts[rows, None]) & (places < self.lengths[rows, None])
+        return supervised if self.left_out is None else supervised & ~self.left_out[rows, :width]
 
     def some(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Sequences:
         """Return some of the sequences, with the same width.
@@ -197,28 +197,28 @@ def read_arrays(
     """
     try:
         with open_plain(path):  # a named pipe in its place would block the reader below for ever
-            found = load_file(path)
+            arrays = load_file(path)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ForeignDataError(f"this is no safetensors file that numpy can read ({error})") from error
     sizes: dict[str, int] = {}
     for name, shape in expected.items():
         kind, dimensions = shape[0], shape[1:].split(",")
-        if name not in found and name in optional:
+        if name not in arrays and name in optional:
             continue
-        if name not in found:
-            raise ForeignDataError(f"it lacks the array `{name}`; it has {', '.join(sorted(found)) or 'none'}")
-        array = found[name]
+        if name not in arrays:
+            raise ForeignDataError(f"it lacks the array `{name}`; it has {', '.join(sorted(arrays)) or 'none'}")
+        array = arrays[name]
         right = array.ndim == len(dimensions) and all(
             size == sizes.setdefault(dimension, size)
             for dimension, size in zip(dimensions, array.shape, strict=True)
         )
         if not right or array.dtype.kind != kind:
-            known = ", ".join(f"{dimension}={sizes[dimension]}" for dimension in dimensions if dimension in sizes)
+            seen = ", ".join(f"{dimension}={sizes[dimension]}" for dimension in dimensions if dimension in sizes)
             raise ForeignDataError(
-                f"expected `{name}` of shape [{shape[1:]}]{f' with {known}' if known else ''} and "
+                f"expected `{name}` of shape [{shape[1:]}]{f' with {seen}' if seen else ''} and "
                 f"{_KINDS[kind]}, got {list(array.shape)} of {array.dtype}"
             )
-    return {name: found[name] for name in expected if name in found}
+    return {name: arrays[name] for name in expected if name in arrays}
 
 
 @dataclass(frozen=True)

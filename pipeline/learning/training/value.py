@@ -170,8 +170,8 @@ def token_values(model: ValueModel, ids: Tensor) -> Tensor:
         return values
     if not is_by_row(ids):
         return chosen_values(model(ids), ids)
-    found: Tensor = model(ids, following=ids[:, 1:])
-    return F.pad(found, (*[0, 0] * (found.ndim - 2), 1, 0))
+    after_first: Tensor = model(ids, following=ids[:, 1:])
+    return F.pad(after_first, (*[0, 0] * (after_first.ndim - 2), 1, 0))
 
 
 def is_by_row(ids: Tensor) -> bool:
@@ -233,7 +233,7 @@ def calibrate(
 
     model.eval()
     flops.spend("scoring", flops.model_cost(model).forward(flops.whole_texts(data.lengths)))
-    found = scoring.score_sequences(
+    predicted = scoring.score_sequences(
         data,
         predictions,
         micro_batch_size=fitting.training.micro_batch_size,
@@ -246,7 +246,7 @@ def calibrate(
     mask = data.mask()
     counts = mask.sum(1)
     labels = fitted_labels(data.labels, model.config.atoms, rate)
-    return calibration_of(found[mask], np.repeat(labels, counts), np.repeat(data.prompts, counts))
+    return calibration_of(predicted[mask], np.repeat(labels, counts), np.repeat(data.prompts, counts))
 
 
 def fitted_labels(labels: NDArray[np.float32], atoms: int, rate: float) -> Floats:
@@ -267,16 +267,16 @@ def calibration_of(predicted: Floats, labels: Floats, prompts: NDArray[np.int64]
     """
     if not len(predicted):
         return None
-    about = Calibration(prompts=len(np.unique(prompts)), tokens=len(labels), base_rate=float(labels.mean()))
+    calibration = Calibration(prompts=len(np.unique(prompts)), tokens=len(labels), base_rate=float(labels.mean()))
     if not np.isfinite(predicted).all():
-        return about
+        return calibration
     predicted = np.clip(predicted, 0, 1)  # a sum of probabilities may exceed 1 by rounding
     brier, spread = float(((predicted - labels) ** 2).mean()), float(labels.var())
     ranked = np.isin(labels, (0, 1)).all() and spread > 0
     auc, auc_se = area_under_curve(predicted, labels == 1, prompts) if ranked else (None, None)
     skill = 1 - brier / spread if spread > 0 else None
     ece = expected_calibration_error(predicted, labels)
-    return replace(about, auc=auc, auc_se=auc_se, brier=brier, brier_skill=skill, ece=ece)
+    return replace(calibration, auc=auc, auc_se=auc_se, brier=brier, brier_skill=skill, ece=ece)
 
 
 def area_under_curve(
@@ -297,14 +297,14 @@ def area_under_curve(
         The area, and the error; None if fewer than `LEAST_OF_LABEL` prompts have one of the labels.
     """
     ones, zeros = np.sort(predicted[positive]), np.sort(predicted[~positive])
-    place = np.where(positive, _share_below(zeros, predicted), 1 - _share_below(ones, predicted))
-    area = float(place[positive].mean())
+    rank = np.where(positive, _share_below(zeros, predicted), 1 - _share_below(ones, predicted))
+    area = float(rank[positive].mean())
     _, groups = np.unique(prompts, return_inverse=True)
     sides = [(np.unique(groups[which]), which) for which in (positive, ~positive)]
     if min(len(having) for having, _ in sides) < LEAST_OF_LABEL:
         return area, None
     count = groups.max() + 1
-    ours, theirs = (np.bincount(groups[w], (place - area)[w] / w.sum(), count) for _, w in sides)
+    ours, theirs = (np.bincount(groups[w], (rank - area)[w] / w.sum(), count) for _, w in sides)
     parts = [(len(sides[0][0]), ours**2), (len(sides[1][0]), theirs**2), (count, 2 * ours * theirs)]
     return area, float(np.sqrt(max(0.0, sum(number / (number - 1) * part.sum() for number, part in parts))))
 
