@@ -19,7 +19,7 @@ from pipeline import arithmetic
 _WORK = """
 import time
 from pipeline.learning.algos.stage_entry import prepare_torch
-from pipeline.learning.algos.stage_entry import fingerprint
+from pipeline.learning.algos.machine_check import fingerprint
 prepare_torch(1)
 fingerprint()
 begun = time.process_time()

@@ -43,7 +43,7 @@ DOCUMENTED = "88aef758bcc24248"
 MADE_WITH = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}
 """What the fingerprint is of; docs/arithmetic.md says the same."""
 _ARITHMETIC, _GENERATION = "arithmetic", "parallel generation"
-_ENTRY = "pipeline.learning.algos.stage_entry"
+_ENTRY = "pipeline.learning.algos.machine_check"
 FINGERPRINT = Job(id="fingerprint", key="f" * 40, entry=f"{_ENTRY}:fingerprint_job", payload={}, samples=1)
 _TORCH_TIMEOUT_S = 300
 _ASK_TORCH = """

@@ -763,8 +763,8 @@ def _bound(statement: ast.stmt) -> set[str] | None:
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             # A decorator may register it, and then code reaches it without its name.
-            nodes = [node.func if isinstance(node, ast.Call) else node for node in statement.decorator_list]
-            called = set(map(_last_name, nodes))
+            used = [node.func if isinstance(node, ast.Call) else node for node in statement.decorator_list]
+            called = set(map(_last_name, used))
             return {statement.name} if called <= _HARMLESS and not statement.name.startswith("__") else None
         case ast.If(test=test) if ast.unparse(test) == "__name__ == '__main__'":
             return set()

@@ -32,7 +32,8 @@ from pipeline.learning.choices import Others
 from pipeline.learning.generation import row_models, sampling
 from pipeline.learning.generation import steps as recorded_steps
 from pipeline.learning.generation.stops import StopStrings
-from pipeline.learning.models import batch_size, flops, value
+from pipeline.learning.models import flops, value
+from pipeline.learning.models.tensor_parallel import split_over
 from pipeline.learning.training.distributed import bits_of
 
 # -- slot work ---------------------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class Agreement:
         Args:
             model: The model that generates.
         """
-        self._ranks = batch_size.split_over(model)
+        self._ranks = split_over(model)
         self._seen = hashlib.blake2b(digest_size=7)  # a positive 64-bit integer
         self._steps = 0
 

@@ -18,6 +18,7 @@ from pipeline.learning.datasets import base, chat, prepared
 from pipeline.learning.generation import decode, sampling, vllm_engine
 from pipeline.learning.generation.stops import StopStrings, as_tokens
 from pipeline.learning.models import batch_size, load
+from pipeline.learning.models.tensor_parallel import split_over
 from pipeline.learning.training import grpo, scoring, sequences
 from pipeline.outputs.formats import Drawing
 
@@ -56,7 +57,7 @@ def completion_scores(
         micro_batch_size=rows,
         device=settings.device,
         width=data.ids.shape[1],
-        together=batch_size.split_over(model) is not None,
+        together=split_over(model) is not None,
         sizes=sizes,
     )
     scoring.note_scored(data, model)
@@ -299,7 +300,7 @@ class TextPolicy:
             rest,
             undo=work.begin,
             used=lambda: int((~work.done).sum()) * work.samples,
-            together=batch_size.split_over(self._model) is not None,
+            together=split_over(self._model) is not None,
         )
 
     def _divergence(
@@ -326,7 +327,7 @@ class TextPolicy:
                 ),
                 micro_batch_size=rows_at_once(reference, data, settings),
                 device=settings.device,
-                together=batch_size.split_over(self._model) is not None,
+                together=split_over(self._model) is not None,
                 sizes=self._sizes,
                 work="compare",
             )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.learning.generation import row_models, sampling
-from pipeline.learning.models.batch_size import split_over
+from pipeline.learning.models.tensor_parallel import split_over
 
 # -- guided step -------------------------------------------------------------------------------------------------
 # One guided step: candidates, a draw, the values, and the token that is taken. Shapes: B rows, V tokens of the

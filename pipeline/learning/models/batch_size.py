@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import psutil
 import torch
@@ -23,65 +23,9 @@ from msgspec import Meta
 from torch import nn
 from transformers import PreTrainedConfig
 
-from pipeline.errors import OUT_OF_MEMORY_TEXTS, JobError, OutOfMemory
+from pipeline.errors import OUT_OF_MEMORY_TEXTS, OutOfMemory
 from pipeline.foreign import recall, remember
-from pipeline.learning.models.kinds import why_not_split
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from pipeline.learning.training.distributed import Ranks
-
-
-# -- split -------------------------------------------------------------------------------------------------------
-# A policy that is split over several ranks, each of which has a part of every layer and computes with the others.
-# Each model class of transformers defines how its layers are split: attention heads and the width of MLPs by
-# columns, the layers after them by rows, whose outputs are summed over ranks; embedding and output layer by
-# tokens. So every rank has all logits, with equal bits, and continues as if it were alone.
-
-
-_RANKS = "split_over"
-"""Attribute of a split model: the ranks that have its parts."""
-
-
-def split_options(config: PreTrainedConfig, ranks: Ranks | None, name: str) -> dict[str, Any]:
-    """Return the arguments with which `from_pretrained` loads each rank's part of a policy.
-
-    Args:
-        config: Configuration of the policy.
-        ranks: Ranks of the job.
-        name: Name of the policy in messages.
-
-    Raises:
-        JobError: The policy cannot be split over these ranks or devices.
-    """
-    if ranks is None or not ranks.splits_tensors:
-        return {}
-    if why := why_not_split(config.to_dict(), ranks.size):
-        raise JobError(f"{name}: {why}")
-    # transformers uses the accelerator for which torch was built, whatever the job's device is.
-    built_for = torch.accelerator.current_accelerator()
-    if built_for is not None and not ranks.device.startswith(built_for.type):
-        raise JobError(
-            f"{name}: this build of torch splits models over devices of the kind {built_for.type} alone, and the "
-            f"job is on {ranks.device}. Use generation.gpus_per_job=1, or the CPU build of torch"
-        )
-    from transformers.distributed.configuration_utils import DistributedConfig
-
-    return {"distributed_config": DistributedConfig(tp_size=ranks.size)}
-
-
-def note_split(model: nn.Module, ranks: Ranks | None) -> None:
-    """Attach the ranks to a split model: all of them must take part in every computation."""
-    if ranks is not None and ranks.splits_tensors:
-        vars(model)[_RANKS] = ranks
-
-
-def split_over(model: nn.Module) -> Ranks | None:
-    """Return the ranks that a model is split over; None if the model is not split."""
-    found: Ranks | None = vars(model).get(_RANKS)
-    return found
-
+from pipeline.learning.models.tensor_parallel import split_over
 
 Result = TypeVar("Result")
 
@@ -138,10 +82,10 @@ class BatchSize:
             hint: File with the size that fitted after a larger one had not; None stores none.
             about: Description of the work for this file.
         """
-        self.group, self._what, self._remedy, self._hint, self._about = group, what, remedy, hint, about
+        self.group, self._what, self._remedy, self._hint, self._identity = group, what, remedy, hint, about
         self.configured = self._whole(configured)
-        known = self._known()
-        self.start_at(configured if known is None else known.size)
+        stored = self._stored_hint()
+        self.start_at(configured if stored is None else stored.size)
         self._unproven = False
         self._tried: list[int] = []
 
@@ -177,7 +121,7 @@ class BatchSize:
                     raise
                 if together:
                     raise self.give_up(error) from error
-                said = (str(error).splitlines() or [type(error).__name__])[0]
+                text = (str(error).splitlines() or [type(error).__name__])[0]
             else:
                 if self._unproven:
                     self._remember(self.size)
@@ -190,7 +134,7 @@ class BatchSize:
             if had_more:
                 _say("out of memory: let go of models of earlier jobs, and try the same size again")
                 continue
-            self._halve(said, self.size if used is None else min(self.size, used()))
+            self._halve(text, self.size if used is None else min(self.size, used()))
 
     def give_up(self, error: BaseException) -> OutOfMemory:
         """Remember half of the size for the next attempt, where this one cannot go on.
@@ -201,26 +145,26 @@ class BatchSize:
         groups = self.size // self.group
         if groups > 1:
             self._remember(groups // 2 * self.group)
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        return OutOfMemory(self._what, (*self._tried, self.size), self.group, said, self._remedy)
+        text = (str(error).splitlines() or [type(error).__name__])[0]
+        return OutOfMemory(self._what, (*self._tried, self.size), self.group, text, self._remedy)
 
-    def _halve(self, said: str, tried: int) -> None:
+    def _halve(self, text: str, tried: int) -> None:
         self._tried.append(tried)
         groups = tried // self.group
         if groups <= 1:
-            raise OutOfMemory(self._what, tuple(self._tried), self.group, said, self._remedy)
+            raise OutOfMemory(self._what, tuple(self._tried), self.group, text, self._remedy)
         self.size = groups // 2 * self.group
         self._unproven = True
         accumulated = f" with {self.configured / self.size:.3g}x accumulation" if self._what == MICRO_BATCH else ""
         _say(f"out of memory at {self._what} {tried}: using {self.size}{accumulated}")
 
-    def _known(self) -> _Hint | None:
+    def _stored_hint(self) -> _Hint | None:
         return None if self._hint is None else recall(self._hint, _Hint)
 
     def _remember(self, size: int) -> None:
         if self._hint is not None:
-            known = self._known()
-            remember(self._hint, {"size": size if known is None else min(size, known.size), "about": self._about})
+            old = self._stored_hint()
+            remember(self._hint, {"size": size if old is None else min(size, old.size), "about": self._identity})
 
     def _whole(self, size: int) -> int:
         return max(1, size // self.group) * self.group
@@ -263,20 +207,20 @@ class BatchSizes:
             remedy: Advice to the user if not even one group fits.
             together: Whether all ranks that share a model call this, and must start with the same size.
         """
-        about = {**self._about, "work": work, "tokens_up_to": 1 << max(0, length - 1).bit_length()}
-        text = json.dumps(about, sort_keys=True)
+        identity = {**self._identity, "work": work, "tokens_up_to": 1 << max(0, length - 1).bit_length()}
+        text = json.dumps(identity, sort_keys=True)
         path = None
         if self._hints is not None:
             path = self._hints / "batch_sizes" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
-        batch = BatchSize(configured, group=group, what=what, remedy=remedy, hint=path, about=about)
+        batch = BatchSize(configured, group=group, what=what, remedy=remedy, hint=path, about=identity)
         ranks = next(filter(None, map(split_over, self._models)), None) if together else None
         if ranks is not None:
             batch.start_at(ranks.least(batch.size))  # hints are read by each, and may be written meanwhile
         return batch
 
     @cached_property
-    def _about(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         return {"device": _device_name(self._device), "models": [memory_identity(model) for model in self._models]}
 
 
@@ -324,8 +268,8 @@ def _say(text: str) -> None:
 
 def _device_name(device: str) -> str:
     if device.startswith("cuda"):
-        about = torch.cuda.get_device_properties(torch.device(device))
-        return f"{about.name} {about.total_memory >> 30} GiB"
+        gpu = torch.cuda.get_device_properties(torch.device(device))
+        return f"{gpu.name} {gpu.total_memory >> 30} GiB"
     return f"{device} {psutil.virtual_memory().total >> 30} GiB"
 
 

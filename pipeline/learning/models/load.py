@@ -25,6 +25,7 @@ from pipeline.config.schema import Attention, DType, SystemConfig
 from pipeline.errors import JobError
 from pipeline.learning.datasets.chat import template_ends
 from pipeline.learning.models import batch_size, cache, kinds, value
+from pipeline.learning.models.tensor_parallel import note_split, split_options
 from pipeline.outputs.formats import adapter_folders
 
 if TYPE_CHECKING:
@@ -118,14 +119,14 @@ def load_policy(
         ignore_mismatched_sizes=True,  # refused below, by name
         **code,
         **{**options, **({"dtype": stored} if stored else {})},
-        **batch_size.split_options(config, ranks, str(folder)),
+        **split_options(config, ranks, str(folder)),
         **quantization_options(bits, system, device),
     )
     head = model.get_output_embeddings() if for_values else None
     check_complete(model, folder, info, besides=[] if head is None else [*head.parameters()])
     if stored:
         _compute_buffers(model, partial(kind.from_config, config, dtype=options["dtype"], **code))
-    batch_size.note_split(model, ranks)
+    note_split(model, ranks)
     return frozen(model, device)
 
 

@@ -7,10 +7,11 @@ Shapes: N completions in groups of G adjacent ones, B completions of a micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import numpy as np
 import torch
@@ -104,8 +105,8 @@ def supervised_columns(values: NDArray[np.float64], data: Sequences) -> list[NDA
 def padded(rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     """Pad rows of different lengths with 0 to a table, shape [N, C]."""
     table = np.zeros((len(rows), max(map(len, rows), default=0)), np.float32)
-    for place, values in enumerate(rows):
-        table[place, : len(values)] = values
+    for index, values in enumerate(rows):
+        table[index, : len(values)] = values
     return table
 
 
@@ -223,9 +224,9 @@ def whitened_returns(
     if penalty is not None:
         table = table - np.where(counts, penalty, 0.0)[:, ::-1].cumsum(1)[:, ::-1]
     values = table[counts] - (table[counts].mean() if counts.any() else 0.0)
-    found = np.zeros(counts.shape, np.float32)
-    found[counts] = values / np.sqrt(max(1e-8, np.square(values).mean())) if counts.any() else 0.0
-    return found
+    advantages = np.zeros(counts.shape, np.float32)
+    advantages[counts] = values / np.sqrt(max(1e-8, np.square(values).mean())) if counts.any() else 0.0
+    return advantages
 
 
 def _in_groups(rewards: NDArray[np.floating], group: int) -> NDArray[np.float64]:
@@ -234,17 +235,17 @@ def _in_groups(rewards: NDArray[np.floating], group: int) -> NDArray[np.float64]
     return np.asarray(rewards, np.float64).reshape(-1, group)
 
 
-def checked_advantages(found: object, samples: Samples) -> NDArray[np.float32]:
+def checked_advantages(values: object, samples: Samples) -> NDArray[np.float32]:
     """Check advantages and convert them for training.
 
     Args:
-        found: Advantages from a method.
+        values: Advantages from a method.
         samples: N completions, the longest of C tokens.
 
     Raises:
         JobError: They are not one finite number per completion, or per token.
     """
-    advantages = np.asarray(found, np.float32)
+    advantages = np.asarray(values, np.float32)
     count, longest = len(samples), samples.longest
     if advantages.shape not in ((count,), (count, longest)):
         raise JobError(
@@ -369,10 +370,10 @@ def token_figures(tokens: TokenBatch, ratio: Tensor, surrogate: Tensor, objectiv
     else:
         (gradient,) = torch.autograd.grad(surrogate.sum(), tokens.logprobs, retain_graph=True)
         clipped = (gradient == 0) & (tokens.advantages != 0)
-    found = {"clip_share": clipped.float()}
+    figures = {"clip_share": clipped.float()}
     if tokens.anchor is not None:
-        found["kl"] = _k3(tokens.logprobs.detach(), tokens.anchor)
-    return found
+        figures["kl"] = _k3(tokens.logprobs.detach(), tokens.anchor)
+    return figures
 
 
 def averaged(
@@ -389,11 +390,15 @@ def averaged(
         longest: Most tokens of a completion.
     """
     kept = torch.where(mask, losses, torch.zeros_like(losses))
-    if loss_type is GRPOLoss.grpo:
-        return (kept.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / sequences
-    if loss_type is GRPOLoss.dr_grpo:
-        return kept.sum() / (sequences * longest)
-    return kept.sum() / max(1.0, tokens)
+    match loss_type:
+        case GRPOLoss.grpo:
+            return (kept.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / sequences
+        case GRPOLoss.dr_grpo:
+            return kept.sum() / (sequences * longest)
+        case GRPOLoss.bnpo | GRPOLoss.dapo | GRPOLoss.cispo:
+            return kept.sum() / max(1.0, tokens)
+        case _:
+            assert_never(loss_type)
 
 
 def grpo_set(
@@ -429,34 +434,24 @@ def grpo_set(
     drawn = data.sequences.supervised.astype(np.float64)
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
-        def laid_out(values: NDArray[np.float32]) -> Tensor:
-            return _laid_out(values, part, batch, device)
-
         if objective.entropy_coef:
             logprobs, entropies = scoring.logprobs_and_entropies(model, batch, temperature)
         else:
             logprobs, entropies = scoring.completion_logprobs(model, batch, temperature), None
+        laid_out = partial(_laid_out, rows=part, batch=batch, device=device)
         of_whole = advantages.ndim == 1
-        better = torch.from_numpy(advantages[part, None]).to(device) if of_whole else laid_out(advantages)
         tokens = TokenBatch(
             mask=batch.mask,
             logprobs=logprobs,
             old=logprobs.detach() if objective.is_on_policy else laid_out(data.logprobs),
             anchor=None if anchor is None else laid_out(anchor),
-            advantages=better,
+            advantages=torch.from_numpy(advantages[part, None]).to(device) if of_whole else laid_out(advantages),
         )
         ratios = _of_tokens("ratio", ratio_of(tokens), batch)
         gain = _of_tokens("surrogate", surrogate_of(tokens, ratios), batch)
         losses = token_losses(tokens, ratios, gain, objective)
         if loop.is_drawn():
-            told = token_figures(tokens, ratios, gain, objective)
-            rewards = data.rewards[part]
-            loop.add_to_curve(
-                **{name: values[batch.mask] for name, values in told.items()},
-                reward=rewards[np.isfinite(rewards)],
-                advantage_size=better.abs() if of_whole else better[batch.mask].abs(),
-                entropy=-logprobs.detach()[batch.mask],
-            )
+            _add_to_curve(tokens, data.rewards[part], token_figures(tokens, ratios, gain, objective))
         of_batch = drawn.mean() * len(whole) if objective.loss_type in _OF_AVERAGE else drawn[whole].sum()
         kind, most = objective.loss_type, longest
         loss = averaged(losses, batch.mask, kind, sequences=len(whole), tokens=float(of_batch), longest=most)
@@ -465,26 +460,42 @@ def grpo_set(
         bonus = torch.where(batch.mask, entropies, torch.zeros_like(entropies)).sum()
         return loss - objective.entropy_coef * bonus / max(1.0, float(drawn[whole].sum()))
 
-    masked = drawn == 0
-    silent = ((advantages.reshape(len(data), -1) == 0).all(1) | masked).reshape(-1, objective.num_generations)
-    about = {"groups": len(silent), "groups_without_signal": int(silent.all(1).sum())}
+    counts = _signal_counts(advantages, drawn == 0, objective.num_generations)
+    return loop.TrainingSet(data.sequences, loss_of, objective.num_generations, counts)
+
+
+def _add_to_curve(tokens: TokenBatch, rewards: NDArray[np.float32], figures: Mapping[str, Tensor]) -> None:
+    """Add a micro-batch's figures of tokens, rewards of completions, advantages and entropy to the curve."""
+    sizes = tokens.advantages.abs()
+    loop.add_to_curve(
+        **{name: values[tokens.mask] for name, values in figures.items()},
+        reward=rewards[np.isfinite(rewards)],
+        advantage_size=sizes if sizes.shape[1] == 1 else sizes[tokens.mask],
+        entropy=-tokens.logprobs.detach()[tokens.mask],
+    )
+
+
+def _signal_counts(advantages: NDArray[np.float32], masked: NDArray[np.bool_], group: int) -> dict[str, int]:
+    """Count groups, those from which nothing is learned, and completions without loss, a mask of shape [N]."""
+    silent = ((advantages.reshape(len(masked), -1) == 0).all(1) | masked).reshape(-1, group)
+    counts = {"groups": len(silent), "groups_without_signal": int(silent.all(1).sum())}
     if masked.any():
-        about["completions_masked"] = int(masked.sum())
-    return loop.TrainingSet(data.sequences, loss_of, objective.num_generations, about)
+        counts["completions_masked"] = int(masked.sum())
+    return counts
 
 
-def _of_tokens(name: str, found: Tensor, batch: Batch) -> Tensor:
+def _of_tokens(name: str, values: Tensor, batch: Batch) -> Tensor:
     """Check the result of a user's method, which is per token or per completion.
 
     [B] would be ambiguous with [T].
     """
     rows, width = batch.mask.shape
-    if tuple(found.shape) not in ((rows, width), (rows, 1)):
+    if tuple(values.shape) not in ((rows, width), (rows, 1)):
         raise JobError(
-            f"{name}() gave a tensor of shape {list(found.shape)}; it must be [{rows}, {width}], one each token, "
+            f"{name}() gave a tensor of shape {list(values.shape)}; it must be [{rows}, {width}], one each token, "
             f"or [{rows}, 1]"
         )
-    return found.expand(rows, width)
+    return values.expand(rows, width)
 
 
 def _laid_out(values: NDArray[np.float32], rows: NDArray[np.int64], batch: Batch, device: str) -> Tensor:

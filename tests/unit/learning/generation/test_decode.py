@@ -13,7 +13,7 @@ from pipeline.errors import DataError, RanksDisagree
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.generation import decode as decoding
 from pipeline.learning.generation import guided, row_models, sampling
-from pipeline.learning.models.batch_size import note_split
+from pipeline.learning.models.tensor_parallel import note_split
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.distributed import Ranks, Spread, bits_of
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model

@@ -17,8 +17,9 @@ from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets import base, from_files, shipped
 from pipeline.learning.generation import decode, sampling
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.models import batch_size, flops, load, source, tiny
+from pipeline.learning.models import flops, load, source, tiny
 from pipeline.learning.models.kinds import HFModelConfig
+from pipeline.learning.models.tensor_parallel import split_options
 from pipeline.learning.models.value import value_model_from
 from pipeline.learning.training.distributed import Ranks, Spread
 from pipeline.plan.rewards import check_tokenizers, has_chat_template, read_vocabulary
@@ -274,9 +275,9 @@ def test_a_build_of_torch_that_would_split_a_model_over_other_devices_says_so(
     config = tiny_model("llama").config
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     with pytest.raises(JobError, match=r"over devices of the kind cuda alone, and the job is on cpu. Use gen"):
-        batch_size.split_options(config, ranks, "model")
+        split_options(config, ranks, "model")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
-    assert batch_size.split_options(config, ranks, "model").keys() == {"distributed_config"}
+    assert split_options(config, ranks, "model").keys() == {"distributed_config"}
 
 
 # -- quantization ------------------------------------------------------------
