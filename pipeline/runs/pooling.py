@@ -178,6 +178,14 @@ class Difference:
         """What its interval and its test cover."""
         return self.grid.scope_of(self.spread)
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether its interval and test are those of the prompts, or the wider of these and of the chains'.
+
+        A small test set may hide what a prompt of it can change, also from several seeds.
+        """
+        return self.over == "policies" or (is_share(self.metric) and self.reach > 1)
+
     def by_prompt(self) -> statistics.Floats:
         """Return the mean over chains, shape [P]."""
         return np.asarray(self.values.mean((0, 1)))
@@ -187,33 +195,40 @@ def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None
     """Return the difference over shared chains and prompts; None if there are none."""
     own = statistics.paired_by_prompt(first.sums[metric], second.sums[metric])
     values = first.grid.shaped(own.differences)
-    spread = statistics.known_spread(values)
-    return None if spread is None else Difference(first.grid, metric, values, reach_of(metric, own), spread)
+    spread, reach = statistics.known_spread(values), reach_of(metric, own)
+    sizes = np.unique(first.rows // _APART_BY, return_counts=True)[1]
+    if is_share(metric) and len(sizes) > 1:  # no prompt of the smallest set may have shown what one can change
+        reach = max(_weights_of(sizes.tolist()))
+    return None if spread is None else Difference(first.grid, metric, values, reach, spread)
 
 
 def intervals(differences: Sequence[Difference], confidence: float) -> list[statistics.Bounds]:
     """Return the interval of each; those of shares stay between -1 and 1."""
-    alone = [one for one in differences if one.over == "policies"]
-    ends = statistics.paired_intervals(
-        [one.by_prompt() for one in alone], [one.reach for one in alone], confidence
+    paired = [one for one in differences if one.is_paired]
+    own = iter(
+        statistics.paired_intervals([one.by_prompt() for one in paired], [one.reach for one in paired], confidence)
     )
-    own = iter(ends)
-    return [next(own) if one.over == "policies" else _crossed_interval(one, confidence) for one in differences]
-
-
-def _crossed_interval(one: Difference, confidence: float) -> statistics.Bounds:
-    half, most = float(one.spread.half_width(confidence)), 1.0 if is_share(one.metric) else math.inf
-    low, high = (min(max(end, -most), most) for end in (one.value - half, one.value + half))
-    return low, high
+    found = []
+    for one in differences:
+        ends = [next(own)] if one.is_paired else []
+        if one.over != "policies":
+            half = float(one.spread.half_width(confidence))
+            ends.append((one.value - half, one.value + half))
+        most = 1.0 if is_share(one.metric) else math.inf
+        found.append((max(-most, min(low for low, _ in ends)), min(most, max(high for _, high in ends))))
+    return found
 
 
 def tests(differences: Sequence[Difference]) -> list[tuple[float, Test]]:
     """Return the p-value of each, and the test used."""
-    alone = [one for one in differences if one.over == "policies"]
-    own = iter(statistics.paired_tests([one.by_prompt() for one in alone], [one.reach for one in alone]))
-    return [
-        next(own) if one.over == "policies" else (float(one.spread.p_value()), "crossed") for one in differences
-    ]
+    paired = [one for one in differences if one.is_paired]
+    own = iter(statistics.paired_tests([one.by_prompt() for one in paired], [one.reach for one in paired]))
+    found: list[tuple[float, Test]] = []
+    for one in differences:
+        prompts: tuple[float, Test] = next(own) if one.is_paired else (0.0, "crossed")
+        crossed = max(prompts[0], float(one.spread.p_value()))
+        found.append(prompts if one.over == "policies" else (crossed, "crossed"))
+    return found
 
 
 def detectable(one: Difference, comparisons: int, confidence: float) -> float | None:
@@ -404,9 +419,8 @@ def _mean_reader(read: Read, places: Sequence[tuple[str, str]]) -> Read:
 def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
     """Combine the prompts of test sets: the mean of the values is that over sets, with the variance within sets.
 
-    With K sets and P prompts in all, the value of a prompt in set k is the mean over sets plus its deviation from
-    the mean of its own set, times sqrt(P (P - 1) / (P_k (P_k - 1))) / K. The variance of the mean is then that of
-    a stratified sample (Cochran 1977, section 5.3).
+    A prompt has the mean over sets plus its deviation from the mean of its own set, times a weight. The variance
+    of the mean is then that of a stratified sample (Cochran 1977, section 5.3).
     """
     names = set.intersection(*(set(one.sums) for one in sets)) & set(record.PRIMARY_METRICS)
     rows = np.concatenate([one.rows + place * _APART_BY for place, one in enumerate(sets)])
@@ -419,14 +433,18 @@ def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
             statistics.per_prompt(statistics.Ratios(one.sums[name][0][at], one.sums[name][1][at]))
             for one, at in zip(sets, told, strict=True)
         ]
-        mean, number = fmean(values.mean() for values in own), sum(map(len, own))
-        sizes = [len(values) for values in own]
-        scales = [math.sqrt(number * (number - 1) / size / max(size - 1, 1)) / len(own) for size in sizes]
-        spread = [mean + (values - values.mean()) * scale for values, scale in zip(own, scales, strict=True)]
+        mean, weights = fmean(values.mean() for values in own), _weights_of([len(values) for values in own])
+        spread = [mean + (values - values.mean()) * weight for values, weight in zip(own, weights, strict=True)]
         above, below = np.zeros(len(rows)), np.concatenate(told).astype(np.float64)
         above[below > 0] = np.concatenate(spread)
         sums[name] = above, below
     return PromptMeasures(rows, sums)
+
+
+def _weights_of(sizes: Sequence[int]) -> list[float]:
+    """Return sqrt(P (P - 1) / (P_k (P_k - 1))) / K for each of K sets of P_k prompts, P in all."""
+    number = sum(sizes)
+    return [math.sqrt(number * (number - 1) / size / max(size - 1, 1)) / len(sizes) for size in sizes]
 
 
 def _over_sets(mean: record.PooledRow, found: Iterable[record.PooledRow]) -> record.PooledRow:

@@ -374,6 +374,23 @@ def test_the_mean_of_test_sets_does_not_trust_a_small_set_without_a_right_answer
     assert highs["d@mean"] > 0.01 + highs["d@hard"] / 2 > 0.05
 
 
+def test_a_difference_of_means_allows_for_what_a_small_set_may_hide() -> None:
+    chains = {
+        (name, "m", -1, algo, 0, place): PromptMeasures(
+            np.arange(size), {"pass@1": ((np.arange(size) < right).astype(float), np.ones(size))}
+        )
+        for name, size, best in (("d", 500, 10), ("d@hard", 30, 0))
+        for algo, place, right in (("reference", 0, best // 2), ("A", 2, best))
+    }
+    found, comparisons = pooled(with_intervals(chains), chains.get, 2, 0.95)
+    ends = {row.dataset: row.difference_high for row in found if row.algo == "A"}
+    assert ends["d@hard"] is not None
+    assert ends["d@mean"] is not None
+    assert ends["d@mean"] > 0.9 * ends["d@hard"] / 2 > 0.04
+    (mean,) = [one for one in comparisons if one.dataset == "d@mean"]
+    assert (mean.ci_low > 0) == (mean.p < 0.05)
+
+
 def test_one_family_of_tests_covers_all_test_sets() -> None:
     chains = on_sets({"d": 300, "d@hard": 300}, ("reference", 0.5), ("A", 0.58), ("B", 0.6))
     _, comparisons = pooled(rows_of(chains), chains.get, 2, 0.95)
