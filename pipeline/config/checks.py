@@ -306,7 +306,8 @@ def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
     algo, point = point_of(name)
     section: object = getattr(config, table).get(name)
     if table == "algos" and section is not None and setting != "enabled" and not config.algos[name].enabled:
-        used = dict.fromkeys([*(point_of(key)[0] for key, entry in config.algos.items() if entry.enabled), algo])
+        chosen = [point_of(key)[0] for key, entry in config.algos.items() if entry.enabled]
+        used = dict.fromkeys([*(key for key in chosen if key not in config.evaluation.also), algo])
         return f"{algo} is not part of it; 'algos=[{','.join(used)}]' adds it"
     if table == "algos" and setting.partition(".")[0] in settings_of(point):
         return "each point of algos.<NAME>.front has a value of its own"
@@ -323,7 +324,8 @@ def _why_idle_in(table: str, name: str, setting: str, config: Config) -> str:
 def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]:
     """Yield patterns of keys, whether they have no effect in this run, and why; the first match counts."""
     used = {point_of(name)[0]: algo for name, algo in config.algos.items() if algo.enabled}
-    own = any(algo.class_path for algo in used.values())  # which settings these use is unknown
+    # What classes of the user's own read is unknown.
+    own = any(algo.class_path not in (None, CHECKPOINT) for algo in used.values())
     guides = own or any(algo.guides for algo in used.values())
     trains = own or any(each.is_trained for each in config.models.values()) or any(a.trains for a in used.values())
     tracking, execution, schedule = config.tracking, config.execution, config.training.schedule

@@ -171,6 +171,8 @@ def warned(*overrides: str, gpu: bool = False) -> list[str]:
         (["algos=[DPO]", "algos.DPO.front={beta: [1, 2]}", "algos.DPO.beta=3"], "a value of its own"),
         (["algos.PITA.front={preference: [hard], eta: [1, 2]}", "algos.PITA.beta=2"], "preference=hard"),
         (["algos.DPO.front={beta: [1, 2]}"], "algos.DPO.front={beta: [1, 2]} has no effect in this run: DPO is"),
+        (["evaluation.also={own: /m}", "algos=[PITA]", "algos.DPO.beta=2"], "'algos=[PITA,DPO]' adds it"),
+        (["algos=[]", "model=hf", "evaluation.also={own: /m}", "training.grad_clip=1"], "nothing is trained"),
         (["execution.backend=inline", "execution.workers=3"], "all jobs run in one process"),
         (["algos=[GRPO,DPO]", "training.schedule=cosine"], "on GRPO, which draws while it trains"),
         (["algos=[GRPO]", "algos.GRPO.front={beta: [0, 1]}", "training.schedule=linear"], "horizon=2 lets"),
