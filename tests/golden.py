@@ -293,7 +293,7 @@ def _scores() -> dict[str, Entry]:
     completions, solution = (list(column) for column in zip(*_ANSWERS, strict=True))
     settings: dict[str, dict[str, Any]] = {"length": {"per": 3}, "vader": {"unit": True, "with_prompt": True}}
     found = {}
-    for name in sorted(REWARDS):
+    for name in sorted(REWARDS.keys() - {"ifeval"}):  # which lm_eval judges, by other columns
         function: Any = load_reward(name)
         traits = traits_of(function)
         given = {
