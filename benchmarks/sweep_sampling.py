@@ -26,7 +26,8 @@ from rich.console import Console
 from pipeline.foreign import converted
 from pipeline.sweeps.file import Hyperband, Sweep, made, nested, read_sweep, sweep_of
 from pipeline.sweeps.online import wandb_config
-from pipeline.sweeps.storage import Trial, ask, most_trials, why_stop
+from pipeline.sweeps.search import ask, most_trials, why_stop
+from pipeline.sweeps.storage import Trial
 from pipeline.terminal.columns import Column, FittedTable
 
 POINTS = 2_000

@@ -21,6 +21,7 @@ from pipeline.errors import ConfigError, unknown_name
 from pipeline.files import write_whole
 from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
+from pipeline.slurm import ray_nodes
 from pipeline.slurm import script as batch
 from pipeline.sweeps import storage
 from pipeline.sweeps.command import check_program, overrides_of
@@ -255,7 +256,7 @@ Address = Annotated[str, typer.Option(help="HOST:PORT of the head.")]
 @ray_app.command(hidden=True)
 def address() -> None:
     """On the first node: print where the head of Ray is going to be."""
-    typer.echo(batch.head_address(os.environ))
+    typer.echo(ray_nodes.head_address(os.environ))
 
 
 @ray_app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -265,7 +266,7 @@ def start(
     head: Annotated[bool, typer.Option("--head", help="Whether this is the first node.")] = False,
 ) -> None:
     """On each node: be a node of Ray, by `ray start`, until SIGUSR1; leave nothing behind."""
-    batch.keep_node(address, os.environ, words or [], head=head)
+    ray_nodes.keep_node(address, os.environ, words or [], head=head)
 
 
 @ray_app.command(hidden=True)
@@ -280,7 +281,7 @@ def wait(
     def lives() -> bool:
         return head_pid is None or psutil.pid_exists(head_pid)
 
-    there, missing = batch.wait_for_nodes(address, os.environ, within, lives)
+    there, missing = ray_nodes.wait_for_nodes(address, os.environ, within, lives)
     typer.echo(f"Ray has {', '.join(there)}")
     if missing:
         consequence = f"after {within:g} s; the run begins on the others, and takes these when they come"

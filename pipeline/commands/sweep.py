@@ -26,7 +26,7 @@ from pipeline.runs.report.format import command, shown_path
 from pipeline.runs.report.format import count as counted
 from pipeline.runs.report.logs import follow_attempts, print_log
 from pipeline.sweeps import agent as agents_of
-from pipeline.sweeps import online, storage
+from pipeline.sweeps import online, search, storage
 from pipeline.sweeps import report as reports
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import NUM_GPUS, PROGRAM, SPLIT, Sweep, read_sweep
@@ -200,7 +200,7 @@ def check_settings(sweep: Sweep) -> None:
     from pipeline.learning.evaluation.metrics import metric_names
     from pipeline.runs.record import COMPARED
 
-    first = storage.ask(sweep, [])
+    first = search.ask(sweep, [])
     parameters = {name: value for name, value in (first.parameters if first else {}).items() if name != NUM_GPUS}
     try:
         config = load_config(overrides_of({**parameters, "experiment.name": sweep.name, SPLIT: "validation"}))

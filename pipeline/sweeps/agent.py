@@ -25,7 +25,7 @@ from pipeline.errors import ConfigError, StoreError, WorkerError
 from pipeline.files import write_whole
 from pipeline.machine.children import tail
 from pipeline.runs.report.format import command, count, shown_path, typed_command
-from pipeline.sweeps import storage
+from pipeline.sweeps import search, storage
 from pipeline.sweeps.command import as_typed, own_command, prepare_command, trial_command
 from pipeline.sweeps.file import NUM_GPUS, SPLIT, Sweep, nested
 from pipeline.sweeps.metrics import WANDB_DIR, Curve, wandb_variables, write_parameters_for_wandb
@@ -133,7 +133,7 @@ def untested(sweep: Sweep, record: Record) -> Trial | None:
 
 def may_create(record: Record, sweep: Sweep) -> bool:
     """Return whether another trial may be created within the requested number."""
-    caps = [cap for cap in (storage.most_trials(sweep), record.about.count) if cap is not None]
+    caps = [cap for cap in (search.most_trials(sweep), record.about.count) if cap is not None]
     return len(record.trials) < min(caps, default=len(record.trials) + 1)
 
 
@@ -173,19 +173,19 @@ class AgentDevices:
 
 
 class _Running(Handle):
-    """A running trial, or a command that runs once; `asked` has the state and reason of a requested end."""
+    """A running trial, or a command that runs once; `end_request` has the state and reason of a requested end."""
 
     def __init__(
         self, what: str, trial: Trial, devices: Sequence[Device], order: Order, curve: Curve, tag: str
     ) -> None:
         self.what, self.trial, self.devices, self.curve, self.compared = what, trial, devices, curve, 0
-        self.asked: tuple[str, str] | None = None
+        self.end_request: tuple[str, str] | None = None
         curve.begin(Path(order.folder))
         super().__init__(order, tag)
 
     def ask(self, state: str, reason: str) -> None:
         """Ask the program to end. The state and reason of the first request are kept."""
-        self.asked = self.asked or (state, reason)
+        self.end_request = self.end_request or (state, reason)
         self.ask_to_end()
 
 
@@ -269,7 +269,7 @@ class Agent:
                 process.compared = len(process.curve.judged)
                 begun = [trial for trial in self._record.trials.values() if trial.attempts]
                 values = {trial.number: self._curve(trial).finite() for trial in begun}
-                if reason := storage.why_stop(rule, metric.goal, process.trial.number, values):
+                if reason := search.why_stop(rule, metric.goal, process.trial.number, values):
                     process.ask("stopped", reason)
 
     def _curve(self, trial: Trial) -> Curve:
@@ -292,7 +292,7 @@ class Agent:
             several = "*/wandb/offline-run-*" if kept.is_relative_to(trials) else "offline-run-*"
             files = f"{shlex.quote(shown_path(trials if kept.is_relative_to(trials) else kept))}/{several}"
             self._say_once("offline", f"without a login W&B was not told of trials: wandb sync {files}")
-        ended = process.curve.end(result.exit_code, process.asked)
+        ended = process.curve.end(result.exit_code, process.end_request)
         others = process.curve.other_values(nested(self._sweep.parameters, process.trial.parameters))
         if not others or ended.state not in ("done", "stopped"):
             return ended
@@ -432,7 +432,7 @@ class Agent:
                 curve = self._curve(trial)
                 trial = replace(trial, value=next(reversed(curve.finite()), None), best=curve.best())
             trials.append(trial)
-        return storage.ask(self._sweep, trials)
+        return search.ask(self._sweep, trials)
 
     def _needed(self, choice: Trial) -> int:
         return int(choice.parameters.get(NUM_GPUS, self._pool.per_trial))
@@ -457,7 +457,7 @@ class Agent:
         """
         check_same(self._record, self._sweep)
         pool, sweep, before = self._pool, self._sweep, len(self._record.trials)
-        bounds = [bound for bound in (most, storage.most_trials(sweep)) if bound is not None]
+        bounds = [bound for bound in (most, search.most_trials(sweep)) if bound is not None]
         trials = f"{count(min(bounds), 'trial')} at most" if bounds else "trials until it is stopped"
         on = f"{pool.at_once} at a time on {count(len(pool.devices), pool.kind)}"
         yield f"sweep {sweep.name}: {sweep.method}, {trials}, {before:,} begun; {on}", ""

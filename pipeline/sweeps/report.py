@@ -32,7 +32,8 @@ from pipeline.runs.report.html import Numbers, page_table, points_each, thinned,
 from pipeline.runs.report.screen import first
 from pipeline.sweeps.file import Goal
 from pipeline.sweeps.metrics import latest_values, parsed
-from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial, most_trials
+from pipeline.sweeps.search import most_trials
+from pipeline.sweeps.storage import STATES, Once, Record, Trial, best_trial
 from pipeline.terminal import columns as tables
 from pipeline.terminal.columns import Column, FittedTable, Told, shorten, told_table, whole_words
 from pipeline.terminal.console import in_place, say, say_styled

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError, WorkerError
-from pipeline.slurm import script as ray_nodes
+from pipeline.slurm import ray_nodes
 from pipeline.slurm.script import script_text
 from tests.unit.slurm.test_script import request_of
 

@@ -10,7 +10,8 @@ from pipeline.sweeps.command import trial_command
 from pipeline.sweeps.file import read_sweep
 from pipeline.sweeps.metrics import Curve
 from pipeline.sweeps.reporting import VARIABLE
-from pipeline.sweeps.storage import TrialFolder, ask
+from pipeline.sweeps.search import ask
+from pipeline.sweeps.storage import TrialFolder
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "examples/sweeps"

@@ -30,7 +30,7 @@ from pipeline.sweeps.file import (
     sweep_of,
 )
 from pipeline.sweeps.online import wandb_config
-from pipeline.sweeps.storage import ask, most_trials
+from pipeline.sweeps.search import ask, most_trials
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "sweeps.md").read_text()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipeline.sweeps.file import LEAST_SHARE, Goal, Hyperband, Metric, Sweep, fingerprint, made, sweep_of
-from pipeline.sweeps.storage import Trial, ask, most_trials, told_value, why_stop
+from pipeline.sweeps.search import ask, most_trials, told_value, why_stop
+from pipeline.sweeps.storage import Trial
 from tests.doubles.sweeps import EVERY
 
 # -- distributions -----------------------------------------------------------------------------------------------
