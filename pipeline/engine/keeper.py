@@ -250,7 +250,7 @@ class Keeper:
         for job in trained:
             self._chains.setdefault(job.chain, []).append(job)
         for job_id in self.there:
-            self._measured(self.plan.jobs[job_id])
+            self._note_score(self.plan.jobs[job_id])
         for chain in self._chains:
             self._decide(chain)
         self.before = {job.id for job in trained if self.is_gone(job.id)}
@@ -264,7 +264,7 @@ class Keeper:
         if event["event"] in ("JobFinished", "JobFoundStored"):
             self.there.add(job.id)
             among = {job.id, *self.plan.inputs(job.id)}
-            self._measured(job)
+            self._note_score(job)
             if job.chain in self._chains and (job.weights or measures(job)):
                 self._decide(job.chain)
                 among |= {member.id for member in self._chains[job.chain]}
@@ -293,7 +293,7 @@ class Keeper:
         jobs = [self.plan.jobs[job_id] for job_id in free_ids]
         return sum(weights_size(self.store, job.key, job.weights) for job in jobs if job.key not in held_keys)
 
-    def _measured(self, job: Job) -> None:
+    def _note_score(self, job: Job) -> None:
         if self.keep is Keep.best and measures(job) and self.store.is_committed(job.key):
             self._scores[place_of(job)] = self.score_of(job)
 

@@ -257,7 +257,7 @@ class Agent:
     # -- between turns -----------------------------------------------------------------------------------------
 
     def _collect(self, process: _Running) -> None:
-        self._ended.append((process, self._ending(process)))
+        self._ended.append((process, self._take_end(process)))
 
     def _compare(self) -> None:
         """End trials early that are not worth their end."""
@@ -278,7 +278,7 @@ class Agent:
             self._curves[key] = Curve(self._folder.trial(trial.number), trial.attempts, self._sweep.metric)
         return self._curves[key]
 
-    def _ending(self, process: _Running) -> End:
+    def _take_end(self, process: _Running) -> End:
         process.curve.follow(to_its_end=True)
         result = process.result
         self._devices.put_back(process.devices, result)

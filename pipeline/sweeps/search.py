@@ -1,8 +1,8 @@
 """Which settings of a sweep are tried next, and which trials are not worth their end: pure for the trials so far.
 
 Optuna's samplers choose. A study is made anew of the trials whenever one is asked, so that whoever holds the
-sweep's lock can ask, and a killed agent loses nothing. Trials without a value yet count as running, so that several
-at once are chosen apart.
+sweep's lock can ask, and a killed agent loses nothing. Trials without a value yet count as running, so that those
+that run at once are chosen apart.
 """
 
 import hashlib

@@ -56,14 +56,14 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
     run.watchdog.heard(index, run.now_s)
     match message:
         case messages.WorkerExited():
-            _worker_exited(run, index, message)
+            _handle_exit(run, index, message)
         case messages.WorkerUnusable():
             recovery.drop_worker(run, index, message.reason)
         case messages.WorkerUnreadable():
             _distrust(run, index, message.reason)
         case messages.WorkerReady():
             if index not in run.doomed and not run.state.workers[index].up:
-                _worker_ready(run, index, message)
+                _handle_ready(run, index, message)
         case messages.Heartbeat():
             if index not in run.doomed:
                 run.state.workers[index].rss_bytes = message.rss_bytes
@@ -75,7 +75,7 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
                     f"worker {index}: {type(message).__name__} of {message.job_id[:200]!a}, which it does not have"
                 )
         case messages.JobStarted():
-            _job_started(run, index, message)
+            _handle_start(run, index, message)
         case messages.JobProgress():
             progress = {name: value for name, value in asdict(message).items() if name != "job_id"}
             run.tell("JobProgress", job=message.job_id, worker=index, **progress)
@@ -83,13 +83,13 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
         case messages.JobFinished() if not on_disk.stored:
             _distrust(run, index, f"it said that {message.job_id} is done, and nothing is stored")
         case messages.JobFinished():
-            _job_finished(run, index, message)
+            _handle_finish(run, index, message)
         case messages.JobRaised():
-            _job_raised(run, index, message, on_disk)
+            _handle_raise(run, index, message, on_disk)
         case messages.AttemptStopped():
             _note_stopped(run, message.job_id, index, begun=True)
             workers = run.state.jobs[message.job_id].workers
-            _stopped_unasked(
+            _retry_stopped(
                 run, run.state.raised(index), index, "was asked to stop once more, and not by the engine"
             )
             dispatch.give_back(run, index)  # it gets no further job
@@ -118,7 +118,7 @@ def _distrust(run: Run, index: int, reason: str) -> None:
 # -- a worker's process ----------------------------------------------------------------------------------------
 
 
-def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
+def _handle_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     layout, device = run.state.layout, message.device
     if message.node:
         device += f" on {message.node}"
@@ -136,7 +136,7 @@ def _worker_ready(run: Run, index: int, message: messages.WorkerReady) -> None:
     dispatch.send_if_gathered(run, run.state.workers[index].job_id)
 
 
-def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None:
+def _handle_exit(run: Run, index: int, message: messages.WorkerExited) -> None:
     run.present[index].ended_s = run.now_s
     run.watchdog.ended(index)
     dispatch.give_back(run, index)
@@ -155,18 +155,18 @@ def _worker_exited(run: Run, index: int, message: messages.WorkerExited) -> None
     if job_id and not before.begun and not doom and not message.elsewhere:
         # none of the job's code has run, so the job is not at fault
         _note_stopped(run, job_id, index, begun=False)
-        _stopped_unasked(run, job_id, index, f"ended once more before it had begun: {message.said}")
+        _retry_stopped(run, job_id, index, f"ended once more before it had begun: {message.said}")
     elif job_id:
-        lost = _worker_failure(index, message, before.rss_bytes)
+        lost = _failure_of_exit(index, message, before.rss_bytes)
         failure = replace(doom, exit_code=message.exit_code) if doom else lost
-        _attempt_lost(run, job_id, index, failure, elsewhere=message.elsewhere)
+        _handle_lost_attempt(run, job_id, index, failure, elsewhere=message.elsewhere)
     elif before.phase is WorkerPhase.idle:
         run.say(f"worker {index} was lost ({message.said})")
     run.process_starts(index)
     dispatch.renew_places(run, workers[1:] and workers, but=(index,))
 
 
-def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
+def _handle_lost_attempt(run: Run, job_id: str, index: int, failure: Failure, *, elsewhere: bool) -> None:
     run.end_attempt(job_id, index, failure.kind.value)
     run.excused[job_id] += elsewhere
     if elsewhere and run.excused[job_id] <= _MAX_EXCUSED:
@@ -177,7 +177,7 @@ def _attempt_lost(run: Run, job_id: str, index: int, failure: Failure, *, elsewh
         recovery.handle_failure(run, job_id, index, failure, suspect=suspect)
 
 
-def _worker_failure(index: int, ended: messages.WorkerExited, rss_bytes: int) -> Failure:
+def _failure_of_exit(index: int, ended: messages.WorkerExited, rss_bytes: int) -> Failure:
     how = ended.said
     if ended.exit_code == -9 and rss_bytes:  # the most common cause of a SIGKILL that the engine did not send
         how += f"; it held {rss_bytes / 2**30:.1f} GiB, so the system may have been out of memory"
@@ -187,14 +187,14 @@ def _worker_failure(index: int, ended: messages.WorkerExited, rss_bytes: int) ->
 # -- a worker's job --------------------------------------------------------------------------------------------
 
 
-def _job_started(run: Run, index: int, message: messages.JobStarted) -> None:
+def _handle_start(run: Run, index: int, message: messages.JobStarted) -> None:
     run.state.workers[index].begun = True
     members = run.state.jobs[message.job_id].workers[1:]
     more: dict[str, object] = {"members": members} if members else {}
     run.record("JobStarted", job=message.job_id, attempt=message.attempt, worker=index, **more)
 
 
-def _job_finished(run: Run, index: int, message: messages.JobFinished) -> None:
+def _handle_finish(run: Run, index: int, message: messages.JobFinished) -> None:
     state, job_id = run.state, message.job_id
     run.end_attempt(job_id, index, "done", message.load_s)
     run.record(
@@ -221,7 +221,7 @@ def _kind_of_time(job: Job) -> tuple[str, str]:
     return job.entry, job.stage
 
 
-def _job_raised(run: Run, index: int, message: messages.JobRaised, on_disk: OnDisk) -> None:
+def _handle_raise(run: Run, index: int, message: messages.JobRaised, on_disk: OnDisk) -> None:
     state, kind, job_id = run.state, message.kind, message.job_id
     run.end_attempt(job_id, index, kind.value)
     workers = state.jobs[job_id].workers
@@ -271,7 +271,7 @@ def _note_stopped(run: Run, job_id: str, index: int, *, begun: bool) -> None:
         run.record("JobStopped", job=job_id, attempt=attempt.attempt, worker=index)
 
 
-def _stopped_unasked(run: Run, job_id: str, index: int, again: str) -> None:
+def _retry_stopped(run: Run, job_id: str, index: int, again: str) -> None:
     """Retry a job whose attempt ended through no fault of its own.
 
     A limited number of times, if the engine goes on.
