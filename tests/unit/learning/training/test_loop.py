@@ -13,7 +13,6 @@ import pytest
 import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
-from transformers import get_scheduler
 
 from pipeline.config.schema import Schedule
 from pipeline.errors import JobStopped, OutOfMemory
@@ -53,6 +52,8 @@ def test_schedules() -> None:
 @pytest.mark.parametrize("schedule", [each for each in Schedule if each is not Schedule.cosine_from_start])
 def test_a_schedule_of_transformers_name_is_theirs(schedule: Schedule, warmup_steps: int) -> None:
     """To the bit, and the same where a later training goes on; the last steps come after a horizon."""
+    from transformers import get_scheduler  # slow to import
+
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=3e-4)
     theirs = get_scheduler(schedule.value, optimizer, num_warmup_steps=warmup_steps, num_training_steps=7)
     rates = theirs.get_last_lr()

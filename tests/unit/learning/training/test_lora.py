@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,12 +15,21 @@ from pipeline.config.schema import SystemConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.algos.policy_config import LoraSettings
 from pipeline.learning.memory.shape import shape_of_config
-from pipeline.learning.models import adapters, kinds, load, source
+from pipeline.learning.models import kinds, load, source
 from pipeline.learning.training import lora
 from pipeline.outputs.formats import adapter_folders
 from tests.doubles.families import tiny_model
 from tests.doubles.models import write_rounds
 from tests.doubles.tokenizers import tokenizer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    """Import what no other tests need, and takes a third as long as all that they do."""
+    global adapters, peft
+    import peft
+
+    from pipeline.learning.models import adapters
 
 
 @pytest.mark.parametrize("family", ["mamba", "llama4_text", "mixtral"])
@@ -82,19 +90,19 @@ def test_weights_in_bfloat16_are_rounded_once_however_many_adapters_there_are(tm
 
 
 def _without_one(folder: Path) -> None:
-    weights = load_file(folder / adapters.WEIGHTS)
+    weights = load_file(folder / kinds.WEIGHTS)
     del weights[min(weights)]
-    save_file(weights, folder / adapters.WEIGHTS)
+    save_file(weights, folder / kinds.WEIGHTS)
 
 
 def _with_one_more(folder: Path) -> None:
-    save_file(load_file(folder / adapters.WEIGHTS) | {"z": torch.zeros(1)}, folder / adapters.WEIGHTS)
+    save_file(load_file(folder / kinds.WEIGHTS) | {"z": torch.zeros(1)}, folder / kinds.WEIGHTS)
 
 
 def _with_nan(folder: Path) -> None:
-    weights = load_file(folder / adapters.WEIGHTS)
+    weights = load_file(folder / kinds.WEIGHTS)
     weights[min(weights)][0, 0] = torch.nan
-    save_file(weights, folder / adapters.WEIGHTS)
+    save_file(weights, folder / kinds.WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -103,8 +111,8 @@ def _with_nan(folder: Path) -> None:
         (_with_nan, "has numbers that are not finite"),
         (_without_one, "lora_A.weight is missing"),
         (_with_one_more, "z is nowhere in the model"),
-        (lambda folder: (folder / adapters.SETTINGS).unlink(), f"{adapters.SETTINGS} is missing"),
-        (lambda folder: (folder / adapters.SETTINGS).write_text("{"), "Expecting"),
+        (lambda folder: (folder / kinds.SETTINGS).unlink(), f"{kinds.SETTINGS} is missing"),
+        (lambda folder: (folder / kinds.SETTINGS).write_text("{"), "Expecting"),
     ],
 )
 def test_adapters_that_are_not_whole_are_told_and_never_merged_in_part(
@@ -241,18 +249,18 @@ def test_a_chat_template_that_nothing_would_read_is_refused(tmp_path: Path) -> N
 
 def test_adapters_of_another_model_are_refused(tmp_path: Path) -> None:
     adapt(base(tmp_path / "base"), KINDS["LORA"](), tmp_path / "adapters")
-    settings = json.loads((tmp_path / "adapters" / adapters.SETTINGS).read_text())
+    settings = json.loads((tmp_path / "adapters" / kinds.SETTINGS).read_text())
     base(tmp_path / "small", hidden_size=16)
     settings["base_model_name_or_path"] = str(tmp_path / "small")
-    (tmp_path / "adapters" / adapters.SETTINGS).write_text(json.dumps(settings))
+    (tmp_path / "adapters" / kinds.SETTINGS).write_text(json.dumps(settings))
     with pytest.raises(JobError, match="cannot be merged"):
         merged(tmp_path / "adapters", tmp_path / "out")
 
 
 def test_a_base_may_lie_beside_the_adapters_and_value_models_begin_with_both(tmp_path: Path) -> None:
     expected = adapt(base(tmp_path / "a" / "base"), KINDS["LORA"](), tmp_path / "a")
-    settings = json.loads((tmp_path / "a" / adapters.SETTINGS).read_text())
-    (tmp_path / "a" / adapters.SETTINGS).write_text(json.dumps({**settings, "base_model_name_or_path": "base"}))
+    settings = json.loads((tmp_path / "a" / kinds.SETTINGS).read_text())
+    (tmp_path / "a" / kinds.SETTINGS).write_text(json.dumps({**settings, "base_model_name_or_path": "base"}))
     (tmp_path / "scratch").mkdir()
     found = source.value_folder(
         kinds.HFModelConfig(kind="hf", path="x", value_path=str(tmp_path / "a")), tmp_path / "scratch"
@@ -275,7 +283,7 @@ def test_what_cannot_be_merged_is_refused_before_the_start(
     tmp_path: Path, changed: dict[str, Any] | None, told: str
 ) -> None:
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "me/base"}
-    (tmp_path / adapters.SETTINGS).write_text("{" if changed is None else json.dumps({**settings, **changed}))
+    (tmp_path / kinds.SETTINGS).write_text("{" if changed is None else json.dumps({**settings, **changed}))
     (tmp_path / kinds.WEIGHTS).touch()
     assert kinds.is_adapters(tmp_path)
     with pytest.raises(ConfigError, match=told):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, ProgressCallback
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from pipeline.config.schema import Schedule
 from pipeline.errors import DataError
@@ -61,7 +61,8 @@ def by_trl(
     rows: list[dict[str, Any]], kind: str, folder: Path, **settings: Any
 ) -> tuple[list[list[int]], list[list[int]], list[float]]:
     """Ids, labels and the losses of the first steps of TRL's trainer."""
-    from datasets import Dataset
+    from datasets import Dataset  # slow to import, as what follows
+    from transformers import PrinterCallback, ProgressCallback
     from trl.trainer.sft_config import SFTConfig as TrlConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
