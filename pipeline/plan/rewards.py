@@ -19,11 +19,11 @@ from threading import Timer
 from typing import Any
 
 from pipeline.config.plain import refuse_all, schema_path, to_plain
-from pipeline.config.schema import Config, DatasetConfig
+from pipeline.config.schema import AlgoConfig, Config, DatasetConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS, as_typed
 from pipeline.errors import ConfigError, JobError, describe_exit
 from pipeline.foreign import ForeignDataError, read_plain
-from pipeline.learning.algos.dpo import FeedbackConfig, KTOConfig, PairSource
+from pipeline.learning.algos.dpo import KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.datasets.base import check_demonstrations, demonstration_length, load_dataset
@@ -45,7 +45,8 @@ def check_pairs(config: Config) -> None:
     Raises:
         ConfigError: The message names the algorithm and the dataset.
     """
-    asking = any(isinstance(algo, FeedbackConfig | SFTConfig) for algo in config.algos.values() if algo.enabled)
+    enabled = [algo for algo in config.algos.values() if algo.enabled]
+    asking = any(isinstance(algo, SFTConfig) or _takes_pairs(algo) for algo in enabled)
     for name, section in config.datasets.items() if asking else ():
         if not section.trained_on:
             continue
@@ -60,6 +61,10 @@ def check_pairs(config: Config) -> None:
             refuse_all(list(row_problems(config, facts)))
 
 
+def _takes_pairs(algo: AlgoConfig) -> bool:
+    return getattr(algo, "pairs", None) is PairSource.existing
+
+
 def row_problems(config: Config, facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield what algorithms need of datasets that do not have it.
 
@@ -69,7 +74,7 @@ def row_problems(config: Config, facts: Mapping[str, Any]) -> Iterator[str]:
             ``unanswered``, name -> (rows without completion, all rows); names of datasets with ``texts``.
     """
     for algo, settings in [(name, section) for name, section in config.algos.items() if section.enabled]:
-        asks = isinstance(settings, FeedbackConfig) and settings.pairs is PairSource.existing
+        asks = _takes_pairs(settings)
         labelled = isinstance(settings, KTOConfig)
         for name, columns in facts["unpaired"].items() if asks else ():
             if not (labelled and "label" in columns):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -102,6 +102,13 @@ def _drawing_nothing(stage: base.Stage) -> base.Stage:
     return replace(stage, config=tuple(section for section in stage.config if section != "generation"))
 
 
+def with_existing(stages: Iterable[base.Stage]) -> tuple[base.Stage, ...]:
+    """Return stages for pairs that the dataset has: none generates, and `score` takes the pairs."""
+    taken = replace(base.SCORE, reads=(base.REFERENCE_TRAIN,), config=base.GENERATE.config, judges=False)
+    others = [stage for stage in stages if stage.name not in (base.GENERATE.name, base.SCORE.name)]
+    return tuple(stage if stage.shards == "eval" else _drawing_nothing(stage) for stage in (taken, *others))
+
+
 class DPO(PostTrainingAlgorithms):
     """DPO with an explicit anchor, and TRL's losses."""
 
@@ -116,29 +123,18 @@ class DPO(PostTrainingAlgorithms):
         stages = super().stages_with(settings)
         if not isinstance(settings, FeedbackConfig) or settings.pairs is PairSource.sampled:
             return stages
-        taken = replace(base.SCORE, reads=(base.REFERENCE_TRAIN,), config=base.GENERATE.config, judges=False)
-        others = [stage for stage in stages if stage.name not in (base.GENERATE.name, base.SCORE.name)]
-        return tuple(stage if stage.shards == "eval" else _drawing_nothing(stage) for stage in (taken, *others))
+        return with_existing(stages)
 
     def score(self, ctx: base.JobContext) -> None:
         """Score and pair completions, or take the dataset's pairs."""
         if ctx.settings(FeedbackConfig).pairs is PairSource.sampled:
             super().score(ctx)
-            return
-        rows = toolbox.opening.round_rows(ctx, toolbox.open_dataset(ctx))
-        model, tokenizer = toolbox.opening.reference_model(ctx)
-        ends = toolbox.load.end_ids(model.generation_config, tokenizer)
-        context = toolbox.load.length_beside_others(model.config)
-        tally = self._existing(ctx.out, rows, tokenizer, context, ends)
-        ctx.progress(len(rows), total=len(rows))
-        base.write_generation(ctx.out, len(rows), 0, 0, tally)
+        else:
+            take_existing(ctx, self._existing)
 
     def _existing(self, out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
         """Write the dataset's pairs or completions, and count them."""
-        pairs, parted, endless = existing_sequences(rows, *how)
-        pairs.save(out, toolbox.PAIRS)
-        same = len(rows) - len(pairs) // 2
-        return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
+        return write_pairs(out, rows, *how)
 
     def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
         """Write the pairs."""
@@ -156,6 +152,30 @@ class DPO(PostTrainingAlgorithms):
 def _whole_logprobs(model: toolbox.PreTrainedModel, batch: toolbox.Batch) -> toolbox.Tensor:
     """Return the log-probability of every completion under a model, shape [B]."""
     return toolbox.scoring.completion_logprobs(model, batch).double().sum(-1)
+
+
+def take_existing(ctx: base.JobContext, written: Callable[..., Tally]) -> None:
+    """Take the pairs of a shard's rows.
+
+    Args:
+        ctx: Context of a stage `score` of `with_existing`.
+        written: Writes and counts them, as `write_pairs`.
+    """
+    rows = toolbox.opening.round_rows(ctx, toolbox.open_dataset(ctx))
+    model, tokenizer = toolbox.opening.reference_model(ctx)
+    ends = toolbox.load.end_ids(model.generation_config, tokenizer)
+    context = toolbox.load.length_beside_others(model.config)
+    tally = written(ctx.out, rows, tokenizer, context, ends)
+    ctx.progress(len(rows), total=len(rows))
+    base.write_generation(ctx.out, len(rows), 0, 0, tally)
+
+
+def write_pairs(out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
+    """Write the pairs of rows to a folder, and count them; `how` are further arguments of `existing_sequences`."""
+    pairs, parted, endless = existing_sequences(rows, *how)
+    pairs.save(out, toolbox.PAIRS)
+    same = len(rows) - len(pairs) // 2
+    return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
 
 def existing_sequences(
