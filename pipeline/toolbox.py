@@ -50,8 +50,10 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.qsharp import CDConfig as CDConfig
     from pipeline.learning.algos.qsharp import QSharpHF as QSharpHF
     from pipeline.learning.algos.qsharp import QSharpHFConfig as QSharpHFConfig
+    from pipeline.learning.algos.reward_stage import RM as RM
     from pipeline.learning.algos.reward_stage import BestOfN as BestOfN
     from pipeline.learning.algos.reward_stage import BestOfNConfig as BestOfNConfig
+    from pipeline.learning.algos.reward_stage import RMConfig as RMConfig
     from pipeline.learning.choices import GRPOLoss as GRPOLoss
     from pipeline.learning.datasets.from_files import needed as needed
     from pipeline.learning.evaluation.metrics import reward_kl_front as reward_kl_front

@@ -37,6 +37,7 @@ ALGORITHMS = {
     "RAFT": "pipeline.learning.algos.sft:RAFT",
     "REINFORCEpp": "pipeline.learning.algos.grpo:REINFORCEpp",
     "RLOO": "pipeline.learning.algos.grpo:RLOO",
+    "RM": "pipeline.learning.algos.reward_stage:RM",
     "SFT": "pipeline.learning.algos.sft:SFT",
     "SimPO": "pipeline.learning.algos.dpo:SimPO",
 }

@@ -221,6 +221,7 @@ OF_ALGORITHM = {
         **_ANCHOR,
     },
     "ORPO": {**_own("beta"), **_as(None, max_length="generation.max_new_tokens")},
+    "RM": {},
     "SimPO": {
         **_as(lambda value, _: "" if value == "simpo" else None, loss_type="algos.SimPO.simpo_gamma"),
         **_own("beta simpo_gamma cpo_alpha"),
@@ -230,12 +231,13 @@ OF_ALGORITHM = {
 """Of those of one algorithm, before those of all."""
 _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple_of"}
 """Arguments that `transformers` has values for which a configuration was given none."""
-_OF_PAIRS = {"DPO", "ORPO", "SimPO"}
+_OF_PAIRS = {"DPO", "ORPO", "RM", "SimPO"}
 _EXISTING = {*_OF_PAIRS, "KTO"}
 _DRAWING = {"GRPO", "RLOO"}
 CONFIGS = {
     **{algo: f"trl.trainer.{algo.lower()}_config:{algo}Config" for algo in ("DPO", "GRPO", "RLOO", "KTO", "SFT")},
     "ORPO": "trl.experimental.orpo:ORPOConfig",
+    "RM": "trl.trainer.reward_config:RewardConfig",
     "SimPO": "trl.experimental.cpo:CPOConfig",
 }
 """Algorithm -> the configuration of TRL."""

@@ -37,6 +37,8 @@ GREEDY = "greedy"
 """Folder of the samples of the greedy reference, in the output of its evaluation."""
 ETA = "eta="
 """What names of strengths of guidance begin with: of folders in the output of a sweep, and in those of metrics."""
+HELD_OUT = "held_out_accuracy"
+"""Metric of a reward model: the share of pairs that it was not fitted to that it orders as they are."""
 ANSWERING = ("decoding", "guidance")
 """What FLOPs of an evaluation go into answers, and not into measuring them."""
 SWEEP_SPLIT = "validation"

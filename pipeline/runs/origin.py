@@ -309,8 +309,12 @@ def _notes_of(store: Store, job: Job) -> Iterable[str]:
 
 
 def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
-    """Yield one line per dataset and model if many completions are cut off, or texts lack tokens."""
+    """Yield one line per dataset and model if many completions are cut off, or texts lack tokens.
+
+    Also one per chain whose last round has tried a reward model on pairs that it was not fitted to.
+    """
     most: dict[str, tuple[float, str]] = {}
+    tried: dict[str, str] = {}
     lost: Counter[str] = Counter()
     for job in jobs:
         pair = f"{job.dataset}/{job.model}"
@@ -321,6 +325,11 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
                     most[pair] = max(most.get(pair, (0.0, "")), cut, key=lambda entry: entry[0])
                 if row.metric == "skipped_tokens":
                     lost[pair] += int(row.value or 0)
+                if row.metric == formats.HELD_OUT and row.value is not None:
+                    ends = "" if row.ci_low is None else f" [{row.ci_low:.3f}, {row.ci_high:.3f}]"
+                    order = f"its reward model orders {row.value:.3f}{ends} of the pairs of"
+                    tried[job.chain] = f"round {job.round}: {order} {count(row.n, 'held-out prompt')} as they are"
+    yield from (f"{chain}, {note}" for chain, note in tried.items())
     for pair, (share, where) in most.items():
         problem = f"up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens"
         yield f"{pair}: {problem}: allow more, or name what they end with (generation.stop)"

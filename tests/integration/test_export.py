@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
 import pipeline
@@ -37,9 +37,10 @@ from pipeline.learning.training.sequences import Sequences, prompt_folds
 from pipeline.outputs.formats import GUIDANCE, Sample, read_guidance, read_lines, read_usage
 from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
+from pipeline.runs.origin import collect_notes
 from pipeline.runs.report.model_card import command_for_all
 from tests.doubles.families import tiny_model
-from tests.doubles.small_runs import calm_run, run_here
+from tests.doubles.small_runs import calm_run, results, run_here
 
 STRONG = 1e-3
 """Of guidance: the value models of a small run have learnt little."""
@@ -362,9 +363,10 @@ def test_the_strength_that_a_sweep_has_chosen_is_taken(copied: Path, tmp_path: P
 
 COMPARED = "preferences: {ties: coin}, batch_size: 16, sampling: round"
 FITTED = [
-    "algos=[GRPO-HF,BestOfN]",
+    "algos=[GRPO-HF,BestOfN,RM]",
     f"algos.GRPO-HF={{{COMPARED}}}",
-    "algos.BestOfN={preferences: {ties: coin}, batch_size: 16}",
+    *(f"algos.{one}={{preferences: {{ties: coin}}, batch_size: 16}}" for one in ("BestOfN", "RM")),
+    "algos.RM.held_out=0.3",
     "rounds_of_training=1",
     "data_collection.prompts_per_round=20",
     "evaluation.num_prompts=5",
@@ -441,6 +443,24 @@ def test_which_reward_model_is_asked_for(of_preferences: Path, tmp_path: Path) -
     with pytest.raises(ConfigError, match="no trained chain fits 'BestOfN'"):
         export(of_preferences, "t", "BestOfN", tmp_path / "y")
     assert not (tmp_path / "y").exists()
+
+
+def test_a_reward_model_of_its_own_is_the_reward_of_another_run(of_preferences: Path, tmp_path: Path) -> None:
+    (row,) = [
+        row for row in json.loads(results(of_preferences)[0])["rows"] if row["metric"] == "held_out_accuracy"
+    ]
+    run = run_of(of_preferences)
+    (note,) = [note for note in collect_notes(run.store, run.plan.jobs.values()) if "/RM, round 1: its" in note]
+    assert all(f"{row[name]:.3f}" in note for name in ("value", "ci_low", "ci_high"))
+    export_reward(of_preferences, "RM", tmp_path / "x")
+    assert f"{row['value']:.4g} of " in (tmp_path / "x" / "README.md").read_text()
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "x").config.num_labels == 1
+    judged = "datasets.addition={reward: model, grading: {options: {model: {path: %s}}}}"
+    asked = ("algos=[BestOfN]", "algos.BestOfN.batch_size=16", *FITTED[-3:])
+    run_here(tmp_path / "outputs", *asked, judged % (tmp_path / "x"))
+    rows = json.loads(results(tmp_path / "outputs")[0])["rows"]
+    rewards = {row["algo"]: row["value"] for row in rows if row["metric"] == "reward"}
+    assert rewards["BestOfN"] != rewards["reference"]
 
 
 def test_a_run_without_reward_models_has_none_to_export(outputs: Path, tmp_path: Path) -> None:

@@ -465,12 +465,17 @@ def _number(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None = None) -> None:
+def write_metrics(
+    ctx: JobContext,
+    anchors: Mapping[str, PromptMeasures] | None = None,
+    of_training: PromptMeasures | None = None,
+) -> None:
     """Turn the evaluated samples of all shards into metrics, and pick some samples to show.
 
     Args:
         ctx: Context of the stage.
         anchors: Name -> measures of another policy on the same prompts, for metrics called ``NAME/METRIC``.
+        of_training: What was measured on other prompts, for further metrics.
     """
     samples, settings = metrics.read_samples(ctx.inputs["evaluate"]), ctx.config.evaluation
     others = {"reference": "reference.evaluate", "previous": "evaluate@previous"}
@@ -482,6 +487,8 @@ def write_metrics(ctx: JobContext, anchors: Mapping[str, PromptMeasures] | None 
         measured = metrics.beside(measured, name, measures)
     tried = swept(ctx)
     rows = metrics.evaluation_rows(samples, settings, compared, measured) + sweep_rows(tried, settings)
+    if of_training is not None:
+        rows += metrics.estimates(of_training, settings)
     (ctx.out / formats.METRICS).write_text(json_text({"rows": rows}, indent=1) + "\n")
     write_prompts(ctx.out, with_sweep(measured, tried))
     shown = metrics.shown_samples(samples, settings.sample_prompts)

@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from pipeline import errors, files
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, Config, Settings, number
 from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos.dpo import PairSource, take_existing, with_existing, write_pairs
 from pipeline.learning.algos.policy_config import too_few
 from pipeline.learning.algos.post_training import EVALUATE, fitting_of, groups_drawn
 from pipeline.learning.choices import HeadType
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs import formats
+from pipeline.outputs.prompts import PromptMeasures, read_prompts, write_prompts
 
 
 @dataclass(kw_only=True)
@@ -242,12 +244,11 @@ class Selection(Enum):
 
 
 @dataclass(kw_only=True)
-class BestOfNConfig(AlgoConfig):
-    """Best of n samples of the reference; only the selection is trained."""
+class PickerConfig(AlgoConfig):
+    """Settings shared by BestOfN and RM: of n samples of the reference, and of a model that picks one."""
 
     num_generations: int = number(4, at_least=1, at_most=100_000)
     """Number of samples to pick from, n."""
-    selection: Selection = Selection.reward_model
     aggregate: bool = True
     """Fit the reward model to the data of all rounds so far instead of this round only."""
     batch_size: int = number(128, at_least=1, at_most=1_000_000)
@@ -257,9 +258,11 @@ class BestOfNConfig(AlgoConfig):
     preferences: PreferenceConfig = field(default_factory=PreferenceConfig)
 
     @property
-    def trains(self) -> bool:
-        """Whether a reward model is trained."""
-        return self.selection is Selection.reward_model
+    def fit(self) -> RewardModelConfig:
+        """How its only reward model is fitted."""
+        return RewardModelConfig(
+            batch_size=self.batch_size, epochs=self.epochs, learning_rate=self.learning_rate, folds=1
+        )
 
     def drawn(self, samples: int) -> float:
         """Return the completions drawn: whole groups."""
@@ -276,6 +279,18 @@ class BestOfNConfig(AlgoConfig):
             greedy = f"datasets.{name}.sampling.temperature=0 draws one, which leaves nothing to choose from"
             yield f"{key}: {greedy}. Leave one of the two out"
         yield from halved_pairs(key, self.batch_size, config)
+
+
+@dataclass(kw_only=True)
+class BestOfNConfig(PickerConfig):
+    """Best of n samples of the reference; only the selection is trained."""
+
+    selection: Selection = Selection.reward_model
+
+    @property
+    def trains(self) -> bool:
+        """Whether a reward model is trained."""
+        return self.selection is Selection.reward_model
 
     def idle(self, setting: str) -> str:
         """Also report settings of the reward model as unused without one."""
@@ -320,19 +335,19 @@ class BestOfN(base.Algorithm):
     @classmethod
     def drawn_with(cls, settings: AlgoConfig) -> Mapping[str, Any] | None:
         """Draw as methods do that start from the reference."""
-        assert isinstance(settings, BestOfNConfig)
+        assert isinstance(settings, PickerConfig)
         return groups_drawn(settings.num_generations)
 
     def generate(self, ctx: base.JobContext) -> None:
         """Draw completions with the reference."""
         dataset = toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset)
-        toolbox.draw_groups(ctx, dataset, policy, ctx.settings(BestOfNConfig).num_generations).save(ctx.out)
+        toolbox.draw_groups(ctx, dataset, policy, ctx.settings(PickerConfig).num_generations).save(ctx.out)
 
     def score(self, ctx: base.JobContext) -> None:
         """Score completions and form pairs."""
         groups = toolbox.score_shard(ctx)
-        groups.pairs(ctx.settings(BestOfNConfig).preferences).save(ctx.out, toolbox.PAIRS)
+        groups.pairs(ctx.settings(PickerConfig).preferences).save(ctx.out, toolbox.PAIRS)
         groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: base.JobContext) -> None:
@@ -342,25 +357,21 @@ class BestOfN(base.Algorithm):
         if algo.selection is Selection.majority:
             (ctx.out / formats.TRAINING).write_text(files.json_text({**spent, "tokens_trained": 0}) + "\n")
             return
-        settings = RewardModelConfig(
-            batch_size=algo.batch_size, epochs=algo.epochs, learning_rate=algo.learning_rate
-        )
         folders = base.rounds_to_train_on(ctx, aggregate=algo.aggregate)
         pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
-        model, about = fit_reward_model(ctx, pairs, settings)
+        model, about = fit_reward_model(ctx, pairs, algo.fit)
         _save(ctx, model, ctx.out)
         if ctx.ranks.is_first:
-            note = base.noted(len(pairs), settings.batch_size, base.tally_of(folders), _FITTED)
+            note = base.noted(len(pairs), algo.batch_size, base.tally_of(folders), _FITTED)
             (ctx.out / formats.TRAINING).write_text(files.json_text({**about, **note, **spent}) + "\n")
 
     def evaluate(self, ctx: base.JobContext) -> None:
         """Draw n completions for each that is needed, and pick one."""
-        algo, dataset = ctx.settings(BestOfNConfig), toolbox.open_dataset(ctx)
+        algo, dataset = ctx.settings(PickerConfig), toolbox.open_dataset(ctx)
         policy = toolbox.opening.reference_policy(ctx, dataset, kind=toolbox.policy.BestOfNPolicy)
         assert isinstance(policy, toolbox.policy.BestOfNPolicy)
         policy.count = algo.num_generations
-        by_majority = algo.selection is Selection.majority
-        policy.pick = _majority(ctx, policy, dataset) if by_majority else _reward_model(ctx)
+        policy.pick = _reward_model(ctx) if algo.trains else _majority(ctx, policy, dataset)
         toolbox.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: base.JobContext) -> None:
@@ -388,3 +399,98 @@ def _majority(ctx: base.JobContext, policy: toolbox.TextPolicy, dataset: toolbox
         )
     some = dataset.example()  # a template begins the answers to all rows in the same way
     return toolbox.policy.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))
+
+
+# -- rm ----------------------------------------------------------------------------------------------------------
+# A reward model for its own sake. Its policy is the best of n by it, so that tables say what it is worth; how well
+# it orders pairs that it was not fitted to is a metric besides.
+
+
+@dataclass(kw_only=True)
+class RMConfig(PickerConfig):
+    """A Bradley-Terry reward model, as TRL's RewardTrainer fits it; its policy is the best of n samples by it."""
+
+    pairs: PairSource = PairSource.sampled
+    held_out: float = number(0.1, at_least=0, below=1, hint=" (0 fits it to all)")
+    """Fraction of prompts to whose pairs the reward model is not fitted. The share of these pairs that it orders
+    correctly is the metric `held_out_accuracy`. 0 fits it to all pairs, and measures nothing."""
+
+    def trained(self, stage: str, samples: int, decided: float) -> float:
+        """Return both completions of each pair that is not held out."""
+        whole = super().trained(stage, samples, decided) if self.pairs is PairSource.sampled else 2 * self.epochs
+        return whole * (1 - self.held_out)
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Also report prompts of which none would be held out."""
+        yield from super().problems(key, config)
+        prompts = config.data_collection.prompts_per_round
+        if 0 < self.held_out * prompts < 1:
+            yield (
+                f"{key}.held_out={self.held_out:g}: less than one of data_collection.prompts_per_round={prompts} "
+                f"prompts. Set it to {1 / prompts:.2g} or more, or to 0 to fit to all pairs and measure nothing"
+            )
+
+    def idle(self, setting: str) -> str:
+        """Also report how pairs are decided as unused if the dataset has them."""
+        if setting.startswith("preferences.") and self.pairs is PairSource.existing:
+            return "with pairs=existing the pairs come from the dataset"
+        return super().idle(setting)
+
+
+class RM(BestOfN):
+    """Best of n by a reward model that is fitted to most of the pairs, and tried on the rest of them."""
+
+    name: ClassVar[str] = "RM"
+    config_class: ClassVar[type[AlgoConfig]] = RMConfig
+    stages: ClassVar[tuple[base.Stage, ...]] = (
+        *BestOfN.stages[:2],
+        replace(BestOfN.stages[2], scales=True),
+        BestOfN.stages[3],
+        replace(base.METRICS, reads=(*base.METRICS.reads, base.Read("train"))),
+    )
+
+    @classmethod
+    def stages_with(cls, settings: AlgoConfig) -> tuple[base.Stage, ...]:
+        """Leave out the generate stage if the dataset has the pairs."""
+        assert isinstance(settings, RMConfig)
+        return cls.stages if settings.pairs is PairSource.sampled else with_existing(cls.stages)
+
+    def score(self, ctx: base.JobContext) -> None:
+        """Score completions and form pairs, or take the dataset's pairs."""
+        if ctx.settings(RMConfig).pairs is PairSource.sampled:
+            super().score(ctx)
+        else:
+            take_existing(ctx, write_pairs)
+
+    def train(self, ctx: base.JobContext) -> None:
+        """Fit the reward model to all pairs but those of held-out prompts, and try it on these."""
+        algo = ctx.settings(RMConfig)
+        folders = base.rounds_to_train_on(ctx, aggregate=algo.aggregate)
+        pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
+        prompts = toolbox.prompt_ids(pairs)
+        apart = toolbox.value.held_out(prompts, ctx.seed, algo.held_out)
+        known = pairs.some(~apart)
+        model, about = fit_reward_model(ctx, known, algo.fit, 0)
+        scores = _scores(ctx, model, pairs.some(apart), ranks=ctx.ranks)
+        _save(ctx, model, ctx.out)
+        if not ctx.ranks.is_first:
+            return
+        untried = None if len(scores) else "no pair is held out, so it is not known how well it orders others"
+        note = base.noted(len(known), algo.batch_size, base.tally_of(folders), _FITTED, told=untried)
+        accuracy = toolbox.value.share_preferred(scores)
+        fit = {**about, "held_out_pairs": len(scores) // 2, "held_out_accuracy": accuracy}
+        whole = {"tokens_trained": about["tokens_trained"], **in_short([fit]), "fits": [fit]}
+        (ctx.out / formats.REWARD).write_text(files.json_text(whole) + "\n")
+        spent = {"tokens_generated": base.tokens_generated(ctx)}
+        (ctx.out / formats.TRAINING).write_text(files.json_text({**about, **note, **spent}) + "\n")
+        rows, places = np.unique(prompts[apart][::2], return_inverse=True)
+        right = (np.sign(scores[0::2] - scores[1::2]) + 1) / 2
+        above, below = (
+            np.bincount(places, each, len(rows)).astype(np.float64) for each in (right, np.ones(len(right)))
+        )
+        write_prompts(ctx.out, PromptMeasures(rows, {formats.HELD_OUT: (above, below)}))
+
+    def metrics(self, ctx: base.JobContext) -> None:
+        """Compute the metrics of all evaluated samples, and the accuracy on held-out pairs."""
+        tried = formats.read_input(ctx.input("train"), formats.PROMPTS, lambda path: read_prompts(path.parent))
+        toolbox.write_metrics(ctx, of_training=tried)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pipeline.config import plain, schema
 from pipeline.files import json_text
 from pipeline.learning.evaluation import statistics
-from pipeline.outputs.formats import LARGEST, PROMPTS, SAMPLES, Sample, read_input, read_lines
+from pipeline.outputs.formats import HELD_OUT, LARGEST, PROMPTS, SAMPLES, Sample, read_input, read_lines
 from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts, write_prompts
 
 # -- sampling ----------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ J, REGRET = "regularized_reward", "regret"
 FAULTS = {"error": "errors", "timeout": "timeouts", "crash": "crashes"}
 """Kinds of failures of a reward -> their names in metrics."""
 _MEANS = ("reward", "kl_per_sequence", "kl_per_token", "length", "truncated")
-_SHARES = re.compile(r"((greedy|optimum)/)?(truncated|(pass|maj)@\d+(/eta=[^/]+)?)")
+_SHARES = re.compile(rf"{HELD_OUT}|((greedy|optimum)/)?(truncated|(pass|maj)@\d+(/eta=[^/]+)?)")
 _FEW = 10
 """Number of right or wrong answers, in prompts, below which bootstrap percentiles are too narrow."""
 
@@ -209,7 +209,7 @@ def evaluation_rows(
         measured: Result of `measure` for the samples, if available.
     """
     table = measured or measure(samples, settings.common_eta)
-    rows = _estimates(table, settings) + _counts(samples)
+    rows = estimates(table, settings) + _counts(samples)
     for name, others in (compared_with or {}).items():
         rows += _comparison(table, measure(others, settings.common_eta), name, settings)
     return rows
@@ -224,7 +224,7 @@ def reported_ks(samples: int) -> list[int]:
 def metric_names(settings: schema.EvaluationConfig) -> list[str]:
     """Return the names of rows that an evaluation may have, except names with ``/``, such as comparisons."""
     answers = [f"{kind}@{k}" for kind in ("pass", "maj") for k in reported_ks(settings.num_samples)]
-    return [*answers, *_MEANS, J, REGRET, *(f"reward_{plural}" for plural in FAULTS.values())]
+    return [*answers, *_MEANS, J, REGRET, *(f"reward_{plural}" for plural in FAULTS.values()), HELD_OUT]
 
 
 def measure(
@@ -295,7 +295,8 @@ def _where_given(values: Sequence[float | None]) -> tuple[list[float], list[floa
     return [value or 0.0 for value in values], [float(value is not None) for value in values]
 
 
-def _estimates(measures: PromptMeasures, settings: schema.EvaluationConfig) -> list[dict[str, Any]]:
+def estimates(measures: PromptMeasures, settings: schema.EvaluationConfig) -> list[dict[str, Any]]:
+    """Return a row of ``metrics.json`` for each measure, with its interval."""
     used = [name for name, (_, below) in measures.sums.items() if below.sum() > 0]
     found: dict[str, statistics.Estimate] = {}
     if used:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,13 @@ def batch_of(data: Sequences, rows: NDArray[np.int64], device: str) -> Batch:
 
 # -- folds -------------------------------------------------------------------------------------------------------
 # Folds of prompts, so that no prompt is scored by a model fitted to it. Shapes: P pairs; N completions; K folds.
+
+
+def prompt_ids(data: Sequences) -> NDArray[np.int64]:
+    """Return an id of each sequence's prompt, shape [N]: the same for equal tokens, whatever else there is."""
+    begun = (row[:start].tobytes() for row, start in zip(data.ids, data.starts, strict=True))
+    digests = (blake2b(one, digest_size=8).digest() for one in begun)
+    return np.array([int.from_bytes(each, "little") >> 1 for each in digests], np.int64)
 
 
 def prompt_folds(

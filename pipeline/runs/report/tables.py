@@ -13,7 +13,7 @@ from pipeline.config.tables import MEAN, by_values, is_mean, point_of, rows_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.gc import Garbage, Space, Usage
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.outputs.formats import ETA, SWEEP_SPLIT
+from pipeline.outputs.formats import ETA, HELD_OUT, SWEEP_SPLIT
 from pipeline.plan.graph import PlanRow
 from pipeline.runs import record
 from pipeline.runs.cost import BudgetRow, CostRow, read_compute
@@ -247,9 +247,9 @@ class _ResultTable:
         return table
 
     def _sizes(self) -> list[str]:
-        """Return the numbers of references, seeds and prompts, ignoring prompts that only a sweep has used."""
+        """Return the numbers of references, seeds and prompts, ignoring prompts of a sweep and of training."""
         every = [row for cell in self._cells.values() for row in cell.values()]
-        every = [row for row in every if f"/{ETA}" not in row.metric] or every
+        every = [row for row in every if f"/{ETA}" not in row.metric and row.metric != HELD_OUT] or every
         references, seeds, prompts = (
             max(getattr(row, name) for row in every) for name in ("references", "seeds", "n")
         )

@@ -350,6 +350,11 @@ def test_completions_with_labels_are_enough_for_kto_alone() -> None:
         check_pairs(quick_config(["experiment.name=t", "algos=[KTO]", "algos.KTO.pairs=existing"]))
 
 
+def test_a_reward_model_needs_the_pairs_that_it_is_to_be_fitted_to() -> None:
+    with pytest.raises(ConfigError, match=r"algos\.RM\.pairs=existing: datasets\.addition has no pairs"):
+        check_pairs(quick_config(["experiment.name=t", "algos=[RM]", "algos.RM.pairs=existing"]))
+
+
 @pytest.mark.parametrize("label", [True, None, "yes"])
 def test_labels_that_are_neither_true_nor_false_are_refused(tmp_path: Path, label: object) -> None:
     lines = [

@@ -1,6 +1,7 @@
 """Chains of every algorithm in this process: what stages write, and that methods are what they say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,12 @@ import pytest
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
+from pipeline.learning.datasets.base import Row
+from pipeline.learning.datasets.shipped import Addition
 from pipeline.learning.models import load
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training import sequences, value
-from pipeline.outputs.formats import read_curve
+from pipeline.outputs.formats import read_curve, read_metrics, read_reward_fit
 from tests.unit.learning.algos.test_chain import Chains
 
 SETTINGS = (
@@ -86,6 +89,47 @@ def test_a_reward_model_scores_the_prompts_that_it_has_not_seen(chains: Chains, 
     assert told["folds"] == 2
     assert told["held_out_pairs"] == len(pairs) // 2
     assert 0 <= told["held_out_accuracy"] <= 1
+
+
+class Paired(Addition):
+    """Each two rows share a prompt and its right answer, and have a wrong one of their own."""
+
+    def row(self, row_id: int) -> Row:
+        row = super().row(row_id - row_id % 2)
+        right = str(row.columns["solution"])
+        wrong = right[:-1] + str((int(right[-1]) + 1 + row_id % 2) % 10)
+        return replace(row, id=row_id, columns={**row.columns, "chosen": right, "rejected": wrong})
+
+
+def test_a_reward_model_is_tried_on_the_pairs_of_prompts_that_it_has_not_seen(tmp_path: Path) -> None:
+    found = Chains(
+        tmp_path,
+        *SETTINGS[3:],
+        "algos=[RM]",
+        "algos.RM={pairs: existing, held_out: 0.3, batch_size: 16}",
+        f"datasets.addition.class_path={__name__}.Paired",
+        *(f"datasets.addition.{each}" for each in ("digits=1", "test_size=10", "validation_size=10")),
+        "data_collection.prompts_per_round=80",
+        "rounds_of_training=1",
+    )
+    (out,), (told,) = (found.folders("RM", 1, stage) for stage in ("train", "metrics"))
+    pairs = sequences.Sequences.load(found.folders("RM", 1, "score"), "pairs.safetensors")
+    prompts = [tuple(ids[:4]) for ids in pairs.ids.tolist()]
+    apart = value.held_out(sequences.prompt_ids(pairs), 0, 0.3)
+    unseen, seen = ({prompts[at] for at in np.flatnonzero(which)} for which in (apart, ~apart))
+    assert not unseen & seen
+    assert len(unseen | seen) < len(pairs) / 2 == 80
+    model = ValueModel.from_pretrained(out)
+    scores = value.reward_scores(model, pairs.some(apart), micro_batch_size=64, device="cpu")
+    (fit,) = read_reward_fit(out / "reward.json").fits
+    assert (fit.pairs, fit.held_out_pairs) == ((~apart).sum() // 2, apart.sum() // 2)
+    assert fit.held_out_accuracy == pytest.approx(float((scores[::2] > scores[1::2]).mean()))
+    (row,) = [row for row in read_metrics(told).rows if row.metric == "held_out_accuracy"]
+    assert (row.value, row.n) == (pytest.approx(fit.held_out_accuracy), len(unseen))
+    assert row.ci_low is not None
+    assert row.ci_high is not None
+    assert 0 <= row.ci_low < row.ci_high <= 1
+    assert found.metrics("RM", 1)["kl_per_sequence"] == pytest.approx(np.log(4) - 3 / 4, abs=1e-6)
 
 
 def test_a_majority_needs_no_training(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,15 @@ from torch import Tensor, nn
 from pipeline.config.schema import Schedule
 from pipeline.errors import JobStopped, OutOfMemory
 from pipeline.learning.choices import GRPOLoss, HeadType, ScaleRewards
+from pipeline.learning.datasets.shipped import Addition, AdditionConfig
+from pipeline.learning.models.classifier import as_classifier, pad_apart
+from pipeline.learning.models.tiny import make_tokenizer
 from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import grpo, loop, scoring, value
 from pipeline.learning.training.checkpoint import Checkpoints
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of, prompt_folds
 from pipeline.outputs import check, formats
-from tests.doubles.models import fitting, of_grpo, tiny_policy
+from tests.doubles.models import PLAINLY, fitting, of_grpo, tiny_policy
 from tests.unit.learning.training.test_grpo import samples
 
 
@@ -416,6 +420,37 @@ def test_the_score_is_the_value_at_the_last_token() -> None:
         for row in range(6):
             ids = torch.from_numpy(data.ids[row, : data.lengths[row]].astype(np.int64))[None]
             assert float(found[row]) == pytest.approx(float(model(ids)[0, -1]), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_losses_of_a_fit_are_those_of_trls_trainer(tmp_path: Path) -> None:
+    from datasets import Dataset
+    from trl import RewardConfig, RewardTrainer
+
+    class Told(RewardTrainer):
+        def compute_loss(self, *given: Any, **named: Any) -> Any:
+            found = super().compute_loss(*given, **named)
+            losses.append(found.item())
+            return found
+
+    losses: list[float] = []
+    model, data = value_model_from(tiny_policy(), HeadType.v), pairs(12)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    tokens = make_tokenizer(Addition(AdditionConfig(kind="addition")))
+    pad_apart(tokens, ())
+    sides = [row[:length].tolist() for row, length in zip(data.ids, data.lengths, strict=True)]
+    rows = [{"chosen_ids": one, "rejected_ids": other} for one, other in zip(sides[::2], sides[1::2], strict=True)]
+    steps = {"per_device_train_batch_size": 12, "num_train_epochs": 5}
+    Told(
+        as_classifier(deepcopy(model), tokens),
+        args=RewardConfig(str(tmp_path), **PLAINLY, **steps),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokens,
+    ).train()
+    steady = fitting(batch_size=24, epochs=5, schedule=Schedule.constant, weight_decay=0.0)
+    ours = value.fit_reward_model(model, data, steady)
+    assert losses[-1] < losses[0] / 2
+    assert ours == pytest.approx(losses, rel=1e-3)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 9])
