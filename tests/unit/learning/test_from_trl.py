@@ -76,6 +76,7 @@ def test_settings_are_those_of_the_object(algo: str, given: tuple[str, str, Any]
         assert (path, str(getattr(here, "name", here))) == (path, value)
 
 
+@pytest.mark.filterwarnings("ignore")  # of trl.experimental, in the process that imports it first
 @pytest.mark.parametrize(
     ("algo", "given", "told"),
     [
