@@ -214,6 +214,24 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
             )
 
 
+def _without_template(config: Config, used: Collection[str], texts: Collection[str]) -> Iterator[str]:
+    """Warn of models with a chat template that are asked texts outside of it, which many answer by an end.
+
+    Args:
+        config: The request.
+        used: Names of datasets that the run still uses.
+        texts: Names of datasets whose prompts are known to be texts.
+    """
+    models = {name: model.path for name, model in all_models(config).items() if model.path}
+    for name in used if any(has_chat_template(path) for path in models.values()) else ():
+        section = config.datasets[name]
+        if isinstance(section, FilesConfig) and not section.chat and (section.prompt_template or name in texts):
+            yield (
+                f"datasets.{name}: its prompts are texts, and the model has a chat template, which is not used. "
+                f"For an instruct model set datasets.{name}.chat=true"
+            )
+
+
 def has_chat_template(path: str) -> bool | None:
     """Return whether a model has a chat template; None if that is only known once it is fetched from the hub."""
     if is_gguf(path):
@@ -341,7 +359,8 @@ def try_rewards(
             for algo in (single if what else ())
         ]
     )
-    return tuple(answer.get("warnings", ()))
+    known = {name for name in to_read if name not in answer.get("conversations", ())}
+    return (*answer.get("warnings", ()), *_without_template(config, used, known))
 
 
 def ask_judges(config: Config, used: Collection[str], hints: Path | None) -> Iterator[str]:

@@ -178,7 +178,11 @@ def test_conversations_of_files_are_refused_for_a_model_without_a_chat_template(
     with pytest.raises(ConfigError, match=r"datasets.jsonl has .*, but models.hf.path=.* has no chat"):
         try_rewards(config, ["jsonl"])
     (model / "chat_template.jinja").write_text("{{ messages }}")
-    try_rewards(config, ["jsonl"])
+    assert not any("chat=true" in warning for warning in try_rewards(config, ["jsonl"]))
+    file.write_text("".join(json.dumps({"prompt": f"1+{number}=", "solution": "2"}) + "\n" for number in range(4)))
+    assert any("datasets.jsonl.chat=true" in warning for warning in try_rewards(config, ["jsonl"]))
+    chat = quick_config([*asked, f"models.hf.path={model}", "datasets.jsonl.chat=true"])
+    assert not any("chat=true" in warning for warning in try_rewards(chat, ["jsonl"]))
 
 
 def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
