@@ -182,6 +182,12 @@ def _of_checkpoints(
     found += [f"models.hf.path={quoted(first)}", *([f"models.hf.revision={quoted(revision)}"] if revision else [])]
     found += [f"dataset=[{sets[0] if sets[0] in shipped else ''}]", f"evaluation.on=[{','.join(sets)}]"]
     found += [f"datasets.{each}.trained_on=false" for each in sets[1:] if each not in shipped]
+    # The first set takes the place of one that is trained on, but nothing is to be held out from its file either.
+    key = f"datasets.{sets[0]}"
+    settings = [word for word in settings if word != f"{key}.trained_on=false"]
+    own = dict(word.split("=", 1) for word in settings)
+    if Path(own.get(f"{key}.path", "").strip("'\"") or ".").is_file() and f"{key}.test_path" not in own:
+        found.append(f"{key}.evaluation_only=true")
     found += [f"evaluation.also={{{', '.join(f'{each}: {quoted(path)}' for each, path in others.items())}}}"]
     found += [] if samples is None else [f"evaluation.num_samples={samples}"]
     found += [] if prompts is None else [f"evaluation.num_prompts={prompts}"]

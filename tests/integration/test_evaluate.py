@@ -102,6 +102,16 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     assert alone["addition", "padded", "length"] > 0
     assert alone.get(("addition", "padded", "kl_per_sequence")) is None
 
+    # Of a file of one's own all rows are evaluated, also of the first set.
+    (tmp_path / "own.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "solution": "2"}}\n' for n in range(37)))
+    own = [
+        "datasets.mine.kind=jsonl",
+        f"datasets.mine.path={tmp_path}/own.jsonl",
+        "datasets.mine.trained_on=false",
+    ]
+    planned = evaluate(str(tmp_path / "own"), "--on", "mine", *own, "--samples", "1", "dry_run=true", *at)
+    assert "37" in planned.split()  # completions
+
     # Drawn at once they are the same completions.
     run_here(
         output, *BASE, "evaluation.on=[two]", "evaluation.num_samples=3", "evaluation.num_prompts=20", name="u"
