@@ -231,7 +231,7 @@ def score(
     references = _of_reference(ctx, rows) if asks_reference(ctx.config.dataset) else None
     settings = repr(asdict(ctx.config.dataset))
     make = partial(Scorer, ctx.config.dataset, ctx.device, ctx.hints)
-    tell = told or partial(ctx.progress, total=len(texts))
+    tell = told or (lambda count: ctx.progress(count, total=len(texts)))
     asking = Asking(
         key=ctx.checkpoints.name,  # the job's
         told=lambda part: tell(int(part * len(texts))),
