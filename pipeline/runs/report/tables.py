@@ -321,7 +321,7 @@ class _ResultTable:
             yield what_intervals_hold_for(rows)
         with_reference = [row for row in self._tested if row.second == REFERENCE]
         if with_reference and "p" in shown:
-            yield _what_p_says(with_reference)
+            yield _what_p_says(with_reference, _family(results, with_reference[0]))
         if results.grown_from and self._tested:
             prompts, samples = results.grown_from[-1]
             before = f"{count(prompts, 'prompt')} with {count(samples, 'completion')} each"
@@ -406,13 +406,20 @@ def what_intervals_hold_for(rows: Mapping[At, record.PooledRow]) -> str:
     return f"Intervals hold for other seeds, conditional on {which}{some}."
 
 
-def _what_p_says(comparisons: list[record.Comparison]) -> str:
+def _family(results: record.Results, one: record.Comparison) -> int:
+    """Return the number of comparisons with the reference that are corrected together, on all test sets."""
+    with_reference = [row for row in results.comparisons if (row.model, row.second) == (one.model, REFERENCE)]
+    return sum(point_of(row.dataset)[0] == point_of(one.dataset)[0] for row in with_reference)
+
+
+def _what_p_says(comparisons: list[record.Comparison], family: int) -> str:
     sizes = [row.detectable for row in comparisons if row.detectable is not None]
     least = f"; such a run can find a difference of about {decimal(median(sizes))} from it" if sizes else ""
     few = [row.first for row in comparisons if row.over == "policies"]
     which = f" of {first_few(few, 'methods')}" if len(few) < len(comparisons) else ""
     alone = f" p{which} does not cover other seeds." if few else ""
-    tests = f"corrected for {count(len(comparisons), 'comparison')} (Holm)"
+    sets = " on all test sets" if family > len(comparisons) else ""
+    tests = f"corrected for {count(family, 'comparison')}{sets} (Holm)"
     return f"p: against the reference, {tests}{least}.{alone}"
 
 

@@ -85,6 +85,14 @@ def test_anchors_stand_with_the_reference_and_are_no_methods() -> None:
     assert "corrected for 1 comparison" in text
 
 
+def test_p_values_of_a_table_are_corrected_for_all_test_sets() -> None:
+    places = ("addition", "addition@two", "addition@mean", "other")
+    tested = [comparison("PITA", number=1, dataset=place) for place in places]
+    assert "corrected for 3 comparisons" in shown(
+        pooled_row("reference", 0), pooled_row("PITA"), comparisons=tested
+    )
+
+
 def test_rows_on_fewer_chains_than_others_are_named() -> None:
     text = shown(pooled_row("reference", 0), pooled_row("PITA", 1, seeds=1), pooled_row("DPO", 1))
     assert "PITA round 1: 1 of 3 seeds" in text
