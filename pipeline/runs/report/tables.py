@@ -158,10 +158,11 @@ def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label:
         table = grouped.setdefault((row.dataset, row.model), {})
         table.setdefault((row.algo, row.round), {})[row.metric] = row
     spent = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
-    tables = []
+    tables, notes = [], dict[tuple[str, str], dict[str, tuple[str, str]]]()
     for place, cells in grouped.items():
         own = {at: spent[*place, *at] for at in cells if (*place, *at) in spent}
-        tables.append(_ResultTable(results, place, cells, own).table(label))
+        of_sets = notes.setdefault((point_of(place[0])[0], place[1]), {})
+        tables.append(_ResultTable(results, place, cells, own, of_sets).table(label))
     align(tables)
     return tables
 
@@ -217,8 +218,18 @@ class _ResultTable:
         place: tuple[str, str],
         cells: Mapping[At, record.ByMetric],
         costs: Mapping[At, CostRow],
+        notes: dict[str, tuple[str, str]],
     ) -> None:
-        self._results, self._place, self._costs = results, place, costs
+        """Sort the cells, and choose the metrics.
+
+        Args:
+            results: The results.
+            place: The dataset and model.
+            cells: Algorithm and round -> metrics.
+            costs: What methods took.
+            notes: Note -> the first place below which it stands; those of other test sets are not repeated.
+        """
+        self._results, self._place, self._costs, self._said = results, place, costs, notes
         self._cells = {at: cells[at] for at in sorted(cells, key=lambda at: (*reading_order(at[0]), at[1]))}
         self._metrics = self._worth_showing()
         self._anchors = self._find_anchors()
@@ -229,7 +240,7 @@ class _ResultTable:
     def table(self, label: str) -> FittedTable:
         """Return the table, with a label in its title."""
         headline = title(*self._place, *self._sizes(), label)
-        table = FittedTable(self._columns(), title=headline, caption=lambda shown: "\n".join(self._notes(shown)))
+        table = FittedTable(self._columns(), title=headline, caption=self._caption)
         p_values = {(row.first, row.round): row.p for row in self._tested if row.second == REFERENCE}
         last = ""
         for at, cell in self._cells.items():
@@ -303,6 +314,10 @@ class _ResultTable:
 
     # -- what stands below it ----------------------------------------------------------------------------------
 
+    def _caption(self, shown: Collection[str]) -> str:
+        notes = self._notes(shown)
+        return "\n".join(note for note in notes if self._said.setdefault(note, self._place) == self._place)
+
     def _notes(self, shown: Collection[str]) -> Iterator[str]:
         """Yield notes on the columns that are shown."""
         results = self._results
@@ -331,10 +346,12 @@ class _ResultTable:
         if pairs := [row for row in self._tested if row.second != REFERENCE]:
             apart = sum(row.p < 1 - results.confidence for row in pairs)
             of_what = "these policies" if all(row.over == "policies" for row in pairs) else "methods"
-            yield (
+            note = (
                 f"{apart} of {count(len(pairs), 'pair')} of {of_what} differ{'s' if apart == 1 else ''} at the "
                 f"level of {1 - results.confidence:.2g}: comparisons in results.json"
             )
+            self._said[note] = self._place  # a number of this test set, which another may share
+            yield note
         if chosen := self._chosen():
             # A report on what was chosen by is of the luck of the choice too.
             same = results.split == SWEEP_SPLIT

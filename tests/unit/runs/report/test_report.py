@@ -28,10 +28,8 @@ def printed(thing: RenderableType, width: int = 140) -> str:
 
 
 def shown(*rows: PooledRow, comparisons: Sequence[Comparison] = (), width: int = 140) -> str:
-    (table,) = result_tables(
-        Results(rows=[], bounded=["BestOfN"], pooled=list(rows), comparisons=list(comparisons))
-    )
-    return printed(table, width)
+    results = Results(rows=[], bounded=["BestOfN"], pooled=list(rows), comparisons=list(comparisons))
+    return "\n".join(printed(table, width) for table in result_tables(results))
 
 
 def test_numbers_that_rest_on_a_bound_are_named() -> None:
@@ -87,10 +85,12 @@ def test_anchors_stand_with_the_reference_and_are_no_methods() -> None:
 
 def test_p_values_of_a_table_are_corrected_for_all_test_sets() -> None:
     places = ("addition", "addition@two", "addition@mean", "other")
-    tested = [comparison("PITA", number=1, dataset=place) for place in places]
-    assert "corrected for 3 comparisons" in shown(
-        pooled_row("reference", 0), pooled_row("PITA"), comparisons=tested
-    )
+    both = [(place, second) for place in places for second in ("reference", "DPO")]
+    tested = [comparison("PITA", second, number=1, dataset=place) for place, second in both]
+    rows = [pooled_row(algo, dataset=place) for place in places[:2] for algo in ("PITA", "DPO")]
+    text = shown(*rows, comparisons=tested)
+    assert text.count("corrected for 3 comparisons") == 1  # not below each test set again
+    assert text.count("1 of 1 pair of methods differs") == 2
 
 
 def test_rows_on_fewer_chains_than_others_are_named() -> None:
