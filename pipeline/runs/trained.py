@@ -127,8 +127,9 @@ class Trained:
 
     @property
     def usage(self) -> Usage:
-        """How it was used in the evaluation of its run."""
-        config, drawn = self.config, self.config.generation
+        """Return how it was used in the evaluation of its run, on the dataset that it was trained on."""
+        config = self.config
+        drawn = replace(config.generation, **self.data.sampling.of_generation())
         longest = load_dataset(self.data).completion_length
         return Usage(
             kind="value" if self.is_value else "policy",
@@ -172,10 +173,13 @@ class Trained:
         job = next((job for job in self.run.plan.jobs.values() if self._measures(job)), None)
         if job is None:
             return None
+        folder = self.run.store.path(job.key)
         try:
-            rows = formats.read_metrics(self.run.store.path(job.key)).rows
-        except (OSError, ForeignDataError):  # not evaluated, or not as it must be: then nothing was chosen
+            rows = formats.read_metrics(folder).rows
+        except FileNotFoundError:  # not evaluated, so nothing was chosen
             return None
+        except (OSError, ForeignDataError) as error:
+            raise StoreError(f"cannot read the metrics in {folder}: {formats.problem_in_words(error)}") from error
         taken = [row.metric for row in rows if row.metric.startswith(CHOSEN) and row.value == 1.0]
         return float(taken[0].removeprefix(CHOSEN)) if taken else None
 

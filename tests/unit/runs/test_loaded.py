@@ -8,6 +8,8 @@ import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +25,9 @@ from pipeline.plan.recorded import plan_text
 from pipeline.runs.loaded import LoadedRun, choose_run, find_job, load
 from pipeline.runs.origin import Origin, write_origin
 from pipeline.runs.report.status import explain_job, print_run
+from pipeline.runs.trained import Trained
 from pipeline.terminal.console import Terminal
+from tests.doubles.composing import quick_config
 from tests.doubles.engine import job, plan_of
 from tests.doubles.runs import CHAIN, START, WHERE, WrittenRun, chain_plan
 
@@ -330,3 +334,13 @@ def test_what_else_may_happen_to_a_job(tmp_path: Path) -> None:
     assert (train.status, train.stopped, train.attempts[0].outcome) == ("pending", True, "stopped")
     assert view.jobs[f"{CHAIN}/r2/train"].waits == "another run computes it"
     assert [(place.device, place.jobs) for place in view.quarantined] == [("gpu 8", (TRAIN,))]
+
+
+def test_a_policy_is_drawn_from_as_it_was_evaluated() -> None:
+    own = {"top_p": 0.9, "max_new_tokens": 3}
+    sampling = [f"datasets.addition.sampling.{name}={value}" for name, value in own.items()]
+    config = quick_config(["experiment.name=x", "algos=[DPO]", *sampling])
+    run: Any = SimpleNamespace(store=None, plan=SimpleNamespace(jobs={}))
+    job: Any = SimpleNamespace(dataset="addition", algo="DPO", chain="addition/tiny/s0/DPO", round=1)
+    drawing = Trained(run=run, config=config, job=job, rounds=1).usage.drawing
+    assert (drawing.top_p, drawing.max_new_tokens, drawing.temperature) == (0.9, 3, config.generation.temperature)
