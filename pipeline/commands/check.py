@@ -31,7 +31,7 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, DeviceError, PipelineError, install_command
 from pipeline.machine.memory import memory_available_bytes
 from pipeline.plan.graph import Job, Plan
-from pipeline.slurm.script import slurm_checks
+from pipeline.slurm.lint import slurm_checks
 from pipeline.terminal.console import Check, Verdict, failed, make_console, passed, say, say_styled, warned
 
 GPU_IN_USE = 0.1

@@ -23,6 +23,7 @@ from pipeline.plan.build import check_size
 from pipeline.runs.report.format import command as command_line
 from pipeline.slurm import ray_nodes
 from pipeline.slurm import script as batch
+from pipeline.slurm.lint import check_script, check_text
 from pipeline.sweeps import storage
 from pipeline.sweeps.command import check_program, overrides_of
 from pipeline.sweeps.file import read_sweep
@@ -101,7 +102,7 @@ def write(
     printed = str(out) == "-"
     file = out if out and not printed else Path(f"{name}.sbatch")
     text = batch.script_text(request, batch.interpreter(sys.executable, Path.cwd()), file.name)
-    for check in batch.check_text(text):
+    for check in check_text(text):
         problem = f"{check.name}: {check.detail}. Try: {check.remedy}"
         if check.verdict is Verdict.FAIL:
             raise ConfigError(problem)
@@ -145,7 +146,7 @@ def lint(script: Path) -> int:
     """Say what would hang, idle or be lost in a batch script."""
     from pipeline.commands.check import print_checks
 
-    return print_checks(batch.check_script(script), "sbatch may have it.")
+    return print_checks(check_script(script), "sbatch may have it.")
 
 
 # -- the command of a job ----------------------------------------------------------------------------------------

@@ -1,26 +1,22 @@
-"""Jobs of Slurm: options of sbatch, the text of a script, and what hangs in one.
+"""Batch scripts for Slurm: options of sbatch, and the text of a script.
 
-What it is built on, as Slurm does none of it by itself:
+Why a script needs these parts:
 
-    srun            Slurm tells a job that its time is nearly up, or that it is preempted, by a signal to the steps
-                    that srun has started; the script itself hears of it when it is too late
-    --signal        without it nobody is told before the time is up
-    143             what a run, an agent or a launch answers that was told to stop, and has saved what it needs
-    scontrol        a job that ends is over for Slurm; `--requeue` is for those that it has ended itself
+    srun        Slurm sends the signal for "the time is nearly up" and "preempted" to steps that srun has started;
+                the script itself gets it too late
+    --signal    without it, Slurm sends no signal before the time is up
+    143         the exit code of a run, agent or launch that was told to stop and has saved its state
+    scontrol    Slurm does not requeue a job that has ended by itself, whatever `--requeue` says
 """
 
 import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.engine.devices.inventory import NOTHING, VISIBLE
 from pipeline.errors import ConfigError
-from pipeline.files import open_plain
-from pipeline.terminal.console import Check, failed, passed, warned
 
 MARK = "#SBATCH"
 _LETTERS = (
@@ -35,11 +31,11 @@ _SHORT = dict(pair.split(":") for pair in _LETTERS.split())
 def options_of(
     words: Sequence[str], ends: Collection[str] = (), taking: Collection[str] = ()
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """Read options up to the first word that is none; which there are, and which need a value, sbatch says.
+    """Read options up to the first word that is none. Sbatch itself checks names and values.
 
     Args:
-        words: Of a command line, or of a line. The word behind an option is its value, unless it is an option too.
-        ends: Words that are no value of any.
+        words: Words of a command line, or of a line. The word behind an option is its value, unless it is one too.
+        ends: Words that are never the value of an option.
         taking: Options that take the word behind them, whatever it is.
 
     Returns:
@@ -65,7 +61,7 @@ def options_of(
 
 
 def written(name: str, value: str = "") -> str:
-    """Write a line for an option; "" is a flag, and a value is any text on one line."""
+    """Return the line of a script for an option. The value "" makes a flag; others are any text on one line."""
     if not re.fullmatch(r"[\w./:=,@%+\[\]-]*", value):
         value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
     return f"{MARK} --{name}" + (f"={value}" if value else "")
@@ -86,13 +82,13 @@ def number(text: str | None) -> int | None:
 
 
 def nodes_of(options: Mapping[str, str]) -> int:
-    """Nodes of a job, the most of a range; as many as its tasks need where it does not say."""
+    """Return the number of nodes: the largest of a range, or as many as the tasks need if none is given."""
     tasks, per_node = number(options.get("ntasks")), number(options.get("ntasks-per-node"))
     return number(options.get("nodes", "").rpartition("-")[2]) or -(-(tasks or 1) // (per_node or tasks or 1))
 
 
 def gpus_of(options: Mapping[str, str]) -> int:
-    """GPUs of each node, of all types together, by whichever option asks for them."""
+    """Return the GPUs of each node, of all types together, whichever option asks for them."""
 
     def named(text: str) -> int:
         return sum(int(match[1] or 1) for match in _GPUS.finditer(text))
@@ -114,10 +110,10 @@ def seconds_of(time: str) -> int | None:
     """Read a time as sbatch does: ``90`` are minutes, ``1:30`` minutes and seconds, ``1-12`` days and hours.
 
     Returns:
-        Seconds; None where there is no bound.
+        Seconds; None if there is no limit.
 
     Raises:
-        ConfigError: It is no time.
+        ConfigError: The text is not a time.
     """
     if time.lower() in ("infinite", "unlimited"):
         return None
@@ -132,36 +128,36 @@ def seconds_of(time: str) -> int | None:
 # -- the script ---------------------------------------------------------------------------------------------------
 
 NOTICE_S = 300
-"""Seconds before the end of its time at which a job is told, where there are that many."""
+"""Seconds between the signal and the end of a job's time, if the job has that many."""
 LEAST_NOTICE_S = 60
-"""Slurm looks once a minute or so, and may tell a minute early."""
+"""Slurm checks about once a minute, and may send the signal a minute early."""
 CPUS_PER_GPU = 8
-"""CPUs of a job that does not say how many it wants; without a GPU as many as for one."""
+"""CPUs per GPU of a job that does not set them; a job without GPUs gets as many as for one."""
 MOST_RESTARTS = 100
-"""How often a script puts its job back into the queue: one that is stopped over and over gets nowhere."""
+"""Times that a script puts its job back into the queue: a job that is stopped more often makes no progress."""
 STOPPED = 143
 ORIGIN = "# Written by `python -m pipeline slurm write`."
 _GRACE_KEY, _GRACE_SHARE = "execution.stop_grace_s", 0.8
-"""The share of the notice that a run may take to save; what is left is for Slurm and for the run itself."""
+"""Share of the notice in which a run may save; the rest is for Slurm, and for the run to end."""
 _PORT = "$((20000 + SLURM_JOB_ID % 10000))"
-"""Below those that the system gives to whoever asks for any."""
+"""Below the ports that the system hands out itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """A job of Slurm, with one task on each node.
+    """A Slurm job to write, with one task on each node.
 
     Attributes:
-        command: What it runs: the words of ``run``, ``sweep`` or ``launch`` of this package.
-        name: Of the job, where its options name none.
-        options: Of sbatch, long name -> value, "" for a flag.
-        notice_s: Seconds before the end of its time at which it is told to save and stop; None for what is usual.
-        srun: Words that srun is given before what it starts.
-        setup: Lines of shell that come first, as ``module load cuda``.
-        ray: Whether it brings up a Ray cluster on its nodes, and runs on that.
-        widest: Devices that the widest job of a run takes.
-        on_cpu: Whether a run is on CPUs, whatever there is.
-        watch: A command that shows how far it is; "" for none.
+        command: Words of ``run``, ``sweep`` or ``launch`` of this package.
+        name: Name of the job, unless the options name it.
+        options: Options of sbatch, long name -> value, "" for a flag.
+        notice_s: Seconds between the signal to save and stop and the end of the job's time; None for the default.
+        srun: Options of srun.
+        setup: Shell lines at the start of the script, such as ``module load cuda``.
+        ray: Whether to start a Ray cluster on the nodes, and run on it.
+        widest: Devices that the widest job of the run takes.
+        on_cpu: Whether the run uses CPUs even if there are GPUs.
+        watch: A command that shows the progress of the run; "" for none.
     """
 
     command: Sequence[str]
@@ -177,15 +173,14 @@ class JobRequest:
 
     @property
     def requeue(self) -> bool:
-        """Whether it goes back into the queue when it was told to stop, preempted, or its node was lost."""
+        """Return whether the job is queued again when it was told to stop, was preempted, or lost its node."""
         return "no-requeue" not in self.options
 
     @property
     def notice(self) -> int:
-        """Seconds before its end at which it is told; 0 for never. Of a short job it is a quarter of its time.
+        """Return the seconds between the signal and the end, a quarter of a short job's time; 0 for no signal.
 
-        A program that is launched is told only where that was asked for, since a signal that it does not expect
-        ends it.
+        A launched program gets a signal only if that was asked for, since an unexpected signal ends it.
         """
         if self.notice_s is not None:
             return self.notice_s
@@ -196,10 +191,10 @@ class JobRequest:
 
 
 def check_request(request: JobRequest) -> None:
-    """Refuse what would not do what was meant; what Slurm alone can tell, sbatch says.
+    """Refuse a request that would not do what was meant. What Slurm alone can tell, sbatch checks.
 
     Raises:
-        ConfigError: The first thing that is wrong.
+        ConfigError: The first problem.
     """
     for problem in _problems(request):
         raise ConfigError(problem)
@@ -225,7 +220,7 @@ def _problems(request: JobRequest) -> Iterator[str]:
         yield f"--ray is for an experiment; {kind} needs no Ray. Leave it out"
     if nodes > 1 and kind != "launch" and not request.ray:
         ways = "--ray for a run, an array of agents (--array 0-3) for a sweep, or launch"
-        yield f"--nodes {nodes}: a run has its workers, and an agent its trials, on one machine. Use {ways}"
+        yield f"--nodes {nodes}: the workers of a run, and the trials of an agent, are on one machine. Use {ways}"
     if array is not None and (kind != "sweep" or array.partition("%")[0].isdigit()):
         yield f"--array {array}: an array is for several agents of a sweep, as --array 0-3 ... sweep agent NAME"
     if request.ray and not gpus and not request.on_cpu:
@@ -236,7 +231,7 @@ def _problems(request: JobRequest) -> Iterator[str]:
 
 
 def interpreter(executable: str, folder: Path) -> str:
-    """Return how to call an interpreter from a folder: by a relative path if it is below it."""
+    """Return the path of an interpreter as called from a folder: relative if it is below it."""
     path = Path(os.path.abspath(executable))  # noqa: PTH100 - not resolved: a link says which environment it is
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
 
@@ -247,13 +242,13 @@ _OTHER_PYTHON = re.compile(
 
 
 def script_text(request: JobRequest, python: str, file: str) -> str:
-    """Write a batch script for a job.
+    """Return the text of a batch script.
 
     Args:
         request: The job, checked.
-        python: The interpreter, as it is called from the folder of submission. Where the job sets up an
-            environment or has a container of its own, `python` is the one that is there.
-        file: What the script is going to be called.
+        python: The interpreter, as called from the folder of submission. A job that sets up an environment or uses
+            a container calls the `python` found there instead.
+        file: File name of the script.
     """
     if (
         any(map(_OTHER_PYTHON.search, request.setup))
@@ -361,212 +356,3 @@ _AGAIN = f"""
 if [ "$code" -eq {STOPPED} ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {MOST_RESTARTS} ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi"""
-
-
-# -- what hangs --------------------------------------------------------------------------------------------------
-# What would hang, idle or be lost in a job of Slurm: in a batch script, or in the job of this process.
-#
-# Slurm grants GPUs, CPUs and tasks; a launcher turns them into ranks. Which numbers are right depends on who
-# starts them:
-#
-#     ranks started by                               tasks on each node   the program is started by
-#     itself (this engine, torchrun, our `launch`)   1                    python, or srun with one task a node
-#     Slurm: one rank a task (Lightning, MPI)        as many as GPUs      srun
-#
-# Most wrong combinations do not fail: they hang, or train on one GPU. What sbatch refuses it says itself.
-
-
-_LARGEST = 4 << 20
-"""Bytes of a script that sbatch takes, unless it was told otherwise."""
-_STARTS_RANKS = (
-    *("vllm", "sglang", "torchrun", "torch.distributed", "pipeline", "run_parallel.py", "accelerate", "deepspeed"),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmJob:
-    """What a job asks for or was given.
-
-    Attributes:
-        own: Whether its program starts the ranks itself, rather than taking a task for a rank.
-        nodes: Machines.
-        gpus: GPUs on each node.
-        here: Tasks on each node.
-        mask: CUDA_VISIBLE_DEVICES; None where it is not set.
-        in_step: Whether srun has started this process, or is going to start the program.
-    """
-
-    own: bool = True
-    nodes: int = 1
-    gpus: int = 0
-    here: int = 1
-    mask: str | None = None
-    in_step: bool = False
-
-
-# -- in a job ----------------------------------------------------------------------------------------------------
-
-
-def faults_of_job(job: SlurmJob) -> Iterator[Check]:
-    """Check what a job asks for against what its program needs."""
-    here, gpus, own = job.here, job.gpus, job.own
-    seen = f"tasks on a node: {here}, GPUs: {gpus}"
-    launched = "start it by `python -m pipeline launch -- ...`, which hides SLURM_NTASKS"
-    one_task = f"#SBATCH --gres=gpu:{max(gpus, here)} with --ntasks-per-node=1, and {launched}"
-    if gpus and here > gpus:
-        yield failed("Slurm: fewer GPUs than tasks", f"{seen}: tasks wait for GPUs that do not exist", one_task)
-    elif own and here > 1:
-        detail = "but the program starts its ranks itself: copies of it fight for the same GPUs and port"
-        yield failed("Slurm: several copies", f"{seen}, {detail}", one_task)
-    elif not own and here < gpus:
-        hint = f"{launched}; or #SBATCH --ntasks-per-node={gpus} with --gres=gpu:{gpus}, and `srun python ...`"
-        yield warned("Slurm: idle GPUs", f"{seen}: with a rank a task, GPUs idle without an error", hint)
-    if not job.in_step and (job.nodes > 1 or (here > 1 and not own)):
-        why = "a batch script runs once, on the first node, and its ranks wait for others that nobody starts"
-        remedy = (
-            "put `srun` before the program; `python -m pipeline slurm write launch -- ...` writes such a script"
-        )
-        yield failed("Slurm: no srun", f"nodes: {job.nodes}, {seen}, and no srun: {why}", remedy)
-    named = 0 if job.mask is None or job.mask.strip() in NOTHING else job.mask.count(",") + 1
-    if gpus and job.mask is not None and named != gpus:
-        what = "ranks wait for what is not there, as CUDA drops it without a word; what is not named idles"
-        remedy = f"leave {VISIBLE} to Slurm, which sets it; or ask for #SBATCH --gres=gpu:{named}"
-        mask = f"{VISIBLE}={job.mask} names {named} GPUs, but the job has {gpus}: {what}"
-        yield (failed if named > gpus else warned)("Slurm: mask of its own", mask, remedy)
-
-
-def slurm_checks(environment: Mapping[str, str]) -> list[Check]:
-    """Check the job that this process runs in, as one that runs this engine; nothing outside of Slurm.
-
-    Args:
-        environment: Variables of this process.
-    """
-    if "SLURM_JOB_ID" not in environment:
-        return []
-
-    def first(*names: str) -> int | None:
-        matches = [re.match(r"\d+", environment.get(name, "")) for name in names]  # as in "8(x2)"
-        return next((int(match[0]) for match in matches if match), None)
-
-    listed = environment.get("SLURM_JOB_GPUS") or environment.get("SLURM_STEP_GPUS")
-    nodes = first("SLURM_NNODES", "SLURM_JOB_NUM_NODES") or 1
-    job = SlurmJob(
-        nodes=nodes,
-        gpus=first("SLURM_GPUS_ON_NODE") or (len(listed.split(",")) if listed else 0),
-        # A job that said nothing has it for the tasks of this node.
-        here=first("SLURM_NTASKS_PER_NODE") or -(-(first("SLURM_NTASKS", "SLURM_NPROCS") or nodes) // nodes),
-        mask=environment.get(VISIBLE),
-        in_step=environment.get("SLURM_STEP_ID", "").isdigit(),
-    )
-    return [*faults_of_job(job)] or [passed("Slurm", _seen(job))]
-
-
-def _seen(job: SlurmJob) -> str:
-    return f"nodes: {job.nodes}; on each, tasks: {job.here}, GPUs: {job.gpus}"
-
-
-# -- in a script --------------------------------------------------------------------------------------------------
-
-
-def check_script(path: Path) -> list[Check]:
-    """Check a batch script.
-
-    Args:
-        path: The script.
-
-    Returns:
-        What is wrong with it, or one check that passed.
-
-    Raises:
-        ConfigError: It cannot be read, or is no batch script.
-    """
-    try:
-        with open_plain(path, follow=True) as file:
-            text = file.read(_LARGEST).decode(errors="replace")
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    if MARK.lower() not in text.lower().replace("# ", "#"):
-        raise ConfigError(f"{path} has no #SBATCH line. Give the file that you would give to sbatch.")
-    return check_text(text)
-
-
-_ELSEWHERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n.*?^\s*\2[ \t]*$", re.DOTALL | re.MULTILINE)
-"""A text that the script writes into another file: ``cat <<EOF > FILE``."""
-
-
-def check_text(text: str) -> list[Check]:
-    """Check the text of a batch script; see `check_script`."""
-    text = _ELSEWHERE.sub(lambda match: "\n" * match[0].count("\n"), text)
-    lines = text.replace("\r\n", "\n").split("\n")
-    options: dict[str, str] = {}
-    faults = [*_read_header(lines, options)]
-    commands = "\n".join(line for line in lines if not line.lstrip().startswith("#")).replace("\\\n", " ")
-    job = _job_of(commands, options)
-    return [*faults, *_faults_of_commands(commands, job), *faults_of_job(job)] or [passed("Slurm", _seen(job))]
-
-
-_RANKS = r"\$\{?(SLURM_(?:PROCID|NODEID|LOCALID))\b"
-_EARLY = re.compile(rf"\bsrun\b[^\n]*?(?<!\\){_RANKS}|^\s*(?:export\s+)?\w+=[\"']?{_RANKS}", re.MULTILINE)
-_TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b")
-_MEETING = re.compile(r"--(?:rdzv|master)[_-](?:endpoint|addr)\b|\bPET_(?:RDZV|MASTER)")
-
-
-def _faults_of_commands(commands: str, job: SlurmJob) -> Iterator[Check]:
-    """Find what leaves ranks alone, or ends them, in the commands of a script, each on one line."""
-    several = job.nodes * job.here > 1
-    ranks = "RANK|LOCAL_RANK" if several else "RANK|LOCAL_RANK|WORLD_SIZE"  # that of several counts the tasks
-    if match := re.search(rf"^\s*export\s+({ranks})=", commands, re.MULTILINE):
-        what = f"{match[1]} is set: frameworks take it for a sign that the ranks exist already"
-        yield failed("Slurm: ranks by hand", what, "leave it out; the launcher sets it")
-    if several and _EARLY.search(re.sub(r"'[^'\n]*'", "", commands)):
-        what = "the shell of the script puts the rank in, which is 0 there, before srun starts the tasks"
-        how = "srun bash -c '... --machine_rank $SLURM_PROCID ...', in single quotes"
-        yield failed("Slurm: one rank for all", what, how)
-    if re.search(r"(?<!&)&[ \t]*$", commands, re.MULTILINE) and not re.search(r"\bwait\b", commands):
-        what = "what & starts in the background is killed when the script ends, which is at once"
-        yield failed("Slurm: nobody waits", what, "`wait` in the last line, or no &")
-    if job.nodes > 1 and _TORCHRUN.search(commands) and not _MEETING.search(commands):
-        what = f"torchrun on {job.nodes} nodes without --rdzv-endpoint or --master-addr: each waits by itself"
-        how = '--nnodes=$SLURM_NNODES --rdzv-backend=c10d --rdzv-endpoint="$(hostname):29500"'
-        yield failed("Slurm: nowhere to meet", what, how)
-
-
-def _job_of(commands: str, options: Mapping[str, str]) -> SlurmJob:
-    """Return the resources that a script requests."""
-    nodes, tasks = nodes_of(options), number(options.get("ntasks"))
-    # Programs that share out the GPUs of the job start no ranks: `CUDA_VISIBLE_DEVICES=$i python ... &`.
-    apart = re.search(rf"\b{VISIBLE}=\S+\s+[^\n]*&\s*$", commands, re.MULTILINE)
-    masks = re.findall(rf"^\s*export\s+{VISIBLE}=[\"']?([^\s\"']*)", commands, re.MULTILINE)
-    return SlurmJob(
-        own=apart is not None or any(word in commands for word in _STARTS_RANKS),
-        nodes=nodes,
-        gpus=gpus_of(options),
-        here=number(options.get("ntasks-per-node")) or -(-(tasks or nodes) // nodes),
-        mask=masks[-1] if masks else None,
-        in_step=re.search(r"(?:^|[\s;&|(])srun\s", commands, re.MULTILINE) is not None,
-    )
-
-
-_ALMOST = re.compile(r"\s+#SBATCH\b|\s*#\s+SBATCH\s+-|\s*#(?!SBATCH)(?i:sbatch)\s+-")
-
-
-def _read_header(lines: Sequence[str], options: dict[str, str]) -> Iterator[Check]:
-    """Read the lines for sbatch into ``options``, and tell those that it does not read.
-
-    A line counts if it begins with the word, in the first column, before the first command. Nothing is expanded.
-    """
-    began = False
-    for at, line in enumerate(lines, 1):
-        if _ALMOST.match(line) or (began and line.startswith(MARK)):
-            where = "begin it with #SBATCH, in the first column, before the first command"
-            seen = f"line {at}, {line.strip()!r}, is a remark to sbatch"
-            yield failed("Slurm: not read", seen, f"{where}; or ##SBATCH where it is not meant to count")
-        elif line.startswith(MARK):
-            with suppress(ConfigError, ValueError):
-                options.update(options_of(shlex.split(line.removeprefix(MARK), comments=True))[0])
-        else:
-            began = began or (line.strip() != "" and not line.lstrip().startswith("#"))
-    folder = Path(options.get("output", "")).parent
-    if "%" not in str(folder) and not (Path(options.get("chdir", ".")) / folder).is_dir():
-        detail = f"--output={options['output']}: there is no folder {folder}, and Slurm makes none: the job fails"
-        yield warned("Slurm: no folder for the output", f"{detail} without a word", f"mkdir -p {folder}")

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
+from pipeline.slurm import lint
 from pipeline.slurm import script as slurm
 from pipeline.terminal.console import Check, Verdict
 
@@ -209,7 +210,7 @@ def test_any_words_make_a_script_that_sbatch_can_read(given_words: list[str]) ->
     )
     assert [word.decode() for word in done.stdout.split(b"\0")[:-1]] == given_words
     assert "\r" not in text
-    assert "Slurm: not read" not in [check.name for check in slurm.check_text(text)]
+    assert "Slurm: not read" not in [check.name for check in lint.check_text(text)]
 
 
 RUN, AGENT, LAUNCH = ["run", "experiment.name=x"], ["sweep", "agent", "x"], ["launch", "--", "train.py"]
@@ -294,7 +295,7 @@ def names(checks: list[Check]) -> list[str]:
 )
 def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str]) -> None:
     assert old in text
-    assert names(slurm.check_text(text.replace(old, new))) == wrong
+    assert names(lint.check_text(text.replace(old, new))) == wrong
 
 
 @pytest.mark.parametrize(
@@ -323,29 +324,29 @@ def test_what_is_wrong_is_named(text: str, old: str, new: str, wrong: list[str])
     ],
 )
 def test_scripts_as_people_write_them_are_understood(script: str, wrong: list[str]) -> None:
-    assert names(slurm.check_text(script)) == wrong
+    assert names(lint.check_text(script)) == wrong
 
 
 @pytest.mark.properties
 @given(st.lists(st.sampled_from([*PER_TASK, "\\", "\n#SBATCH ", "#", '"', "'", "\x00", "=", "--", "9" * 5000])))
 def test_any_text_is_looked_through_to_its_end(parts: list[str]) -> None:
     """Numbers too that nobody means: Python refuses to read 5,000 digits."""
-    assert slurm.check_text("".join(parts))
+    assert lint.check_text("".join(parts))
 
 
 def test_what_is_no_batch_script_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("hello")
     (tmp_path / "right").write_text(RIGHT)
-    assert names(slurm.check_script(tmp_path / "right")) == []
+    assert names(lint.check_script(tmp_path / "right")) == []
     for name in ("missing", "pipe", "text"):
         with pytest.raises(ConfigError, match=name):
-            slurm.check_script(tmp_path / name)
+            lint.check_script(tmp_path / name)
 
 
 def test_the_job_of_this_process_is_read_from_its_environment() -> None:
     def faults(**environment: str) -> list[str]:
-        return names(slurm.slurm_checks({"SLURM_JOB_ID": "7", **environment}))
+        return names(lint.slurm_checks({"SLURM_JOB_ID": "7", **environment}))
 
     right = {
         "SLURM_NNODES": "2",
@@ -360,4 +361,4 @@ def test_the_job_of_this_process_is_read_from_its_environment() -> None:
     assert faults(SLURM_JOB_GPUS="4,5", CUDA_VISIBLE_DEVICES="4") == ["mask of its own"]
     asked = {"SLURM_GPUS_ON_NODE": "1", "SLURM_NTASKS": "8", "CUDA_VISIBLE_DEVICES": "0"}
     assert faults(**asked) == faults(**asked, SLURM_NTASKS_PER_NODE="8") == ["fewer GPUs than tasks"]
-    assert slurm.slurm_checks({"SLURM_CONF": "/etc/slurm.conf"}) == []
+    assert lint.slurm_checks({"SLURM_CONF": "/etc/slurm.conf"}) == []
