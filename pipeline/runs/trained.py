@@ -1,4 +1,4 @@
-"""The models that a run has trained: found by chain and round, with all that using one needs."""
+"""Find the models that a run has trained, by chain and round, and how each was used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 CHOSEN = f"chosen/{formats.ETA}"
-"""What metrics of a sweep begin with that say which strength was taken."""
+"""Prefix of the metrics of a sweep that mark the chosen strength."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class Trained:
 
     Attributes:
         run: The run.
-        config: Its configuration.
-        job: That trained it.
-        rounds: Of its chain that are asked for.
+        config: Configuration of the run.
+        job: The job that trained the model.
+        rounds: Number of rounds of the chain.
     """
 
     run: LoadedRun
@@ -54,17 +54,17 @@ class Trained:
 
     @property
     def folder(self) -> Path:
-        """Its stored output."""
+        """Return the stored output of the training."""
         return self.run.store.path(self.job.key)
 
     @property
     def is_value(self) -> bool:
-        """Whether it is a value model, rather than a policy."""
+        """Return whether the model is a value model, not a policy."""
         return issubclass(_kind_of(self.config, self.job.algo), ValueGuidedAlgorithms)
 
     @cached_property
     def reward_models(self) -> list[Path]:
-        """Folders of the reward models that it fitted, by fold; empty for a policy or value model."""
+        """Return the folders of the fitted reward models, by fold; empty for a policy or value model."""
         if not _fits_rewards(self.config, self.job):
             return []
         folds = [self.folder / f"fold_{fold}" for fold in range(len(list(self.folder.glob("fold_*"))))]
@@ -72,18 +72,18 @@ class Trained:
 
     @property
     def reference(self) -> Path:
-        """The stored output of its reference, which may say where that is; its own where it is the reference."""
+        """Return the stored output of the reference of the chain; of this training if it is the reference."""
         keys = self.job.inputs.get("reference.train", ())
         return self.run.store.path(keys[0]) if keys else self.folder
 
     @property
     def weights(self) -> Path:
-        """The folder of a policy's or of the value model's weights: its output, or where that says they are."""
+        """Return the folder of the weights: the output, or the folder that the output names."""
         return self._weights(self.folder)
 
     @property
     def reference_weights(self) -> Path:
-        """The folder of the reference's weights."""
+        """Return the folder of the reference's weights."""
         return self._weights(self.reference)
 
     def _weights(self, output: Path) -> Path:
@@ -91,25 +91,25 @@ class Trained:
 
     @property
     def model(self) -> ModelConfig:
-        """What the run says of the model that its chain starts from."""
+        """Return the settings of the model that the chain starts from."""
         return self.config.models[self.job.model]
 
     @property
     def sections(self) -> set[str]:
-        """The sections of the configuration that stages of its method are given."""
+        """Return the sections of the configuration that the stages of the method use."""
         return {name for stage in _kind_of(self.config, self.job.algo).stages for name in stage.config}
 
     @property
     def data(self) -> DatasetConfig:
-        """What the run says of its dataset."""
+        """Return the settings of the dataset of the chain."""
         return self.config.datasets[self.job.dataset]
 
     @cached_property
     def guidance(self) -> GuidanceSettings:
-        """How it guides: at the strength that a sweep has chosen, or else at the method's own.
+        """Return how a value model guides: at the strength that a sweep has chosen, or at the method's own.
 
         Raises:
-            StoreError: What is saved beside it cannot be read.
+            StoreError: The saved guidance or metrics cannot be read.
         """
         chosen = self._chosen_eta()
         saved = self._saved_guidance()
@@ -117,7 +117,7 @@ class Trained:
 
     @cached_property
     def offset(self) -> Callable[[float], Offset] | None:
-        """The offset of its method by strength; None where the settings say it."""
+        """Return the method's offset as a function of the strength; None if the guidance settings contain it."""
         if self.guidance.offset is not None:
             return None
         method, algo = _kind_of(self.config, self.job.algo)(), self.config.algos[self.job.algo]
@@ -127,7 +127,7 @@ class Trained:
 
     @property
     def usage(self) -> Usage:
-        """Return how it was used in the evaluation of its run, on the dataset that it was trained on."""
+        """Return how the run's evaluation used the model on the dataset that it was trained on."""
         config = self.config
         drawn = replace(config.generation, **self.data.sampling.of_generation())
         longest = load_dataset(self.data).completion_length
@@ -151,7 +151,7 @@ class Trained:
 
     @property
     def _reads_conversations(self) -> bool:
-        """Whether prompts of its run were conversations, made so by `chat` or conversations in the rows."""
+        """Return whether prompts were conversations, made so by `chat` or given as conversations in the rows."""
         prepared = prepared_rows(self.run.store, self.run.plan.jobs.values()).get(self.job.dataset)
         if prepared is not None:
             return prepared.conversational
@@ -169,7 +169,7 @@ class Trained:
             ) from error
 
     def _chosen_eta(self) -> float | None:
-        """Return the strength that the sweep of its round has chosen, from its metrics; None without a sweep."""
+        """Return the strength that the round's sweep has chosen, from the metrics; None without a sweep."""
         job = next((job for job in self.run.plan.jobs.values() if self._measures(job)), None)
         if job is None:
             return None
@@ -200,17 +200,16 @@ def find_trained(
 
     Args:
         run: The run.
-        chain: Name of the chain, its end, a part of it, or a pattern with ``*``; None for the only one that
-            trains.
-        number: After which round; None for the last one.
-        rewards: The reward models that it has fitted, rather than its policy or value model.
-        also_gone: Also one that was trained and is not there any more: whose weights were removed, as
-            `execution.keep` asked, or whose output was lost or damaged.
-        bring: Told which it is, to have it stored where it is not.
+        chain: Name of the chain, a part of it, or a pattern with ``*``; None for the only chain that trains.
+        number: Round; None for the last one.
+        rewards: Whether to find the fitted reward models instead of the policy or value model.
+        also_gone: Whether to accept a model that was trained but is gone: its weights were removed, as
+            `execution.keep` asked, or its output was lost or damaged.
+        bring: Called with the model before it is checked, to fetch or compute its output.
 
     Raises:
-        ConfigError: No chain fits, several do, or there is no such round; says which there are.
-        StoreError: It is not trained yet, or not there any more.
+        ConfigError: No chain fits, several do, or there is no such round; the message lists those that exist.
+        StoreError: The model is not trained yet, or is gone.
     """
     config = config_of(run)
     chains = trained_chains(run, config, rewards=rewards)
@@ -237,12 +236,12 @@ def _named(run: LoadedRun, chains: Mapping[str, object], chain: str | None, does
 
 
 def trained_chains(run: LoadedRun, config: Config, *, rewards: bool = False) -> dict[str, dict[int, Job]]:
-    """Return the chains of a run that train a model: their names, and the job that does it by round.
+    """Return the chains of a run that train a model: name of the chain -> round -> job that trains.
 
     Args:
         run: The run.
-        config: Its configuration.
-        rewards: Those that fit reward models, rather than those that train a policy, or what guides one.
+        config: Configuration of the run.
+        rewards: Whether to return chains that fit reward models instead of those that train what is evaluated.
     """
     chains: dict[str, dict[int, Job]] = {}
     for job in run.plan.jobs.values():
@@ -254,7 +253,7 @@ def trained_chains(run: LoadedRun, config: Config, *, rewards: bool = False) -> 
 
 
 def _fits_rewards(config: Config, job: Job) -> bool:
-    """Whether a job is of a stage that fits reward models."""
+    """Return whether the stage of a job fits reward models."""
     stages = _kind_of(config, job.algo).stages if job.algo in config.algos else ()
     return any(stage.name == job.stage and stage.saves == "rewards" for stage in stages)
 
@@ -263,7 +262,7 @@ def config_of(run: LoadedRun) -> Config:
     """Return the resolved configuration of a run.
 
     Raises:
-        ConfigError: It cannot be read, or holds what this version does not know.
+        ConfigError: The file cannot be read, or has settings that this version does not know.
     """
     plain = run.read_config()
     try:

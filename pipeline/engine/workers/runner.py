@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 import pipeline
 from pipeline import arithmetic
-from pipeline.engine.store.store import ANSWERS, FLOPS, Verified
+from pipeline.engine.store.store import ANSWERS, FLOPS, Store, Verified
 from pipeline.engine.workers import work as jobs
 from pipeline.engine.workers.messages import AttemptStopped, End, FromWorker, JobStarted, RunJob
 from pipeline.engine.workers.work import OutputTo, Work
@@ -241,6 +241,7 @@ class JobRunner:
             raise KeyboardInterrupt
 
     def _execute(self, order: RunJob, report: Callable[[FromWorker], None], start: float) -> Work:
+        """Run a job on verified inputs and commit its output; the leader does both for all ranks of a gang."""
         store, scratch, part = jobs.store_at(order.store), _folder(order.scratch), self.part
         key = "" if part else order.key
         out = Path(part.out) if part else store.begin(scratch, key, order.attempt) if key else scratch
@@ -262,25 +263,9 @@ class JobRunner:
                 verified = Verified(store, _folder(order.verified))
                 for key_read in dict.fromkeys(chain.from_iterable(order.inputs.values())):
                     verified.require(key_read)
-            work.hold_to_limit()
-            with self._body():
-                if order.gang and not part:
-                    from pipeline.engine.workers.gang import run_gang  # most workers never lead ranks
-
-                    run_gang(order, work)
-                else:
-                    jobs.call_entry(order, work)
-            work.check_counts()
+            self._call(order, work)
             if key:
-                entries = check_output(out)
-                # A job that continued from a checkpoint took longer than this attempt.
-                resumed = os.path.lexists(work.checkpoints)
-                took_s = math.inf if resumed else time.monotonic() - start
-                store.commit(key, out, self._origin(order), took_s, entries)
-                _link(order)
-                store.costs.note(key, _cost(work, start))
-                if resumed:
-                    remove_tree(work.checkpoints)
+                self._commit(order, store, out, work, start)
         except BaseException as error:
             if isinstance(error, DamagedOutput):
                 self.memory.clear()  # it may have been loaded before the damage was found
@@ -288,6 +273,28 @@ class JobRunner:
                 remove_tree(out)
             raise
         return work
+
+    def _call(self, order: RunJob, work: Work) -> None:
+        work.hold_to_limit()
+        with self._body():
+            if order.gang and not self.part:
+                from pipeline.engine.workers.gang import run_gang  # most workers never lead ranks
+
+                run_gang(order, work)
+            else:
+                jobs.call_entry(order, work)
+        work.check_counts()
+
+    def _commit(self, order: RunJob, store: Store, out: Path, work: Work, start: float) -> None:
+        entries = check_output(out)
+        # A job that continued from a checkpoint took longer than this attempt.
+        resumed = os.path.lexists(work.checkpoints)
+        took_s = math.inf if resumed else time.monotonic() - start
+        store.commit(order.key, out, self._origin(order), took_s, entries)
+        _link(order)
+        store.costs.note(order.key, _cost(work, start))
+        if resumed:
+            remove_tree(work.checkpoints)
 
     def _origin(self, order: RunJob) -> dict[str, str]:
         # How a CPU computes depends on the environment, which libraries read once.
