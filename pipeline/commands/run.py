@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands import multirun, results, sharing, start
+from pipeline.commands import listeners, multirun, results, sharing, start
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config.plain import to_plain
@@ -359,10 +359,10 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
-            rounds = results.TrialRounds(request, run.path)
+            rounds = listeners.TrialRounds(request, run.path)
             keeper = requests.keeper_of(request, stored.not_here, verified.folder)
             keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
-            with results.tracked(run, config.tracking, console, signals) as hear:
+            with listeners.tracked(run, config.tracking, console, signals) as hear:
                 outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)
                 rounds.conclude()
                 keeper.remove_unneeded()
@@ -453,7 +453,7 @@ def _run_missing(
     console: Console,
     signals: StopSignals,
     hear: Callable[[], None],
-    rounds: results.TrialRounds,
+    rounds: listeners.TrialRounds,
     keeper: Keeper,
 ) -> Outcome | None:
     if not stored.missing:

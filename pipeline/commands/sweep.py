@@ -194,7 +194,7 @@ def check_settings(sweep: Sweep) -> None:
     words = (sweep.program, *sweep.command)
     if not any(Path(word).name == PROGRAM and (sweep.folder / word).resolve() == program for word in words):
         return  # not a run of this very package: what its settings are is not known
-    from pipeline.commands.results import OBJECTIVE
+    from pipeline.commands.listeners import OBJECTIVE
     from pipeline.config.checks import check_config
     from pipeline.config.load import load_config
     from pipeline.learning.evaluation.metrics import metric_names

@@ -23,7 +23,7 @@ from pipeline.files import json_text
 from pipeline.learning.algos import base, post_training, toolbox
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
 from pipeline.learning.choices import HeadType, Others
-from pipeline.learning.rewards.preference import UNDECIDED, PreferenceRule
+from pipeline.learning.rewards.preference import FIRST, SECOND, UNDECIDED, PreferenceRule
 from pipeline.outputs.formats import GUIDANCE, SWEEP_SPLIT, TRAINING, GuidanceSettings, Tally, is_key
 
 STRENGTH = "Smaller is stronger (0.1 is strong, 1 is mild), and inf is the reference policy"
@@ -318,7 +318,7 @@ class PITA(ValueGuidedAlgorithms):
         """Label preferred completions 1 and the others 0; pairs without a preference are left out."""
         decided = groups.decided(ctx.settings(PITAConfig)).repeat(2)
         places = [place for place, one in enumerate(decided) if one != UNDECIDED]
-        return groups.sequences(places, [float(decided[place] != place % 2) for place in places])
+        return groups.sequences(places, [float(decided[place] == (FIRST, SECOND)[place % 2]) for place in places])
 
     def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
         """Count the pairs."""

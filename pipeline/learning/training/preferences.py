@@ -191,7 +191,7 @@ def kto_set(
         context: Tokens of the model's context; None for no limit.
     """
     anchor = of_anchor(data).astype(np.float32)
-    divergence = [0.0]
+    divergence = 0.0  # of the present batch
 
     def prepare(batches: Sequence[NDArray[np.int64]]) -> Callable[[int], None]:
         mixed = mismatched(data, batches, context)
@@ -200,8 +200,9 @@ def kto_set(
         ends = np.cumsum([len(batch) for batch in batches])
 
         def before(step: int) -> None:
+            nonlocal divergence
             rows = np.arange(ends[step] - len(batches[step]), ends[step])
-            divergence[0] = max(0.0, float((of_policy(mixed.some(rows)) - anchored[rows]).mean()))
+            divergence = max(0.0, float((of_policy(mixed.some(rows)) - anchored[rows]).mean()))
 
         return before
 
@@ -210,11 +211,11 @@ def kto_set(
         ratio = scoring.completion_logprobs(model, batch).sum(-1) - anchored
         desirable = batch.labels > 0.5
         if loop.is_drawn():
-            loop.add_to_curve(kl=divergence[0])
+            loop.add_to_curve(kl=divergence)
             for name, those in (("desirable", desirable), ("undesirable", ~desirable)):
                 loop.add_to_curve(**{f"reward_{name}": beta * ratio.detach()[those]})
         weight = torch.where(desirable, *weights)
-        ahead = torch.where(desirable, ratio - divergence[0], divergence[0] - ratio)
+        ahead = torch.where(desirable, ratio - divergence, divergence - ratio)
         return (weight * torch.sigmoid(-beta * ahead)).sum() / len(whole)
 
     counts = {"sequences": len(data), "sequences_desirable": int((data.labels > 0.5).sum())}
