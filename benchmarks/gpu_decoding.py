@@ -20,6 +20,7 @@ from pipeline.learning.generation.row_models import guide_of
 from pipeline.learning.generation.sampling import (
     Tilt,
     bernoulli_offset,
+    cut,
     draw_tokens,
     find_candidates,
     policy_logprobs,
@@ -28,6 +29,7 @@ from pipeline.learning.generation.sampling import (
 )
 from pipeline.learning.generation.steps import tell
 from pipeline.learning.models.value import ValueModel
+from pipeline.outputs.formats import Sampling
 
 TILT = Tilt(bernoulli_offset(0.1), top_k=20)
 
@@ -50,7 +52,7 @@ def drawn(
         policy,
         bench.texts(count, bench.of(length, 12)),
         [steps] * count,
-        DecodeSettings(batch_size=batch, top_p=top_p, device=bench.device, cuda_graphs=graphs),
+        DecodeSettings(batch_size=batch, sampling=Sampling(top_p=top_p), device=bench.device, cuda_graphs=graphs),
         keys=sample_keys(0, "gpu", np.arange(count), 1),
         guidance=None if guide is None else Guidance(guide, TILT),
     )
@@ -92,7 +94,7 @@ def kernels(bench: Bench) -> list[Figure]:
     for name, mode, fill in (("as it was", True, True), ("now", False, False)):
         with bench.determinism(mode, warn_only=True, fill=fill):
             found[name] = (
-                bench.ms(lambda: policy_logprobs(logits, 1.0, 0.95), 5),
+                bench.ms(lambda: cut(policy_logprobs(logits), Sampling(top_p=0.95)), 5),
                 bench.ms(lambda: torch.empty(shape, device=bench.device, dtype=torch.bfloat16), 5),
             )
     candidates = find_candidates(logprobs, TILT)

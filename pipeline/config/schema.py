@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, ClassVar, Self
 
+from pipeline.outputs.formats import Sampling
+
 # -- fields ------------------------------------------------------------------------------------------------------
 # Declarations of fields: with a range of numbers, or as the path of a file. Users' own settings classes may use
 # them too. `pipeline.config.plain` checks all keys in the same way.
@@ -838,6 +840,11 @@ class GenerationConfig:
     differs."""
     memory_mb: int | None = memory_mb()
     """GPU memory in MiB that generating and evaluating take; null uses measurements."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """The distribution that tokens are drawn from."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p)
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -622,13 +622,33 @@ class GuidanceSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class Sampling:
+    """The distribution that tokens are drawn from. It goes whole from the settings to the decoder.
+
+    Attributes:
+        temperature: Of the policy, before guidance.
+        top_p: Its nucleus; 1 keeps everything.
+    """
+
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every token may be drawn."""
+        return self.top_p >= 1.0
+
+    def options(self) -> dict[str, float]:
+        """Return these settings by name, which are those of transformers and vLLM, too."""
+        return {each.name: getattr(self, each.name) for each in fields(Sampling)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Sampling):
     """How texts are drawn.
 
     Attributes:
         max_new_tokens: Of a completion, at most.
-        temperature: Of the policy, before guidance.
-        top_p: Its nucleus; 1 keeps everything.
         stop: Texts that end a completion, besides the ends of the model.
         batch_size: Sequences at once, at most.
         skip_special_tokens: Leave special tokens out of texts; else begins, ends and padding alone.
@@ -638,8 +658,6 @@ class Drawing:
     """
 
     max_new_tokens: AtLeastOne = 64
-    temperature: Positive = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     stop: list[Annotated[str, Meta(min_length=1)]] = field(default_factory=list)
     batch_size: AtLeastOne = 256
     skip_special_tokens: bool = True

@@ -12,8 +12,9 @@ from typing import Any, TypedDict
 import torch
 
 from pipeline.config.schema import SystemConfig
-from pipeline.learning.generation.sampling import policy_logprobs
+from pipeline.learning.generation.sampling import cut, policy_logprobs
 from pipeline.learning.models.load import load_policy
+from pipeline.outputs.formats import Sampling
 
 ENGINES: list[LLM] = []
 """All that were started."""
@@ -106,7 +107,7 @@ class LLM:
             if params.temperature == 0:
                 written.append(int(logits.argmax()))
             else:
-                chances = policy_logprobs(logits, params.temperature, params.top_p).exp()
+                chances = cut(policy_logprobs(logits, params.temperature), Sampling(top_p=params.top_p)).exp()
                 written.append(int(torch.multinomial(chances, 1, generator=draw)))
             if written[-1] in (params.stop_token_ids or ()):
                 return CompletionOutput(written, "stop", written[-1])

@@ -17,7 +17,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from pipeline.learning.generation.stops import StopStrings
 from pipeline.learning.models import flops, value
 from pipeline.learning.models.tensor_parallel import split_over
 from pipeline.learning.training.distributed import bits_of
+from pipeline.outputs.formats import Sampling
 
 # -- slot work ---------------------------------------------------------------------------------------------------
 # Host-side state of decoding: the work to do, and the rows in the slots. Shapes: N samples in all, n rows that are
@@ -317,8 +318,7 @@ class DecodeSettings:
 
     Attributes:
         batch_size: Number of slots.
-        temperature: Temperature of the reference, before guidance.
-        top_p: Nucleus of the reference.
+        sampling: Distribution of the reference.
         eos_id: Token that ends a completion and is part of it; None if there is none.
         further_end_ids: Further end tokens, for models that have several.
         pad_id: Padding token for short prompts.
@@ -328,8 +328,7 @@ class DecodeSettings:
     """
 
     batch_size: int
-    temperature: float = 1.0
-    top_p: float = 1.0
+    sampling: Sampling = field(default_factory=Sampling)
     eos_id: int | None = None
     further_end_ids: tuple[int, ...] = ()
     pad_id: int = 0
@@ -444,8 +443,7 @@ class _Slots:
         self.ends = set() if settings.eos_id is None else {settings.eos_id, *settings.further_end_ids}
         self.outputs = row_models.Outputs()
         self.take = recorded_steps.Taking(
-            settings.temperature,
-            settings.top_p,
+            settings.sampling,
             self.guide,
             None if guidance is None else guidance.tilt,
             self.some_likeliest,

@@ -25,7 +25,7 @@ from pipeline.learning.generation.policy import TextPolicy
 from pipeline.learning.models import batch_size, load
 from pipeline.learning.models.value import ValueModel
 from pipeline.learning.training.value import expected_labels, token_values
-from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting
+from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting, Sampling
 
 # -- slow guide --------------------------------------------------------------------------------------------------
 # Reference implementation of guided decoding: a `LogitsProcessor` without a cache, one full forward pass per
@@ -43,8 +43,7 @@ class GuidedLogitsProcessor(LogitsProcessor):
         tilt: sampling.Tilt,
         pad_id: int | None = None,
         begins_with_pad: bool = False,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
+        sampling: Sampling | None = None,
     ) -> None:
         """Guide by a value model.
 
@@ -53,15 +52,13 @@ class GuidedLogitsProcessor(LogitsProcessor):
             tilt: Settings of guidance.
             pad_id: Leading tokens with this id are padding; None if nothing is padded.
             begins_with_pad: Whether the last one of them is not padding, but the first token of every prompt.
-            temperature: Temperature of the reference, before guidance.
-            top_p: Nucleus of the reference.
+            sampling: Distribution of the reference, before guidance; None for its own.
         """
         self.model = model
         self.tilt = tilt
         self.pad_id = pad_id
         self.begins_with_pad = begins_with_pad
-        self.temperature = temperature
-        self.top_p = top_p
+        self.sampling = sampling or Sampling()
         self._takes_padding = row_models.reading(model) not in (row_models.Way.anew, row_models.Way.states)
 
     @torch.inference_mode()
@@ -76,7 +73,8 @@ class GuidedLogitsProcessor(LogitsProcessor):
             Log-probabilities of the guided policy, shape [B, V].
         """
         own_scores = scores[:, : self.model.vocabulary]
-        logprobs = sampling.policy_logprobs(own_scores, self.temperature, self.top_p)
+        whole = sampling.policy_logprobs(own_scores, self.sampling.temperature)
+        logprobs = sampling.cut(whole, self.sampling)
         candidates = sampling.find_candidates(logprobs, self.tilt)
         values = self._values(input_ids, candidates.ids)
         guided = sampling.full_row(
@@ -348,8 +346,7 @@ class Guided:
             self._guide.tilt(settings.eta),
             pad_id=pad,
             begins_with_pad=pad is not None and self.tokenizer("a")["input_ids"][:1] == [pad],
-            temperature=settings.temperature,
-            top_p=settings.top_p,
+            sampling=settings.sampling,
         )
 
     def _policy(self, dataset: base.Dataset, settings: _Asked) -> TextPolicy:

@@ -53,7 +53,7 @@ def completion_scores(
     rows = settings.batch_size if _in_parts(model, data, settings) else rows_at_once(model, data, settings)
     scores = scoring.score_sequences(
         data,
-        lambda batch: scoring.completion_logprobs(model, batch, settings.temperature),
+        lambda batch: scoring.completion_logprobs(model, batch, settings.sampling.temperature),
         micro_batch_size=rows,
         device=settings.device,
         width=data.ids.shape[1],
@@ -140,8 +140,7 @@ class TextPolicy:
         self._sizes = batch_size.BatchSizes(None, device, model) if sizes is None else sizes
         self._settings = decode.DecodeSettings(
             batch_size=generation.batch_size,
-            temperature=generation.temperature,
-            top_p=generation.top_p,
+            sampling=generation.sampling,
             eos_id=self.eos_id,
             further_end_ids=self.end_ids[1:],
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0,
@@ -310,7 +309,7 @@ class TextPolicy:
 
         Shape [N].
         """
-        is_known = self._backend is None or self._settings.top_p >= 1.0 or not tokens
+        is_known = self._backend is None or self._settings.sampling.is_whole or not tokens
         return None if is_known else self._divergence_from(self._model, prompts, tokens)
 
     def _divergence_from(
@@ -322,9 +321,7 @@ class TextPolicy:
         with torch.inference_mode():
             return scoring.score_sequences(
                 data,
-                lambda batch: scoring.sequence_divergence(
-                    self._model, reference, batch, settings.temperature, settings.top_p
-                ),
+                lambda batch: scoring.sequence_divergence(self._model, reference, batch, settings.sampling),
                 micro_batch_size=rows_at_once(reference, data, settings),
                 device=settings.device,
                 together=split_over(self._model) is not None,

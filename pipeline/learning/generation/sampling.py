@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pipeline.errors import JobError
 from pipeline.learning.choices import Others
-from pipeline.outputs.formats import OffsetRule, Rule
+from pipeline.outputs.formats import OffsetRule, Rule, Sampling
 
 # -- host --------------------------------------------------------------------------------------------------------
 # Synchronisation: what the host reads from a device during a step makes it wait for all earlier work. A step is
@@ -155,31 +155,30 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
     return drawn
 
 
-def policy_logprobs(logits: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
-    """Return log-probabilities of the sampled distribution: the model's, at a temperature, cut to a nucleus.
+def policy_logprobs(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Return log-probabilities of a model's whole distribution at a temperature.
 
-    Guidance changes this distribution, so `eta` means the same at every temperature. KL is measured against the
-    same distribution without the nucleus.
+    Guidance changes this distribution, as `cut`, so `eta` means the same at every temperature. KL is measured
+    against the whole.
 
     Args:
         logits: Shape [..., V], any floating type.
         temperature: Above 0.
-        top_p: See `nucleus`.
 
     Returns:
-        Shape [..., V], float32; -inf for tokens outside the nucleus.
+        Shape [..., V], float32.
     """
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    return nucleus(logits.log_softmax(-1), top_p)
+    return logits.log_softmax(-1)
 
 
 def is_no_number(logprobs: Tensor) -> Tensor:
     """Return which distributions are invalid: a logit is NaN or +inf, or all are -inf, shape [...].
 
     Args:
-        logprobs: Result of `policy_logprobs` without a nucleus, shape [..., V].
+        logprobs: Result of `policy_logprobs`, shape [..., V].
     """
     return logprobs[..., 0].isnan()  # all values of a row are NaN, or none is
 
@@ -196,24 +195,24 @@ def no_number(what: str) -> JobError:
     )
 
 
-def nucleus(logprobs: Tensor, top_p: float) -> Tensor:
-    """Restrict distributions to their nucleus and renormalise.
+def cut(logprobs: Tensor, sampling: Sampling) -> Tensor:
+    """Restrict distributions to the tokens that may be drawn, their nucleus, and renormalise.
 
     Args:
-        logprobs: Shape [..., V].
-        top_p: Smallest set of likeliest tokens with at least this probability is kept; 1 keeps everything.
+        logprobs: Result of `policy_logprobs`, shape [..., V].
+        sampling: The smallest set of likeliest tokens with at least the probability `top_p` is kept.
 
     Returns:
         Shape [..., V], -inf for tokens outside the nucleus.
     """
-    if top_p >= 1.0:
+    if sampling.is_whole:
         return logprobs
     few = logprobs.shape[-1] > 2 * _FEW and not is_silent()
-    kept = _nucleus_of_few(logprobs, top_p) if few else None
+    kept = _nucleus_of_few(logprobs, sampling.top_p) if few else None
     if kept is None:
         # Ties go to the lower token id, whatever kernel sorts.
         ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
-        kept = logprobs.scatter(-1, order, ordered.masked_fill(_outside(ordered, top_p), -math.inf))
+        kept = logprobs.scatter(-1, order, ordered.masked_fill(_outside(ordered, sampling.top_p), -math.inf))
     return kept.log_softmax(-1)
 
 
@@ -249,7 +248,7 @@ def nucleus_kl(logprobs: Tensor, cut: Tensor) -> Tensor:
 
     Args:
         logprobs: Whole distributions, shape [..., V].
-        cut: Result of `nucleus` for them.
+        cut: Result of `cut` for them.
 
     Returns:
         Shape [...], float64.

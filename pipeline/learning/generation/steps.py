@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline.learning.generation import row_models, sampling
+from pipeline.learning.generation.sampling import Tilt
 from pipeline.learning.models.tensor_parallel import split_over
+from pipeline.outputs.formats import Sampling
 
 # -- guided step -------------------------------------------------------------------------------------------------
 # One guided step: candidates, a draw, the values, and the token that is taken. Shapes: B rows, V tokens of the
@@ -28,7 +30,7 @@ from pipeline.learning.models.tensor_parallel import split_over
 
 
 def guided_step(
-    guide: row_models.Guide, tilt: sampling.Tilt, logprobs: Tensor, draws: Tensor | None
+    guide: row_models.Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Take one guided step.
 
@@ -118,8 +120,7 @@ class Taking:
     """Settings of a step.
 
     Attributes:
-        temperature: See `DecodeSettings`.
-        top_p: Likewise.
+        sampling: See `DecodeSettings`.
         guide: Value model; None without guidance.
         tilt: Settings of guidance; None without guidance.
         some_likeliest: Whether some rows are decoded greedily while others are sampled.
@@ -127,10 +128,9 @@ class Taking:
             lack the last ones, which only pad an embedding and have no text.
     """
 
-    temperature: float
-    top_p: float
+    sampling: Sampling
     guide: row_models.Guide | None
-    tilt: sampling.Tilt | None
+    tilt: Tilt | None
     some_likeliest: bool
     vocabulary: int | None = None
 
@@ -143,9 +143,9 @@ class Taking:
         """
         if self.vocabulary is not None and self.vocabulary < logits.shape[1]:
             logits = logits[:, : self.vocabulary]
-        whole = sampling.policy_logprobs(logits, self.temperature)
-        logprobs = sampling.nucleus(whole, self.top_p)
-        kl = sampling.nucleus_kl(whole, logprobs) if self.top_p < 1.0 else None
+        whole = sampling.policy_logprobs(logits, self.sampling.temperature)
+        logprobs = sampling.cut(whole, self.sampling)
+        kl = None if self.sampling.is_whole else sampling.nucleus_kl(whole, logprobs)
         num_read = None
         if self.guide is not None:
             assert self.tilt is not None
@@ -325,7 +325,7 @@ class RecordedSteps:
         self._at = torch.zeros(1, dtype=torch.long, device=device)
         self._draws = torch.full((most, streams, slots), 0.5, dtype=torch.float64, device=device)
         self._tokens, self._lost = numbers(dtype=torch.long), numbers(dtype=torch.bool)
-        kl = taking.guide is not None or taking.top_p < 1.0
+        kl = taking.guide is not None or not taking.sampling.is_whole
         self._kl = numbers(dtype=torch.float64) if kl else None
         self._num_read = numbers(dtype=torch.long) if isinstance(taking.guide, row_models.CandidateRows) else None
 

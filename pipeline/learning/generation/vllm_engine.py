@@ -95,8 +95,7 @@ class VLLMBackend:
         vllm, ends = importlib.import_module("vllm"), self._ends
         settings = [
             vllm.SamplingParams(
-                temperature=0.0 if seeds[number] is None else self._settings.temperature,
-                top_p=1.0 if seeds[number] is None else self._settings.top_p,
+                **({"temperature": 0.0} if seeds[number] is None else self._settings.sampling.options()),
                 seed=seeds[number],
                 max_tokens=budget,
                 stop_token_ids=ends,

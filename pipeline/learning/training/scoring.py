@@ -19,12 +19,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from pipeline.learning.generation.sampling import nucleus, policy_logprobs
+from pipeline.learning.generation.sampling import cut, policy_logprobs
 from pipeline.learning.memory.fit import LOGITS_AT_ONCE
 from pipeline.learning.models import batch_size, flops
 from pipeline.learning.models.value import TEXT_LENGTHS, ValueModel
 from pipeline.learning.training.distributed import ALONE, Ranks
 from pipeline.learning.training.sequences import Batch, Sequences, batch_of
+from pipeline.outputs.formats import Sampling
 
 # -- unpadded ----------------------------------------------------------------------------------------------------
 # Forward passes over the tokens of a micro-batch alone: its sequences stand behind each other, without padding.
@@ -440,9 +441,7 @@ def _completion_values(model: nn.Module, batch: Batch, temperature: float, *, en
     return torch.where(batch.mask[..., None] if entropy else batch.mask, taken, torch.zeros_like(taken))
 
 
-def sequence_divergence(
-    model: nn.Module, reference: nn.Module, batch: Batch, temperature: float, top_p: float = 1.0
-) -> Tensor:
+def sequence_divergence(model: nn.Module, reference: nn.Module, batch: Batch, sampling: Sampling) -> Tensor:
     """Return the KL divergence of a policy from the reference at every supervised position, summed per sequence.
 
     It is exact: over the whole vocabulary at each step of the given sequences.
@@ -451,15 +450,14 @@ def sequence_divergence(
         model: The policy.
         reference: The model to compare with.
         batch: Sequences that the policy has drawn.
-        temperature: Temperature of both.
-        top_p: Nucleus of the policy; the reference has no nucleus.
+        sampling: How the policy has drawn them. The reference has its temperature, and is whole.
 
     Returns:
         In nats, shape [B], float64.
     """
-    logprobs, first = _next_token_logprobs(model, batch, temperature)
-    logprobs = nucleus(logprobs, top_p)
-    others, _ = _next_token_logprobs(reference, batch, temperature)
+    logprobs, first = _next_token_logprobs(model, batch, sampling.temperature)
+    logprobs = cut(logprobs, sampling)
+    others, _ = _next_token_logprobs(reference, batch, sampling.temperature)
     terms = logprobs.double().exp() * (logprobs.double() - others.double())
     steps = terms.masked_fill_(logprobs.isinf(), 0.0).sum(-1)
     return torch.where(batch.mask[:, first + 1 :], steps, torch.zeros_like(steps)).sum(-1)

@@ -21,6 +21,7 @@ from pipeline.learning.training import loop, sequences
 from pipeline.learning.training.grpo import Samples, grpo_set
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.value import calibrate, fit_value
+from pipeline.outputs.formats import Sampling
 from tests.doubles.models import fitting as small_fitting
 from tests.doubles.models import of_grpo
 from tests.doubles.pretended_gpu import pretended_gpu
@@ -115,7 +116,7 @@ def drawn(
         model.eval().requires_grad_(False),
         prompts,
         [steps] * len(prompts),
-        DecodeSettings(batch_size=3, device=device, eos_id=eos, top_p=top_p),
+        DecodeSettings(batch_size=3, device=device, eos_id=eos, sampling=Sampling(top_p=top_p)),
         keys=sample_keys(0, "test", np.arange(len(prompts)), 1),
         guidance=guidance,
     )

@@ -17,6 +17,7 @@ from pipeline.learning.generation import row_models
 from pipeline.learning.generation.sampling import Keys, Tilt, preference_offset, sample_keys
 from pipeline.learning.models import flops, load
 from pipeline.learning.models.value import ValueModel
+from pipeline.outputs.formats import Sampling
 from tests.unit.learning.generation.conftest import VOCABULARY, language_model, opinionated
 from tests.unit.learning.generation.test_decode import TILTS
 
@@ -36,8 +37,9 @@ class Case:
         self.budgets[0] = 5
         self.settings = decoding.DecodeSettings(
             batch_size=int(numbers.integers(2, 7)),
-            temperature=float(numbers.choice([1.0, 1.4])),
-            top_p=float(numbers.choice([1.0, 0.8])),
+            sampling=Sampling(
+                temperature=float(numbers.choice([1.0, 1.4])), top_p=float(numbers.choice([1.0, 0.8]))
+            ),
             eos_id=None if numbers.random() < 0.2 else 5,
             further_end_ids=(7, 2) if numbers.random() < 0.5 else (),
         )
@@ -104,7 +106,9 @@ def test_tokens_without_a_choice_change_nothing(head: HeadType, others: Others, 
     model = sure_of_itself("gpt2" if slots == 2 else "llama")
     value, case = opinionated(model, head), Case(3)
     case.tilt = Tilt(preference_offset(0.5), top_k=4, min_p=0.2, others=others)
-    case.settings = replace(case.settings, batch_size=slots, top_p=1.0, eos_id=5)
+    case.settings = replace(
+        case.settings, batch_size=slots, sampling=replace(case.settings.sampling, top_p=1.0), eos_id=5
+    )
     case.check(model, value)
 
 

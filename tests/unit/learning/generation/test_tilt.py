@@ -13,6 +13,7 @@ from pipeline.learning.algos.qsharp import grid_error
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import sampling, steps
 from pipeline.learning.training.value import atom_weights
+from pipeline.outputs.formats import Sampling
 
 GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
 
@@ -43,10 +44,11 @@ def test_temperature_and_nucleus() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     assert torch.allclose(sampling.policy_logprobs(logits, 0.5), (logits * 2).log_softmax(-1))
     probabilities = logits.softmax(-1)[0]
-    nucleus = sampling.policy_logprobs(logits, 1.0, top_p=float(probabilities[:2].sum()) - 1e-3).exp()[0]
+    whole = sampling.policy_logprobs(logits)
+    nucleus = sampling.cut(whole, Sampling(top_p=float(probabilities[:2].sum()) - 1e-3)).exp()[0]
     assert torch.allclose(nucleus[:2], probabilities[:2] / probabilities[:2].sum())
     assert nucleus[2:].tolist() == [0, 0]
-    assert torch.equal(sampling.policy_logprobs(logits, 1.0, top_p=1e-9).exp()[0], torch.tensor([1.0, 0, 0, 0]))
+    assert torch.equal(sampling.cut(whole, Sampling(top_p=1e-9)).exp()[0], torch.tensor([1.0, 0, 0, 0]))
 
 
 @pytest.mark.parametrize("top_p", [0.1, 0.9, 0.999999])
@@ -59,9 +61,9 @@ def test_a_nucleus_is_the_same_whether_all_tokens_are_sorted_or_the_likeliest(
     logits = (torch.randn(6, 5000, generator=generator) * 8).round() / 8 * sharpness
     logits[0, 1000:1010] = logits[0].max() + 1
     logprobs = logits.log_softmax(-1)
-    found = sampling.nucleus(logprobs, top_p)
+    found = sampling.cut(logprobs, Sampling(top_p=top_p))
     monkeypatch.setattr(sampling, "_FEW", 5000)
-    assert torch.equal(found, sampling.nucleus(logprobs, top_p))
+    assert torch.equal(found, sampling.cut(logprobs, Sampling(top_p=top_p)))
 
 
 VOCABULARY = 12

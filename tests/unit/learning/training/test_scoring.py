@@ -25,6 +25,7 @@ from pipeline.learning.models.value import ValueModel, value_model_from
 from pipeline.learning.training import loop, preferences, scoring, value
 from pipeline.learning.training.lora import with_adapters
 from pipeline.learning.training.sequences import FILE, Sequences, batch_of
+from pipeline.outputs.formats import Sampling
 from tests.doubles.families import tiny_model
 from tests.doubles.models import fitting as small_fitting
 from tests.doubles.models import tiny_policy
@@ -264,8 +265,8 @@ def test_divergence_is_the_sum_over_the_vocabulary_at_every_step() -> None:
     model, reference, data = tiny_policy(0), tiny_policy(1), some_sequences(4)
     batch = batch_of(data, np.arange(4), "cpu")
     with torch.no_grad():
-        found = scoring.sequence_divergence(model, reference, batch, 1.3)
-        assert scoring.sequence_divergence(model, model, batch, 1.3).tolist() == [0.0] * 4
+        found = scoring.sequence_divergence(model, reference, batch, Sampling(temperature=1.3))
+        assert scoring.sequence_divergence(model, model, batch, Sampling(temperature=1.3)).tolist() == [0.0] * 4
         for row in range(4):
             ids = torch.from_numpy(data.ids[row, : data.lengths[row]].astype(np.int64))[None]
             one, other = ((net(ids).logits[0] / 1.3).log_softmax(-1) for net in (model, reference))
