@@ -323,7 +323,7 @@ def _loaded(
         tokenizer = load_tokenizer(source, trust_remote_code=trained.trusts_code)
     drawing = trained.usage.drawing
     # Where values guide, the processor has temperature and nucleus, before guidance; none comes after it.
-    alone = drawing if guide is None else replace(drawing, temperature=1.0, top_p=1.0)
+    alone = drawing if guide is None else formats.Drawing(stop=drawing.stop)
     policy.generation_config = for_generate(policy.generation_config, tokenizer, alone)
     return Guided(
         policy, tokenizer, guide, drawing=drawing, prompting=trained.usage.prompting, eta=eta, device=chosen

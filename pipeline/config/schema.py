@@ -338,9 +338,8 @@ class SamplingConfig(Settings):
 
     def of_generation(self) -> dict[str, Any]:
         """Return the settings that take the place of those of `generation`."""
-        own = {"top_p": self.top_p, "max_new_tokens": self.max_new_tokens}
-        own["temperature"] = None if self.is_greedy else self.temperature
-        return {name: value for name, value in own.items() if value is not None}
+        own = vars(replace(self, temperature=None) if self.is_greedy else self).items()
+        return {name: value for name, value in own if value is not None and hasattr(GenerationConfig, name)}
 
     def problems(self, key: str, config: Config) -> Iterator[str]:  # noqa: ARG002 - as above
         """Report several samples of a greedy policy."""

@@ -172,7 +172,7 @@ def shipped_versions(
             found["draws"] = DRAWS
         if generation.backend is not schema.TextBackend.own:
             found[f"decoding by {generation.backend.name}"] = BACKENDS[generation.backend]
-        if "evaluation" in sections and generation.top_p < 1:
+        if "evaluation" in sections and not generation.sampling.is_whole:
             found["divergences"] = DIVERGENCES
     if "training" in sections or stage.scales:
         found["training"] = TRAINING

@@ -133,13 +133,9 @@ class Trained:
         longest = load_dataset(self.data).completion_length
         return Usage(
             kind="value" if self.is_value else "policy",
-            drawing=Drawing(
+            drawing=replace(
+                converted(vars(drawn), Drawing),
                 max_new_tokens=min(drawn.max_new_tokens, longest or drawn.max_new_tokens),
-                temperature=drawn.temperature,
-                top_p=drawn.top_p,
-                stop=list(drawn.stop),
-                batch_size=drawn.batch_size,
-                skip_special_tokens=drawn.skip_special_tokens,
                 truncate_prompts=drawn.long_prompts is LongPrompts.truncate,
                 dtype=config.system.dtype.name,
                 attention=config.system.attn_impl.name,

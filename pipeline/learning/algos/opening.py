@@ -621,7 +621,7 @@ def evaluate_right(ctx: JobContext, dataset: Dataset, policy: TextPolicy) -> Non
     rewards, rows = known_rewards(ctx.config.dataset), held_out_rows(ctx, dataset)
     right = rewards[0].traits.right if len(rewards) == 1 and rewards[0].weight == 1 else None
     model, tokenizer = reference_model(ctx)
-    draws_all = ctx.config.generation.top_p == 1 and policy.stops is None and not ctx.greedy
+    draws_all = ctx.config.generation.sampling.is_whole and policy.stops is None and not ctx.greedy
     # Cheap checks come first: a pretrained tokenizer has 100,000 tokens and more to spell out.
     if right is None or not draws_all or not _is_made_for(model, tokenizer, dataset):
         return

@@ -117,14 +117,19 @@ STREAM = "guided"
 log = logging.getLogger("pipeline")
 
 
-class Options(TypedDict, total=False):
-    """Options of a call; defaults are those of the run's evaluation."""
+class StepOptions(TypedDict, total=False):
+    """Options of one step; defaults are those of the run's evaluation."""
 
     eta: float
-    n: int
-    max_new_tokens: int
     temperature: float
     top_p: float
+
+
+class Options(StepOptions, total=False):
+    """Options of a call, likewise."""
+
+    n: int
+    max_new_tokens: int
     seed: int
     greedy: bool
     stop: list[str]
@@ -315,9 +320,7 @@ class Guided:
             return row.prompt
         return chat.prompt_text(self.tokenizer, row.prompt, chat.template_arguments(row.columns))
 
-    def logits_processor(
-        self, *, eta: float | None = None, temperature: float | None = None, top_p: float | None = None
-    ) -> GuidedLogitsProcessor:
+    def logits_processor(self, **options: Unpack[StepOptions]) -> GuidedLogitsProcessor:
         """Return the guidance for `generate` of transformers; slower than `generate` of this object.
 
             inputs = guided.tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
@@ -329,17 +332,14 @@ class Guided:
         whose own top_k must be 0.
 
         Args:
-            eta: Strength of guidance.
-            temperature: Temperature of the reference.
-            top_p: Nucleus of the reference.
+            options: ``eta`` strength of guidance; ``temperature`` and ``top_p`` of the reference.
 
         Raises:
-            ConfigError: This is a plain policy, or a number is out of range.
+            ConfigError: This is a plain policy, or an option is out of range.
         """
         if self._guide is None:
             raise ConfigError(_NO_GUIDE.format("logits_processor"))
-        options = {"eta": eta, "temperature": temperature, "top_p": top_p}
-        settings = self._settings({name: value for name, value in options.items() if value is not None})
+        settings = self._settings(options, StepOptions)
         pad = self.tokenizer.pad_token_id
         return GuidedLogitsProcessor(
             self._guide.model,
@@ -365,10 +365,10 @@ class Guided:
             guide_context=context,
         )
 
-    def _settings(self, options: Mapping[str, Any]) -> _Asked:
+    def _settings(self, options: Mapping[str, Any], known: type = Options) -> _Asked:
         """Combine the options of a call with the defaults of the run's evaluation."""
-        if unknown := set(options) - Options.__annotations__.keys():
-            raise ConfigError(unknown_name("option", min(unknown), Options.__annotations__))
+        if unknown := set(options) - known.__annotations__.keys():
+            raise ConfigError(unknown_name("option", min(unknown), known.__annotations__))
         own = asdict(self.drawing)
         usual = {name: own[name] for name in own.keys() & schema.GenerationConfig.__annotations__.keys()}
         usual["long_prompts"] = (

@@ -366,9 +366,7 @@ def for_generate(
         pad_token_id=getattr(config, "pad_token_id", None) if pad is None else pad,
         eos_token_id=list(_all_ends(config, tokenizer, drawing.stop)) or None,
         do_sample=True,
-        temperature=drawing.temperature,
-        top_p=drawing.top_p,
-        top_k=0,
+        **{"top_k": 0, **drawing.options()},  # without `top_k` transformers draws from 50 tokens
     )
 
 

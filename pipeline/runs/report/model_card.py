@@ -257,8 +257,8 @@ def _with_transformers(card: Card) -> list[str]:
         f"model = AutoModelForCausalLM.from_pretrained({HERE!r})",
         *made,
         "drawn = model.generate(",
-        f"    **inputs, do_sample=True, temperature={drawing.temperature!r}, top_p={drawing.top_p!r}, top_k=0,",
-        f"    max_new_tokens={drawing.max_new_tokens},",
+        f"    **inputs, do_sample=True, max_new_tokens={drawing.max_new_tokens},",
+        *(f"    {name}={value!r}," for name, value in {"top_k": 0, **drawing.options()}.items()),
         *stop,
         ")",
         'texts = drawn[0, inputs["input_ids"].shape[1] :]',
@@ -281,7 +281,8 @@ def _how(card: Card) -> Iterator[str]:
     limit = card.settings.get("generation", {}).get("max_new_tokens", drawing.max_new_tokens)
     short = "" if limit == drawing.max_new_tokens else f": no completion of `{card.dataset}` is longer"
     most = f"of at most {drawing.max_new_tokens} new tokens{short}"
-    yield f"Texts were drawn at temperature {drawing.temperature:g} and top_p {drawing.top_p:g}, {most}. Settings:"
+    drawn = " and ".join(f"{name} {value:g}" for name, value in drawing.options().items())
+    yield f"Texts were drawn at {drawn}, {most}. Settings:"
     yield _block(yaml.safe_dump(dict(card.settings), sort_keys=False, allow_unicode=True).splitlines(), "yaml")
 
 
