@@ -10,15 +10,16 @@ import pytest
 import torch
 from msgspec import convert
 
+from pipeline.config.schema import GenerationConfig, SamplingConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.learning.algos.qsharp import CD, CDConfig, QSharp, QSharpConfig
 from pipeline.learning.algos.value_guided import PITA, PITAConfig, ValueAlgoConfig, ValueGuidedAlgorithms
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets import base, shipped
 from pipeline.learning.generation import decode, sampling
-from pipeline.learning.generation.guided import STREAM, Guided, SavedGuide
+from pipeline.learning.generation.guided import STREAM, Guided, SavedGuide, StepOptions
 from pipeline.learning.models.tiny import make_tokenizer
-from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting
+from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting, Sampling
 from tests.unit.learning.generation.conftest import language_model, opinionated
 
 TOKENIZER = make_tokenizer(base.load_dataset(shipped.AdditionConfig(kind="addition")))
@@ -58,6 +59,13 @@ def test_it_draws_what_the_decoder_draws(head: HeadType) -> None:
     assert [one.kl for one in found] == pytest.approx(told.kl.tolist(), abs=1e-5)
     assert [one.text for one in found] == model.generate(PROMPTS, n=3, seed=4)
     assert not any(one.ended for one in found)
+
+
+def test_each_option_of_sampling_is_one_of_a_run_a_dataset_and_a_call() -> None:
+    options: dict[str, Any] = dict.fromkeys(Sampling().options(), 0.5)
+    assert GenerationConfig(**options).sampling.options() == options
+    assert SamplingConfig(**options).of_generation() == options
+    assert StepOptions.__annotations__.keys() == {"eta", *options}
 
 
 @pytest.mark.parametrize("others", Others)
