@@ -1,1 +1,1 @@
-"""What a job leaves: the formats that connect those who write outputs, who store them, and who read them."""
+"""Formats of the outputs of jobs, for the code that writes, stores and reads outputs."""

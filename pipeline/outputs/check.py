@@ -1,4 +1,4 @@
-"""What holds an output to the formats before it is committed: a wrong file fails the job that wrote it."""
+"""Check an output against the formats before it is committed: a wrong file fails the job that wrote it."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ def check_output(folder: Path) -> dict[str, os.stat_result]:
     """Hold a finished folder to the formats of `outputs.formats`, whichever stage it is of.
 
     Returns:
-        What is in it, as `walk` tells.
+        The entries of the folder, as `walk` tells.
 
     Raises:
         JobError: A file with one of these names holds something else; says which, where and what. Or there are

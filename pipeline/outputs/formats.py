@@ -32,15 +32,15 @@ REPLIES = "replies"
 TOKENIZED = "prompts.json"
 PROMPTS = "prompts.safetensors"
 OPTIMIZER = "optimizer.safetensors"
-"""What a training leaves of its optimizer for one that goes on from it, as large as the weights twice over."""
+"""Optimizer state, for a training that goes on from this one; twice as large as the weights."""
 GREEDY = "greedy"
 """Folder of the samples of the greedy reference, in the output of its evaluation."""
 ETA = "eta="
-"""What names of strengths of guidance begin with: of folders in the output of a sweep, and in those of metrics."""
+"""Prefix of a strength of guidance, in names of folders of a sweep's output and in names of metrics."""
 HELD_OUT = "held_out_accuracy"
 """Metric of a reward model: the share of pairs that it was not fitted to that it orders as they are."""
 ANSWERING = ("decoding", "guidance")
-"""What FLOPs of an evaluation go into answers, and not into measuring them."""
+"""Purposes of an evaluation's FLOPs that count as the cost of an answer, not of measuring it."""
 SWEEP_SPLIT = "validation"
 """Prompts that strengths of guidance are tried on."""
 PAGE = "docs/extending.md#results"
@@ -64,7 +64,7 @@ class Metric:
     """A row of ``metrics.json``: one measured number with its interval.
 
     Attributes:
-        metric: Its name, which no other row has.
+        metric: Name, which no other row has.
         value: The estimate; None where there is nothing to estimate it from.
         ci_low: Lower end of its interval, or None where there is none.
         ci_high: Upper end. The interval of a bootstrap need not hold the estimate.
@@ -85,10 +85,10 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """What ``metrics.json`` holds.
+    """Content of ``metrics.json``.
 
     Attributes:
-        rows: In any order.
+        rows: Measured numbers, in any order.
     """
 
     rows: Annotated[list[Metric], Meta(max_length=100_000)]
@@ -111,12 +111,12 @@ class Sample:
         prompt: Text.
         completion: Text, without special tokens.
         tokens: Tokens of the completion, an end-of-text token included.
-        reward: Of the completion; None where the reward did not apply.
+        reward: Reward of the completion; None where it did not apply.
         correct: Whether the reward says that it is right; None where no reward can say so.
         kl: KL divergence of the policy from the reference over the completion, in nats; None where it is no finite
             number, as of a policy whose training has diverged.
         truncated: Whether it was cut off at the token limit.
-        answer: What it votes for in maj@k; None for no vote.
+        answer: Vote of the completion in maj@k; None for no vote.
         parts: Each of several rewards by itself.
         fault: How a reward failed: ``error``, ``timeout`` or ``crash``.
         solution: The right answer of the row, where it has one; with its first sample alone.
@@ -141,17 +141,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the things that a generation drew.
+    """Counts of the items that a generation drew, such as prompts or pairs.
 
     Attributes:
-        what: What is counted, in the plural.
-        count: How many there are.
-        unscored: Those without any score: the reward failed, or does not apply.
-        equal: Those whose completions all scored equal.
-        wrong: Those without a correct completion, where a reward says what is correct.
-        same: Those whose completions are all the same text.
-        parted: Those whose tokens do not begin with all that a model reads where an answer is due.
-        endless: Those with an answer that ends in nothing that ends a completion.
+        what: Name of the items, in the plural.
+        count: All items.
+        unscored: Items without any score: the reward failed, or does not apply.
+        equal: Items whose completions all scored equal.
+        wrong: Items without a correct completion, where a reward says what is correct.
+        same: Items whose completions are all the same text.
+        parted: Items whose tokens do not begin with all that a model reads before an answer.
+        endless: Items with an answer that ends in nothing that ends a completion.
     """
 
     what: Name
@@ -178,7 +178,7 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRows:
-    """What is read of ``dataset.json``: rows of each split, their kind, and what they are short of."""
+    """Fields read from ``dataset.json``: rows of each split, their kind, and warnings."""
 
     rows: dict[str, Count]
     conversational: bool = False
@@ -191,14 +191,14 @@ class PreparedRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenized:
-    """What is read of ``prompts.json``: what a reader of the results must know of the prompts."""
+    """Field read from ``prompts.json``: a note on the prompts for readers of the results."""
 
     note: Note | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """What ``generation.json`` says a stage has drawn."""
+    """Numbers in ``generation.json`` of what a stage has drawn."""
 
     prompts: Count
     completions: Count
@@ -211,7 +211,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How good a value model is on prompts that it was not trained on.
+    """Quality of a value model on prompts that it was not trained on.
 
     Its prediction at a supervised token is the mean of the label that it expects; tokens count alike.
 
@@ -221,7 +221,7 @@ class Calibration:
         base_rate: Mean of their labels: what a model that knows nothing says everywhere.
         auc: Chance that a token labelled 1 is predicted higher than one labelled 0, ties counting half; None where
             labels are not 0 and 1, or only one of the two.
-        auc_se: Its standard error, prompts being what is drawn; None where fewer than five have one of the labels.
+        auc_se: Standard error of `auc`, by prompts; None where fewer than five have one of the labels.
         brier: Mean squared error of the predictions; None of all figures where one is no number, as those of a
             model whose training has diverged.
         brier_skill: 1 - brier / that of the base rate; None where all labels are equal.
@@ -240,7 +240,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is read of ``training.json``: what a reader of the results must know of the training."""
+    """Fields read from ``training.json``: a note for readers of the results, and the calibration."""
 
     note: Note | None = None
     calibration: Calibration | None = None
@@ -248,14 +248,14 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresOf:
-    """Of one reward model: what its raw scores of the completions that it judged are like.
+    """Raw scores of one reward model on the completions that it judged, and its fit.
 
     Attributes:
-        mean: Of the scores.
-        deviation: Their standard deviation.
-        pairs: That it was fitted to; None where that is not told, as `held_out_pairs`.
-        held_out_pairs: Pairs that it was not fitted to.
-        held_out_accuracy: Share of these that it decides as they are; None where there are none.
+        mean: Mean of the scores.
+        deviation: Standard deviation of the scores.
+        pairs: Pairs that the model was fitted to; None where this is not told.
+        held_out_pairs: Pairs that it was not fitted to; None likewise.
+        held_out_accuracy: Share of the held-out pairs that it orders as they are; None where there are none.
     """
 
     mean: Number = 0.0
@@ -267,14 +267,14 @@ class ScoresOf:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardFit(Training):
-    """What is read of ``reward.json``.
+    """Fields read from ``reward.json``.
 
     Attributes:
-        tokens_trained: Of all reward models.
-        folds: How many there are.
-        held_out_pairs: Pairs that were decided by a model that was not fitted to them.
-        held_out_accuracy: Share of these that it decides as they are; None where there are none.
-        fits: The models, in the order of their folds.
+        tokens_trained: Tokens that all reward models were trained on.
+        folds: Number of reward models.
+        held_out_pairs: Pairs decided by a model that was not fitted to them.
+        held_out_accuracy: Share of these that it orders as they are; None where there are none.
+        fits: Scores of the models, in the order of their folds.
     """
 
     tokens_trained: Count
@@ -289,9 +289,9 @@ class Faults:
     """``faults.json``: completions at which a reward failed, in the output of a job that scored any such.
 
     Attributes:
-        completions: That the job has scored.
-        failed: Those of them at which a reward failed, which therefore have no score.
-        first: What was said of the first one.
+        completions: Completions that the job has scored.
+        failed: Completions without a score, because a reward failed.
+        first: Description of the first failure.
     """
 
     completions: Count
@@ -301,14 +301,14 @@ class Faults:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Of ``asked.json``, by reward: the replies of a judge behind an endpoint that the scores of a job rest on.
+    """Entry of a reward in ``asked.json``: the replies of a judge behind an endpoint to the requests of a job.
 
     Attributes:
-        model: That was asked for.
-        models: What the endpoint calls those that have replied -> replies.
+        model: Model that was asked for.
+        models: Endpoint's name of a model that replied -> replies.
         read: Tokens of the prompts, as the endpoint counts them.
         written: Tokens of the replies, likewise.
-        cost: By the price that was set; None without one.
+        cost: Cost by the price that was set; None without one.
     """
 
     model: str
@@ -332,8 +332,8 @@ class Pointer:
     """``model.json``: where the reference's model is, if it is not in the output itself.
 
     Attributes:
-        path: Its folder.
-        hub: Or its id on the hub,
+        path: Folder of the model.
+        hub: Otherwise its id on the hub,
         commit: and the commit there.
     """
 
@@ -459,7 +459,7 @@ CURVES = "metrics.jsonl"
 MAX_STEPS = 500
 """Steps of a training that are kept, besides the first and the last."""
 _DIGITS = 6
-"""Of a number that is kept: more than any reader needs, and a third of the file."""
+"""Digits of a stored number: more than any reader needs, and a third of the file."""
 
 _Step = Annotated[int, Meta(ge=1, le=2**53)]
 _Extra = Annotated[dict[Name, Number | None], Meta(max_length=50)]
@@ -470,14 +470,14 @@ class TrainingStep:
     """One optimizer step of a training: a line of ``metrics.jsonl``.
 
     Attributes:
-        training: Which of the job's trainings, as ``policy``, ``value``, ``reference``, ``reward_model``.
-        step: Its number, from 1.
-        steps: How many the training has.
-        tokens: Of prompts and completions that were trained on up to here.
-        loss: Of the step's batch; None where it is no finite number, as of a training that has diverged.
+        training: Name among the job's trainings, as ``policy``, ``value``, ``reference``, ``reward_model``.
+        step: Number of the step, from 1.
+        steps: Steps of the training.
+        tokens: Tokens of prompts and completions trained on so far.
+        loss: Loss of the step's batch; None if not finite, as of a training that has diverged.
         grad_norm: Norm of the gradient before it is clipped; None likewise.
-        learning_rate: Of the step; the head of a value model may have another one.
-        extra: What else the method tells of the step, as ``accuracy`` or ``kl``; in the file beside the others.
+        learning_rate: Learning rate of the step; the head of a value model may have another one.
+        extra: Further numbers of the method, as ``accuracy`` or ``kl``; in the file beside the others.
     """
 
     training: Name
@@ -496,7 +496,7 @@ class TrainingStep:
 
 
 FIELDS = tuple(name for name in TrainingStep.__dataclass_fields__ if name != "extra")
-"""What every line has."""
+"""Fields of every line."""
 
 
 def is_kept(step: int, steps: int) -> bool:
@@ -576,16 +576,16 @@ AtLeastOne = Annotated[int, Meta(ge=1, le=2**53)]
 _KEY = r"^[0-9a-f]{40}\Z"
 Key = Annotated[str, Meta(pattern=_KEY)]
 Rule = Literal["preference", "bernoulli", "atoms", "expected", "expected_atoms"]
-"""How value logits become offsets, by the functions of `learning.generation.sampling`."""
+"""Rules that make offsets of value logits, in `learning.generation.sampling`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OffsetRule:
-    """From value logits to what is added to the reference's log-probabilities, at any strength.
+    """Rule by which value logits become offsets to the reference's log-probabilities, at any strength.
 
     Attributes:
-        rule: Its name.
-        rewards: What the head has a distribution over, lowest first; of no meaning for ``preference``.
+        rule: Name of the rule.
+        rewards: Support of the head's distribution, lowest first; of no meaning for ``preference``.
     """
 
     rule: Rule
@@ -600,15 +600,15 @@ class OffsetRule:
 
 @dataclass(frozen=True, kw_only=True)
 class GuidanceSettings:
-    """What ``guidance.json`` holds. The type of the head is in ``value_head.json``, with the head.
+    """Content of ``guidance.json``. The type of the head is in ``value_head.json``, with the head.
 
     Attributes:
-        algo: The method, or what it was called in its run.
+        algo: The method, or its name in the run.
         eta: Strength: the tilt is exp(value / eta). None for no guidance, the reference as it is.
-        offset: How values become offsets; None for a method with a rule of its own.
+        offset: Rule that makes offsets of values; None for a method with its own.
         top_k: Candidates at each step, the likeliest tokens of the reference.
         min_p: Tokens that the reference gives less than this are no candidates.
-        others: What becomes of tokens that are no candidates.
+        others: Treatment of tokens that are no candidates.
         reference: Key of the stored output that is the reference, or says where it is.
     """
 
@@ -626,8 +626,8 @@ class Sampling:
     """The distribution that tokens are drawn from. It goes whole from the settings to the decoder.
 
     Attributes:
-        temperature: Of the policy, before guidance.
-        top_p: Its nucleus; 1 keeps everything.
+        temperature: Temperature of the policy, before guidance.
+        top_p: Probability of the nucleus; 1 keeps everything.
     """
 
     temperature: Positive = 1.0
@@ -645,16 +645,16 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing(Sampling):
-    """How texts are drawn.
+    """Settings with which texts are drawn.
 
     Attributes:
-        max_new_tokens: Of a completion, at most.
+        max_new_tokens: Most new tokens of a completion.
         stop: Texts that end a completion, besides the ends of the model.
-        batch_size: Sequences at once, at most.
+        batch_size: Most sequences at once.
         skip_special_tokens: Leave special tokens out of texts; else begins, ends and padding alone.
         truncate_prompts: Keep the last tokens of a prompt that is too long, rather than refuse it.
-        dtype: In which the models compute.
-        attention: Its implementation, by its name in transformers.
+        dtype: Type in which the models compute.
+        attention: Attention implementation, by its name in transformers.
     """
 
     max_new_tokens: AtLeastOne = 64
@@ -668,14 +668,14 @@ class Drawing(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class Prompting:
-    """How a text becomes a prompt, as the dataset did it.
+    """Settings by which a text becomes a prompt, as in the dataset.
 
     Attributes:
-        chat: It is the user's turn of a conversation, so that the model's chat template is applied.
+        chat: Whether the text is the user's turn of a conversation, to which the chat template is applied.
         system_prompt: First message of the conversation.
-        prompt_template: Text around it, with ``{prompt}`` in its place.
+        prompt_template: Text around the prompt, with ``{prompt}`` in its place.
         chat_template_kwargs: Arguments of the chat template.
-        date: That is told a template which asks the clock.
+        date: Date for a template that asks the clock.
     """
 
     chat: bool = False
@@ -687,16 +687,16 @@ class Prompting:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What ``usage.json`` holds.
+    """Content of ``usage.json``.
 
     Attributes:
         kind: ``policy``, a language model by itself, or ``value``, which guides one.
-        drawing: How texts were drawn where it was evaluated.
-        prompting: How its prompts were made.
-        reference: Where the reference of a value model is, a path within the folder or a commit on the hub; None
-            of a policy.
-        chain: Where it comes from.
-        round: After which it was taken.
+        drawing: Settings with which its evaluation drew texts.
+        prompting: Settings of its prompts.
+        reference: Place of a value model's reference, a path within the folder or a commit on the hub; None
+            for a policy.
+        chain: Chain that trained it.
+        round: Round after which it was taken.
     """
 
     kind: Literal["policy", "value"]
@@ -741,7 +741,7 @@ FOLDER = "adapters"
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters:
-    """What ``policy_adapters.json`` holds.
+    """Content of ``policy_adapters.json``.
 
     Attributes:
         rounds: Names of the folders of adapters, in the order in which they are merged.

@@ -24,7 +24,7 @@ from pipeline.foreign import parse_json, read_plain
 MANIFEST, TOMBSTONE = "manifest.json", "removed.json"
 FORMAT, TOMBSTONE_FORMAT = 2, 1
 REMOVED = "its weights were removed"
-"""What `find_problem` says of an output that is whole but for what its tombstone names."""
+"""Problem that `find_problem` reports if an output lacks only the files that its tombstone names."""
 UNKNOWN = "(unknown job)"
 _LIMIT = 1 << 30
 _SUM = re.compile(r"[0-9a-f]{64}")
@@ -34,7 +34,7 @@ _SORTED = json.JSONEncoder(sort_keys=True)
 
 
 class NotAnOutputError(Exception):
-    """What is there is no output, or is one no longer; the text says why."""
+    """A folder is no output, or no longer one; the text says why."""
 
 
 class StillChangingError(Exception):
@@ -46,7 +46,7 @@ def plain_files(folder: Path, entries: Mapping[str, os.stat_result] | None = Non
 
     Args:
         folder: The output.
-        entries: What `walk` has just told of it; looked up if None.
+        entries: Entries that `walk` has just found; looked up if None.
 
     Raises:
         NotAnOutputError: It holds something that is neither a file nor a folder.
@@ -70,10 +70,10 @@ def describe(
     """Return the manifest of a finished folder; reads every file.
 
     Args:
-        key: Its key.
+        key: Key of the output.
         folder: The folder.
-        about: What else is to be recorded.
-        entries: As `plain_files` takes it.
+        about: Further data to record.
+        entries: As for `plain_files`.
 
     Raises:
         NotAnOutputError: It holds something that is neither a file nor a folder.
@@ -107,10 +107,10 @@ def entomb(key: str, folder: Path, names: Iterable[str], why: str) -> bytes:
     """Return the tombstone of an output: its removed files, with their entries in the manifest.
 
     Args:
-        key: Its key.
-        folder: Where it is.
+        key: Key of the output.
+        folder: Folder of the output.
         names: The files, all of them in the manifest.
-        why: What asked for it.
+        why: Reason for the removal.
 
     Raises:
         NotAnOutputError: It has no manifest that can be read.

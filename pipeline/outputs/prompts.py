@@ -1,6 +1,6 @@
-"""What a stage of metrics has measured prompt by prompt: what means over several chains are made from.
+"""Read and write the measures of a metrics stage by prompt, from which means over several chains are made.
 
-It is a file of safetensors beside ``metrics.json``: numbers alone, nothing that could run when it is read.
+They are in a safetensors file beside ``metrics.json``: numbers alone, nothing that could run when it is read.
 ``rows`` has the ids of the prompts; ``numerators/METRIC`` and ``denominators/METRIC`` have two numbers for each
 of them, whose sums make the metric. Where all denominators are 1 they are left out.
 """
