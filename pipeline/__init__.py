@@ -67,7 +67,7 @@ def look_up(module: str, name: str) -> Any:
 
     Args:
         module: One of this package whose block for type checkers imports what it offers.
-        name: That is asked for; ``__all__`` for all that there are.
+        name: Name to look up; ``__all__`` for all that there are.
 
     Raises:
         AttributeError: The module has no such name.

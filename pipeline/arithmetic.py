@@ -100,7 +100,7 @@ def describe(environment: Mapping[str, str], device: str, name: str) -> str:
     """Describe what computes on a device of this process, for manifests: ``portable``, or a processor or GPU.
 
     Args:
-        environment: That of the process.
+        environment: Environment of the process.
         device: ``cpu`` or ``cuda``.
         name: Product name of the device, the same for jobs that use torch and those that do not.
     """

@@ -41,8 +41,8 @@ class DamagedOutput(StoreError):  # noqa: N818 - it names what was found
     """A stored output cannot be used.
 
     Attributes:
-        key: Its key.
-        problem: What is wrong with it.
+        key: Key of the output.
+        problem: Why it cannot be used.
     """
 
     def __init__(self, key: str, problem: str) -> None:
@@ -68,7 +68,7 @@ OUT_OF_MEMORY_TEXTS = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""What errors of torch say where memory has run out, whatever their class is."""
+"""Texts of torch's errors that mean out of memory, whatever their class is."""
 
 
 class OutOfMemory(JobError):  # noqa: N818 - as torch names it
@@ -92,9 +92,9 @@ class GangError(JobError):
     """One of the processes of a job that needs several devices has failed, which ends the others.
 
     Attributes:
-        rank: Which.
-        kind: How the attempt failed: name of a `FailureKind`.
-        exit_code: Of the process, if it ended without saying why; negative is a signal number.
+        rank: Rank of the process.
+        kind: Name of the `FailureKind` of the attempt.
+        exit_code: Exit code, if the process ended without saying why; negative is a signal number.
         damaged_key: Key of the stored output that it could not use, or "".
     """
 

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class Inside:
-    """What is of that name in the folder of an object, its `path`, as an attribute of it."""
+    """Attribute of an object with a folder `path`: the path of this name in that folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name

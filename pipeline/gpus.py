@@ -48,7 +48,7 @@ _GB = 10**9
 
 
 class GpuInfo(TypedDict):
-    """What `get_gpu_info` says of a GPU; memory in MB, and None for what the driver does not tell."""
+    """Facts on a GPU from `get_gpu_info`; memory in MB, None for what the driver does not tell."""
 
     id: int
     index: int
@@ -100,7 +100,7 @@ def select_gpus(
 
     Args:
         gpu_ids: Choose among these; all of them are taken unless `num_gpus` says fewer.
-        num_gpus: How many, the idlest first, and of equals the highest ids; None for all that pass.
+        num_gpus: Number of GPUs, the idlest first, of equals the highest ids; None for all that pass.
         min_memory_mb: Memory that must be free, whoever takes the rest.
 
     Returns:
@@ -146,8 +146,8 @@ def get_optimal_device(gpu_ids: Sequence[int] | None = None) -> str:
     """Return the device to compute on, as accepted by ``torch.device`` and ``model.to``.
 
     Args:
-        gpu_ids: What `set_visible_gpus` was given. CUDA numbers what it shows from 0, so the answer is ``cuda:0``
-            whichever these were. None takes the idlest of all that are visible.
+        gpu_ids: Ids given to `set_visible_gpus`. CUDA numbers the GPUs that it shows from 0, so the answer is
+            ``cuda:0`` whichever these were. None takes the idlest of all that are visible.
     """
     visible, machine = inventory.look()
     if not visible or (gpu_ids is not None and not gpu_ids):
@@ -159,7 +159,7 @@ def auto_select_gpus_for_model(model_size_gb: float, safety_margin: float = 1.5)
     """Return the ids of the fewest GPUs that hold a model, the idlest first.
 
     Args:
-        model_size_gb: What it needs in all, in 10**9 bytes. Training with Adam takes 8 to 9 times the 16-bit
+        model_size_gb: Memory for everything, in 10**9 bytes. Training with Adam takes 8 to 9 times the 16-bit
             weights; ``python -m pipeline gpus fit`` reckons it from the model's configuration.
         safety_margin: Factor for what comes on top.
 
@@ -186,8 +186,8 @@ def print_gpu_info(gpu_ids: Sequence[int] | None = None, console: Console | None
     """Print a line for each GPU.
 
     Args:
-        gpu_ids: Those alone; None for all.
-        console: Where to; standard output if None.
+        gpu_ids: GPUs to print; None for all.
+        console: Console to print to; standard output if None.
 
     Raises:
         DeviceError: Ids that do not exist.
@@ -215,8 +215,8 @@ def setup_gpu_environment(
 
     Args:
         gpu_ids: Exactly these; None leaves it open.
-        num_gpus: How many, the idlest first; None takes all.
-        console: Where to print; standard output if None.
+        num_gpus: Number of GPUs, the idlest first; None takes all.
+        console: Console to print to; standard output if None.
 
     Returns:
         ``cuda:0``, or ``cpu`` where there is no GPU and none was asked for.

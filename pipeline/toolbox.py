@@ -1,4 +1,4 @@
-"""What methods, datasets and rewards of a user's own are made of, besides the classes that they build on.
+"""Building blocks for a user's own methods, datasets and rewards, besides their base classes.
 
 Names are looked up when they are first used. Most import torch: import those inside of methods, or under
 `TYPE_CHECKING`.

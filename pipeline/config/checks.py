@@ -168,7 +168,7 @@ def checkpoint_problems(given: str, name: str) -> Iterator[str]:
 
 
 def _test_sets(config: Config) -> Iterator[str]:
-    """What is wrong with `evaluation.on`, and with datasets that are there for it alone."""
+    """Yield problems of `evaluation.on`, and of datasets that are there for it alone."""
     grown = config.evaluation.grown_from
     sizes = [*grown, [config.evaluation.num_prompts, config.evaluation.num_samples]]
     if any(len(size) != 2 or min(size) < 1 for size in grown):

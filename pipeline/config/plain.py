@@ -219,7 +219,7 @@ _SHOWN = 80
 
 
 def value_problems(section: object) -> Iterator[str]:
-    """What is wrong with single values, one message for each key; nested sections, lists and tables included.
+    """Yield problems of single values, one message for each key; nested sections, lists and tables included.
 
     Args:
         section: A configuration dataclass.

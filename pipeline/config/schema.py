@@ -41,7 +41,7 @@ UNLESS_DEFAULT = "unless_default"
 KEYED = "keyed"
 MODEL_TEXT = "model_text"
 BY_CONTENT = "by what is there, wherever that is"
-"""How results depend on a path."""
+"""Dependence of results on a path, in words."""
 _GROUPED_FROM = 10_000
 _EXACT_BELOW = 2**53
 
@@ -588,12 +588,12 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class EvaluationPart:
-    """What one extension of an evaluation draws: some completions of some prompts.
+    """One extension of an evaluation: some completions of some prompts.
 
     Attributes:
         settings: The section as it was then.
         prompts: Positions ``[start, stop)`` of prompts.
-        samples: The same of completions of each.
+        samples: Positions of completions of each prompt, likewise.
     """
 
     settings: EvaluationConfig
@@ -612,7 +612,7 @@ def evaluation_on(config: Config, dataset: str) -> EvaluationConfig:
 
 
 def evaluation_parts(section: EvaluationConfig) -> list[EvaluationPart]:
-    """What an evaluation draws: all at once, or its first size and what each extension has added."""
+    """Return the parts of an evaluation: all at once, or the first size and each extension."""
     sizes = [*((old[0], old[1]) for old in section.grown_from), (section.num_prompts, section.num_samples)]
     parts, prompts, samples = list[EvaluationPart](), 0, 0
     for more_prompts, more_samples in sizes:

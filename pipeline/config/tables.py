@@ -44,7 +44,7 @@ ALGORITHMS = {
 """Name -> class, whose `config_class` has the settings under ``algos.<name>``."""
 
 CHECKPOINT = "pipeline.learning.algos.checkpoint:Checkpoint"
-"""What evaluates the checkpoints of `evaluation.also`."""
+"""Algorithm that evaluates the checkpoints of `evaluation.also`."""
 
 DATASETS = {
     "addition": "pipeline.learning.datasets.shipped:Addition",
@@ -130,7 +130,7 @@ def evaluated_on(dataset: str, test_set: str | None) -> str:
 
 
 MEAN = "mean"
-"""In the place of a test set: the mean of all of them, each with the same weight."""
+"""Stands for a test set: the mean of all of them, each with the same weight."""
 
 
 def is_mean(place: str) -> bool:
@@ -249,7 +249,7 @@ class Table:
 
     Attributes:
         what: Name of a section in messages.
-        group: Its folder in ``conf/``.
+        group: Folder in ``conf/``.
         base: Base class of settings.
         shipped: Name or kind -> dotted path of shipped code.
         parent: Dotted path of the base class for users' own classes; "" if there can be none.

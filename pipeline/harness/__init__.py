@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from pipeline.learning.generation.guided import Guided
 
 ARGUMENTS = ("round", "eta", "device", "dtype", "attention", "reference", "trust_remote_code", "output_dir")
-"""Of `pipeline.guided`, that may be given as text."""
+"""Arguments of `pipeline.guided` that may be given as text."""
 
 
 def load(model: str | Path, chain: str | None, given: Mapping[str, Any]) -> Guided:
     """Load a trained model by arguments of a command line; those that are None count as not given.
 
     Args:
-        model: As `pipeline.guided` takes it.
-        chain: Its chain.
-        given: Further arguments of it, by `ARGUMENTS`.
+        model: Model, as for `pipeline.guided`.
+        chain: Chain of the model.
+        given: Further arguments, by `ARGUMENTS`.
 
     Raises:
         PipelineError: An argument is unknown, or `pipeline.guided` refuses one.

@@ -26,7 +26,7 @@ class Conversation(NamedTuple):
     """A prompt of ``--apply_chat_template``.
 
     Attributes:
-        prompt: Its turns as JSON, which requests can be hashed and logged by.
+        prompt: Turns as JSON, by which requests can be hashed and logged.
     """
 
     prompt: str
@@ -57,8 +57,8 @@ class PipelineLM(LM):
         Args:
             name: Experiment whose newest run is taken, or hub id of an exported model.
             folder: Folder of an exported model.
-            chain: Of a run.
-            seed: Of draws.
+            chain: Chain of the run.
+            seed: Seed of the draws.
             device: ``cuda:0``, which the harness says where nothing is asked, takes a GPU where there is one.
             batch_size: Sequences at once; 1, which the harness says where nothing is asked, and ``auto`` take
                 those of the run. No result depends on it.
@@ -79,7 +79,7 @@ class PipelineLM(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What caches of requests are named by."""
+        """Return the name for caches of requests."""
         return str(self.model.tokenizer.name_or_path).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:

@@ -148,13 +148,13 @@ class Channel:
 
 
 PACKAGE_PARENT = Path(__file__).parents[2]
-"""Where a child finds this package, whatever the search path of its parent has become."""
+"""Folder where a child finds this package, whatever has become of its parent's search path."""
 _START = (
     "import json, runpy, sys; here, data = sys.argv[1], json.loads(sys.argv[3]); "
     "sys.path[:] = [here, *data['sys_path']]; del sys.argv[:2]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
-"""What a child runs: no module of ours is looked for before it looks where its parent does."""
+"""Program of a child: it takes the search path of its parent before it imports a module of ours."""
 _POLL_S = 0.01
 
 
@@ -162,8 +162,8 @@ def command(module: str, environment: Mapping[str, str], **settings: Any) -> tup
     """Return the command line and the environment that start a module of this package as a process.
 
     Args:
-        module: Its dotted path. The process calls `begin` first.
-        environment: What the process, and those it starts, are to have.
+        module: Dotted path of the module. The process calls `begin` first.
+        environment: Environment of the process and of those it starts.
         settings: Plain data that `begin` returns; less than 100 KB, as the system takes no longer argument.
     """
     data = {
@@ -198,14 +198,14 @@ class Child:
         """Start it.
 
         Args:
-            module: As `command` takes it, and `environment` too.
-            environment: Its tag is added.
+            module: As for `command`.
+            environment: Likewise; the tag is added.
             settings: Plain data of any length that `begin` returns; `fd` is added, for `Channel.inherited`.
             max_bytes: See `Channel`.
             send_timeout_s: Likewise. Its reader takes messages at once, so one that takes none is stuck.
-            output: Where its standard output and error go; None for those of this process.
+            output: Standard output and error of the process; None for those of this one.
             own_group: Whether it leads a process group, which is ended with it.
-            tag: Where somebody had to be told beforehand; see `descendants`.
+            tag: Tag that somebody was told beforehand; see `descendants`.
         """
         ours, theirs = socket.socketpair()
         self._own_group = own_group
@@ -275,11 +275,11 @@ def end(children: Collection[Child], grace_s: float = 0.0) -> set[Process]:
     """End children with all that they have started: ask by SIGTERM, give them time, kill. `Child.wait` follows.
 
     Args:
-        children: Those to end; they may have ended already.
+        children: Children to end; they may have ended already.
         grace_s: Seconds in which they may end by themselves; none for no asking.
 
     Returns:
-        What does not end, as the kernel itself may hold it.
+        Processes that do not end, as the kernel itself may hold them.
     """
     if grace_s:
         for child in children:

@@ -32,7 +32,7 @@ _SEPARATOR = ":"
 _PATIENCE_S = 5.0
 """After which a process that does not end, or a reaper that takes nothing, is given up."""
 _LOOKS = 5
-"""How often `end` looks at least: where others have the processor, one look may outlast its patience."""
+"""Least number of looks of `end`: where others have the processor, one may outlast its patience."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _MEMORY, _ENVIRONMENT_ENDS = 20, 48
@@ -43,7 +43,7 @@ class Process(NamedTuple):
     """A process, as told apart from an earlier or later one of the same number.
 
     Attributes:
-        pid: Its number.
+        pid: Process id.
         began: When it started, in the kernel's clock ticks.
         parent: Number of its parent.
         is_over: Whether only its exit code is left of it.
@@ -80,7 +80,7 @@ def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
     thread that runs the plan, which lives as long.
 
     Args:
-        parent: Its number, as the parent itself has told it: it may be gone already, and then this process ends.
+        parent: Process id that the parent itself has told; if it is gone already, this process ends.
         number: The signal.
     """
     _prctl(_PR_SET_PDEATHSIG, number)
@@ -200,7 +200,7 @@ def end(find: Callable[[], set[Process]], patience_s: float = _PATIENCE_S) -> se
             kernel itself may hold it.
 
     Returns:
-        What was given up.
+        Processes that were given up.
     """
     give_up, pause_s, looks = time.monotonic() + patience_s, 0.001, 0
     processes: set[Process] = set()
@@ -244,7 +244,7 @@ def _kill(process: Process) -> None:
 
 
 NOTICES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-"""What asks a process to save and end. Slurm sends it to every process of a job."""
+"""Signals that ask a process to save and end. Slurm sends one to every process of a job."""
 
 
 @contextmanager
@@ -288,9 +288,9 @@ def begin(death: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
 
 
 Watched = dict[tuple[str, int | str], int | None]
-"""What is to be cleaned up, as kind and name, in the order in which it was told.
+"""Things to clean up, as kind and name, in the order in which they were registered.
 
-For a group and a process it says when the leader, or it, began, by which the number is known from another's.
+The value of a group is the time at which its leader began, which tells a reused number; else None.
 """
 
 
@@ -312,7 +312,7 @@ class Reaper:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return the process id of the reaper."""
         return self._process.pid
 
     def watch(self, kind: Literal["group", "tag", "path"], what: int | str) -> None:

@@ -1,6 +1,6 @@
-"""What a script of Slurm that brings up a Ray cluster runs on the nodes of its job.
+"""Bring up a Ray cluster on the nodes of a Slurm job: the commands of its batch script.
 
-    address   once, on the first node: where the head is going to be
+    address   once, on the first node: print the address of the head
     start     on each node: Ray, until SIGUSR1
     wait      once: until Slurm's nodes are Ray's
 
@@ -28,7 +28,7 @@ from pipeline.errors import ConfigError, WorkerError, has_package, install_comma
 from pipeline.machine import descendants
 
 JOIN_S = 300.0
-"""What a node is given to join: Python and Ray may come from a disk that all nodes read at once."""
+"""Seconds a node has to join: Python and Ray may come from a disk that all nodes read at once."""
 _FIRST_PORT, _PAIRS = 20_000, 5_000
 """Below those that the system gives to whoever asks for any."""
 _HELD = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
@@ -116,8 +116,8 @@ def keep_node(address: str, environ: Mapping[str, str], words: Sequence[str], *,
     """Be a node of Ray until SIGUSR1; nothing of it is left on this machine then.
 
     Args:
-        address: Of the head, as `head_address` gives it.
-        environ: Of the job. The token of the cluster is in it.
+        address: Address of the head, from `head_address`.
+        environ: Environment of the job, with the token of the cluster.
         words: Further options of `ray start`, which win.
         head: Whether this is the head.
 
@@ -185,8 +185,8 @@ def wait_for_nodes(
     """Wait until every node of a job is one of Ray's.
 
     Args:
-        address: Of the head.
-        environ: Of the job.
+        address: Address of the head.
+        environ: Environment of the job.
         within_s: Seconds that they are given.
         lives: Whether the head may still come.
 

@@ -77,7 +77,7 @@ AMPLE = 24
 Cell = str | Text
 """A text, never taken for markup."""
 Caption = str | Callable[[Collection[str]], str]
-"""What stands below a table; or what makes that of the headings of the columns shown, to explain no others."""
+"""Text below a table, or a function that makes it of the headings shown, to explain no others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +85,8 @@ class Column:
     """A column of a table.
 
     Attributes:
-        heading: Its heading.
-        right: Its cells end at the right, as numbers do.
+        heading: Text of the heading.
+        right: Whether cells end at the right, as numbers do.
         rank: Columns of the highest rank are left out first, of equal ones the last; the first of all never is.
         least: Cells to which names in it may be cut, though never so far that two look the same; None where
             nothing may be cut.
@@ -105,9 +105,9 @@ class Need:
     """The room that a column takes, in cells.
 
     Attributes:
-        rank: As of the column.
-        least: Below this it cannot be shown.
-        whole: Nothing of it is cut.
+        rank: Rank of the column.
+        least: Least room to show it at all.
+        whole: Room in which nothing of it is cut.
     """
 
     rank: int
@@ -116,7 +116,7 @@ class Need:
 
     @property
     def ample(self) -> int:
-        """What it should have while there are extra columns."""
+        """Return the room to give it while there are extra columns."""
         return min(self.whole, max(self.least, AMPLE))
 
     def beside(self, other: Need) -> Need:
@@ -128,7 +128,7 @@ def fit(needs: Sequence[Need], width: int, *, between: int, around: int = 0) -> 
     """Choose the columns that have room, and how wide each of them is.
 
     Args:
-        needs: What each column takes.
+        needs: Room that each column takes.
         width: Cells that the table may take.
         between: Cells between two columns.
         around: Cells at both edges together.
@@ -169,10 +169,10 @@ class FittedTable:
         """Make an empty table.
 
         Args:
-            columns: Its columns.
-            title: Stands above it.
-            caption: Stands below it.
-            elsewhere: What has the columns that have no room; where it is given, these are named below the table.
+            columns: Columns of the table.
+            title: Text above it.
+            caption: Text below it.
+            elsewhere: Place of the columns that have no room; if given, these are named below the table.
             lines: Whether there is a line below the headings, and room between sections.
         """
         self.columns = list(columns)
@@ -192,7 +192,7 @@ class FittedTable:
 
     @property
     def texts(self) -> list[list[str]]:
-        """What its rows say, in all columns and with nothing cut off."""
+        """Return the texts of the rows, in all columns and with nothing cut off."""
         return [[_plain(cell) for cell in cells] for cells, _ in self._rows]
 
     @property
@@ -202,7 +202,7 @@ class FittedTable:
 
     @property
     def caption(self) -> str:
-        """What stands below it where all columns have room."""
+        """Return the text below the table where all columns have room."""
         return self._caption([column.heading for column in self.columns])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:

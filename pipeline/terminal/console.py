@@ -34,7 +34,7 @@ class Terminal(Console):
 
     @property
     def file(self) -> IO[str]:
-        """Where rendered text goes, which needs no filter any more."""
+        """Return the stream for rendered text, which needs no filter any more."""
         file = super().file
         unfiltered: IO[str] = getattr(file, "unfiltered", file)
         return unfiltered
@@ -83,10 +83,10 @@ def say(console: Console, text: str, style: str | None = None, *, copy: str = ""
     Elsewhere lines stay as they are.
 
     Args:
-        console: Where to.
-        text: Foreign, or ours.
-        style: Of all of it.
-        copy: What follows the text after a space, and is to be copied: a command, or a path that may have spaces.
+        console: Console to print to.
+        text: Text, foreign or ours.
+        style: Style of the whole text.
+        copy: A command, or a path that may have spaces, to follow after a space and be copied.
     """
     # In a style of its own: one that is given to `print` would colour a live view below it as well.
     console.print(Text(_laid_out(console, text, copy), style=style or ""), highlight=False, soft_wrap=True)
@@ -136,7 +136,7 @@ def _text_shown(text: Text) -> Text:
 
 
 class Verdict(Enum):
-    """How a check ended; the value is its style, which can be read on dark and on light."""
+    """Outcome of a check; the value is its style, which can be read on dark and on light."""
 
     PASS = "green"
     WARN = "black on yellow"
@@ -148,10 +148,10 @@ class Check:
     """The outcome of one check.
 
     Attributes:
-        name: What was checked.
-        verdict: How it ended.
-        detail: What was seen.
-        remedy: What to do; empty where it passed.
+        name: Name of the check.
+        verdict: Its outcome.
+        detail: Findings in words.
+        remedy: Advice to the user; empty where it passed.
     """
 
     name: str
@@ -222,11 +222,11 @@ def watch(
     """Look again and again and show it, until there is no more to see, nobody reads, or Ctrl-C.
 
     Args:
-        console: Where to.
+        console: Console to print to.
         every_s: Seconds between two looks.
-        look: Looks; whether anything may still change.
-        page: What a terminal of so many columns and lines shows.
-        lines: What is new, where a page cannot be redrawn.
+        look: Looks, and returns whether anything may still change.
+        page: Returns the page for a terminal of so many columns and lines.
+        lines: Returns what is new, where a page cannot be redrawn.
         sleep: Waits.
 
     Raises:

@@ -64,7 +64,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 _STDIN, _STDOUT, _STDERR = range(3)
 _GONE = {errno.EPIPE, errno.EIO, errno.ECONNRESET, errno.ENXIO}
-"""How a pipe, a terminal or a connection says that nobody is at its other end."""
+"""Errors of a pipe, a terminal or a connection with nobody at its other end."""
 
 
 _ROOM = 1 << 20
@@ -180,7 +180,7 @@ class LastingStream(io.TextIOWrapper):
     """Text to a descriptor; control characters of what is written are escaped, colours stay.
 
     Attributes:
-        raw_file: Where it goes.
+        raw_file: File that the text goes to.
         unfiltered: The same stream for text that is fit to go out, or is to go out as it is.
     """
 
@@ -270,7 +270,7 @@ def is_gone(stream: object) -> bool:
 
 
 _UNFINISHED = re.compile(r"(\r|\x1b(\[[0-9;:]{0,64})?)\Z")
-"""What may go on in the next piece: the end of a line, or what sets a colour."""
+"""End of a piece that may go on in the next one: a line ending, or a colour sequence."""
 
 
 class NobodyReads(Exception):  # noqa: N818 - it tells of no error
@@ -305,7 +305,7 @@ class LogOutput:
         self._out.flush()
 
     def close(self) -> None:
-        """No more follows."""
+        """Print what is still held back; no more follows."""
         self._out.write(printable(self._unfinished.replace("\r", "\n")))
         self._out.flush()
 
