@@ -1,1 +1,1 @@
-"""What users type: one module for each command, and what they share."""
+"""Commands for users: one module for each, and what they share."""

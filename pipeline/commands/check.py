@@ -41,7 +41,7 @@ _SHM = Path("/dev/shm")  # noqa: S108 - looked at alone
 _INDENT = " " * len("PASS  ")
 DOCUMENTED = "88aef758bcc24248"
 MADE_WITH = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}
-"""What the fingerprint is of; docs/arithmetic.md says the same."""
+"""Versions behind the fingerprint `DOCUMENTED`, as in docs/arithmetic.md."""
 _ARITHMETIC, _GENERATION = "arithmetic", "parallel generation"
 _ENTRY = "pipeline.learning.algos.machine_check"
 FINGERPRINT = Job(id="fingerprint", key="f" * 40, entry=f"{_ENTRY}:fingerprint_job", payload={}, samples=1)
@@ -94,8 +94,8 @@ def print_checks(checks: Iterable[Check], ready: str) -> int:
     """Print every check as it ends; 1 if any failed.
 
     Args:
-        checks: What to print.
-        ready: What to say in the end if none failed.
+        checks: Checks to print.
+        ready: Last line if none failed.
     """
     console = make_console()
     counts = dict.fromkeys(Verdict, 0)
@@ -238,7 +238,7 @@ def _torch_sees(visible: Sequence[inventory.Device], driver: str, torch: Mapping
 
 
 def _gpu_memory(machine: inventory.Machine, visible: Sequence[inventory.Device]) -> Check:
-    """No other program than runs holds much of the GPUs that a run would use."""
+    """Warn of programs other than runs that hold much of the GPUs of a run."""
     holder_of, seen, busy, pids = holders(list(visible)), list[str](), list[inventory.Device](), set[int]()
     for gpu in visible:
         use, holder = machine.usage[gpu.uuid or ""], holder_of.get(gpu.uuid or "")
@@ -266,11 +266,11 @@ def _cgroup() -> Path:
 
 
 def limits(cgroup: Path, cores: int, available: int) -> Iterator[Check]:
-    """Cores and memory that are shown can be used, whatever a cgroup or those above it allow.
+    """Check that shown cores and memory can be used, whatever a cgroup or those above it allow.
 
     Args:
-        cgroup: Its folder.
-        cores: That this process may run on.
+        cgroup: Folder of the cgroup.
+        cores: Cores that this process may run on.
         available: Bytes of memory that the machine has free.
     """
     quotas, memory, worker = [float(cores)], [available], WORKER_MEMORY_GIB * 2**30

@@ -72,8 +72,8 @@ def held_model(
 
     Args:
         run: The run.
-        chain: Which of its chains, as `find_trained` takes it.
-        number: After which round; None for the last.
+        chain: Chain of the run, as for `find_trained`.
+        number: Round after which it was taken; None for the last.
         console: Told what has to be made again.
         rewards: The reward models of the chain instead.
 
@@ -294,7 +294,7 @@ def _classifier(model: Trained, folder: Path, fold: int) -> FittedReward:
 
 
 def _fit(model: Trained, fold: int) -> formats.ScoresOf:
-    """How a reward model was fitted, as its stage tells."""
+    """Return the fit of a reward model, as its stage tells."""
     with suppress(FileNotFoundError):
         try:
             return formats.read_reward_fit(model.folder / formats.REWARD).fits[fold]

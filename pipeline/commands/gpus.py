@@ -196,7 +196,7 @@ def of_writing(
     Args:
         shape: The model.
         rows: Texts at once.
-        work: Of how many tokens, in which type.
+        work: Tokens of each text, and the type.
         available: GPUs there are.
         free_bytes: From a number of GPUs to what is free on the fullest of the best so many.
     """

@@ -85,8 +85,8 @@ def parse_ids(text: str, option: str) -> list[int]:
     """Parse ``4,5,6,7`` to numbers.
 
     Args:
-        text: What was given.
-        option: With which option.
+        text: Value of the option.
+        option: Name of the option.
 
     Raises:
         ConfigError: An entry is no number.

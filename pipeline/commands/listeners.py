@@ -31,8 +31,8 @@ def tracked(
 
     Args:
         run: The run; it has its plan.
-        tracking: What is asked for.
-        console: Where warnings go, and to the log.
+        tracking: Settings of tracking.
+        console: Console for warnings, which go to the log as well.
         signals: One that comes ends the wait for trackers at the end; one that has come leaves it out.
 
     Yields:
@@ -63,7 +63,7 @@ def tracked(
 
 
 OBJECTIVE = "objective"
-"""What trials are judged by where the sweep file does not name a metric of the results: their primary metric."""
+"""Name under which trials report the primary metric of their results, for sweep files that name none."""
 _THERE = ("done", "stored")
 
 

@@ -1,4 +1,4 @@
-"""Where runs and jobs stand and why, what they printed, and the table of their results."""
+"""Show the state of runs and jobs and why, what they printed, and the table of their results."""
 
 import time
 from collections.abc import Iterator

@@ -40,8 +40,8 @@ class RunFailed(PipelineError):  # noqa: N818 - it names what happened
     from another process.
 
     Attributes:
-        exit_code: What the run alone would have ended with.
-        run: Its label.
+        exit_code: Exit code that the run alone would have.
+        run: Label of the run.
         reason: Why it was refused, or "".
     """
 

@@ -177,9 +177,9 @@ def guided(
         model: Name of an experiment, whose newest run is taken; or a run, as `pipeline.run` and
             `pipeline.load_run` give one; or the folder of an exported model, or its id on the hub, as
             ``owner/name``. Where a folder is called like an experiment, ``./name`` is the folder.
-        chain: Of a run, as ``addition/tiny/s0/PITA``; its end (``PITA``), a part of it, or a pattern with ``*``
-            will do. Not needed where only one trains.
-        round: After which round; None for the last one.
+        chain: Chain of a run, as ``addition/tiny/s0/PITA``; its end (``PITA``), a part of it, or a pattern with
+            ``*`` will do. Not needed where only one trains.
+        round: Round after which it was taken; None for the last one.
         eta: Strength of guidance, the smaller the stronger; `math.inf` is the reference as it is. None takes what
             was chosen by `evaluation.etas`, or else the method's own.
         device: ``cpu`` or ``cuda``; None takes a GPU where there is one.

@@ -1,4 +1,4 @@
-"""What runs have found, for others: tables of several runs, figures, pages, trackers; and where they may go."""
+"""Share what runs have found: tables of several runs, figures, pages, trackers; refuse to write into records."""
 
 import math
 import sys
@@ -61,9 +61,9 @@ def refuse_records(option: str, path: Path, runs: Iterable[LoadedRun], *, is_pag
     Stores are those of the runs, and what looks like one.
 
     Args:
-        option: As it is typed.
-        path: What was given with it.
-        runs: Those that the command is about.
+        option: Option, as it is typed.
+        path: Value of the option.
+        runs: Runs that the command is about.
         is_page: Whether a report is written, which may take the place of the report of a run or sweep.
 
     Raises:

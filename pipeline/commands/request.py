@@ -1,4 +1,4 @@
-"""From a configuration to a request that can be carried out: checked, planned, and what of its plan is stored.
+"""Make a request of a configuration: check it, plan it, and find the stored part of its plan.
 
 Reads files and asks for devices; writes nothing that stays, and starts nothing.
 """
@@ -44,15 +44,15 @@ class Request:
     store: Store
     devices: list[inventory.Device]
     warnings: tuple[str, ...] = ()
-    """What was changed about the request, for the user to know."""
+    """Changes to the request, for the user to know."""
     label: str = ""
-    """What tells this run from others of the same command; heads its tables."""
+    """Name of this run among others of the same command; heads its tables."""
     given: tuple[str, ...] = ()
     """Settings of the command line."""
     command: tuple[str, ...] = ()
     """Words of a command that repeats it; none where there is no such command."""
     on_begin: Callable[[Path], None] | None = None
-    """Told the run's folder once it is there."""
+    """Called with the run's folder once it is there."""
     rows: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Dataset -> rows of each split, as far as they are known."""
     shared: SharedStore | None = None
@@ -60,7 +60,7 @@ class Request:
 
     @property
     def execution(self) -> ExecutionConfig:
-        """How jobs are carried out: in this very process where the request says so."""
+        """Return the execution settings, with jobs in this very process where the request says so."""
         if self.config.system.use_parallel_execution:
             return self.config.execution
         return replace(self.config.execution, backend=Backend.inline)
@@ -72,7 +72,7 @@ class Request:
 
     @property
     def layout(self) -> select.Layout:
-        """Its workers, and which device each is on."""
+        """Return the workers, and which device each is on."""
         return select.make_layout(self.devices, self.execution)
 
     def used_datasets(self, missing: Collection[str]) -> list[str]:
@@ -89,7 +89,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What of a plan is stored."""
+    """Stored and missing outputs of a plan."""
 
     missing: list[str]
     """Ids of the jobs that must run."""
@@ -105,7 +105,7 @@ class Stored:
 
     @property
     def in_shared(self) -> str:
-        """How many of what is stored is in the shared store alone, to follow their number; or ""."""
+        """Return how many outputs are in the shared store alone, to follow the stored number; or ""."""
         return f" ({len(self.elsewhere):,} of them in the shared store, to be fetched)" if self.elsewhere else ""
 
 
@@ -300,7 +300,7 @@ def keeper_of(request: Request, missing: Collection[str], scratch: Path) -> Keep
     """Return the object that removes weights in a run.
 
     Args:
-        request: What is asked for.
+        request: The request.
         missing: Ids of the jobs that must run.
         scratch: The run's folder in the store, where it tells what it needs.
     """

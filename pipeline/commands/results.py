@@ -24,8 +24,8 @@ def leave_results(
 
     Args:
         request: The request.
-        jobs: Those of its plan whose results count.
-        run: Its folder.
+        jobs: Jobs of its plan whose results count.
+        run: Folder of the run.
         tell: Takes what cannot be read of a job's stored output, in words.
 
     Returns:

@@ -59,8 +59,8 @@ def run_experiment(
 
     Args:
         config: The request.
-        console: Where results and warnings go.
-        label: What tells this run from others of the same command; heads its tables.
+        console: Console for results and warnings.
+        label: Name of this run among others of the same command; heads its tables.
         given: Settings of the command line; those without effect are warned of.
         command: Words of a command that repeats the run, for its reader.
         on_begin: Told the run's folder once it is there.

@@ -84,7 +84,7 @@ def uploaded_before_end(request: Request, signals: StopSignals, console: Console
     Args:
         request: The request.
         signals: Ask to wait no longer.
-        console: Where to say it.
+        console: Console to print to.
     """
     session = request.shared
     if session is None:

@@ -155,14 +155,14 @@ def lint(script: Path) -> int:
 
 _USAGE = "Give it last: pipeline slurm write --gres gpu:8 run experiment.name=NAME KEY=VALUE ..."
 _RAY = ("execution.backend=ray", "execution.ray.address=the.first.node:20000")
-"""What a script with --ray says itself."""
+"""Settings that a script with --ray adds itself."""
 
 
 def checked(words: Sequence[str], *, ray: bool = False) -> batch.JobRequest:
     """Refuse what the command of a job would refuse.
 
     Args:
-        words: What the job is to run, without ``python -m pipeline``.
+        words: Command of the job, without ``python -m pipeline``.
         ray: Whether it brings up a Ray cluster.
 
     Raises:

@@ -36,7 +36,7 @@ def start(command: str, *arguments: object) -> NoReturn:
 
     Args:
         command: ``module:function``; returns an exit code, None for 0.
-        arguments: What it is called with.
+        arguments: Its arguments.
     """
     global _started
     _started = True
@@ -136,7 +136,7 @@ def _on_interrupt_raise() -> None:
 
 
 INTERRUPTED_BY = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 143, "SIGUSR2": 143}
-"""By the name of the signal that ended the work."""
+"""Exit codes by the name of the signal that ended the work."""
 
 
 def refuse(error: PipelineError) -> int:

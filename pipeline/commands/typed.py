@@ -1,4 +1,4 @@
-"""What commands have in common: options, when they are imported, how a wrong command line is answered."""
+"""Define options, import commands on use, and answer wrong command lines, for all commands."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,7 +61,7 @@ def refuse_both(options: Mapping[str, object]) -> None:
 
 
 WRONG_USE: Final[type[Exception]] = typer.BadParameter.__mro__[1]
-"""What every wrong command line raises, for which typer has no public name."""
+"""Exception of every wrong command line, for which typer has no public name."""
 LATER = {
     "launch": (
         "launch",
