@@ -413,7 +413,7 @@ def ranks_command(
     """Return the command line and the environment of the process that starts and watches ranks.
 
     Args:
-        arguments: Of torchrun.
+        arguments: Arguments of torchrun.
         environment: Environment of every rank.
         grace_s: Seconds that ranks have to end.
         server: Socket where ranks meet if they are all on this machine.

@@ -32,7 +32,7 @@ class RunFolder:
 
     @property
     def begun(self) -> tuple[str, int] | None:
-        """Its timestamp and its number among the runs of that second; None if the folder is not named so."""
+        """Return the timestamp and the number among runs of that second; None if the folder is not named so."""
         match = _STAMP.fullmatch(self.stamp)
         return (match[1], int(match[2] or 1)) if match else None
 

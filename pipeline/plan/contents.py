@@ -70,7 +70,7 @@ class Chain:
 
     @property
     def place(self) -> str:
-        """What jobs and results have as their dataset: ``gsm8k``, or ``gsm8k@aime25`` on a test set."""
+        """Return the dataset of jobs and results: ``gsm8k``, or ``gsm8k@aime25`` on a test set."""
         return evaluated_on(self.dataset, self.on)
 
 
@@ -125,14 +125,14 @@ BACKENDS = {schema.TextBackend.vllm: 1}
 TRAINING = 4
 """`pipeline.learning.training`: losses, optimizer, schedule, order of batches."""
 ROUNDING = 3
-"""What of a training is stored, and what a guide's candidates attend to, if models are in half precision; keys
+"""Stored part of a training, and attention of a guide's candidates, if models are in half precision; keys
 without half precision do not cover it."""
 ATTENTION = 2
 """Attention of models that are trained from scratch; keys with torch's attention do not cover it."""
 PREPARATION = 9
 """`pipeline.learning.datasets`: how rows are read, converted, split and tokenised, and what is reported."""
 DIVERGENCES = 1
-"""What the KL divergence of completions is measured against; keys without a nucleus do not cover it."""
+"""Baseline of the KL divergence of completions; keys without a nucleus do not cover it."""
 EVALUATION = 3
 """`pipeline.learning.algos.opening`: what an evaluation draws and stores for the metrics."""
 STATISTICS = 3
@@ -157,7 +157,7 @@ def shipped_versions(
         stage: A stage of it.
         dataset: The dataset of its chain.
         model: The model of its chain.
-        generation: How the run draws texts.
+        generation: Settings for drawing texts.
         system: Precision and attention of models.
     """
     sections = set(stage.config)
@@ -268,7 +268,7 @@ def _without_places(settings: Mapping[str, Any], files: Collection[str], at: str
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """What all jobs of a stage share, for an algorithm on a dataset, model and reference.
+    """Common part of all jobs of a stage, for an algorithm on a dataset, model and reference.
 
     Attributes:
         known: Sections of the configuration that keys cover.
@@ -360,7 +360,7 @@ class JobContents:
             number: The round.
             stage: The stage.
             rows: Positions of its prompts; (0, 0) for a stage that is not split.
-            part: What of the evaluation it draws; None for a stage that does not evaluate.
+            part: Part of the evaluation that it draws; None for a stage that does not evaluate.
         """
         evaluation = schema.evaluation_on(self.config, chain.data) if part is None else part.settings
         size = (evaluation.num_prompts, evaluation.num_samples)

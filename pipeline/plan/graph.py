@@ -138,7 +138,7 @@ class Job:
         round: 0 for the reference, then 1 and up.
         stage: Name of the stage.
         shard: Index of the shard, or None for a stage that is not split.
-        samples: How many samples the job handles; the unit of progress.
+        samples: Number of samples the job handles; the unit of progress.
         seconds: Estimated run time; used only for order and for the plan's estimate.
         size_s: Run time in seconds estimated before anything was timed: a measure of the amount of work.
         priority: Among jobs that could start, the largest goes first; see `priorities`.

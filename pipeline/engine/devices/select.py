@@ -183,10 +183,10 @@ class LeaseSet:
         Args:
             devices: Devices to choose from, the best first.
             wait: Whether to queue, first come first served, while others hold them; otherwise fail.
-            count: How many devices to take; None for all.
+            count: Number of devices to take; None for all.
             experiment: Name of the experiment, for the messages that other runs show.
             on_wait: Called once with whom it waits for.
-            how_to_wait: What a user adds to the command in order to wait, for messages.
+            how_to_wait: Words to add to a command in order to wait, for messages.
 
         Raises:
             DeviceError: Others hold too many of the devices. The message names the holders.
@@ -332,7 +332,7 @@ def pick(
     Args:
         devices: Devices to choose from, in the order of their numbers.
         usage: UUID -> its current use.
-        count: How many GPUs to choose; None takes all that pass.
+        count: Number of GPUs to choose; None takes all that pass.
         min_free_bytes: Memory that must be free.
 
     Returns:
@@ -364,10 +364,10 @@ class DeviceRequest:
 
     Attributes:
         device: Kind of device; `auto` means GPUs if there are any.
-        num_gpus: How many GPUs.
+        num_gpus: Number of GPUs.
         gpu_ids: Exactly these GPUs, as positions in the visible set.
         names: Names under which the user knows `num_gpus` and `gpu_ids`, for messages.
-        without: What the user writes for a run without GPUs, for messages.
+        without: Setting for a run without GPUs, for messages.
     """
 
     device: DeviceChoice = DeviceChoice.auto
@@ -382,8 +382,8 @@ class Candidates:
     """Devices that would do, the best first, and the number that is wanted.
 
     Attributes:
-        devices: In order of preference.
-        count: How many of them.
+        devices: The devices, in order of preference.
+        count: The number wanted.
         order: The visible set; the chosen devices go to workers in this order.
     """
 

@@ -85,7 +85,7 @@ class Room:
         self._usable = state.usable_devices()
         self._allowed: dict[Kind, set[int]] = {}
         self._guests: dict[int, list[_Guest]] = {}
-        """Of each device that was asked for, the jobs on it."""
+        """Jobs on each device that was asked for."""
 
     @cached_property
     def _slots(self) -> Counter[int]:

@@ -21,8 +21,8 @@ from pipeline.plan.graph import Job, Plan
 _MAX_REASON = 1_000
 """Maximum length of a reason in characters: the first line of an exception; the job's log has all of it."""
 _MAX_EXCUSED = 10
-"""How often an attempt of a job may end through a foreign signal, or with its machine, without counting as a
-failure."""
+"""Attempts of a job that may end through a foreign signal, or with their machine, without counting as
+failures."""
 _TIME_DECAY = 0.7
 """Estimated time of a kind of job: the largest recent time, where each further job multiplies older times by this.
 """
@@ -50,7 +50,7 @@ def react(run: Run, index: int, message: messages.FromWorker, on_disk: OnDisk) -
         run: State of the run.
         index: Index of the worker.
         message: The worker's message, or the pool's message about it.
-        on_disk: For the end of an attempt: what the store says of the job's output, or of the input that the job
+        on_disk: At the end of an attempt: state in the store of the job's output, or of the input that the job
             found damaged.
     """
     run.watchdog.heard(index, run.now_s)
@@ -383,7 +383,7 @@ def start(run: Run, action: Start, on_disk: OnDisk) -> None:
     Args:
         run: State of the run.
         action: The job, and its workers.
-        on_disk: What the store says of the job's output.
+        on_disk: State of the job's output in the store.
     """
     if not _is_to_run(run, action.job_id, on_disk):
         return

@@ -19,9 +19,9 @@ def handle_failure(
         run: The run.
         job_id: The job, which no worker has any more.
         index: Index of the worker that had the job.
-        failure: What happened.
+        failure: The failed attempt.
         suspect: The worker whose device may be at fault, if one can be singled out.
-        on_disk: What the store says of the input that was found damaged, if any.
+        on_disk: State in the store of the input that was found damaged, if any.
     """
     state, job = run.state, run.state.jobs[job_id]
     if failure.kind is FailureKind.storage:
@@ -58,9 +58,9 @@ def try_again(run: Run, job_id: str, index: int, failure: Failure, how: str, why
         run: The run.
         job_id: The job.
         index: Index of the worker that had the job.
-        failure: What happened.
-        how: How it is retried, in words.
-        why: What is different on the retry, for the journal.
+        failure: The failed attempt.
+        how: Manner of the retry, in words.
+        why: Difference of the retry, for the journal.
     """
     run.say(f"{job_id}: trying again {how}: {failure.message}")
     _record_failure(run, job_id, index, replace(failure, message=failure.message + why), retry=True)

@@ -25,7 +25,7 @@ from pipeline.engine.workers.messages import FailureKind, RunJob
 
 
 MAX_DAMAGED_INPUTS = 5
-"""How often a job may find an input damaged before chance is ruled out as the cause."""
+"""Times a job may find an input damaged before chance is ruled out as the cause."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Failure:
     """A failed attempt.
 
     Attributes:
-        kind: How it failed.
+        kind: Kind of the failure.
         message: One line on what was observed.
         traceback: Traceback of the job's own code, if there is one.
         exit_code: Exit code of its worker, if that ended; negative is a signal number.
@@ -51,7 +51,7 @@ def judge(failure: Failure, count: int, settings: RetryConfig) -> tuple[str, flo
     """Decide about a job whose attempt failed.
 
     Args:
-        failure: What happened.
+        failure: The failed attempt.
         count: Number of the job's attempts that failed in this way, including this one.
         settings: Retry budgets.
 
@@ -96,7 +96,7 @@ class Watchdog:
         self._settings = settings
         self._watches: dict[int, _Watch] = {}
         self._earliest_s = math.inf
-        """Nothing is due before: what workers say puts that off, and nothing brings it on but a new job."""
+        """Time before which nothing is due: messages put it off, and only a new job brings it forward."""
 
     def began(self, worker: int, now_s: float) -> None:
         """Note that a worker was given a job."""
@@ -205,7 +205,7 @@ Effect = Record | Tell | Say | Send | ProcessOrder | ReleaseClaim | SetAside
 
 
 class OnDisk(Struct, frozen=True, kw_only=True):
-    """What the store says about an output, for a decision that depends on it.
+    """State of an output in the store, for a decision that depends on it.
 
     Attributes:
         claimed: Whether this run may compute it; False while another one does.

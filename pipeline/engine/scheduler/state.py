@@ -131,7 +131,7 @@ class WorkerState:
 
     @property
     def phase(self) -> WorkerPhase:
-        """Its status, from the state of its device, its job and its process."""
+        """Return the status, from the state of the device, the job and the process."""
         if self.quarantined:
             return WorkerPhase.quarantined
         if self.lent:
@@ -235,8 +235,8 @@ class RunState:
     Attributes:
         plan: The plan.
         jobs: Job id -> its state.
-        workers: By index. Processes that come up, jobs that end and changes of a slot go through the methods here,
-            so that idle workers are found without a scan.
+        workers: Workers by index. Processes that come up, jobs that end and changes of a slot go through the
+            methods here, so that idle workers are found without a scan.
         ready: Jobs that could start now, on any worker.
         retries: Ready jobs that failed on a worker before, which the next attempt avoids.
         reserved: Job with a reservation -> the machine whose idle workers are kept for it; in order.

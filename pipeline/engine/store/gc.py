@@ -121,7 +121,7 @@ class Finding:
     """An output that cannot be used.
 
     Attributes:
-        key: Its key.
+        key: Key of the output.
         job: Id of the job that made it, as far as its manifest can be read.
         problem: Description of the damage.
     """

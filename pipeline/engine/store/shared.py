@@ -241,7 +241,7 @@ class Entry:
     Attributes:
         upload: Name of the upload that has its files.
         manifest: Text of its manifest.
-        cost: What making it cost, as far as known.
+        cost: Cost of making it, as far as known.
     """
 
     upload: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
@@ -255,9 +255,9 @@ class Traffic:
 
     Attributes:
         fetched: Number of outputs fetched intact.
-        fetched_bytes: Of their files.
+        fetched_bytes: Bytes of their files.
         uploaded: Number of outputs uploaded that no other machine had stored first.
-        uploaded_bytes: Of their files.
+        uploaded_bytes: Bytes of their files.
         left: Number of outputs still to be uploaded.
     """
 
@@ -272,7 +272,7 @@ def connect(url: str, *, writes: bool = True) -> tuple[Objects, set[str], str]:
     """Connect to a shared store; return its objects, its keys, and why it cannot be reached now, or "".
 
     Args:
-        url: Its address.
+        url: Address of the store.
         writes: Whether to write to it, which is tested.
 
     Raises:

@@ -55,7 +55,7 @@ def explained(what: str, error: OSError) -> StoreError:
     """Word an error; raise the result from the original error.
 
     Args:
-        what: What could not be done, with the folder it was about.
+        what: Description of the failure, with the folder.
         error: The original error.
     """
     return StoreError(f"{what}: {error.strerror or error}. {REMEDY}")

@@ -276,7 +276,7 @@ class WorkerReady(_Message, frozen=True, kw_only=True):
     device: Line
     """Device as the worker itself sees it, for the log: ``GPU-... as cuda:0`` or ``cpu slot 3, 1 thread``."""
     visible: Line = ""
-    """Its CUDA_VISIBLE_DEVICES, which gives other processes the same device."""
+    """CUDA_VISIBLE_DEVICES of the process, which gives others the same device."""
     node: Line = ""
     """The machine that it is on, in words, if a run has several."""
     unfit: Line = ""
@@ -338,7 +338,7 @@ class _End(_OfJob, frozen=True, kw_only=True):
     held_mb: Count = 0
     """MiB of device memory that the process still holds, for the models that it keeps."""
     left_changed: Line = ""
-    """What the job has changed in the process, in words, so that no other job may run in it; "" for nothing."""
+    """Changes of the job to the process, in words, because of which no other job may run in it; "" for none."""
 
     _lines: ClassVar[tuple[str, ...]] = ("left_changed",)
 
@@ -427,7 +427,7 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
 
     @property
     def said(self) -> str:
-        """How it ended, in words."""
+        """Return how the process ended, in words."""
         return self.how or errors.describe_exit(self.exit_code)
 
 

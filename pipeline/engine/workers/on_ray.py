@@ -221,7 +221,7 @@ def _node() -> str:
 
 @dataclass
 class RaySite:
-    """Where the workers of a pool live.
+    """Ray cluster on which the workers of a pool live.
 
     Attributes:
         settings: Address and settings of the cluster.
