@@ -1,4 +1,4 @@
-"""What runs inside workers: algorithms, datasets, rewards, models, generation, training and evaluation."""
+"""Code that runs in workers: algorithms, datasets, rewards, models, generation, training and evaluation."""
 
 import logging
 

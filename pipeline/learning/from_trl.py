@@ -18,11 +18,11 @@ Values = Mapping[str, Any]
 
 
 class FromTRL(NamedTuple):
-    """What a configuration of TRL is here.
+    """Counterpart of a configuration of TRL in this package.
 
     Attributes:
         overrides: Settings, for `load_config` or the command line.
-        without: What it has other than TRL by default and no override stands for: its argument and value, and the
+        without: Arguments other than TRL's defaults for which no override stands: name and value, and the
             key to look at where one is near.
     """
 
@@ -36,7 +36,7 @@ class Counterpart:
 
     Attributes:
         key: The key.
-        told: From the value, and all values, to that of the key: plain data, or None where it has none there. None
+        told: Makes the key's value of the argument's and all values: plain data, or None where there is none. None
             where a value says too little: then it is for the reader to decide.
     """
 
@@ -197,7 +197,7 @@ _ONLINE = {
     **_as(None, chat_template_kwargs="datasets.hf.chat_template_kwargs"),
     **_as(None, log_completions=_SHOWN, num_completions_to_print=_SHOWN, log_unique_prompts=_SHOWN),
 }
-"""Of what draws while it trains; RLOOConfig has fewer of them."""
+"""Arguments of methods that draw while they train; RLOOConfig has fewer."""
 OF_ALGORITHM = {
     "DPO": {
         **_own("beta label_smoothing"),
@@ -228,7 +228,7 @@ OF_ALGORITHM = {
         **_as(None, max_length="generation.max_new_tokens"),
     },
 }
-"""Of those of one algorithm, before those of all."""
+"""Arguments of one algorithm's configuration, which replace those of all."""
 _MADE_OF_NONE = {"disable_tqdm", "accelerator_config", "debug", "pad_to_multiple_of"}
 """Arguments that `transformers` has values for which a configuration was given none."""
 _OF_PAIRS = {"DPO", "ORPO", "RM", "SimPO"}
@@ -245,12 +245,12 @@ _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 
 
 def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
-    """Say what a configuration of TRL is here.
+    """Translate a configuration of TRL to settings.
 
     Args:
         config: One of `CONFIGS`, or a dict of arguments of one. A CPOConfig is taken as SimPO's.
-        algo: Of a dict: ``GRPO``, ``DPO``, ...
-        devices: On which TRL would train: the batch of a step is so many times larger.
+        algo: Algorithm of a dict: ``GRPO``, ``DPO``, ...
+        devices: Devices on which TRL would train, as many times larger is the batch of a step.
 
     Returns:
         Overrides for all that has a counterpart, TRL's defaults included, and what has none.

@@ -336,7 +336,7 @@ prepared."""
 REFERENCE_TRAIN = Read("train", algo="reference")
 START_TRAIN = Read("train", algo="start")
 REFERENCE_GREEDY = Read("evaluate", "shard", algo="reference")
-"""Where the reference's greedy completions of the same prompts are."""
+"""Input with the reference's greedy completions of the same prompts."""
 
 METRICS = Stage(
     "metrics",
@@ -417,7 +417,7 @@ def shortage(kept: int, batch_size: int, tally: Tally | None, what: str = "train
         kept: Number of sequences with a learning signal.
         batch_size: Sequences per optimizer step.
         tally: Counts of what they were chosen from.
-        what: What was done with them, in words.
+        what: Use of the sequences, in words.
     """
     if kept >= batch_size:
         return None

@@ -94,7 +94,7 @@ class DrawnBatch:
     """A drawn batch, ready for training.
 
     Attributes:
-        made: Its sequences, and their loss.
+        made: Sequences of the batch, and their loss.
         figures: Metrics of the batch for the curve, by name: values that are averaged for a step.
         counts: Counts to add up over the training, by name; FLOPs of drawing and scoring by purpose.
     """
@@ -117,7 +117,7 @@ def fit_drawn(
     """Train a policy in place on batches that it draws.
 
     Args:
-        model: On its device.
+        model: The model, on its device.
         timetable: Schedule of batches.
         drawn: Draws a batch with the current model, or returns one that was drawn in an earlier attempt. Called
             for each batch in turn, also for the batch in which a training was interrupted.

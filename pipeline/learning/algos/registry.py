@@ -283,7 +283,7 @@ _SHARED: dict[str, type[Algorithm]] = {kind.name: kind for kind in (Reference, P
 """Algorithms of round 0, whose work all chains share."""
 _TO_READ = {name: [stage.name for stage in kind.stages] for name, kind in _SHARED.items()}
 _TO_READ[base.START_TRAIN.algo] = [base.START_TRAIN.stage]
-"""Whose stages an algorithm may read besides its own."""
+"""Stages that an algorithm may read besides its own, by algorithm."""
 
 
 def planned_stages(
@@ -295,9 +295,9 @@ def planned_stages(
 
     Args:
         kind: The algorithm.
-        settings: Its section.
+        settings: Section of the algorithm.
         config: The request.
-        dataset: Of the chain; where its rewards compare with the reference, what scores draws by it as well.
+        dataset: Dataset of the chain; if its rewards compare with the reference, scoring stages draw by it too.
     """
     stages = kind.stages_with(settings)
     if dataset is not None and asks_reference(config.datasets[dataset]):

@@ -259,7 +259,7 @@ class PickerConfig(AlgoConfig):
 
     @property
     def fit(self) -> RewardModelConfig:
-        """How its only reward model is fitted."""
+        """Return the settings for fitting the only reward model."""
         return RewardModelConfig(
             batch_size=self.batch_size, epochs=self.epochs, learning_rate=self.learning_rate, folds=1
         )

@@ -292,7 +292,7 @@ class AdditionConfig(DatasetConfig):
     """Share of the reference's demonstrations that ignore every carry."""
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
-        """What leaves nothing to train on."""
+        """Yield settings that leave nothing to train on."""
         total = 10 ** (2 * self.digits)
         if self.test_size + self.validation_size >= total:
             yield (

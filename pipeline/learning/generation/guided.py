@@ -171,8 +171,8 @@ class SavedGuide:
     """A value model with its saved settings of guidance.
 
     Attributes:
-        model: In evaluation mode, on the device of the reference.
-        settings: As saved beside it.
+        model: The model, in evaluation mode, on the device of the reference.
+        settings: Settings saved beside it.
         offset: Returns its offset at a strength, for a method with a rule of its own; None uses the saved rule.
     """
 

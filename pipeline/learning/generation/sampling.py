@@ -445,7 +445,7 @@ class Candidates:
 
     @cached_property
     def valid(self) -> Tensor:
-        """Which columns are candidates of their row, shape [B, K]; the first always is."""
+        """Return which columns are candidates of their row, shape [B, K]; the first always is."""
         return self.logprobs != -math.inf
 
     def first(self, width: int) -> Candidates:
@@ -558,7 +558,7 @@ _DEAR = 1024
 
 @dataclass(frozen=True)
 class Draw:
-    """Which part of the distribution a draw selects, known before any value is.
+    """Part of the distribution that a draw selects, known before any value is.
 
     Attributes:
         uniform: The draw rescaled to the columns, shape [B], float64; undefined if it selects none.

@@ -1,1 +1,1 @@
-"""How much memory a model needs, by arithmetic alone, and which way of training it fits."""
+"""Compute the memory that a model needs, and find the way of training that fits."""

@@ -49,25 +49,25 @@ _SPREAD = {
     StateLayout.shard_grad_op: "go",
     StateLayout.full_shard: "wgo",
 }
-"""What each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
+"""Parts that each layout divides by the number of GPUs: (w)eights, (g)radients, (o)ptimizer state."""
 _HALF_A_DIGIT = 0.0005
 """Half of the last digit of a number with three digits: from 999.5 on it is shown as 1000, in the next unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What of a model decides its memory; `pipeline.learning.memory.shape` reads it from a configuration.
+    """Sizes of a model that decide its memory; `pipeline.learning.memory.shape` reads them from a configuration.
 
     Attributes:
-        name: For messages.
-        parameters: Shared ones once.
+        name: Name for messages.
+        parameters: Parameters, shared ones once.
         layers: Transformer blocks.
         hidden: Width of the residual stream.
         vocabulary: Entries of the output layer.
         largest_unit: Parameters of the largest part that FSDP gathers at once.
         lora_width: Parameters of adapters of rank 1 on all layers that take some.
-        cached: Numbers that are kept of each token of a text that is written: keys and values of all layers.
-        widths: Over how many GPUs it can be split to write, the fewest first.
+        cached: Numbers cached for each token of a generated text: keys and values of all layers.
+        widths: Numbers of GPUs over which it can be split to generate, the fewest first.
     """
 
     name: str
@@ -91,13 +91,13 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """How the model is trained.
+    """Settings with which the model is trained.
 
     Attributes:
         batch: Sequences of one micro-batch on one GPU; accumulated steps add nothing.
         tokens: Tokens of a sequence.
         dtype: `system.dtype`.
-        optimizer: Which.
+        optimizer: The optimizer.
         checkpointing: Whether activations are computed again in the backward pass.
         lora_rank: Train adapters of this rank on frozen weights; 0 trains everything.
     """

@@ -25,7 +25,7 @@ _PAD = "<|pad|>"
 _TRIED = (5, 9)
 """Lengths of texts that both models read."""
 _CLOSE = 1e-4
-"""How far their scores may be apart, in the unit of the larger one or 1."""
+"""Largest distance of their scores, in the unit of the larger one or 1."""
 
 
 def as_classifier(model: ValueModel, tokenizer: hf.PreTrainedTokenizerBase) -> hf.PreTrainedModel:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Purpose = Literal["decoding", "guidance", "scoring", "rewards", "training"]
-"""What FLOPs go into.
+"""Purposes of FLOPs.
 
     decoding    the policy that writes
     guidance    value models that steer it, reward models that pick

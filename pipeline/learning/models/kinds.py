@@ -352,7 +352,7 @@ def check_folder(name: str, folder: Path) -> None:
 
     Args:
         name: The setting, for the message.
-        folder: Of the adapters.
+        folder: Folder of the adapters.
 
     Raises:
         ConfigError: Says why.

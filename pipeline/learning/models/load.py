@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _TALKATIVE = "bitsandbytes.autograd._functions"
-"""It tells of every product that activations are rounded for it."""
+"""Logger that tells of every product that activations are rounded for it."""
 
 
 def quantization_options(bits: int | None, system: SystemConfig, device: str) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def load_policy(
         folder: Folder saved by `save_pretrained`, or a hub id; or the output of a training that stores adapters.
         system: Its dtype and attention implementation.
         device: ``cpu`` or ``cuda``.
-        base: What adapters were trained on: the reference. Of no meaning for a folder that holds all weights.
+        base: The reference, on which adapters were trained. Of no meaning for a folder that holds all weights.
         trust_remote_code: Run Python code that comes with the model.
         as_stored: Leave weights in the type that they are saved in, if all are of one. On the CPU they then stay
             in their file until they are asked for, and take memory of no rank that spreads them. What is computed
             rather than saved is as precise as the system's dtype all the same.
-        bits: Of each weight of linear layers, for a model that is never trained; None keeps them as they are.
-        ranks: Who does the job. Where they share what writes, each loads its part, and all must call this.
-        for_values: It is the backbone of a value model, so its output layer may be missing.
+        bits: Bits of each weight of linear layers, for a model that is never trained; None keeps them as they are.
+        ranks: Ranks of the job. If they share the model that generates, each loads its part, and all call this.
+        for_values: Whether it is the backbone of a value model, so that its output layer may be missing.
 
     Raises:
         JobError: It is of no use here, or weights are missing; or it holds adapters, and `base` is not given.

@@ -223,9 +223,9 @@ class Imitation:
     """Losses on demonstrations of held-out rows, in nats per token of the completion.
 
     Attributes:
-        loss: Of the reference.
-        guessing: Of the best guess that does not look at the prompt: each token by its frequency at its place.
-        corpus: Of a perfect imitator: what the prompt leaves open.
+        loss: Loss of the reference.
+        guessing: Loss of the best guess without the prompt: each token by its frequency at its place.
+        corpus: Loss of a perfect imitator: what the prompt leaves open.
     """
 
     loss: float
@@ -241,7 +241,7 @@ class Imitation:
         """Describe that the reference has not learnt, as a caveat for results; None if it has.
 
         Args:
-            seed: Of the reference.
+            seed: Seed of the reference.
         """
         if self.has_learnt:
             return None
@@ -259,7 +259,7 @@ def measure_imitation(model: PreTrainedModel, dataset: Dataset) -> Imitation | N
 
     Args:
         model: The reference.
-        dataset: What it was trained on; has demonstrations and a vocabulary.
+        dataset: Its training data; has demonstrations and a vocabulary.
 
     Returns:
         The losses; None where all rows are left out.

@@ -34,7 +34,7 @@ _LARGEST = 4 << 20
 _LARGEST_FILE = 4 << 30
 _LONGEST_WAIT_S = 600.0
 _MOST_WORKERS = 100
-"""That may have the next turns; a turn later than theirs comes from a clock that was set back, or a restart."""
+"""Most workers with earlier turns; a later turn comes from a clock that was set back, or a restart."""
 _TOLD_S = 0.5
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 _OF_PROMPT = {400, 413, 422}

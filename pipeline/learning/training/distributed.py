@@ -43,11 +43,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How ranks share a model.
+    """Settings by which ranks share a model.
 
     Attributes:
         strategy: ``ddp`` or ``fsdp``.
-        sharding: What FSDP shards; ``no_shard`` is ddp.
+        sharding: Part that FSDP shards; ``no_shard`` is ddp.
         cpu_offload: Whether to keep sharded tensors in CPU memory. Without effect on a CPU.
         by_tensors: Whether the ranks only generate text with a tensor-parallel model, in which each has a part of
             every layer.
@@ -71,7 +71,7 @@ class Ranks:
         rank: Number of this process; rank 0 writes the results.
         size: Number of processes.
         device: Device of this process, for `torch.device`.
-        spread: How they share a model.
+        spread: Settings by which they share a model.
         dtype: Type in which models compute; FSDP gathers sharded weights in that type.
     """
 

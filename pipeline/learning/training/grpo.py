@@ -384,7 +384,7 @@ def averaged(
     Args:
         losses: Loss of every token, shape [B, T].
         mask: True for tokens that were drawn, shape [B, T].
-        loss_type: How to average.
+        loss_type: The way of averaging.
         sequences: Completions in the whole batch.
         tokens: Tokens in the whole batch; for `dapo` and `cispo` in an average batch.
         longest: Most tokens of a completion.

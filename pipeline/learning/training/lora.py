@@ -124,7 +124,7 @@ def merged(
     """Return the plain model, with adapters added into its weights.
 
     Args:
-        model: As it was trained.
+        model: The model, as trained.
         exact: Loads the start of the training again, with adapters and in float32, if the weights below the
             adapters were rounded: added to rounded weights, most of an update would be lost. None merges in place.
     """

@@ -201,7 +201,7 @@ def held_out(prompts: NDArray[np.int64], seed: int, share: float) -> NDArray[np.
     it.
 
     Args:
-        prompts: Of each sequence, shape [N].
+        prompts: Prompt of each sequence, shape [N].
         seed: Seed of the chain.
         share: Fraction of the prompts to hold out.
 
@@ -261,8 +261,8 @@ def calibration_of(predicted: Floats, labels: Floats, prompts: NDArray[np.int64]
     """Compare predictions with labels; None if there are none.
 
     Args:
-        predicted: In [0, 1], shape [M].
-        labels: In [0, 1], shape [M].
+        predicted: Predictions in [0, 1], shape [M].
+        labels: Labels in [0, 1], shape [M].
         prompts: Prompt of each token, shape [M].
     """
     if not len(predicted):
