@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.dpo import ORPOConfig as ORPOConfig
     from pipeline.learning.algos.dpo import SimPO as SimPO
     from pipeline.learning.algos.dpo import SimPOConfig as SimPOConfig
+    from pipeline.learning.algos.evaluating import evaluate as evaluate
+    from pipeline.learning.algos.evaluating import write_metrics as write_metrics
     from pipeline.learning.algos.groups import Drawn as Drawn
     from pipeline.learning.algos.groups import Groups as Groups
     from pipeline.learning.algos.groups import Rollouts as Rollouts
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.grpo import REINFORCEppConfig as REINFORCEppConfig
     from pipeline.learning.algos.grpo import RLOOConfig as RLOOConfig
     from pipeline.learning.algos.opening import encode as encode
-    from pipeline.learning.algos.opening import evaluate as evaluate
     from pipeline.learning.algos.opening import fresh_value_model as fresh_value_model
     from pipeline.learning.algos.opening import guided_policy as guided_policy
     from pipeline.learning.algos.opening import held_out_rows as held_out_rows
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from pipeline.learning.algos.opening import row_ids as row_ids
     from pipeline.learning.algos.opening import score as score
     from pipeline.learning.algos.opening import trained_policy as trained_policy
-    from pipeline.learning.algos.opening import write_metrics as write_metrics
     from pipeline.learning.algos.post_training import fitting_of as fitting_of
     from pipeline.learning.algos.qsharp import CD as CD
     from pipeline.learning.algos.qsharp import CDConfig as CDConfig

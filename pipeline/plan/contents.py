@@ -134,7 +134,7 @@ PREPARATION = 9
 DIVERGENCES = 1
 """Baseline of the KL divergence of completions; keys without a nucleus do not cover it."""
 EVALUATION = 3
-"""`pipeline.learning.algos.opening`: what an evaluation draws and stores for the metrics."""
+"""`pipeline.learning.algos.evaluating`: what an evaluation draws and stores for the metrics."""
 STATISTICS = 3
 """`pipeline.learning.evaluation`: metrics, intervals, tests."""
 

@@ -14,10 +14,10 @@ LOADING: ContextVar[Callable[[], AbstractContextManager[None]]] = ContextVar("lo
 _PARTS = "pipeline.learning.algos.parts"
 
 if TYPE_CHECKING:
-    from pipeline.learning.algos import parts as toolbox
+    from pipeline.learning.algos import parts as parts
 else:
 
-    class _Toolbox:
+    class _Parts:
         """Proxy of the module `parts`, which is imported, and torch with it, at the first use of an attribute."""
 
         def __getattr__(self, name: str) -> Any:
@@ -26,4 +26,4 @@ else:
                     import_module(_PARTS)
             return getattr(sys.modules[_PARTS], name)
 
-    toolbox = _Toolbox()
+    parts = _Parts()

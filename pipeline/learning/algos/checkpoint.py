@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from pipeline.config.schema import BY_CONTENT, AlgoConfig, Config, file_or_folder, hint
-from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos import base, parts
 from pipeline.learning.algos.post_training import EVALUATE
 from pipeline.learning.models.kinds import HFModelConfig
 
@@ -64,14 +64,14 @@ class Checkpoint(base.Algorithm):
 
     def find(self, ctx: base.JobContext) -> None:
         """Store the location of the checkpoint; convert a GGUF file or adapters to a whole model."""
-        toolbox.source.write_reference(ctx.settings(CheckpointConfig).model, ctx.out)
+        parts.source.write_reference(ctx.settings(CheckpointConfig).model, ctx.out)
 
     def evaluate(self, ctx: base.JobContext) -> None:
         """Sample from the checkpoint, with its own tokenizer and chat template."""
-        dataset = toolbox.open_dataset(ctx)
-        policy = toolbox.opening.outside_policy(ctx, dataset, ctx.settings(CheckpointConfig).model)
-        toolbox.evaluate(ctx, policy, dataset, ctx.out)
+        dataset = parts.open_dataset(ctx)
+        policy = parts.opening.outside_policy(ctx, dataset, ctx.settings(CheckpointConfig).model)
+        parts.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: base.JobContext) -> None:
         """Compute the metrics of all evaluated samples."""
-        toolbox.write_metrics(ctx)
+        parts.write_metrics(ctx)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.errors import DataError
-from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos import base, parts
 from pipeline.learning.algos.policy_config import Anchor, OnlineConfig
 from pipeline.learning.algos.post_training import PostTrainingAlgorithms, values_of
 from pipeline.learning.choices import DPOLoss
@@ -132,26 +132,26 @@ class DPO(PostTrainingAlgorithms):
         else:
             take_existing(ctx, self._existing)
 
-    def _existing(self, out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
+    def _existing(self, out: Path, rows: Sequence[parts.Row], *how: Any) -> Tally:
         """Write the dataset's pairs or completions, and count them."""
         return write_pairs(out, rows, *how)
 
-    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: parts.Groups) -> None:
         """Write the pairs."""
-        groups.pairs(ctx.settings(PairConfig).preferences).save(ctx.out, toolbox.PAIRS)
+        groups.pairs(ctx.settings(PairConfig).preferences).save(ctx.out, parts.PAIRS)
 
     def training_set(
-        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the pairs, and the loss that compares the policy with its anchor on each."""
-        algo, pairs = ctx.settings(DPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
+        algo, pairs = ctx.settings(DPOConfig), parts.Sequences.load(folders, parts.PAIRS)
         held = self.of_anchor(ctx, algo.reference, pairs, _whole_logprobs)
-        return toolbox.preferences.dpo_set(model, pairs, held, algo, ctx.device)
+        return parts.preferences.dpo_set(model, pairs, held, algo, ctx.device)
 
 
-def _whole_logprobs(model: toolbox.PreTrainedModel, batch: toolbox.Batch) -> toolbox.Tensor:
+def _whole_logprobs(model: parts.PreTrainedModel, batch: parts.Batch) -> parts.Tensor:
     """Return the log-probability of every completion under a model, shape [B]."""
-    return toolbox.scoring.completion_logprobs(model, batch).double().sum(-1)
+    return parts.scoring.completion_logprobs(model, batch).double().sum(-1)
 
 
 def take_existing(ctx: base.JobContext, written: Callable[..., Tally]) -> None:
@@ -161,29 +161,29 @@ def take_existing(ctx: base.JobContext, written: Callable[..., Tally]) -> None:
         ctx: Context of a stage `score` of `with_existing`.
         written: Writes and counts them, as `write_pairs`.
     """
-    rows = toolbox.opening.round_rows(ctx, toolbox.open_dataset(ctx))
-    model, tokenizer = toolbox.opening.reference_model(ctx)
-    ends = toolbox.load.end_ids(model.generation_config, tokenizer)
-    context = toolbox.load.length_beside_others(model.config)
+    rows = parts.opening.round_rows(ctx, parts.open_dataset(ctx))
+    model, tokenizer = parts.opening.reference_model(ctx)
+    ends = parts.load.end_ids(model.generation_config, tokenizer)
+    context = parts.load.length_beside_others(model.config)
     tally = written(ctx.out, rows, tokenizer, context, ends)
     ctx.progress(len(rows), total=len(rows))
     base.write_generation(ctx.out, len(rows), 0, 0, tally)
 
 
-def write_pairs(out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
+def write_pairs(out: Path, rows: Sequence[parts.Row], *how: Any) -> Tally:
     """Write the pairs of rows to a folder, and count them; `how` are further arguments of `existing_sequences`."""
     pairs, parted, endless = existing_sequences(rows, *how)
-    pairs.save(out, toolbox.PAIRS)
+    pairs.save(out, parts.PAIRS)
     same = len(rows) - len(pairs) // 2
     return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
 
 def existing_sequences(
-    rows: Sequence[toolbox.Row],
-    tokenizer: toolbox.PreTrainedTokenizerBase,
+    rows: Sequence[parts.Row],
+    tokenizer: parts.PreTrainedTokenizerBase,
     context: int | None = None,
     ends: Collection[int] = (),
-) -> tuple[toolbox.Sequences, int, int]:
+) -> tuple[parts.Sequences, int, int]:
     """Return the pairs of a preference dataset as token ids; see `encode_answers`.
 
     Args:
@@ -207,20 +207,20 @@ def existing_sequences(
 
 
 def _encoded(
-    rows: Sequence[toolbox.Row],
-    asked: Sequence[tuple[int, toolbox.Text, Sequence[toolbox.Text]]],
+    rows: Sequence[parts.Row],
+    asked: Sequence[tuple[int, parts.Text, Sequence[parts.Text]]],
     labels: Sequence[float],
-    tokenizer: toolbox.PreTrainedTokenizerBase,
+    tokenizer: parts.PreTrainedTokenizerBase,
     context: int | None,
     ends: Collection[int],
     *,
     told: bool = False,
-) -> tuple[toolbox.Sequences, list[toolbox.chat.Answered]]:
+) -> tuple[parts.Sequences, list[parts.chat.Answered]]:
     """Return prompts with answers as sequences; they have row ids only if these are to be recorded."""
-    arguments = {row.id: toolbox.chat.template_arguments(row.columns) for row in rows}
-    found: list[toolbox.chat.Answered] = []
+    arguments = {row.id: parts.chat.template_arguments(row.columns) for row in rows}
+    found: list[parts.chat.Answered] = []
     for row, prompt, answers in asked:
-        found += toolbox.chat.encode_answers(tokenizer, prompt, answers, ends, arguments[row])
+        found += parts.chat.encode_answers(tokenizer, prompt, answers, ends, arguments[row])
         longest = max(len(one.ids) for one in found[-len(answers) :])
         if context is not None and longest > context:
             raise DataError(
@@ -229,15 +229,15 @@ def _encoded(
             )
     ids, marks = [one.ids for one in found], [one.supervised for one in found]
     prompts = [row for row, _, answers in asked for _ in answers] if told else None
-    return toolbox.Sequences.supervised_at(ids, marks, labels, prompts), found
+    return parts.Sequences.supervised_at(ids, marks, labels, prompts), found
 
 
-def pairs_of(rows: Sequence[toolbox.Row]) -> list[toolbox.ExistingPair]:
+def pairs_of(rows: Sequence[parts.Row]) -> list[parts.ExistingPair]:
     """Return the pairs of rows; see `existing_pairs`."""
-    return toolbox.existing_pairs([_with_columns(row) for row in rows])
+    return parts.existing_pairs([_with_columns(row) for row in rows])
 
 
-def _with_columns(row: toolbox.Row) -> toolbox.Row:
+def _with_columns(row: parts.Row) -> parts.Row:
     if row.chosen is None:
         return row
     return replace(row, columns={**row.columns, "chosen": row.chosen, "rejected": row.rejected})
@@ -278,11 +278,11 @@ class ORPO(DPO):
     config_class: ClassVar[type[AlgoConfig]] = ORPOConfig
 
     def training_set(
-        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the pairs, and the loss: likelihood of the chosen, and the odds ratio per token."""
-        return toolbox.preferences.orpo_set(
-            model, toolbox.Sequences.load(folders, toolbox.PAIRS), ctx.settings(ORPOConfig).beta, ctx.device
+        return parts.preferences.orpo_set(
+            model, parts.Sequences.load(folders, parts.PAIRS), ctx.settings(ORPOConfig).beta, ctx.device
         )
 
 
@@ -294,11 +294,11 @@ class SimPO(DPO):
     config_class: ClassVar[type[AlgoConfig]] = SimPOConfig
 
     def training_set(
-        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the pairs, and the loss that compares log-probabilities per token."""
-        algo, pairs = ctx.settings(SimPOConfig), toolbox.Sequences.load(folders, toolbox.PAIRS)
-        return toolbox.preferences.simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
+        algo, pairs = ctx.settings(SimPOConfig), parts.Sequences.load(folders, parts.PAIRS)
+        return parts.preferences.simpo_set(model, pairs, algo.beta, algo.simpo_gamma, ctx.device, algo.cpo_alpha)
 
 
 # -- kto ---------------------------------------------------------------------------------------------------------
@@ -336,40 +336,40 @@ class KTO(DPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = KTOConfig
 
-    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: parts.Groups) -> None:
         """Write the desirable completions with label 1, and the undesirable ones with label 0."""
         labels = groups.labels()
         told = [place for place, label in enumerate(labels) if label is not None]
         groups.sequences(told, [float(label) for label in labels if label is not None]).save(ctx.out)
 
-    def _existing(self, out: Path, rows: Sequence[toolbox.Row], *how: Any) -> Tally:
+    def _existing(self, out: Path, rows: Sequence[parts.Row], *how: Any) -> Tally:
         data, parted, endless = labelled_sequences(rows, *how)
         data.save(out)
         return Tally(base.COMPLETIONS, len(data), parted=parted, endless=endless)
 
     def training_set(
-        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the completions, each also paired with another prompt for the KL estimate, and the loss."""
         algo = ctx.settings(KTOConfig)
-        return toolbox.preferences.kto_set(
+        return parts.preferences.kto_set(
             model,
-            toolbox.Sequences.load(folders),
+            parts.Sequences.load(folders),
             algo.beta,
             (algo.desirable_weight, algo.undesirable_weight),
             ctx.device,
-            context=toolbox.load.context_length(model),
+            context=parts.load.context_length(model),
             of_anchor=lambda data: self.of_anchor(ctx, algo.reference, data, _whole_logprobs),
             of_policy=lambda data: values_of(ctx, model, data, _whole_logprobs, work="score while training"),
         )
 
 
 def labelled_sequences(
-    rows: Sequence[toolbox.Row],
-    tokenizer: toolbox.PreTrainedTokenizerBase,
+    rows: Sequence[parts.Row],
+    tokenizer: parts.PreTrainedTokenizerBase,
     context: int | None = None,
     ends: Collection[int] = (),
-) -> tuple[toolbox.Sequences, int, int]:
+) -> tuple[parts.Sequences, int, int]:
     """Return the completions of rows with a `label` (whether they are desirable), and those of pairs.
 
     Args:
@@ -387,7 +387,7 @@ def labelled_sequences(
         DataError: A text is invalid, or a label is neither true nor false.
     """
     # Each one separately, as TRL's KTOTrainer tokenizes them.
-    asked: list[tuple[int, toolbox.Text, tuple[toolbox.Text]]] = []
+    asked: list[tuple[int, parts.Text, tuple[parts.Text]]] = []
     labels: list[float] = []
     for row in rows:
         if row.completion is not None and row.chosen is None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
-from pipeline.learning.algos import base, policy_config, post_training, reward_stage, toolbox
+from pipeline.learning.algos import base, parts, policy_config, post_training, reward_stage
 from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
 from pipeline.learning.rewards.preference import PreferenceConfig
 
@@ -79,7 +79,7 @@ class GRPO(post_training.PostTrainingAlgorithms):
         post_training.PostTrainingAlgorithms.stages, generate=0.75, train=16.0
     )
 
-    def advantages(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: base.JobContext, samples: parts.Samples) -> NDArray[np.float32]:
         """Return the advantage of each completion over the others of its prompt.
 
         Args:
@@ -90,9 +90,9 @@ class GRPO(post_training.PostTrainingAlgorithms):
             Shape [N], or per token, laid out as `samples.logprobs`; 0 where there is nothing to learn.
         """
         algo = ctx.settings(GRPOConfig)
-        return toolbox.grpo.group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
+        return parts.grpo.group_advantages(samples.rewards, algo.num_generations, algo.scale_rewards)
 
-    def ratio(self, ctx: base.JobContext, tokens: toolbox.TokenBatch) -> toolbox.Tensor:
+    def ratio(self, ctx: base.JobContext, tokens: parts.TokenBatch) -> parts.Tensor:
         """Return the probability ratio of tokens, or completions, to the policy that drew them.
 
         Args:
@@ -103,9 +103,9 @@ class GRPO(post_training.PostTrainingAlgorithms):
         Returns:
             The ratio with its gradient, shape [B, T] or [B, 1].
         """
-        return toolbox.grpo.importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
+        return parts.grpo.importance_ratio(tokens, ctx.settings(GRPOConfig).importance_sampling_level)
 
-    def surrogate(self, ctx: base.JobContext, tokens: toolbox.TokenBatch, ratio: toolbox.Tensor) -> toolbox.Tensor:
+    def surrogate(self, ctx: base.JobContext, tokens: parts.TokenBatch, ratio: parts.Tensor) -> parts.Tensor:
         """Return the objective to maximise, without the KL term: here the clipped ratio times the advantage.
 
         Args:
@@ -116,9 +116,9 @@ class GRPO(post_training.PostTrainingAlgorithms):
         Returns:
             The objective with its gradient, shape [B, T] or [B, 1]; `loss_type` says how it is averaged.
         """
-        return toolbox.grpo.clipped_surrogate(tokens, ratio, ctx.settings(GRPOConfig))
+        return parts.grpo.clipped_surrogate(tokens, ratio, ctx.settings(GRPOConfig))
 
-    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: parts.Groups) -> None:
         """Write whole groups, without completions that were cut off if the settings say so."""
         samples = post_training.samples_of(groups)
         if ctx.settings(GRPOConfig).mask_truncated_completions:
@@ -126,12 +126,12 @@ class GRPO(post_training.PostTrainingAlgorithms):
         samples.save(ctx.out)
 
     def training_set(
-        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the samples with their advantages, and the clipped loss."""
-        samples, generation = toolbox.Samples.load(folders), ctx.config.generation
-        advantages = toolbox.grpo.checked_advantages(self.advantages(ctx, samples), samples)
-        return toolbox.grpo.grpo_set(
+        samples, generation = parts.Samples.load(folders), ctx.config.generation
+        advantages = parts.grpo.checked_advantages(self.advantages(ctx, samples), samples)
+        return parts.grpo.grpo_set(
             model,
             samples,
             advantages,
@@ -144,22 +144,22 @@ class GRPO(post_training.PostTrainingAlgorithms):
             surrogate=lambda tokens, ratio: self.surrogate(ctx, tokens, ratio),
         )
 
-    def held_to(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32] | None:
+    def held_to(self, ctx: base.JobContext, samples: parts.Samples) -> NDArray[np.float32] | None:
         """Return the anchor's log-probabilities for the KL term, from `anchor_logprobs`.
 
         None without a KL term.
         """
         return self.anchor_logprobs(ctx, samples) if ctx.settings(GRPOConfig).beta else None
 
-    def anchor_logprobs(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def anchor_logprobs(self, ctx: base.JobContext, samples: parts.Samples) -> NDArray[np.float32]:
         """Return log-probabilities of the drawn tokens under the anchor, laid out as `samples.logprobs`."""
         data, temperature = samples.sequences, ctx.config.generation.temperature
 
-        def of(model: toolbox.PreTrainedModel, batch: toolbox.Batch) -> toolbox.Tensor:
-            return toolbox.scoring.completion_logprobs(model, batch, temperature)
+        def of(model: parts.PreTrainedModel, batch: parts.Batch) -> parts.Tensor:
+            return parts.scoring.completion_logprobs(model, batch, temperature)
 
         found = self.of_anchor(ctx, ctx.settings(GRPOConfig).reference, data, of, data.ids.shape[1])
-        return toolbox.grpo.padded(toolbox.grpo.supervised_columns(found, data))
+        return parts.grpo.padded(parts.grpo.supervised_columns(found, data))
 
 
 # -- rloo --------------------------------------------------------------------------------------------------------
@@ -201,15 +201,15 @@ class RLOO(GRPO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = RLOOConfig
 
-    def advantages(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: base.JobContext, samples: parts.Samples) -> NDArray[np.float32]:
         """Return each reward, less `beta` times its log-ratio to the anchor, minus the mean of the others."""
         algo = ctx.settings(RLOOConfig)
         rewards = samples.rewards.astype(np.float64)
         if algo.beta:
-            rewards = rewards - algo.beta * toolbox.grpo.log_ratios(samples, self.anchor_logprobs(ctx, samples))
-        return toolbox.grpo.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
+            rewards = rewards - algo.beta * parts.grpo.log_ratios(samples, self.anchor_logprobs(ctx, samples))
+        return parts.grpo.leave_one_out(rewards, algo.num_generations, normalizes=algo.normalize_advantages)
 
-    def held_to(self, ctx: base.JobContext, samples: toolbox.Samples) -> None:
+    def held_to(self, ctx: base.JobContext, samples: parts.Samples) -> None:
         """Return None: the KL penalty is part of the reward."""
 
 
@@ -252,17 +252,17 @@ class REINFORCEpp(RLOO):
     version: ClassVar[int] = 1
     config_class: ClassVar[type[AlgoConfig]] = REINFORCEppConfig
 
-    def advantages(self, ctx: base.JobContext, samples: toolbox.Samples) -> NDArray[np.float32]:
+    def advantages(self, ctx: base.JobContext, samples: parts.Samples) -> NDArray[np.float32]:
         """Return each token's return, normalised to mean 0 and standard deviation 1 over all tokens.
 
         Shape [N, C].
         """
         algo, rewards = ctx.settings(REINFORCEppConfig), samples.rewards
         if algo.baseline:
-            better = toolbox.grpo.group_advantages(rewards, algo.num_generations, ScaleRewards.none)
+            better = parts.grpo.group_advantages(rewards, algo.num_generations, ScaleRewards.none)
             rewards = np.where(np.isnan(rewards), np.nan, better)
         penalty = algo.beta * (samples.logprobs - self.anchor_logprobs(ctx, samples)) if algo.beta else None
-        return toolbox.grpo.whitened_returns(rewards, penalty, samples)
+        return parts.grpo.whitened_returns(rewards, penalty, samples)
 
 
 # -- grpo hf -----------------------------------------------------------------------------------------------------
@@ -316,16 +316,16 @@ class GRPOHF(reward_stage.LearnsReward, GRPO):
         base.METRICS,
     )
 
-    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: parts.Groups) -> None:
         """Write whole groups, and pairs among them for the reward models."""
         super().keep(ctx, groups)
         if not ctx.inputs.get(reward_stage.REWARD.name):
-            groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, toolbox.PAIRS)
+            groups.pairs(ctx.settings(GRPOHFConfig).preferences).save(ctx.out, parts.PAIRS)
 
     def reward(self, ctx: base.JobContext) -> None:
         """Fit the reward models, and score every completion with the model that has not seen its prompt."""
         folders = super().data(ctx)
-        samples = toolbox.Samples.load(folders)
+        samples = parts.Samples.load(folders)
         # completions that are left out of the loss are scored too
         whole = replace(samples.sequences, left_out=None)
         scores = reward_stage.cross_fitted(ctx, folders, whole, ctx.settings(GRPOHFConfig).reward_model)
@@ -335,6 +335,6 @@ class GRPOHF(reward_stage.LearnsReward, GRPO):
         """Return the folders of samples with the scores of the reward stage."""
         return ctx.inputs["reward"]
 
-    def judge(self, ctx: base.JobContext) -> toolbox.Judge:
+    def judge(self, ctx: base.JobContext) -> parts.Judge:
         """Return the reward models of this round as a judge; each scores the prompts that it has not seen."""
         return reward_stage.fitted_rewards(ctx, super().data(ctx))

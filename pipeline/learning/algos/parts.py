@@ -1,6 +1,6 @@
-"""Functions and classes for methods in workers.
+"""Functions and classes that methods use in workers.
 
-Methods use them through `toolbox`, which loads them at first use.
+`from pipeline.learning.algos import parts` gives a proxy that loads this module, and torch with it, at first use.
 """
 
 # ruff: noqa: F401 - names for others
@@ -8,11 +8,12 @@ Methods use them through `toolbox`, which loads them at first use.
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.learning.algos import opening
+from pipeline.learning.algos import evaluating, opening
+from pipeline.learning.algos.evaluating import evaluate, write_metrics
 from pipeline.learning.algos.groups import PAIRS, Drawn, Groups, Judge, Rollouts, draw_groups, exact_logprobs
 from pipeline.learning.algos.groups import score_shard as score_shard
 from pipeline.learning.algos.online import fit_online
-from pipeline.learning.algos.opening import evaluate, open_dataset, write_metrics
+from pipeline.learning.algos.opening import open_dataset
 from pipeline.learning.datasets import chat
 from pipeline.learning.datasets.base import Dataset, Row, Text
 from pipeline.learning.generation import policy, sampling

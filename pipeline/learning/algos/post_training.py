@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import AlgoConfig
 from pipeline.files import json_text
-from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos import base, parts
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Section, Stage
 from pipeline.learning.algos.policy_config import Anchor, PolicyAlgoConfig
 from pipeline.outputs.formats import OPTIMIZER, TRAINING, Tally
@@ -30,7 +30,7 @@ TRAIN: tuple[Section, ...] = ("system", "training", "generation", "algo", "model
 """Sections that training a policy depends on; from `generation` the sampling temperature, and from `model` the
 place of the reference."""
 
-Of = Callable[..., "toolbox.Tensor"]
+Of = Callable[..., "parts.Tensor"]
 """Function from a model and a batch to one row per sequence."""
 _DRAWING = ("generate", "current_policy")
 ONLINE_S = 12.0
@@ -81,8 +81,8 @@ class PostTrainingAlgorithms(Algorithm):
 
     @abstractmethod
     def training_set(
-        self, ctx: JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the data that the policy is trained on, and the loss.
 
         Args:
@@ -91,7 +91,7 @@ class PostTrainingAlgorithms(Algorithm):
             folders: Folders written by `keep`: of all shards of a round, or of one batch drawn online.
         """
 
-    def keep(self, ctx: JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: JobContext, groups: parts.Groups) -> None:
         """Write the part of a shard's groups that training needs, for `training_set` to read.
 
         By default these are whole groups with their rewards, and the log-probabilities of the policy that drew
@@ -99,7 +99,7 @@ class PostTrainingAlgorithms(Algorithm):
         """
         samples_of(groups).save(ctx.out)
 
-    def judge(self, ctx: JobContext) -> toolbox.Judge | None:
+    def judge(self, ctx: JobContext) -> parts.Judge | None:
         """Return the function that scores completions drawn in training; None for the rewards of the dataset."""
         return None
 
@@ -112,77 +112,77 @@ class PostTrainingAlgorithms(Algorithm):
 
         In the first round the reference itself, or that of `start`.
         """
-        algo, dataset = ctx.settings(PolicyAlgoConfig), toolbox.open_dataset(ctx)
+        algo, dataset = ctx.settings(PolicyAlgoConfig), parts.open_dataset(ctx)
         policy = self.current_policy(ctx, dataset)
-        drawn = toolbox.draw_groups(ctx, dataset, policy, algo.num_generations)
-        replace(drawn, logprobs=toolbox.exact_logprobs(ctx, algo, policy, drawn)).save(ctx.out)
+        drawn = parts.draw_groups(ctx, dataset, policy, algo.num_generations)
+        replace(drawn, logprobs=parts.exact_logprobs(ctx, algo, policy, drawn)).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
         """Score the drawn completions."""
-        groups = toolbox.score_shard(ctx)
+        groups = parts.score_shard(ctx)
         self.keep(ctx, groups)
         groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: JobContext) -> None:
         """Train, and save the policy (or its adapters) with its tokenizer."""
         algo = ctx.settings(PolicyAlgoConfig)
-        model = toolbox.opening.to_train(ctx, algo)
-        fitted = toolbox.fit_online if algo.draws_to_train else _fit_round
+        model = parts.opening.to_train(ctx, algo)
+        fitted = parts.fit_online if algo.draws_to_train else _fit_round
         about, tally = fitted(self, ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
         if not ctx.ranks.is_first:
             return
-        toolbox.opening.save_policy(ctx, algo, model)
-        toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), ctx.out)
+        parts.opening.save_policy(ctx, algo, model)
+        parts.load.save_tokenizer(parts.opening.reference_tokenizer(ctx), ctx.out)
         told = about.pop("note", None)
         note = base.noted(base.teaching(about, algo.num_generations), algo.batch_size, tally, told=told)
         (ctx.out / TRAINING).write_text(json_text({**about, **note}) + "\n")
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the trained policy, and compare it with the reference."""
-        dataset = toolbox.open_dataset(ctx)
-        policy = toolbox.opening.trained_policy(ctx, dataset, ctx.input("train"), compared=True)
-        toolbox.evaluate(ctx, policy, dataset, ctx.out)
+        dataset = parts.open_dataset(ctx)
+        policy = parts.opening.trained_policy(ctx, dataset, ctx.input("train"), compared=True)
+        parts.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: JobContext) -> None:
         """Compute the metrics of all evaluated samples."""
-        toolbox.write_metrics(ctx)
+        parts.write_metrics(ctx)
 
-    def current_policy(self, ctx: JobContext, dataset: toolbox.Dataset) -> toolbox.TextPolicy:
+    def current_policy(self, ctx: JobContext, dataset: parts.Dataset) -> parts.TextPolicy:
         """Return the policy that this round's training starts from."""
         folder = base.started_from(ctx)
         if folder is None:
-            return toolbox.opening.reference_policy(ctx, dataset)
-        return toolbox.opening.trained_policy(ctx, dataset, folder)
+            return parts.opening.reference_policy(ctx, dataset)
+        return parts.opening.trained_policy(ctx, dataset, folder)
 
-    def anchor_model(self, ctx: JobContext, anchor: Anchor) -> toolbox.PreTrainedModel:
+    def anchor_model(self, ctx: JobContext, anchor: Anchor) -> parts.PreTrainedModel:
         """Return the frozen anchor; the same model on every call if training draws online."""
         algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
         if not algo.draws_to_train:
-            return toolbox.opening.frozen_policy(ctx, algo, previous=previous)
+            return parts.opening.frozen_policy(ctx, algo, previous=previous)
         if anchor not in self._anchors:
-            self._anchors[anchor] = toolbox.opening.frozen_policy(ctx, algo, previous=previous)
+            self._anchors[anchor] = parts.opening.frozen_policy(ctx, algo, previous=previous)
         return self._anchors[anchor]
 
     def of_anchor(
-        self, ctx: JobContext, anchor: Anchor, data: toolbox.Sequences, of: Of, width: int | None = None
+        self, ctx: JobContext, anchor: Anchor, data: parts.Sequences, of: Of, width: int | None = None
     ) -> NDArray[np.float64]:
         """Compute a function of the anchor on sequences; see `values_of`."""
         model = self.anchor_model(ctx, anchor)
-        toolbox.scoring.note_scored(data, model)
-        with toolbox.scoring.without_padding(model, ctx.config.training.padding_free):
+        parts.scoring.note_scored(data, model)
+        with parts.scoring.without_padding(model, ctx.config.training.padding_free):
             return values_of(ctx, model, data, of, width=width)
 
     def __init__(self) -> None:
-        self._anchors: dict[Anchor, toolbox.PreTrainedModel] = {}
+        self._anchors: dict[Anchor, parts.PreTrainedModel] = {}
 
-    def _fitting(self, ctx: JobContext) -> toolbox.Fitting:
+    def _fitting(self, ctx: JobContext) -> parts.Fitting:
         algo = ctx.settings(PolicyAlgoConfig)
         return fitting_of(ctx, "policy", algo.batch_size, algo.epochs, algo.learning_rate)
 
 
 def values_of(
-    ctx: JobContext, model: toolbox.PreTrainedModel, data: toolbox.Sequences, of: Of, **how: Any
+    ctx: JobContext, model: parts.PreTrainedModel, data: parts.Sequences, of: Of, **how: Any
 ) -> NDArray[np.float64]:
     """Compute a function of a model on sequences; all ranks call this together.
 
@@ -193,14 +193,14 @@ def values_of(
         of: Function of the model and a batch, as `score` of `score_sequences`.
         how: Further arguments of `score_sequences`.
     """
-    with toolbox.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
-        return toolbox.scoring.score_sequences(
+    with parts.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+        return parts.scoring.score_sequences(
             data,
             partial(of, model),
             micro_batch_size=ctx.config.training.micro_batch_size,
             device=ctx.device,
             ranks=ctx.ranks,
-            sizes=toolbox.BatchSizes(ctx.hints, ctx.device, model),
+            sizes=parts.BatchSizes(ctx.hints, ctx.device, model),
             **how,
         )
 
@@ -234,30 +234,30 @@ def _online(stages: Iterable[Stage], learns_reward: bool) -> Iterator[Stage]:
             yield stage
 
 
-def samples_of(groups: toolbox.Groups) -> toolbox.Samples:
+def samples_of(groups: parts.Groups) -> parts.Samples:
     """Return whole groups with rewards and, if kept, the log-probabilities of the policy that drew them."""
     sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
     if groups.logprobs is None:
-        return toolbox.Samples.without_logprobs(sequences)
-    return toolbox.Samples(sequences, toolbox.grpo.padded(groups.logprobs))
+        return parts.Samples.without_logprobs(sequences)
+    return parts.Samples(sequences, parts.grpo.padded(groups.logprobs))
 
 
 def _fit_round(
-    algorithm: PostTrainingAlgorithms, ctx: JobContext, model: toolbox.PreTrainedModel, fitting: toolbox.Fitting
+    algorithm: PostTrainingAlgorithms, ctx: JobContext, model: parts.PreTrainedModel, fitting: parts.Fitting
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train on completions of earlier stages; return entries of ``training.json``, and the tally of the draws."""
     spent = {"tokens_generated": base.tokens_generated(ctx)}
     made = algorithm.training_set(ctx, model, algorithm.data(ctx))
-    losses = toolbox.fit(model, made, fitting)
+    losses = parts.fit(model, made, fitting)
     tally = base.tally_of(base.rounds_to_train_on(ctx, aggregate=ctx.settings(PolicyAlgoConfig).aggregate))
     about = {**spent, **made.about, **algorithm.told_before(ctx)}
-    tokens = toolbox.trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)
+    tokens = parts.trained_tokens(made.data, fitting.epochs) + algorithm.spent_before(ctx)
     return {**about, "tokens_trained": tokens, "loss": losses, **made.told}, tally
 
 
 def fitting_of(
     ctx: JobContext, name: str, batch_size: int, epochs: int, learning_rate: float, *, more: bool = False
-) -> toolbox.Fitting:
+) -> parts.Fitting:
     """Return the optimization settings of a training in a stage.
 
     Args:
@@ -268,7 +268,7 @@ def fitting_of(
         learning_rate: Peak learning rate.
         more: Whether the stage goes on with other work afterwards.
     """
-    return toolbox.Fitting(
+    return parts.Fitting(
         batch_size=batch_size,
         epochs=epochs,
         learning_rate=learning_rate,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, SMALLEST_DIVISOR, AlgoConfig, Config, number
 from pipeline.errors import JobError
-from pipeline.learning.algos import toolbox, value_guided
+from pipeline.learning.algos import parts, value_guided
 from pipeline.learning.algos.base import JobContext, Read, Stage, timed
 from pipeline.learning.algos.reward_stage import REWARD, LearnsReward, RewardModelConfig, cross_fitted
 from pipeline.learning.choices import SMALLEST_STEP, Others
@@ -90,14 +90,14 @@ class QSharp(value_guided.ValueGuidedAlgorithms):
     soft: ClassVar[bool] = True
     """Whether the offset is log E[exp(R / eta)], for which the mean of a reward is not enough."""
 
-    def offset(self, algo: value_guided.ValueAlgoConfig) -> toolbox.Offset:
+    def offset(self, algo: value_guided.ValueAlgoConfig) -> parts.Offset:
         """Return the function for the soft value of the future rewards."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
-            return toolbox.sampling.atoms_offset(atom_rewards(algo), algo.eta)
+            return parts.sampling.atoms_offset(atom_rewards(algo), algo.eta)
         # The lowest reward would add the same constant to every offset, which changes nothing. It would for tokens
         # of offset 0, so requests with a lowest reward other than 0 are refused there.
-        return toolbox.sampling.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
+        return parts.sampling.bernoulli_offset(algo.eta, algo.value_min, algo.value_max)
 
     def atoms(self, algo: value_guided.ValueAlgoConfig) -> int:
         """Return the number of atoms from the settings."""
@@ -110,16 +110,16 @@ class QSharp(value_guided.ValueGuidedAlgorithms):
         return (algo.value_max - algo.value_min) / algo.eta if self.soft else 0.0
 
     def draw(
-        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
-    ) -> toolbox.Drawn:
+        self, ctx: JobContext, dataset: parts.Dataset, roll_in: parts.TextPolicy, reference: parts.TextPolicy
+    ) -> parts.Drawn:
         """Draw one roll-out per roll-in."""
-        rollouts = toolbox.Rollouts(ctx, dataset, roll_in, finishes=1)
+        rollouts = parts.Rollouts(ctx, dataset, roll_in, finishes=1)
         # The cut is the last token of the prefix; it is labelled too, as its value was just sampled.
         cuts = rollouts.cut()
         prefixes = [tokens[: cut + 1] for tokens, cut in zip(rollouts.tokens, cuts, strict=True)]
         return rollouts.drawn(reference, [rollouts.finish(reference, prefixes, "roll_out")], cuts)
 
-    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
+    def label(self, ctx: JobContext, groups: parts.Groups) -> parts.Sequences:
         """Label every roll-out with its reward; those without a reward are left out."""
         rewards = groups.scored.values
         kept = np.flatnonzero(~np.isnan(rewards))
@@ -182,12 +182,12 @@ class CD(QSharp):
     config_class: ClassVar[type[AlgoConfig]] = CDConfig
     soft: ClassVar[bool] = False
 
-    def offset(self, algo: value_guided.ValueAlgoConfig) -> toolbox.Offset:
+    def offset(self, algo: value_guided.ValueAlgoConfig) -> parts.Offset:
         """Return the function for the expected reward divided by eta."""
         assert isinstance(algo, QSharpConfig)
         if algo.atoms > 1:
-            return toolbox.sampling.expected_atoms_offset(atom_rewards(algo), algo.eta)
-        return toolbox.sampling.expected_offset(algo.eta, algo.value_min, algo.value_max)
+            return parts.sampling.expected_atoms_offset(atom_rewards(algo), algo.eta)
+        return parts.sampling.expected_offset(algo.eta, algo.value_min, algo.value_max)
 
 
 # -- qsharp hf ---------------------------------------------------------------------------------------------------
@@ -240,21 +240,21 @@ class QSharpHF(LearnsReward, QSharp):
     )
 
     def draw(
-        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
-    ) -> toolbox.Drawn:
+        self, ctx: JobContext, dataset: parts.Dataset, roll_in: parts.TextPolicy, reference: parts.TextPolicy
+    ) -> parts.Drawn:
         """Draw two roll-outs per roll-in."""
-        return toolbox.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference)
+        return parts.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference)
 
-    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
+    def label(self, ctx: JobContext, groups: parts.Groups) -> parts.Sequences:
         """Return all roll-outs without labels; also write the pairs that have a preference."""
         told = enumerate(groups.decided(ctx.settings(QSharpHFConfig).preferences).tolist())
         places = [2 * index + side for index, one in told if one != UNDECIDED for side in (1 - one, one)]
         pairs = zip(places[::2], places[1::2], strict=True)
         kept = [place for pair in pairs if groups.tokens[pair[0]] != groups.tokens[pair[1]] for place in pair]
-        groups.uncut().sequences(kept, [1.0, 0.0] * (len(kept) // 2)).save(ctx.out, toolbox.PAIRS)
+        groups.uncut().sequences(kept, [1.0, 0.0] * (len(kept) // 2)).save(ctx.out, parts.PAIRS)
         return groups.sequences(range(len(groups.tokens)), [0.0] * len(groups.tokens))
 
-    def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
+    def tally(self, ctx: JobContext, groups: parts.Groups, labelled: parts.Sequences) -> Tally:
         """Count the pairs."""
         return groups.pair_tally(ctx.settings(QSharpHFConfig).preferences)
 
@@ -262,7 +262,7 @@ class QSharpHF(LearnsReward, QSharp):
         """Fit the reward models, and label every roll-out with the model that has not seen its prompt."""
         algo = ctx.settings(QSharpHFConfig)
         folders = super().data(ctx)
-        data = toolbox.Sequences.load(folders)
+        data = parts.Sequences.load(folders)
         rewards = cross_fitted(ctx, folders, data, algo.reward_model).clip(algo.value_min, algo.value_max)
         replace(data, labels=self.labels(ctx, rewards).astype("float32")).save(ctx.out)
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pipeline import errors, files
 from pipeline.config import schema, tables
 from pipeline.config.user_code import import_object, other_arguments, ships
-from pipeline.learning.algos import base, policy_config, toolbox
+from pipeline.learning.algos import base, parts, policy_config
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage
 from pipeline.learning.models.kinds import TinyModelConfig
 from pipeline.learning.rewards.judge import asks_reference
@@ -82,10 +82,10 @@ class Preparation(Algorithm):
         """Write the token ids of every prompt, with the reference's tokenizer."""
         with ctx.loading():
             from pipeline.learning.datasets.prepared import PreparedDataset, tokenized
-        dataset = toolbox.open_dataset(ctx)
+        dataset = parts.open_dataset(ctx)
         if not isinstance(dataset, PreparedDataset):
             raise errors.JobError("its dataset was not prepared")
-        tokenized(dataset, toolbox.opening.reference_tokenizer(ctx), ctx.out)
+        tokenized(dataset, parts.opening.reference_tokenizer(ctx), ctx.out)
 
 
 class Reference(Algorithm):
@@ -116,10 +116,10 @@ class Reference(Algorithm):
         """Train a tiny model, or record where the named model is; see `learning.models.source`."""
         model = ctx.config.model
         if not isinstance(model, TinyModelConfig):
-            toolbox.source.write_reference(model, ctx.out)
+            parts.source.write_reference(model, ctx.out)
             return
-        dataset = toolbox.open_dataset(ctx)
-        trained, losses = toolbox.tiny.train_reference(
+        dataset = parts.open_dataset(ctx)
+        trained, losses = parts.tiny.train_reference(
             model,
             dataset,
             ctx.device,
@@ -129,12 +129,12 @@ class Reference(Algorithm):
             ranks=ctx.ranks,
             curve=ctx.curve("reference"),
         )
-        toolbox.save_model(trained, ctx.out, ctx.ranks)
+        parts.save_model(trained, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        toolbox.load.save_tokenizer(toolbox.tiny.make_tokenizer(dataset), ctx.out)
-        found = toolbox.tiny.measure_imitation(
-            toolbox.load.load_policy(ctx.out, ctx.config.system, ctx.device), dataset
+        parts.load.save_tokenizer(parts.tiny.make_tokenizer(dataset), ctx.out)
+        found = parts.tiny.measure_imitation(
+            parts.load.load_policy(ctx.out, ctx.config.system, ctx.device), dataset
         )
         about: dict[str, Any] = {"held_out_nats_per_token": found and asdict(found), "loss": losses}
         if found and (note := found.problem(model.references[0])):
@@ -144,19 +144,19 @@ class Reference(Algorithm):
 
     def evaluate(self, ctx: JobContext) -> None:
         """Sample from the plain reference, decode it greedily, and compute the optimum of all policies."""
-        dataset = toolbox.open_dataset(ctx)
-        policy = toolbox.opening.reference_policy(ctx, dataset)
-        greedy = 0 if ctx.first_sample or ctx.greedy else toolbox.opening.GREEDY_SAMPLES
+        dataset = parts.open_dataset(ctx)
+        policy = parts.opening.reference_policy(ctx, dataset)
+        greedy = 0 if ctx.first_sample or ctx.greedy else parts.evaluating.GREEDY_SAMPLES
         each = ctx.config.evaluation.num_samples - ctx.first_sample + greedy
-        total = toolbox.opening.held_out_count(ctx, dataset) * each
-        drawn = toolbox.evaluate(ctx, policy, dataset, ctx.out, total=total)
+        total = parts.opening.held_out_count(ctx, dataset) * each
+        drawn = parts.evaluate(ctx, policy, dataset, ctx.out, total=total)
         if greedy:
-            toolbox.opening.evaluate_greedy(ctx, dataset, drawn)
-        toolbox.opening.evaluate_right(ctx, dataset, policy)
+            parts.evaluating.evaluate_greedy(ctx, dataset, drawn)
+        parts.evaluating.evaluate_right(ctx, dataset, policy)
 
     def metrics(self, ctx: JobContext) -> None:
         """Compute the metrics of all evaluated samples, and of the baselines."""
-        toolbox.write_metrics(ctx, toolbox.opening.anchor_measures(ctx))
+        parts.write_metrics(ctx, parts.evaluating.anchor_measures(ctx))
 
 
 # -- validate ----------------------------------------------------------------------------------------------------

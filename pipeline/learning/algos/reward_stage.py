@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pipeline import errors, files
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, Config, Settings, number
-from pipeline.learning.algos import base, toolbox
+from pipeline.learning.algos import base, parts
 from pipeline.learning.algos.dpo import PairSource, take_existing, with_existing, write_pairs
 from pipeline.learning.algos.policy_config import too_few
 from pipeline.learning.algos.post_training import EVALUATE, fitting_of, groups_drawn
@@ -70,11 +70,11 @@ _FITTED = "the reward model was fitted to"
 
 def fit_reward_model(
     ctx: base.JobContext,
-    pairs: toolbox.Sequences,
+    pairs: parts.Sequences,
     settings: RewardModelConfig,
     fold: int | None = None,
     tokens: int = 0,
-) -> tuple[toolbox.ValueModel, dict[str, Any]]:
+) -> tuple[parts.ValueModel, dict[str, Any]]:
     """Fit a reward model to pairs.
 
     Args:
@@ -94,33 +94,31 @@ def fit_reward_model(
         # Folds have about the same size, and progress must never decrease.
         ctx.progress((fold or 0) * total + done, total=settings.folds * total, tokens=tokens + own)
 
-    model = toolbox.opening.fresh_value_model(ctx, HeadType.v)
+    model = parts.opening.fresh_value_model(ctx, HeadType.v)
     fitting = fitting if fold is None else replace(fitting, on_step=on_step)
-    losses = toolbox.value.fit_reward_model(model, pairs, fitting)
-    trained = toolbox.trained_tokens(pairs, settings.epochs)
+    losses = parts.value.fit_reward_model(model, pairs, fitting)
+    trained = parts.trained_tokens(pairs, settings.epochs)
     return model, {"pairs": len(pairs) // 2, "tokens_trained": trained, "loss": losses}
 
 
 def _scores(
-    ctx: base.JobContext, model: toolbox.ValueModel, data: toolbox.Sequences, **how: Any
+    ctx: base.JobContext, model: parts.ValueModel, data: parts.Sequences, **how: Any
 ) -> NDArray[np.float64]:
     """Return raw scores of sequences, shape [N]."""
     size = ctx.config.training.micro_batch_size
-    return toolbox.value.reward_scores(
-        model, data, micro_batch_size=size, device=ctx.device, hints=ctx.hints, **how
-    )
+    return parts.value.reward_scores(model, data, micro_batch_size=size, device=ctx.device, hints=ctx.hints, **how)
 
 
-def _save(ctx: base.JobContext, model: toolbox.ValueModel, folder: Path) -> None:
+def _save(ctx: base.JobContext, model: parts.ValueModel, folder: Path) -> None:
     """Save a reward model with its tokenizer."""
     folder.mkdir(exist_ok=True)
-    toolbox.save_model(model, folder, ctx.ranks)
+    parts.save_model(model, folder, ctx.ranks)
     if ctx.ranks.is_first:
-        toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), folder)
+        parts.load.save_tokenizer(parts.opening.reference_tokenizer(ctx), folder)
 
 
 def cross_fitted(
-    ctx: base.JobContext, folders: Sequence[Path], data: toolbox.Sequences, settings: RewardModelConfig
+    ctx: base.JobContext, folders: Sequence[Path], data: parts.Sequences, settings: RewardModelConfig
 ) -> NDArray[np.float64]:
     """Fit one reward model per fold of prompts, and score that fold with it.
 
@@ -136,8 +134,8 @@ def cross_fitted(
         Standardised scores, shape [N], with mean 0 and standard deviation 1 in each fold: scores of two models
         share neither zero nor unit.
     """
-    pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
-    of_pairs, of_data = toolbox.prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
+    pairs = parts.Sequences.load(folders, parts.PAIRS)
+    of_pairs, of_data = parts.prompt_folds(pairs.prompts[::2], data.prompts, settings.folds)
     found, fits, tokens = np.zeros(len(data)), [], 0
     for fold in range(settings.folds):
         unseen = np.repeat((of_pairs == fold) & (settings.folds > 1), 2)
@@ -145,14 +143,14 @@ def cross_fitted(
         tokens += about["tokens_trained"]
         places = np.flatnonzero(of_data == fold)
         raw = _scores(ctx, model, data.some(places), ranks=ctx.ranks)
-        mean, deviation = toolbox.value.scale_of(raw)
+        mean, deviation = parts.value.scale_of(raw)
         found[places] = (raw - mean) / deviation
         held_out = _scores(ctx, model, pairs.some(np.flatnonzero(unseen)), ranks=ctx.ranks)
         fits.append(
             {
                 **about,
                 "held_out_pairs": len(held_out) // 2,
-                "held_out_accuracy": toolbox.value.share_preferred(held_out),
+                "held_out_accuracy": parts.value.share_preferred(held_out),
                 "mean": mean,
                 "deviation": deviation,
                 "scored": len(places),
@@ -167,7 +165,7 @@ def cross_fitted(
     return found
 
 
-def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Judge:
+def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> parts.Judge:
     """Return the reward models of a round as a judge for completions of its prompts that are drawn later.
 
     As in the stage itself, the model that has not seen a prompt's pairs scores it, and scores are standardised
@@ -179,15 +177,15 @@ def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Jud
     """
     place = ctx.input(REWARD.name)
     fits = formats.read_input(place, formats.REWARD, formats.read_reward_fit).fits
-    pairs = toolbox.Sequences.load(folders, toolbox.PAIRS).prompts[::2]
+    pairs = parts.Sequences.load(folders, parts.PAIRS).prompts[::2]
     models = [
-        toolbox.load.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
+        parts.load.load_value(place / f"fold_{fold}", ctx.config.system, ctx.device)
         for fold in range(len(fits) if ctx.ranks.is_first else 0)
     ]
 
-    def scored(data: toolbox.Sequences) -> list[float]:
+    def scored(data: parts.Sequences) -> list[float]:
         found = np.zeros(len(data))
-        _, folds = toolbox.prompt_folds(pairs, data.prompts, len(fits))
+        _, folds = parts.prompt_folds(pairs, data.prompts, len(fits))
         for fold, (model, fit) in enumerate(zip(models, fits, strict=True)):
             places = np.flatnonzero(folds == fold)
             raw = _scores(ctx, model, data.some(places))
@@ -196,13 +194,13 @@ def fitted_rewards(ctx: base.JobContext, folders: Sequence[Path]) -> toolbox.Jud
 
     def judge(
         prompts: Sequence[list[int]], completions: Sequence[list[int]], rows: NDArray[np.int64]
-    ) -> toolbox.Scored:
+    ) -> parts.Scored:
         texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        data = toolbox.Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
+        data = parts.Sequences.of(texts, [*map(len, prompts)], [0.0] * len(texts), rows.tolist())
         # Only one of the ranks scores: otherwise each would load all models.
         values = np.array(ctx.ranks.made_by_first(lambda: scored(data)))
         unknown = [None] * len(texts)
-        return toolbox.Scored(values, {}, unknown, unknown, unknown)
+        return parts.Scored(values, {}, unknown, unknown, unknown)
 
     return judge
 
@@ -340,14 +338,14 @@ class BestOfN(base.Algorithm):
 
     def generate(self, ctx: base.JobContext) -> None:
         """Draw completions with the reference."""
-        dataset = toolbox.open_dataset(ctx)
-        policy = toolbox.opening.reference_policy(ctx, dataset)
-        toolbox.draw_groups(ctx, dataset, policy, ctx.settings(PickerConfig).num_generations).save(ctx.out)
+        dataset = parts.open_dataset(ctx)
+        policy = parts.opening.reference_policy(ctx, dataset)
+        parts.draw_groups(ctx, dataset, policy, ctx.settings(PickerConfig).num_generations).save(ctx.out)
 
     def score(self, ctx: base.JobContext) -> None:
         """Score completions and form pairs."""
-        groups = toolbox.score_shard(ctx)
-        groups.pairs(ctx.settings(PickerConfig).preferences).save(ctx.out, toolbox.PAIRS)
+        groups = parts.score_shard(ctx)
+        groups.pairs(ctx.settings(PickerConfig).preferences).save(ctx.out, parts.PAIRS)
         groups.note(ctx.out, groups.tally())
 
     def train(self, ctx: base.JobContext) -> None:
@@ -358,7 +356,7 @@ class BestOfN(base.Algorithm):
             (ctx.out / formats.TRAINING).write_text(files.json_text({**spent, "tokens_trained": 0}) + "\n")
             return
         folders = base.rounds_to_train_on(ctx, aggregate=algo.aggregate)
-        pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
+        pairs = parts.Sequences.load(folders, parts.PAIRS)
         model, about = fit_reward_model(ctx, pairs, algo.fit)
         _save(ctx, model, ctx.out)
         if ctx.ranks.is_first:
@@ -367,38 +365,38 @@ class BestOfN(base.Algorithm):
 
     def evaluate(self, ctx: base.JobContext) -> None:
         """Draw n completions for each that is needed, and pick one."""
-        algo, dataset = ctx.settings(PickerConfig), toolbox.open_dataset(ctx)
-        policy = toolbox.opening.reference_policy(ctx, dataset, kind=toolbox.policy.BestOfNPolicy)
-        assert isinstance(policy, toolbox.policy.BestOfNPolicy)
+        algo, dataset = ctx.settings(PickerConfig), parts.open_dataset(ctx)
+        policy = parts.opening.reference_policy(ctx, dataset, kind=parts.policy.BestOfNPolicy)
+        assert isinstance(policy, parts.policy.BestOfNPolicy)
         policy.count = algo.num_generations
         policy.pick = _reward_model(ctx) if algo.trains else _majority(ctx, policy, dataset)
-        toolbox.evaluate(ctx, policy, dataset, ctx.out)
+        parts.evaluate(ctx, policy, dataset, ctx.out)
 
     def metrics(self, ctx: base.JobContext) -> None:
         """Compute the metrics of all evaluated samples."""
-        toolbox.write_metrics(ctx)
+        parts.write_metrics(ctx)
 
 
-def _reward_model(ctx: base.JobContext) -> toolbox.policy.Picker:
+def _reward_model(ctx: base.JobContext) -> parts.policy.Picker:
 
     folder, system = ctx.input("train"), ctx.config.system
     key = ("value", str(folder))
-    model = ctx.models.get(key, lambda: toolbox.load.load_value(folder, system, ctx.device), ctx.loading)
+    model = ctx.models.get(key, lambda: parts.load.load_value(folder, system, ctx.device), ctx.loading)
     how: dict[str, Any] = {"micro_batch_size": ctx.config.generation.batch_size, "device": ctx.device}
     how |= {"purpose": "guidance", "hints": ctx.hints}
-    return toolbox.policy.by_score(partial(toolbox.value.reward_scores, model, **how))
+    return parts.policy.by_score(partial(parts.value.reward_scores, model, **how))
 
 
-def _majority(ctx: base.JobContext, policy: toolbox.TextPolicy, dataset: toolbox.Dataset) -> toolbox.policy.Picker:
+def _majority(ctx: base.JobContext, policy: parts.TextPolicy, dataset: parts.Dataset) -> parts.policy.Picker:
 
-    judge = toolbox.judge_of(toolbox.known_rewards(dataset.config), dataset.config)
+    judge = parts.judge_of(parts.known_rewards(dataset.config), dataset.config)
     if judge is None or judge.traits.answer is None:
         raise errors.JobError(
             f"no reward of this dataset says what an answer is, so there is no majority; "
             f"use algos.{ctx.algo}.selection=reward_model"
         )
     some = dataset.example()  # a template begins the answers to all rows in the same way
-    return toolbox.policy.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))
+    return parts.policy.by_majority(lambda completion: judge.traits.vote(policy.text([completion], [some])[0]))
 
 
 # -- rm ----------------------------------------------------------------------------------------------------------
@@ -466,9 +464,9 @@ class RM(BestOfN):
         """Fit the reward model to all pairs but those of held-out prompts, and try it on these."""
         algo = ctx.settings(RMConfig)
         folders = base.rounds_to_train_on(ctx, aggregate=algo.aggregate)
-        pairs = toolbox.Sequences.load(folders, toolbox.PAIRS)
-        prompts = toolbox.prompt_ids(pairs)
-        apart = toolbox.value.held_out(prompts, ctx.seed, algo.held_out)
+        pairs = parts.Sequences.load(folders, parts.PAIRS)
+        prompts = parts.prompt_ids(pairs)
+        apart = parts.value.held_out(prompts, ctx.seed, algo.held_out)
         known = pairs.some(~apart)
         model, about = fit_reward_model(ctx, known, algo.fit, 0)
         scores = _scores(ctx, model, pairs.some(apart), ranks=ctx.ranks)
@@ -477,7 +475,7 @@ class RM(BestOfN):
             return
         untried = None if len(scores) else "no pair is held out, so it is not known how well it orders others"
         note = base.noted(len(known), algo.batch_size, base.tally_of(folders), _FITTED, told=untried)
-        accuracy = toolbox.value.share_preferred(scores)
+        accuracy = parts.value.share_preferred(scores)
         fit = {**about, "held_out_pairs": len(scores) // 2, "held_out_accuracy": accuracy}
         whole = {"tokens_trained": about["tokens_trained"], **in_short([fit]), "fits": [fit]}
         (ctx.out / formats.REWARD).write_text(files.json_text(whole) + "\n")
@@ -493,4 +491,4 @@ class RM(BestOfN):
     def metrics(self, ctx: base.JobContext) -> None:
         """Compute the metrics of all evaluated samples, and the accuracy on held-out pairs."""
         tried = formats.read_input(ctx.input("train"), formats.PROMPTS, lambda path: read_prompts(path.parent))
-        toolbox.write_metrics(ctx, of_training=tried)
+        parts.write_metrics(ctx, of_training=tried)

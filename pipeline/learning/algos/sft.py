@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, AlgoConfig, number
 from pipeline.errors import DataError
-from pipeline.learning.algos import base, policy_config, post_training, toolbox
+from pipeline.learning.algos import base, parts, policy_config, post_training
 
 
 @dataclass(kw_only=True)
@@ -66,37 +66,37 @@ class SFT(post_training.PostTrainingAlgorithms):
         return ()
 
     def training_set(
-        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the completions of this round's rows, or of all so far, and the likelihood loss."""
-        algo, dataset = ctx.settings(SFTConfig), toolbox.open_dataset(ctx)
+        algo, dataset = ctx.settings(SFTConfig), parts.open_dataset(ctx)
         count, first = ctx.config.data_collection.prompts_per_round, 1 if algo.aggregate else ctx.round
         rows = [
             dataset.row(int(row))
             for number in range(first, ctx.round + 1)
             for row in dataset.round_ids(ctx.seed, number, count)
         ]
-        tokenizer = toolbox.opening.reference_tokenizer(ctx)
+        tokenizer = parts.opening.reference_tokenizer(ctx)
         limits = (
             algo.max_length,
-            toolbox.load.context_length(model),
-            toolbox.load.length_beside_others(model.config),
+            parts.load.context_length(model),
+            parts.load.length_beside_others(model.config),
         )
         longest = min((limit for limit in limits if limit is not None), default=None)
         data, note = demonstrations(
-            rows, tokenizer, algo, longest, toolbox.load.end_ids(model.generation_config, tokenizer)
+            rows, tokenizer, algo, longest, parts.load.end_ids(model.generation_config, tokenizer)
         )
-        made = toolbox.sft_set(model, data)
+        made = parts.sft_set(model, data)
         return replace(made, about={**made.about, **({"note": note} if note else {})})
 
 
 def demonstrations(
-    rows: Sequence[toolbox.Row],
-    tokenizer: toolbox.PreTrainedTokenizerBase,
+    rows: Sequence[parts.Row],
+    tokenizer: parts.PreTrainedTokenizerBase,
     algo: SFTConfig,
     longest: int | None = None,
     ends: Collection[int] = (),
-) -> tuple[toolbox.Sequences, str]:
+) -> tuple[parts.Sequences, str]:
     """Return completions or preferred answers of rows as token ids; see `encode_demonstration`.
 
     Args:
@@ -119,12 +119,12 @@ def demonstrations(
         )
     wanted = [row for row in rows if row.columns.get("label") is not False]  # KTO's completions with labels
     found = [
-        toolbox.chat.encode_demonstration(
+        parts.chat.encode_demonstration(
             tokenizer,
             row.prompt,
             [] if row.answer is None else row.answer,
             ends,
-            toolbox.chat.template_arguments(row.columns),
+            parts.chat.template_arguments(row.columns),
             completion_only=not row.whole if algo.completion_only_loss is None else algo.completion_only_loss,
             assistant_only=algo.assistant_only_loss,
         )
@@ -147,7 +147,7 @@ def demonstrations(
         (sum(not one.ended for one in whole), f"are trained on {base.ENDLESS}"),
     )
     ids, marks = [one.ids[:longest] for one in kept], [one.supervised[:longest] for one in kept]
-    data = toolbox.Sequences.supervised_at(ids, marks, [1.0] * len(kept))
+    data = parts.Sequences.supervised_at(ids, marks, [1.0] * len(kept))
     return data, "; ".join(f"{number:,} {of} {what}" for number, what in counted if number)
 
 
@@ -184,7 +184,7 @@ class RAFT(post_training.PostTrainingAlgorithms):
     config_class: ClassVar[type[AlgoConfig]] = RAFTConfig
     stages: ClassVar[tuple[base.Stage, ...]] = base.timed(post_training.PostTrainingAlgorithms.stages, train=4.5)
 
-    def keep(self, ctx: base.JobContext, groups: toolbox.Groups) -> None:
+    def keep(self, ctx: base.JobContext, groups: parts.Groups) -> None:
         """Write the best completion of each prompt, the first of equals."""
         best, correct = groups.best(), groups.scored.correct
         if ctx.settings(RAFTConfig).only_correct:
@@ -192,7 +192,7 @@ class RAFT(post_training.PostTrainingAlgorithms):
         groups.sequences(best, [float(groups.scored.values[place]) for place in best]).save(ctx.out)
 
     def training_set(
-        self, ctx: base.JobContext, model: toolbox.PreTrainedModel, folders: Sequence[Path]
-    ) -> toolbox.TrainingSet:
+        self, ctx: base.JobContext, model: parts.PreTrainedModel, folders: Sequence[Path]
+    ) -> parts.TrainingSet:
         """Return the best completions, and the likelihood loss."""
-        return toolbox.sft_set(model, toolbox.Sequences.load(folders))
+        return parts.sft_set(model, parts.Sequences.load(folders))

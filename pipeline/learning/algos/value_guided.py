@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, SMALLEST_DIVISOR, AlgoConfig, Attention, Config, DType, number
 from pipeline.files import json_text
-from pipeline.learning.algos import base, post_training, toolbox
+from pipeline.learning.algos import base, parts, post_training
 from pipeline.learning.algos.base import Algorithm, JobContext, Read, Stage, timed
 from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.rewards.preference import FIRST, SECOND, UNDECIDED, PreferenceRule
@@ -103,20 +103,20 @@ class ValueGuidedAlgorithms(Algorithm):
     )
 
     @abstractmethod
-    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
+    def offset(self, algo: ValueAlgoConfig) -> parts.Offset:
         """Return the function from value logits to offsets of the reference's log-probabilities."""
 
     @abstractmethod
     def draw(
-        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
-    ) -> toolbox.Drawn:
+        self, ctx: JobContext, dataset: parts.Dataset, roll_in: parts.TextPolicy, reference: parts.TextPolicy
+    ) -> parts.Drawn:
         """Draw the completions of one shard, a group for each roll-in; see `Rollouts`."""
 
     @abstractmethod
-    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
+    def label(self, ctx: JobContext, groups: parts.Groups) -> parts.Sequences:
         """Return the labelled sequences of one shard, from the rewards of its completions."""
 
-    def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
+    def tally(self, ctx: JobContext, groups: parts.Groups, labelled: parts.Sequences) -> Tally:
         """Count what became of the draws: how many have no label."""
         count = len(groups.tokens)
         return Tally("completions", count, unscored=count - len(labelled))
@@ -141,20 +141,18 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def generate(self, ctx: JobContext) -> None:
         """Draw completions with the current policy; in the first round that is the reference itself."""
-        dataset = toolbox.open_dataset(ctx)
+        dataset = parts.open_dataset(ctx)
         # Value models read all collected texts.
-        reference = toolbox.opening.reference_policy(ctx, dataset, toolbox.source.value_context(ctx.config.model))
+        reference = parts.opening.reference_policy(ctx, dataset, parts.source.value_context(ctx.config.model))
         previous = ctx.optional_input("train@previous")
         roll_in = reference
         if previous is not None and not math.isinf(ctx.settings(ValueAlgoConfig).eta):
-            roll_in = toolbox.opening.guided_policy(
-                ctx, dataset, previous, self.tilt(ctx.settings(ValueAlgoConfig))
-            )
+            roll_in = parts.opening.guided_policy(ctx, dataset, previous, self.tilt(ctx.settings(ValueAlgoConfig)))
         self.draw(ctx, dataset, roll_in, reference).save(ctx.out)
 
     def score(self, ctx: JobContext) -> None:
         """Score and label the drawn completions."""
-        groups = toolbox.score_shard(ctx)
+        groups = parts.score_shard(ctx)
         labelled = self.label(ctx, groups)
         labelled.save(ctx.out)
         groups.note(ctx.out, self.tally(ctx, groups, labelled))
@@ -162,20 +160,20 @@ class ValueGuidedAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Fit the value model and save it with the reference's tokenizer."""
         algo = ctx.settings(ValueAlgoConfig)
-        collected = toolbox.Sequences.load(self.data(ctx))
-        apart = toolbox.value.held_out(collected.prompts, ctx.seed, algo.held_out)
+        collected = parts.Sequences.load(self.data(ctx))
+        apart = parts.value.held_out(collected.prompts, ctx.seed, algo.held_out)
         data = collected.some(~apart)
         model = self._start(ctx)
         fitting = replace(
             post_training.fitting_of(ctx, "value", algo.batch_size, algo.epochs, algo.learning_rate),
             head_learning_rate=algo.head_learning_rate,
         )
-        losses = toolbox.value.fit_value(model, data, fitting, rate=self.rate(algo))
-        calibration = toolbox.value.calibrate(model, collected.some(apart), fitting, rate=self.rate(algo))
-        toolbox.save_model(model, ctx.out, ctx.ranks)
+        losses = parts.value.fit_value(model, data, fitting, rate=self.rate(algo))
+        calibration = parts.value.calibrate(model, collected.some(apart), fitting, rate=self.rate(algo))
+        parts.save_model(model, ctx.out, ctx.ranks)
         if not ctx.ranks.is_first:
             return
-        toolbox.load.save_tokenizer(toolbox.opening.reference_tokenizer(ctx), ctx.out)
+        parts.load.save_tokenizer(parts.opening.reference_tokenizer(ctx), ctx.out)
         about = {
             "tokens_generated": base.tokens_generated(ctx),
             "tokens_trained": int(data.lengths.sum()) * algo.epochs + self.spent_before(ctx),
@@ -196,14 +194,14 @@ class ValueGuidedAlgorithms(Algorithm):
 
     def sweep(self, ctx: JobContext) -> None:
         """Sample from the guided policy at several strengths, on prompts that are in no reported result."""
-        dataset, algo, drawn = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig), (0, 0)
-        strengths = toolbox.opening.strengths(algo.eta, ctx.config.evaluation.etas)
-        each = toolbox.opening.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
+        dataset, algo, drawn = parts.open_dataset(ctx), ctx.settings(ValueAlgoConfig), (0, 0)
+        strengths = parts.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)
+        each = parts.opening.held_out_count(ctx, dataset, SWEEP_SPLIT) * ctx.config.evaluation.num_samples
         for name, eta in strengths.items():
             folder = ctx.out / name
             folder.mkdir()
             policy = self._policy(ctx, dataset, replace(algo, eta=eta))
-            drawn = toolbox.evaluate(
+            drawn = parts.evaluate(
                 ctx, policy, dataset, folder, split=SWEEP_SPLIT, before=drawn, total=each * len(strengths)
             )
 
@@ -212,25 +210,25 @@ class ValueGuidedAlgorithms(Algorithm):
 
         With eta=inf that is the reference, and no value model is loaded.
         """
-        dataset, algo = toolbox.open_dataset(ctx), ctx.settings(ValueAlgoConfig)
-        best = toolbox.opening.chosen(toolbox.opening.swept(ctx), ctx.config.evaluation)
+        dataset, algo = parts.open_dataset(ctx), ctx.settings(ValueAlgoConfig)
+        best = parts.evaluating.chosen(parts.evaluating.swept(ctx), ctx.config.evaluation)
         if best is not None:
-            algo = replace(algo, eta=toolbox.opening.strengths(algo.eta, ctx.config.evaluation.etas)[best])
-        toolbox.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
+            algo = replace(algo, eta=parts.evaluating.strengths(algo.eta, ctx.config.evaluation.etas)[best])
+        parts.evaluate(ctx, self._policy(ctx, dataset, algo), dataset, ctx.out)
 
-    def _policy(self, ctx: JobContext, dataset: toolbox.Dataset, algo: ValueAlgoConfig) -> toolbox.TextPolicy:
+    def _policy(self, ctx: JobContext, dataset: parts.Dataset, algo: ValueAlgoConfig) -> parts.TextPolicy:
 
         if math.isinf(algo.eta):
-            return toolbox.opening.reference_policy(ctx, dataset)
-        return toolbox.opening.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
+            return parts.opening.reference_policy(ctx, dataset)
+        return parts.opening.guided_policy(ctx, dataset, ctx.input("train"), self.tilt(algo))
 
     def metrics(self, ctx: JobContext) -> None:
         """Compute the metrics of all evaluated samples."""
-        toolbox.write_metrics(ctx)
+        parts.write_metrics(ctx)
 
-    def tilt(self, algo: ValueAlgoConfig) -> toolbox.Tilt:
+    def tilt(self, algo: ValueAlgoConfig) -> parts.Tilt:
         """Return the settings of guidance."""
-        return toolbox.Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
+        return parts.Tilt(self.offset(algo), top_k=algo.top_k, min_p=algo.min_p, others=algo.others)
 
     def guidance(self, name: str, algo: ValueAlgoConfig, reference: str) -> GuidanceSettings:
         """Return what is saved beside a value model, so that it can be used without its run.
@@ -244,24 +242,24 @@ class ValueGuidedAlgorithms(Algorithm):
         return GuidanceSettings(
             algo=name,
             eta=None if math.isinf(algo.eta) else algo.eta,
-            offset=tilt.offset.rule if isinstance(tilt.offset, toolbox.KnownOffset) else None,
+            offset=tilt.offset.rule if isinstance(tilt.offset, parts.KnownOffset) else None,
             top_k=tilt.top_k,
             min_p=tilt.min_p,
             others=tilt.others.name,
             reference=reference if is_key(reference) else None,
         )
 
-    def _start(self, ctx: JobContext) -> toolbox.ValueModel:
+    def _start(self, ctx: JobContext) -> parts.ValueModel:
         """Return the value model that training starts from: last round's, or a new one.
 
         It is never a cached one.
         """
         algo, previous = ctx.settings(ValueAlgoConfig), ctx.optional_input("train@previous")
         if previous is None or not algo.warm_start:
-            return toolbox.opening.fresh_value_model(ctx, algo.head, self.atoms(algo))
+            return parts.opening.fresh_value_model(ctx, algo.head, self.atoms(algo))
         with ctx.loading():
             # Optimizer steps are too small for bfloat16, so weights are trained in float32.
-            model = toolbox.load.load_value(
+            model = parts.load.load_value(
                 previous, replace(ctx.config.system, dtype=DType.float32), ctx.first_device
             )
         model.to(ctx.first_device)  # type: ignore[arg-type]
@@ -303,23 +301,23 @@ class PITA(ValueGuidedAlgorithms):
     config_class: ClassVar[type[AlgoConfig]] = PITAConfig
     stages: ClassVar[tuple[Stage, ...]] = timed(ValueGuidedAlgorithms.stages, generate=0.5, train=4.5)
 
-    def offset(self, algo: ValueAlgoConfig) -> toolbox.Offset:
+    def offset(self, algo: ValueAlgoConfig) -> parts.Offset:
         """Return the function for the log-odds of being preferred."""
-        return toolbox.sampling.preference_offset(algo.eta)
+        return parts.sampling.preference_offset(algo.eta)
 
     def draw(
-        self, ctx: JobContext, dataset: toolbox.Dataset, roll_in: toolbox.TextPolicy, reference: toolbox.TextPolicy
-    ) -> toolbox.Drawn:
+        self, ctx: JobContext, dataset: parts.Dataset, roll_in: parts.TextPolicy, reference: parts.TextPolicy
+    ) -> parts.Drawn:
         """Draw two completions from every cut."""
         greedy_first = ctx.settings(PITAConfig).pairing is Pairing.greedy
-        return toolbox.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, greedy_first=greedy_first)
+        return parts.Rollouts(ctx, dataset, roll_in, finishes=2).pairs(reference, greedy_first=greedy_first)
 
-    def label(self, ctx: JobContext, groups: toolbox.Groups) -> toolbox.Sequences:
+    def label(self, ctx: JobContext, groups: parts.Groups) -> parts.Sequences:
         """Label preferred completions 1 and the others 0; pairs without a preference are left out."""
         decided = groups.decided(ctx.settings(PITAConfig)).repeat(2)
         places = [place for place, one in enumerate(decided) if one != UNDECIDED]
         return groups.sequences(places, [float(decided[place] == (FIRST, SECOND)[place % 2]) for place in places])
 
-    def tally(self, ctx: JobContext, groups: toolbox.Groups, labelled: toolbox.Sequences) -> Tally:
+    def tally(self, ctx: JobContext, groups: parts.Groups, labelled: parts.Sequences) -> Tally:
         """Count the pairs."""
         return groups.pair_tally(ctx.settings(PITAConfig))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline.learning.algos import opening
+from pipeline.learning.algos import evaluating
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.learning.evaluation.metrics import read_log_right, read_samples, write_samples
 from pipeline.learning.models.load import load_policy, load_tokenizer
@@ -121,5 +121,5 @@ def test_a_sample_that_is_graded_otherwise_is_told(
     sample = Sample(0, 0, "1+2=", " 3", 1, reward, correct=True, kl=0.0, truncated=False)
     write_samples(tmp_path / SAMPLES, [sample])
     ctx: Any = SimpleNamespace(out=tmp_path)
-    assert opening._is_contradicted(ctx, {0: {"3"}}) is told
+    assert evaluating._is_contradicted(ctx, {0: {"3"}}) is told
     assert ("no row for the optimum: the reward gives" in capsys.readouterr().out) is told
