@@ -315,7 +315,7 @@ def telling_apart(rows: Sequence[tuple[str, Mapping[str, str]]], settings: Seque
 
     Args:
         rows: Method and settings of each.
-        settings: Those to choose from.
+        settings: Settings to choose from.
     """
     chosen: list[str] = []
 

@@ -116,7 +116,7 @@ class BudgetRow:
         ci_low: Lower end of its interval.
         ci_high: Upper end.
         kl: KL divergence from the reference in nats per sequence.
-        over: What the interval holds for.
+        over: Scope of the interval.
         references: Number of references in the mean; None without a value, like the next two.
         seeds: Number of seeds of each reference.
         n: Number of prompts.
@@ -305,7 +305,7 @@ def at_budgets(
 
     Args:
         pooled: Numbers of methods.
-        costs: Their costs.
+        costs: Costs of methods.
         budgets: Training FLOPs of one chain, all rounds together.
     """
     spent = {(row.dataset, row.model, row.algo, row.round): row.flops for row in costs}

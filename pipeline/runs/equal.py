@@ -144,14 +144,14 @@ class Reached:
 
     Attributes:
         algo: The method, or ``reference``, which nothing limits.
-        state: ``beyond`` where no round is within; ``unknown`` where that is not known of the round that would be
-            the last, as what it took or its divergence is not known.
-        least: By limit, the least amount of all rounds, as far as it is known.
+        state: ``beyond`` where no round is within; ``unknown`` where the cost or divergence of the round that
+            would be the last is not known.
+        least: Limit -> least amount of all rounds, as far as it is known.
         round: The round; None where there is none, and no later field then.
-        result: By what methods are judged.
+        result: Result in the metric by which methods are judged.
         kl: Divergence from the reference in nats per sequence.
-        cost: What it has taken.
-        is_tested: Whether what was measured of it prompt by prompt is there to be tested.
+        cost: Cost up to this round.
+        is_tested: Whether its measures by prompt are there to be tested.
         has_weights: Whether all of its weights are stored.
     """
 
@@ -168,16 +168,16 @@ class Reached:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What the methods of a dataset and model reach within some limits.
+    """Results of the methods of a dataset and model within some limits.
 
     Attributes:
         at: The limits, as they are typed.
         dataset: Name of the dataset.
         model: Name of the model.
-        metric: What methods are judged by.
+        metric: Metric by which methods are judged.
         methods: The reference, then every method.
-        comparisons: Of those that are within: each with the reference, then each with each, both corrected by
-            themselves; `round` is that of the first of the two.
+        comparisons: Comparisons of methods within: each with the reference, then each with each, both corrected
+            by themselves; `round` is that of the first of the two.
     """
 
     at: Limits
@@ -189,7 +189,7 @@ class Block:
 
     @property
     def within(self) -> list[Reached]:
-        """The methods that are."""
+        """The methods within the limits."""
         return [row for row in self.methods if row.state == "within" and row.algo != REFERENCE]
 
 
@@ -208,7 +208,7 @@ def blocks_of(run: LoadedRun, limits: Sequence[Limits]) -> list[Block]:
 
 
 class _Stored:
-    """What a run has left of its methods."""
+    """Stored data of a run on its methods."""
 
     def __init__(self, run: LoadedRun) -> None:
         from pipeline.runs.pooling import Group, compared  # and scipy, which others do without
@@ -422,7 +422,7 @@ _OF_PAIR = {
     **{f"difference_{name}": name for name in ("over", "references", "seeds", "n")},
     **{name: name for name in ("p", "test", "detectable")},
 }
-"""As ``pooled.csv`` names what is of a difference -> as a comparison does."""
+"""Column of a difference in ``pooled.csv`` -> field of a comparison."""
 
 
 def block_data(block: Block) -> dict[str, Any]:

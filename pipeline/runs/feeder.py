@@ -39,7 +39,7 @@ from pipeline.runs.record import METRICS_STAGE, reading
 from pipeline.terminal.streams import printable
 
 _NAMES = ("name", "class_path", "_schema_")
-"""Of a section, besides its settings."""
+"""Keys of a section besides its settings."""
 _TEXT = 2000
 """Characters of a prompt or a completion that a table of samples has."""
 _LOOK_S = 2.0
@@ -200,10 +200,10 @@ def _text(value: object) -> str:
 
 @dataclass(kw_only=True)
 class SentRecord:
-    """What was sent to a tracker of a chain.
+    """Record of the batches of a chain that were sent to a tracker.
 
     Attributes:
-        name: What its run is called there.
+        name: Name of its run there.
         batches: Id and number of rows of every batch that was sent, in that order; some may not have arrived. The
             order is kept for good, as trackers count what they receive: a row keeps its number.
         kept: Whether the tracker has all of them for good.
@@ -224,7 +224,7 @@ class Feed:
             run: The run.
             begin: Begins a chain in the tracker under a name.
             note: Our file of what was sent to the tracker; a damaged one counts as none.
-            samples: How many samples a round may show.
+            samples: Most samples of a round to show.
 
         Raises:
             PlanError: The run has no plan that can be read.

@@ -37,7 +37,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
 }
-"""No date and no versions in the file: equal data give equal files."""
+"""Metadata without dates and versions, so that equal data give equal files."""
 Format = Enum("Format", {"pdf": "pdf", "svg": "svg", "png": "png"})
 _SIZE_IN = (3.25, 2.5)
 """Width and height in inches: of a column of a paper of two."""
@@ -209,7 +209,7 @@ def _at(x: float, y: PooledRow) -> Point:
 
 
 Look = Mapping[str, Any]
-"""How matplotlib draws a line with points: ``color``, ``marker``, ``linestyle``."""
+"""Style of a line with points in matplotlib: ``color``, ``marker``, ``linestyle``."""
 
 
 @contextmanager

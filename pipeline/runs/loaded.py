@@ -63,7 +63,7 @@ class LoadedRun:
     """A run as its folder tells it. Each part is read when it is first asked for.
 
     Attributes:
-        folder: Where it is.
+        folder: Folder of the run.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -429,8 +429,8 @@ def find_named(names: Iterable[str], typed: str, what: str) -> str:
     """Do the same as `find_job` for other hierarchical names.
 
     Args:
-        names: All of them.
-        typed: What the user wrote.
+        names: All names.
+        typed: Name that the user wrote.
         what: Kind of object in messages: ``job``.
 
     Raises:

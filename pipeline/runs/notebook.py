@@ -81,7 +81,7 @@ class Run:
     Frames are read on first access and then kept; `refresh` reads again.
 
     Attributes:
-        loaded: The same data as typed rows, and more, without pandas.
+        loaded: Same data as typed rows, and more, without pandas.
         exit_code: Exit code of a run that `pipeline.run` has just carried out, 0 if every job is done; None for a
             loaded run.
     """
@@ -97,7 +97,7 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        """Its folder."""
+        """Folder of the run."""
         return self.loaded.folder.path
 
     @property
@@ -145,7 +145,7 @@ class Run:
 
     @cached_property
     def compute(self) -> pd.DataFrame:
-        """What stages took: tokens, seconds on devices, FLOPs by what they went into as ``flops/PURPOSE``."""
+        """Cost of stages: tokens, seconds on devices, FLOPs by purpose as ``flops/PURPOSE``."""
         rows = self.loaded.compute.rows
         purposes = sorted({name for row in rows for name in row.flops_by_purpose})
         names = [field.name for field in fields(ComputeRow) if field.name != "flops_by_purpose"]

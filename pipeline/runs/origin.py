@@ -44,7 +44,7 @@ class Origin:
         folder: The folder in which it was started.
         group: Name shared by the runs of its multirun, or "".
         bounded: Algorithms whose KL divergence is an upper bound.
-        devices: Its devices.
+        devices: Devices of the run.
         machine: Its machine: ``host``, ``system``, ``processor``, ``cpus``, ``memory_gib``.
         versions: Package -> version, including Python.
         slurm: Its Slurm job, see `slurm_job`; empty outside of one.

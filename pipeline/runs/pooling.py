@@ -51,7 +51,7 @@ class Grid:
 
     @property
     def scope(self) -> record.Scope:
-        """What an interval over these chains can cover."""
+        """Return the widest scope of an interval over these chains."""
         if len(self.seeds) < ENOUGH:
             return "policies"
         return "references" if len(self.references) >= ENOUGH else "seeds"
@@ -151,8 +151,8 @@ class Difference:
 
     Attributes:
         grid: The chains.
-        metric: What they differ by.
-        values: By chain and prompt, shape [R, S, P].
+        metric: Name of the metric.
+        values: Differences by chain and prompt, shape [R, S, P].
         reach: Largest possible difference of a prompt.
         spread: Spread of their mean.
     """
@@ -175,7 +175,7 @@ class Difference:
 
     @property
     def over(self) -> record.Scope:
-        """What its interval and its test cover."""
+        """Return the scope of the interval and the test."""
         return self.grid.scope_of(self.spread)
 
     @property

@@ -156,7 +156,7 @@ class LiveRun:
         unsettled = (job for job in plan.jobs.values() if not self.view.jobs[job.id].settled)
         self._prior_s = _PRIOR * sum(job.seconds * self._places[job.id] for job in unsettled)
         self._planned_s, self._took_s = defaultdict[str, float](float), defaultdict[str, float](float)
-        """Kind -> what was planned for its jobs that are done, and what they took."""
+        """Kind -> planned seconds of its done jobs, and seconds that they took."""
         self._spent_s = 0.0
         self._warm: set[int] = set()
         """Workers that have finished a job, and so have loaded what they need."""
@@ -168,7 +168,7 @@ class LiveRun:
 
     @property
     def progress(self) -> Progress:
-        """Its progress now, for other processes."""
+        """Return the progress of now, for other processes."""
         same = ("part", "samples_per_s", "tokens_per_s", "stopping", "shared_store")
         return Progress(
             **{name: getattr(self, name) for name in same},

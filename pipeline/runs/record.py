@@ -69,7 +69,7 @@ class ResultRow:
 
 
 Scope = Literal["policies", "seeds", "references"]
-"""What an interval covers besides other prompts: these policies only, policies of other seeds on the same
+"""Scope of an interval besides other prompts: these policies only, policies of other seeds on the same
 references, or also those on other references."""
 
 
@@ -89,11 +89,11 @@ class PooledRow:
         difference: Difference to the reference, paired by reference, seed and prompt; None without a comparison.
         difference_low: Lower end of its interval.
         difference_high: Upper end.
-        over: What the interval of the mean covers.
+        over: Scope of the interval of the mean.
         references: Number of references in the mean.
         seeds: Number of seeds of each reference.
         n: Number of prompts.
-        difference_over: What the interval of the difference covers; None without a difference.
+        difference_over: Scope of the interval of the difference; None without a difference.
         difference_references: Number of references for which both the method and the reference have chains.
         difference_seeds: Number of seeds for which both do.
         difference_n: Number of prompts with a value in both.
@@ -142,7 +142,7 @@ class Comparison:
             reference, or of methods with each other.
         test: ``crossed`` for a test that covers other seeds; ``mcnemar`` or ``swaps`` for these policies only.
         detectable: Smallest difference that such a run detects four times out of five; None if nothing varies.
-        over: What the interval and the test cover.
+        over: Scope of the interval and the test.
         references: Number of references that all methods have.
         seeds: Number of seeds that all methods have.
         n: Number of prompts that all methods have.
@@ -186,7 +186,7 @@ class FrontRow:
         ci_high: Upper end.
         is_best: Whether it is Pareto-optimal: no other point of the front has at least its value at no more
             divergence.
-        over: What the interval of the value covers.
+        over: Scope of the interval of the value.
         references: Number of references.
         seeds: Number of seeds.
         n: Number of prompts.
@@ -330,7 +330,7 @@ def csv_cell(value: object) -> object:
 PRIMARY_METRICS = ("pass@1", "reward")
 """Correctness if a reward verifies it, else the mean reward."""
 COMPARED = "/vs_"
-"""In the name of a difference to another policy."""
+"""Part of the name of a difference to another policy."""
 MANY_CUT = 0.1
 """Share of cut-off completions from which it is reported, because it makes the primary metric doubtful."""
 

@@ -1,4 +1,4 @@
-"""From events to the state of their run: what a live view, a status or a question about one job rests on. Pure.
+"""Derive the state of a run from its events, for live views, status and questions about a job. Pure.
 
 Events are taken one by one, as the engine tells them or as `journal.read_event` finds them in its journal, so a
 view can follow a run that goes on. Events and fields that are not known are passed over, and a field that is
@@ -37,14 +37,14 @@ class AttemptView:
         kind: Class of the failure, such as ``lost`` or ``bug``; else "".
         reason: The failure in words.
         log: Path of its log in the run's folder, or "".
-        traceback: Of an exception.
+        traceback: Traceback of an exception.
         retry: Whether the failure was followed by another attempt.
         run_s: Seconds that a finished attempt took, by the worker's clock.
         members: Workers that lend it their devices.
         done: Samples that are finished, as far as the engine tells while it runs.
         total: Samples that it has.
         tokens: Tokens so far.
-        numbers: Of its present step, as ``loss``; None for one that is no finite number.
+        numbers: Numbers of its present step, as ``loss``; None for one that is not finite.
         loading: Whether it imports libraries or loads a model just now.
     """
 
@@ -69,7 +69,7 @@ class AttemptView:
 
     @property
     def part(self) -> float:
-        """How far it is, from 0 to 1."""
+        """Return the finished part, from 0 to 1."""
         return min(1.0, self.done / self.total) if self.total else 0.0
 
     def elapsed_s(self, now: float) -> float:
@@ -81,15 +81,15 @@ class AttemptView:
 
 @dataclass(kw_only=True)
 class JobCounts:
-    """How many jobs are in which state: those of a run, or of one chain in one round.
+    """Numbers of jobs in each state, of a run or of one chain in one round.
 
     Attributes:
-        total: All of them.
-        stored: Were in the store before they would have run.
-        done: Were done in this run.
-        running: Run now.
-        failed: Failed.
-        blocked: Cannot run because another one failed.
+        total: All jobs.
+        stored: Jobs whose output was in the store before.
+        done: Jobs done in this run.
+        running: Jobs that run now.
+        failed: Jobs that failed.
+        blocked: Jobs that cannot run because another one failed.
     """
 
     total: int = 0
@@ -101,22 +101,22 @@ class JobCounts:
 
     @property
     def there(self) -> int:
-        """How many have an output."""
+        """Return the number of jobs with an output."""
         return self.done + self.stored
 
     @property
     def given_up(self) -> int:
-        """How many will have none."""
+        """Return the number of jobs that will have none."""
         return self.failed + self.blocked
 
     @property
     def left(self) -> int:
-        """How many are still to be begun."""
+        """Return the number of jobs still to be begun."""
         return self.total - self.there - self.given_up - self.running
 
     @property
     def settled(self) -> bool:
-        """Whether nothing of it is left to do."""
+        """Whether no job is left to do."""
         return self.there + self.given_up == self.total
 
     def move(self, before: str, after: str) -> None:
@@ -131,20 +131,20 @@ class JobCounts:
 
 @dataclass(kw_only=True)
 class JobView:
-    """Where a job stands.
+    """State of a job.
 
     Attributes:
-        id: Its id.
-        chain: Its chain, or "" where there is no plan to know it from.
+        id: Id of the job.
+        chain: Its chain, or "" if unknown because there is no plan.
         round: Its round.
         status: ``pending``, ``running``, ``done``, ``stored``, ``failed`` or ``blocked``.
-        attempts: In order.
+        attempts: Its attempts, in order.
         reason: Why it failed.
         kind: Class of that failure.
         root_cause: The failed job that blocks it, or "".
         waits: Why it waits although nothing that it reads is missing, or "".
-        stopped: It was stopped with the run and goes on in the next.
-        found_stored: Another run finished it meanwhile.
+        stopped: Whether it was stopped with the run and goes on in the next.
+        found_stored: Whether another run finished it meanwhile.
         reopened: Why it ran again in this run, each time that it did.
     """
 
@@ -172,9 +172,9 @@ class WorkerView:
     """One place in the pool.
 
     Attributes:
-        index: Its number.
+        index: Number of the worker.
         device: Its device in words.
-        pid: Of the process that is there now; 0 where there is none.
+        pid: Id of its present process; 0 where there is none.
         job_id: The job that it runs, or "".
         lent_to: The job of another worker that has its device, or "".
         status: ``starting``, ``idle``, ``gone`` or ``quarantined``, whether or not it has a job.
@@ -195,7 +195,7 @@ class WorkerView:
 
     @property
     def state(self) -> str:
-        """Its status in one word; of one that is up, also ``running`` a job or ``lent`` to that of another."""
+        """Return the status in one word: also ``running`` a job, or ``lent`` to that of another worker."""
         if self.status != "idle":
             return self.status
         return "running" if self.job_id else "lent" if self.lent_to else "idle"
@@ -225,13 +225,13 @@ class Span:
     """A time during which a worker, and so its device, was taken by an attempt at a job.
 
     Attributes:
-        job: Its id.
+        job: Id of the job.
         chain: Its chain.
-        round: Of the chain.
-        stage: Of the round.
-        attempt: From 1.
-        worker: Index.
-        device: In words.
+        round: Its round.
+        stage: Its stage.
+        attempt: Number of the attempt, from 1.
+        worker: Index of the worker.
+        device: The device, in words.
         start: Seconds since 1970.
         end: Likewise; None while it goes on.
         outcome: ``done``, ``failed``, ``stopped``, ``running``, or ``lost`` with a run that was killed.
@@ -257,16 +257,16 @@ class RunView:
 
     Attributes:
         jobs: Job id -> job; without a plan only those that events name.
-        cells: (Chain, round) -> how many of its jobs are in which state, in plan order.
+        cells: (Chain, round) -> numbers of its jobs in each state, in plan order.
         workers: Index -> worker.
         quarantined: Devices that are used no more, in order.
         started: When it began, or None while it has not.
         last: When its last event was, or its engine told otherwise that it goes on.
         finished: The event that ended it, or None.
         pid: Process of the engine, or None where that was not recorded.
-        host: Its machine, or "".
-        total: How many jobs it has.
-        retries: Class of failure -> how many attempts failed by it and were followed by another.
+        host: Machine of the engine, or "".
+        total: Number of jobs.
+        retries: Class of failure -> attempts that failed by it and were followed by another.
     """
 
     def __init__(self, planned: Iterable[Job] = (), stored: Collection[str] = ()) -> None:

@@ -37,7 +37,7 @@ from pipeline.runs.report.format import command, shown_path
 from pipeline.terminal.streams import printable
 
 ROUND, STEP = "round", "train/step"
-"""What numbers are drawn over: those of a round over rounds, those of trainings over their steps."""
+"""Axes of curves: rounds for numbers of a round, steps for those of trainings."""
 COLUMNS = ("round", "prompt", "completion", "reward", "correct")
 Shown = Mapping[str, str | float | None]
 """A completion with the fields `COLUMNS`."""
@@ -48,12 +48,12 @@ class TrackedChain:
     """A chain as trackers know it.
 
     Attributes:
-        id: Of the chain with these settings: the same in every run of the experiment, however many rounds it asks
-            for; another where a setting that can change a result is another.
+        id: Id of the chain with these settings: the same in every run of the experiment, however many rounds it
+            asks for; another where a setting that can change a result is another.
         name: ``ALGO/dataset/model/s0``, for people.
-        experiment: What it is part of.
-        settings: What its results depend on, as ``algo.eta``; plain values.
-        jobs: Its jobs, in the order of the plan.
+        experiment: Experiment of the chain.
+        settings: Settings that its results depend on, as ``algo.eta``; plain values.
+        jobs: Jobs of the chain, in the order of the plan.
     """
 
     id: str
@@ -65,14 +65,14 @@ class TrackedChain:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What one output has for trackers.
+    """Data of one output for trackers.
 
     Attributes:
-        id: Of the output; what it holds never changes.
-        round: Of the chain.
+        id: Id of the output, whose content never changes.
+        round: Round of the chain.
         time: When the output was made, in seconds since 1970.
         axis: `ROUND` or `STEP`.
-        rows: Places on it, with name -> number, in order; steps count from the first of the chain's first round.
+        rows: Places on the axis, with name -> number, in order; steps count from the chain's first.
         samples: Texts that can be printed and are not long.
     """
 
@@ -86,12 +86,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerPlace:
-    """Where a tracker keeps what it is told.
+    """Place of a tracker's data.
 
     Attributes:
-        folder: Of the tracker: for an experiment, or for all of a folder of outputs.
-        project: What it calls the project.
-        entity: Whose project it is; None for the account that is logged in.
+        folder: Folder of the tracker, for an experiment or for all of a folder of outputs.
+        project: Name of the project.
+        entity: Owner of the project; None for the account that is logged in.
         is_online: Whether it may use the network.
     """
 
@@ -102,7 +102,7 @@ class TrackerPlace:
 
     @property
     def notes_dir(self) -> Path:
-        """Where we note what it was told; another project knows nothing of what this one was told."""
+        """Return the folder for notes on what was sent, one for each project."""
         identity = json.dumps([self.project, self.entity, self.is_online])
         return self.folder / ".told" / hashlib.sha256(identity.encode()).hexdigest()[:8]
 
@@ -301,13 +301,13 @@ TRACKERS: Mapping[str, type[TensorBoard] | type[Trackio] | type[Wandb]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTrial:
-    """What W&B's agent says of a trial.
+    """Facts on a trial from W&B's agent.
 
     Attributes:
-        id: Of its run.
+        id: Id of its run.
         sweep: Id of the sweep.
-        project: That of the sweep; None where it is not said.
-        entity: Whose project that is.
+        project: Project of the sweep; None if unknown.
+        entity: Owner of that project.
     """
 
     id: str
@@ -376,7 +376,7 @@ class Feeders:
     """The processes of all trackers of a run.
 
     Attributes:
-        look_commands: How to look at the trackers that were told everything: name -> command.
+        look_commands: Tracker that was told everything -> command to look at it.
     """
 
     def __init__(self, run: RunFolder, tracking: TrackingConfig, warn: Warn) -> None:
@@ -384,7 +384,7 @@ class Feeders:
 
         Args:
             run: The run; it has its plan.
-            tracking: What is to be told.
+            tracking: Settings of tracking.
             warn: Takes warnings in words.
         """
         self.look_commands: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""What people look at: tables of results, the live view, status, logs, reasons, pages."""
+"""Views for people: tables of results, the live view, status, logs, reasons, pages."""

@@ -14,9 +14,9 @@ from pipeline.runs.run_view import AttemptView
 
 _PREFIXES = ["", *"kMGTPEZYRQ"]
 _MANY_HOURS = 100
-"""From here on days say more."""
+"""Hours from which on days say more."""
 _LARGE = 1e7
-"""From here on the digits of a number are more than anyone reads."""
+"""Number from which on digits are more than anyone reads."""
 _DEVICE = re.compile(r"cpu slot (\d+)|((?:GPU|MIG)-\w{8})")
 
 
@@ -147,9 +147,9 @@ def command(words: str, output_dir: Path) -> str:
 
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9")
-"""Of Okabe and Ito, which people of every colour vision can tell apart; the orange darker, to be seen on white."""
+"""Colours of Okabe and Ito, which everybody can tell apart; the orange darker, to be seen on white."""
 ON_DARK = ("#4ba6e0", "#f0803c", "#2fc496", "#e39cc4", "#e6b93c", "#9bd4f5")
-"""The same for a dark ground."""
+"""Colours for a dark ground."""
 DASHES: Mapping[str, Any] = {
     "solid": "-",
     "dash": "--",
@@ -158,13 +158,13 @@ DASHES: Mapping[str, Any] = {
     "longdash": (0, (8, 3)),
     "longdashdot": (0, (8, 3, 1, 3)),
 }
-"""What plotly calls a line -> what matplotlib does."""
+"""Name of a line style in plotly -> in matplotlib."""
 MARKS = {"circle": "o", "square": "s", "diamond": "D", "triangle-up": "^", "cross": "P", "x": "X"}
-"""Likewise of a point,"""
+"""Name of a point's symbol, likewise."""
 PATTERNS = {"": "", "/": "////", "x": "xxxx", ".": "...."}
-"""and of what fills a bar."""
+"""Name of a bar's pattern, likewise."""
 _STAGES = ("prepare", "check", "tokenize", "generate", "score", "reward", "train", "sweep", "evaluate", "metrics")
-"""Of a round's work."""
+"""Stages of a round, in order."""
 
 
 LOOKS: Mapping[str, Sequence[str]] = {

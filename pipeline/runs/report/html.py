@@ -22,11 +22,11 @@ from pipeline.terminal.streams import printable
 ASSETS = Path(__file__).parent / "assets"
 PLOTLY = "plotly-basic-4.1.1.min.js"
 FRAME = tuple(ASSETS / name for name in ("dom.js", "charts.js", "frame.js"))
-"""Ours that every page has, in order; with those of its kind they are one."""
+"""Scripts of every page, in order; with those of its kind they are one."""
 OF_RUNS = tuple(ASSETS / name for name in ("results.js", "work.js", "samples.js", "main.js"))
-"""Those that draw the page of runs."""
+"""Scripts that draw the page of runs."""
 MOST_POINTS, FEWEST = 60_000, 20
-"""Points of all curves of a page together, and those that each keeps however many curves there are."""
+"""Points of all curves of a page together, and points that each keeps however many curves there are."""
 Numbers = list[float | None]
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -76,7 +76,7 @@ def write_page(path: Path, page: object, scripts: tuple[Path, ...] = OF_RUNS) ->
     Args:
         path: The file.
         page: The data that its scripts draw from, a mapping or a dataclass.
-        scripts: Those that draw it, after those of the frame.
+        scripts: Scripts that draw it, after those of the frame.
 
     Raises:
         OSError: It cannot be written.

@@ -112,7 +112,7 @@ def follow_attempts(
     """Print the log of what may be tried several times until it is over; see `follow_job`.
 
     Args:
-        what: Its name.
+        what: Name of what is tried.
         look: Why there is nothing more to come, or "", and after that number of attempt -> its log.
         out: Gets the log.
         note: Told of what is no part of it.

@@ -17,7 +17,7 @@ from pipeline.outputs.formats import GuidanceSettings, ScoresOf, Usage
 from pipeline.runs.record import ResultRow
 
 METRICS = ("pass@1", "reward", "regularized_reward", "kl_per_sequence", "kl_per_token")
-"""Those that a card shows, where there are any."""
+"""Metrics that a card shows, where there are any."""
 AGAINST = "vs_reference"
 HERE = "."
 """The folder of the card, in its examples: whoever has been given it may have it anywhere."""
@@ -28,10 +28,10 @@ class FittedReward:
     """Facts on a reward model for its card.
 
     Attributes:
-        fold: Which of several it is.
-        folds: How many there are.
-        left_out: What scores of the run are more than its logits: the bias of the head.
-        fit: How it was fitted.
+        fold: Index among the folds.
+        folds: Number of folds.
+        left_out: Bias of the head, by which scores of the run exceed its logits.
+        fit: Fit of the model.
     """
 
     fold: int
@@ -42,25 +42,25 @@ class FittedReward:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a card tells.
+    """Content of a card.
 
     Attributes:
         algo: The method.
         dataset: Name of the dataset.
-        usage: How it is used.
-        guidance: How a value model guides.
-        reward: Of a reward model.
-        base: What was trained, by its id on the hub; None where it has none.
-        source: What training began with, or what was copied, as people call it; "" for what the run made itself.
-        origin: The data, and where the weights come from that training began with, in words.
+        usage: Usage of the model.
+        guidance: Guidance settings of a value model.
+        reward: Facts on a reward model.
+        base: Hub id of the model that was trained; None where it has none.
+        source: Common name of the model that was trained or copied; "" if the run made it.
+        origin: The data, and the source of the weights that training began with, in words.
         settings: Sections of the configuration, by name.
         rows: Results after this round.
         reference: Results of the reference.
         confidence: Level of the intervals.
-        command: Repeats the run; "" where that is not known.
-        versions: Of packages that made it.
+        command: Command that repeats the run; "" if unknown.
+        versions: Versions of packages that made it.
         prompt: An example, as text of the model.
-        asked: The same as `pipeline.guided` is asked it, which fills the template of the dataset.
+        asked: The same for `pipeline.guided`, which fills the template of the dataset.
     """
 
     algo: str
@@ -87,7 +87,7 @@ class Card:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is what methods of the run began with."""
+        """Whether the model is the reference, from which methods began."""
         return self.algo == REFERENCE
 
 
@@ -344,20 +344,20 @@ def _interval(row: ResultRow | None) -> str:
 _WHERE = {"execution", "tracking", "hydra", "output_dir"}
 """Keys and sections of keys that say where and how work was done, or who was told of it."""
 _STAYS = "execution.shard_size"
-"""On which results depend all the same."""
+"""Key among these on which results depend all the same."""
 _PATH = re.compile(r"(?:file://|~|\$\{?HOME\}?)?/[^\s/]+/")
-"""How a text begins that is one whole path; names in it may have spaces."""
+"""Start of a text that is one whole path; names in it may have spaces."""
 _FOLDERS = re.compile(
     r"(?:(?<![\w./:~$])|(?<=:)(?!//))(?:file://|~|\$\{?HOME\}?)?/(?:[^\s/,'\"\[\]{}=:]+/)*(?=[^\s/,'\"\[\]{}=:])"
 )
-"""Those of a whole path, without its last name: names of hubs and addresses of the web begin otherwise."""
+"""Folders of a whole path, without its last name: hub ids and web addresses begin otherwise."""
 
 
 def command_for_all(words: Sequence[str]) -> str:
     """Return the command that repeats a run, without local paths.
 
     Args:
-        words: As the run recorded it; none where it did not.
+        words: Command that the run recorded; empty for none.
     """
     return shlex.join(name_for_all(word) for word in words if not _says_where(word))
 

@@ -39,7 +39,7 @@ MOST_FAILURES = 500
 LONGEST_REASON = 20_000
 """Characters of a reason or a traceback."""
 MOST_BARS = 1500
-"""As many as a browser draws in half a second."""
+"""Jobs that a browser draws in half a second."""
 MOST_TEXT, LONGEST_TEXT = 6_000_000, 4000
 """Characters of all completions together, and of one or a prompt."""
 MOST_EACH = 4
@@ -58,8 +58,8 @@ def page_of(runs: Sequence[LoadedRun], names: Sequence[str], comparison: Sequenc
     """Return the data of a page with one or several runs.
 
     Args:
-        runs: In the order in which they are shown.
-        names: What each is called, see `run_names`.
+        runs: Runs in the order of display.
+        names: Name of each run, see `run_names`.
         comparison: Tables that set them side by side, for the top of the page.
 
     Raises:
@@ -273,7 +273,7 @@ def samples_of(samples: Iterable[tuple[Job, Sample]], there: int, most: int = MO
     """Choose completions to be read: to as many prompts as there is room for, those of all policies.
 
     Args:
-        samples: In order; gone through once and not kept.
+        samples: Samples in order; gone through once and not kept.
         there: Completions that were evaluated, which may be more, as far as that is known.
         most: Characters that they may have.
     """
@@ -404,7 +404,7 @@ def failures_of(view: RunView, lost: Attempts = (), rewards: Iterable[str] = ())
     Args:
         view: The run.
         lost: Attempts that were under way when it was killed.
-        rewards: What is said of completions at which rewards failed.
+        rewards: Notes on completions at which rewards failed.
     """
     failed = sorted([*_failed(view), *lost], key=lambda pair: pair[1].ended or 0.0)
     rows = [

@@ -173,10 +173,10 @@ def screen(
     Args:
         view: The run.
         now: Wall-clock seconds.
-        top: What stands first; of lines that are too many the last are left out.
-        warnings: What stands below it.
+        top: First lines; if there are too many, the last are left out.
+        warnings: Lines below them.
         height: Lines of the terminal.
-        workers: Those to show.
+        workers: Workers to show.
     """
     warnings = warnings[: max(0, height - 2)]
     top = top[: max(1, height - 1 - len(warnings))]

@@ -1,4 +1,4 @@
-"""Where runs stand, as seen from another terminal: all in one table, one in detail, and why a job is there."""
+"""Show the state of runs from another terminal: all in one table, one in detail, and why a job is there."""
 
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence

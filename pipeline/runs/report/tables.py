@@ -49,7 +49,7 @@ _RANKS: Mapping[str, int] = {
     "device s": EXTRA + 3,
     "KL/token": EXTRA + 4,
 }
-"""What is left out first, where there is no room, has the highest rank; 2 is what methods are judged by."""
+"""Column -> rank; without room the highest is left out first. 2 is the metric by which methods are judged."""
 ANCHORS = ("greedy", "optimum")
 """Policies beside the reference whose metrics stand among its own, as ``NAME/METRIC``."""
 LEAST_NAME = 12
@@ -61,7 +61,7 @@ _PASS = re.compile(r"pass@(\d+)")
 At = tuple[str, int]
 """Algorithm and round."""
 Chains = Mapping[str, int]
-"""How many ``references`` and ``seeds`` a row rests on."""
+"""Numbers of ``references`` and ``seeds`` that a row rests on."""
 
 
 def print_results(console: Console, results: record.Results, run: RunFolder, label: str = "") -> None:
@@ -113,7 +113,7 @@ def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> li
     Args:
         bounded: Methods of the table whose divergence is a bound.
         shown: Headings of the columns that are shown; without divergences there is nothing to say of them.
-        so: What follows for other numbers of the table.
+        so: Consequence for other numbers of the table.
     """
     if not bounded or not (so or "KL/seq" in shown or "KL/token" in shown):
         return []
@@ -148,8 +148,8 @@ def result_tables(results: record.Results, costs: Iterable[CostRow] = (), label:
 
     Args:
         results: The results.
-        costs: What methods took.
-        label: What tells these results from others that are printed beside them, for the titles; "" for nothing.
+        costs: Costs of methods.
+        label: Name of these results among others printed beside them, for the titles; "" for none.
     """
     grouped: dict[tuple[str, str], dict[At, dict[str, record.PooledRow]]] = {}
     for row in results.pooled:
@@ -226,7 +226,7 @@ class _ResultTable:
             results: The results.
             place: The dataset and model.
             cells: Algorithm and round -> metrics.
-            costs: What methods took.
+            costs: Costs of methods.
             notes: Note -> the first place below which it stands; those of other test sets are not repeated.
         """
         self._results, self._place, self._costs, self._said = results, place, costs, notes
@@ -503,7 +503,7 @@ def budget_tables(rows: Iterable[BudgetRow], results: record.Results, label: str
 
     Args:
         rows: Methods at budgets.
-        results: Of the same run.
+        results: Results of the same run.
         label: As for `result_tables`.
     """
     return [
