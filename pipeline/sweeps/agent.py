@@ -38,11 +38,11 @@ from pipeline.terminal.streams import on_one_line
 
 Say = Callable[[str], None]
 _FIXED = ("method", "metric", "parameters", "program", "command")
-"""What trials have in common; a sweep with others is another sweep."""
+"""Keys that all trials share; a sweep with other values is another sweep."""
 _MANY = 100
 """Trials in a row that need more devices than there are, after which nothing else is expected."""
 _PAUSE_S = 2.0
-"""For which a device is left alone that a trial could not have, or on which one was killed."""
+"""Seconds of rest for a device that a trial could not have, or on which one was killed."""
 _CURVE = 20
 """Values of a curve that Optuna's tools are given."""
 _ONCE = {"prepared": "preparing, once for all trials", "winner": "evaluating the best on the test split"}
@@ -54,8 +54,8 @@ def begin_sweep(
     """Make the folder of a sweep, or see that the one which is there is the same sweep.
 
     Args:
-        sweep: What is asked for.
-        file: Where it was read.
+        sweep: The sweep that is asked for.
+        file: File of the sweep.
         output_dir: Folder of all runs.
         overrides: Settings of the command line, which `sweep` has.
         most: The most trials; None for no bound.
@@ -144,8 +144,8 @@ class AgentDevices:
         """Prepare.
 
         Args:
-            devices: All, the best first.
-            name: Of the sweep. What other trials of it have comes back; what others have may never.
+            devices: All devices, the best first.
+            name: Name of the sweep. Devices of its other trials come back; those of others may never.
         """
         self._devices, self._paused = list(devices), dict[Device, float]()
         # A run of this package has its devices under its own name, which is that of the sweep.
@@ -155,8 +155,8 @@ class AgentDevices:
         """Return the devices that are free now, how many can be counted on, and who has the others.
 
         Args:
-            used: Those on which trials of this agent run.
-            promised: UUIDs of those that other agents have chosen for theirs, which are perhaps just starting.
+            used: Devices on which trials of this agent run.
+            promised: UUIDs of devices that other agents have chosen for trials, which may be just starting.
         """
         gpus = [device for device in self._devices if device.kind == "cuda" and device not in used]
         leased, now = holders(gpus) if gpus else {}, time.monotonic()

@@ -1,4 +1,4 @@
-"""From the parameters of a trial to the words of its command: W&B's macros, filled in as its agent does.
+"""Make the command of a trial of its parameters: W&B's macros, filled in as its agent does.
 
 A run of this package (``run_parallel.py``) is told its parameters as settings, shares a name and a store with the
 other trials, and is judged on validation prompts.
@@ -40,8 +40,8 @@ def trial_command(
 
     Args:
         sweep: The sweep.
-        parameters: Of the trial, by dotted name.
-        json_file: Where the parameters have been written, for ``${args_json_file}``.
+        parameters: Parameters of the trial, by dotted name.
+        json_file: File of the parameters, for ``${args_json_file}``.
         num_gpus: Devices of the trial.
         environment: For ``${envvar:NAME}``; None for that of this process.
     """
@@ -93,10 +93,10 @@ def own_command(
     Args:
         sweep: The sweep.
         output_dir: Folder of all runs.
-        parameters: Of the trial.
-        devices: Where the run computes.
-        ids: Of its GPUs, as positions in the visible set.
-        workers: How many it has without GPUs.
+        parameters: Parameters of the trial.
+        devices: Devices of the run.
+        ids: Ids of its GPUs, as positions in the visible set.
+        workers: Number of workers without GPUs.
     """
     settings = {name: value for name, value in parameters.items() if name != NUM_GPUS}
     where: Values = {"distributed.gpu_ids": list(ids)}
@@ -111,7 +111,7 @@ def overrides_of(values: Values) -> list[str]:
     """Write parameters as settings of a run, ``algos.PITA.eta=0.3``, quoted as Hydra reads them.
 
     Args:
-        values: Of a trial, by dotted name.
+        values: Values of a trial, by dotted name.
     """
     return [f"{name}={_setting(value)}" for name, value in values.items()]
 

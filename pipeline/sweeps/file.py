@@ -38,7 +38,7 @@ MACROS = (
     *("env", "interpreter", "program", "args", "args_no_equals", "args_no_hyphens", "args_no_boolean_flags"),
     *("args_json", "args_json_file", "args_append_hydra", "args_override_hydra"),
 )
-"""What stands in a command as ``${NAME}``, besides ``${envvar:NAME}``."""
+"""Macros of a command, as ``${NAME}``, besides ``${envvar:NAME}``."""
 ENVVAR = re.compile(r"\$\{envvar:([A-Z0-9_]*)\}")
 NUM_GPUS = "num_gpus"
 """The parameter that says how many devices a trial needs."""
@@ -65,14 +65,14 @@ _List = Annotated[list[Any], Meta(min_length=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """What trials are judged by.
+    """Metric by which trials are judged.
 
     Attributes:
-        name: As the program logs it.
-        goal: Which values are better.
-        target: No trial is begun once one has reached it; None for none.
-        impute: What a failed trial counts as in a search.
-        impute_while_running: What one that still runs counts as; ``false`` for nothing.
+        name: Name under which the program logs it.
+        goal: Direction of better values.
+        target: Value after which no trial is begun; None for none.
+        impute: Value that a failed trial counts as in a search.
+        impute_while_running: Value that a running trial counts as; ``false`` for none.
     """
 
     name: _Text
@@ -84,7 +84,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Hyperband:
-    """When a trial is stopped before its end.
+    """Rule by which a trial is stopped before its end.
 
     Attributes:
         min_iter: The first number of logged values at which trials are compared.
@@ -119,8 +119,8 @@ class Options:
     Attributes:
         name: Name of the sweep.
         num_gpus: Devices of a trial, unless `num_gpus` is a parameter.
-        launcher: How a trial with several devices is started: by ``torchrun``, a process for each, or once.
-        distributed_program: In place of ``program`` for a trial with several devices; "" for the same one.
+        launcher: Start of a trial with several devices: by ``torchrun``, a process for each, or once.
+        distributed_program: Program in place of ``program`` for a trial with several devices; "" for the same.
         max_attempts: Attempts at a trial before it counts as failed.
         max_failures: Failed trials in a row after which the sweep stops.
         seed: Seed of the search.
@@ -149,7 +149,7 @@ class Parameter:
     Attributes:
         path: Names from the outermost table to it; most have one.
         kind: Name of its distribution, of those that have bounds as values.
-        given: What the file says, with such bounds.
+        given: Block of the file, with such bounds.
     """
 
     path: tuple[str, ...]
@@ -158,12 +158,12 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """Dotted."""
+        """Dotted name."""
         return ".".join(self.path)
 
     @cached_property
     def points(self) -> Sequence[Any]:
-        """What a grid goes through, in W&B's order; values, and of a choice labels of them."""
+        """Return the points of a grid in W&B's order: values, or labels of the values of a choice."""
         match self.kind:
             case "categorical":  # of equal ones the last, where the first stands
                 values = map(fingerprint, self.given["values"])
@@ -178,7 +178,7 @@ class Parameter:
 
     @cached_property
     def distribution(self) -> BaseDistribution:
-        """As Optuna samples it."""
+        """Distribution for Optuna."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         match self.kind:
@@ -239,13 +239,13 @@ class Sweep:
 
     Attributes:
         name: Name of its folder, as of an experiment.
-        method: How settings are chosen: ``grid``, ``random`` or ``bayes``.
+        method: Search method: ``grid``, ``random`` or ``bayes``.
         metric: Metric of the trials; None if grid or random trials have none.
         parameters: Parameters by dotted name, nested ones included, in the order of the file.
         program: Program of a trial; "" if `command` is complete.
         command: Command line of the program, with W&B's macros.
         run_cap: Largest number of trials; None for no limit.
-        early_terminate: When trials are stopped early; None for never.
+        early_terminate: Rule by which trials are stopped early; None for none.
         options: Options that W&B does not have.
         given: The file as plain data, numbers as numbers, without the block ``pipeline:``; what W&B is given.
         folder: Folder in which programs are found and trials start: the one in which the sweep was created.
@@ -328,8 +328,8 @@ def nested(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> di
     """Return values by dotted name as nested tables.
 
     Args:
-        parameters: Of the sweep, by dotted name.
-        values: Of one trial, likewise.
+        parameters: Parameters of the sweep, by dotted name.
+        values: Values of one trial, likewise.
     """
     tables: dict[str, Any] = {}
     for name, value in values.items():
@@ -349,7 +349,7 @@ def read_sweep(path: Path, *, name: str = "", overrides: Sequence[str] = ()) -> 
 
     Args:
         path: The file: W&B's, with or without a block ``pipeline:``.
-        name: Of the sweep; "" for that in the file, or the name of the file.
+        name: Name of the sweep; "" for that in the file, or the name of the file.
         overrides: ``KEY=VALUE``, each a parameter with one value, in place of what the file says of it.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a trial has logged: here, ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}`` a line, or to W&B.
+"""Read what a trial has logged: here, ``{"step": 1, "values": {"loss": 0.5}, "time": 1.7e9}`` a line, or to W&B.
 
 Whoever writes it may be killed in the middle of a line, and is a program of the user's own: what is no such
 line costs itself alone.
@@ -44,16 +44,16 @@ _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _BLOCK, _HEADER = 1 << 15, 7
 _WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _UNREADABLE = (ValueError, IndexError, TypeError, AttributeError, OverflowError)
-"""What comes of bytes that are no such record."""
+"""Errors from bytes that are no such record."""
 Row = Mapping[str, float | None]
 
 
 class WandbRun:
-    """What one run has logged, read as it comes.
+    """Log of one run of W&B, read as it comes.
 
     Attributes:
-        summary: What stands for the run as a whole so far: mostly the last values. By name; what is nested by
-            dotted name. None for what is not finite.
+        summary: Name, dotted if nested -> value for the run as a whole so far, mostly the last one. None for what
+            is not finite.
         config: Its settings so far, name -> plain data.
     """
 
@@ -172,7 +172,7 @@ def run_folders(folder: TrialFolder, attempt: int, start: Path) -> list[Path]:
 
     Args:
         folder: Folder of the trial, which the program had as WANDB_DIR.
-        attempt: Which attempt.
+        attempt: Number of the attempt.
         start: The folder in which the program was started. What it gave as ``dir`` wandb has printed.
     """
     if folders := list(folder.path.glob("wandb/*run-*")):
@@ -265,7 +265,7 @@ class Line:
 
     Attributes:
         values: Name of a metric -> its value; None for one that is no finite number, or beyond all use.
-        step: As the program counts; None where it does not.
+        step: Step as the program counts; None where it does not.
     """
 
     values: dict[str, int | float | None]
@@ -302,7 +302,7 @@ def latest_values(path: Path) -> dict[str, float | None]:
 
 
 class Curve:
-    """What an attempt at a trial has logged so far, read as it comes: lines, or what it tells W&B instead.
+    """Log of an attempt at a trial so far, read as it comes: lines, or what it tells W&B instead.
 
     All runs of W&B of an attempt count, as with W&B's agent, where they are one run.
 
@@ -404,7 +404,7 @@ class Curve:
         """Return messages on parameters for which W&B's runs have other values than the trial was given.
 
         Args:
-            parameters: Of the trial, in tables as the file has them.
+            parameters: Parameters of the trial, in tables as in the file.
         """
         return list(dict.fromkeys(line for run in self._runs.values() for line in _other(parameters, run.config)))
 
@@ -412,7 +412,7 @@ class Curve:
         """Return what the end of the attempt means.
 
         Args:
-            exit_code: Of its program; negative or above 128 for a signal, None where that is not known.
+            exit_code: Exit code of its program; negative or above 128 for a signal, None if unknown.
             request: The state and the reason for which it was ended, if it was.
         """
         state, reason, value = "done", "", self.judged[-1] if self.judged else None

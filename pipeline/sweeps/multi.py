@@ -25,7 +25,7 @@ _OURS = (
 """Settings that this command decides for each run."""
 _SEEDS = "experiment.seeds"
 OUTPUT, START = "output.txt", "start.json"
-"""In the folder of a run's experiment: what it printed, and how it was started."""
+"""Files in the folder of a run's experiment: its output, and its start."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,8 @@ _DEVICES = "PIPELINE_TRIAL_DEVICES"
 _GRACE_S = 20
 _CREATE_S = 120.0
 LOOKS, EMPTY_S, FAILED_S, BUSY_S = 3, 60.0, 30.0, 5.0
-"""How often in a row a slot is given no trial until the sweep is done, and seconds for which it rests after that,
-after its agent has failed, and where somebody else has one of its devices."""
+"""Times in a row that a slot gets no trial until the sweep is done; and seconds of rest after such a time, after
+a failure of its agent, and while somebody else has one of its devices."""
 
 
 # -- a program on several devices --------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ def created(config: Mapping[str, Any], file: Path) -> tuple[str, bool]:
     """Return the W&B sweep of a folder: the one created before, else a new one.
 
     Args:
-        config: What W&B is given.
-        file: In which it is noted.
+        config: Configuration for W&B.
+        file: File to note it in.
 
     Returns:
         Its path, and whether it is new.
@@ -190,7 +190,7 @@ class OnlineAgents:
     """The agents of one command.
 
     Attributes:
-        trials: How many trials were run.
+        trials: Number of trials that were run.
         failures: Agents in a row that have failed.
     """
 
@@ -208,10 +208,10 @@ class OnlineAgents:
         """Prepare.
 
         Args:
-            sweep: What was asked for.
-            path: The same at W&B.
-            pool: Their devices.
-            folder: Of the sweep.
+            sweep: The sweep.
+            path: Path of the sweep at W&B.
+            pool: Devices of the agents.
+            folder: Folder of the sweep.
             say: Told a line where something fails.
             limit: The most trials that are run; None for no bound.
             grace_s: Seconds that a trial has to end after a request.

@@ -1,4 +1,4 @@
-"""Who runs the trials of a sweep: the devices that they are packed onto."""
+"""Choose the devices that the trials of a sweep are packed onto."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from pipeline.sweeps.file import NUM_GPUS, Sweep
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPool:
-    """What an agent works on.
+    """Devices of an agent.
 
     Attributes:
-        devices: Its devices, the best first.
+        devices: The devices, the best first.
         places: UUID -> position in the visible set.
         at_once: The most trials at the same time.
         per_trial: Devices of a trial, where that is no parameter.
@@ -30,7 +30,7 @@ class AgentPool:
 
     @property
     def kind(self) -> str:
-        """What one of its devices is called."""
+        """Return the word for one of the devices."""
         return "GPU" if self.devices[0].kind == "cuda" else "CPU slot"
 
 
@@ -46,8 +46,8 @@ def agent_pool(
 
     Args:
         sweep: The sweep.
-        device: Which kind.
-        agents: How many trials at the same time; None for as many as there are devices for.
+        device: Kind of the devices.
+        agents: Trials at the same time; None for as many as there are devices for.
         per_trial: Devices of each trial, where the file does not say it.
         ids: Exactly these GPUs, as positions in the visible set.
 
@@ -81,7 +81,7 @@ def most_devices(sweep: Sweep, per_trial: int | None = None) -> tuple[int, int]:
 
     Args:
         sweep: The sweep.
-        per_trial: Where that is no parameter, as the command line says; None for as the file says.
+        per_trial: Devices of a trial from the command line, unless a parameter; None for those in the file.
     """
     if (parameter := sweep.parameters.get(NUM_GPUS)) is None:
         return (per_trial or sweep.options.num_gpus,) * 2

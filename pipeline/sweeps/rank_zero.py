@@ -1,4 +1,4 @@
-"""What each rank of a trial runs first: only rank 0 talks to a tracker; then the program takes this one's place.
+"""Become the program of a rank of a trial, with the tracker switched off in all ranks but rank 0.
 
     torchrun ... python -m pipeline.sweeps.rank_zero PROGRAM ARGUMENTS
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 
 _OF_A_RUN = ("WANDB_SWEEP_ID", "WANDB_RUN_ID")
-"""Not the file of parameters, WANDB_SWEEP_PARAM_PATH: `wandb.config` has them in every rank."""
+"""Variables of a run, without WANDB_SWEEP_PARAM_PATH: `wandb.config` has the parameters in every rank."""
 
 
 def rank_environment(environment: Mapping[str, str]) -> dict[str, str]:

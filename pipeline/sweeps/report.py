@@ -1,4 +1,4 @@
-"""Where sweeps stand and what came of them: tables of the terminal, plain data for other programs, the page."""
+"""Show the state and results of sweeps: tables of the terminal, plain data for other programs, the page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STYLES = {
     **dict.fromkeys(("lost", "cancelled"), "red"),
     **dict.fromkeys(("stopped", "paused", "stopping"), "yellow"),
 }
-"""How states look, of trials and of sweeps."""
+"""Styles of the states of trials and of sweeps."""
 _LEAST_NAME, _MOST_ROWS, _MOST_FAILURES = 12, 50, 10
 _ALIKE = 3
 """Trials from which on it tells something that they have all come to the same value."""
@@ -115,7 +115,7 @@ def effective_batch(parameters: Mapping[str, Any], num_gpus: int) -> int | None:
     """Sequences of one step of the optimizer: of a device, times devices, times micro-batches.
 
     Args:
-        parameters: Of the trial, by dotted name. ``batch_size`` is that of one device, as with torchrun.
+        parameters: Parameters of the trial, by dotted name; ``batch_size`` is of one device, as with torchrun.
         num_gpus: Devices of the trial.
 
     Returns:
@@ -198,7 +198,7 @@ def trials_table(
 
     Args:
         sweep: The sweep: all its trials decide which parameters tell them apart.
-        shown: Those that are shown.
+        shown: Trials to show.
         now: Seconds since 1970.
         values: Number -> what a trial that has not ended has logged of the metric last.
         brief: Cut long headings, which would leave no room for other columns.
@@ -363,8 +363,8 @@ def watched_sweep(sweep: Record, now: float, width: int, height: int, *, last: s
         sweep: The sweep.
         now: Seconds since 1970.
         width: Columns of the terminal.
-        height: Its lines.
-        last: Stands at the bottom.
+        height: Lines of the terminal.
+        last: Line at the bottom.
     """
     top, trials = whole_words(headline(sweep, now), width), foremost(sweep)
     failed = (
@@ -540,7 +540,7 @@ def best_lines(sweep: Record) -> Iterator[tuple[str, str]]:
 # The page of a sweep, as plain data from which its scripts draw: what it left, read once.
 
 _SCRIPTS = tuple(Path(__file__).parent / "assets" / name for name in ("trials.js", "search.js", "sweep.js"))
-"""In order; they come after those of the frame."""
+"""Scripts of the page, in order, after those of the frame."""
 _LESS_IS_BETTER = re.compile(
     r"loss|error|perplexity|ppl|(^|[/._])kl|regret|crash|truncated|second|time|latency|memory|flops|cost",
     re.IGNORECASE,

@@ -1,4 +1,4 @@
-"""How a program tells the sweep that runs it what it has reached: lines in a file that its environment names.
+"""Tell the sweep that runs a program what it has reached, by lines in a file that its environment names.
 
     import pipeline.sweeps
     pipeline.sweeps.log(loss=0.5, step=3)
@@ -42,7 +42,7 @@ def log(
 
     Args:
         values: Name -> number, for names that are no words of Python: ``log({"val/loss": 0.5})``.
-        step: Of the program, as it counts; one more than the last time if left out, or if it is no whole number.
+        step: Step, as the program counts; one more than the last time if left out, or if no whole number.
         named: Further names and numbers.
 
     Raises:

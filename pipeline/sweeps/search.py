@@ -1,4 +1,4 @@
-"""Which settings of a sweep are tried next, and which trials are not worth their end: pure for the trials so far.
+"""Choose the settings of a sweep to try next, and the trials to stop early: pure for the trials so far.
 
 Optuna's samplers choose. A study is made anew of the trials whenever one is asked, so that whoever holds the
 sweep's lock can ask, and a killed agent loses nothing. Trials without a value yet count as running, so that those
@@ -120,8 +120,8 @@ def why_stop(rule: Hyperband, goal: str, number: int, values: Mapping[int, Seque
 
     Args:
         rule: The rule.
-        goal: Which values are better.
-        number: Of the trial.
+        goal: Direction of better values.
+        number: Number of the trial.
         values: Number of each trial -> what it has logged so far that is finite, in order.
     """
     sign = -1.0 if goal == "maximize" else 1.0

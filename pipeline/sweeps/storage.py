@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _NAME = "sweep"
 STATES = ("waiting", "running", "done", "failed", "stopped", "cancelled", "lost")
-"""Of a trial: ``stopped`` early, by the rule of the file; ``lost`` with its agent, and tried again."""
+"""States of a trial: ``stopped`` early, by the rule of the file; ``lost`` with its agent, and tried again."""
 MAX_LOSSES = 5
 """Agents that may die with a trial: one that takes its machine along would do so for ever."""
 
@@ -145,11 +145,11 @@ def choose_sweep(output_dir: Path, name: str) -> SweepFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How an attempt was begun.
+    """Start of an attempt.
 
     Attributes:
-        agent: Who runs it, or ran it.
-        devices: In words, with UUIDs for GPUs.
+        agent: Agent that runs it, or ran it.
+        devices: Its devices in words, with UUIDs for GPUs.
         started: Seconds since 1970.
     """
 
@@ -160,14 +160,14 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How an attempt has ended.
+    """End of an attempt.
 
     Attributes:
-        state: What became of it; ``waiting`` for one that was interrupted.
-        value: Of the metric, last.
-        best: The best number of the metric that it has logged.
-        values: What it logged last of every metric.
-        exit_code: Of its program.
+        state: State of the trial; ``waiting`` after an interruption.
+        value: Last value of the metric.
+        best: Best logged value of the metric.
+        values: Last value of every metric.
+        exit_code: Exit code of its program.
         reason: Why it failed, was stopped or interrupted.
         ended: Seconds since 1970.
     """
@@ -199,13 +199,13 @@ class About:
     """A sweep as it was begun.
 
     Attributes:
-        method: How settings are known.
-        metric: What trials are judged by, or "".
-        goal: Which values of it are better.
-        folder: In which the sweep was begun, and programs start.
+        method: Search method.
+        metric: Metric by which trials are judged, or "".
+        goal: Direction of better values.
+        folder: Folder in which the sweep was begun, and programs start.
         overrides: Settings of the command line that are fixed for every trial.
         count: The most trials, as the command line says; None for no bound.
-        round: How often it was begun again, or resumed: failed trials have another chance.
+        round: Times it was begun again or resumed, when failed trials have another chance.
         halted: ``paused``, ``stopped``, ``cancelled``, ``finished``, or "" while trials are begun.
         reason: Why.
         started: When it began, in seconds since 1970.
@@ -227,13 +227,13 @@ class About:
 
 @dataclass(frozen=True, kw_only=True)
 class Once:
-    """What is done once, beside the trials: preparing, and the test of the best one.
+    """Work done once, beside the trials: preparing, and the test of the best one.
 
     Attributes:
-        agent: Who does it, or has done it.
+        agent: Agent that does it, or has done it.
         done: Whether it is done.
-        trial: Of the test: which trial.
-        results: Of the test: metric -> value.
+        trial: Number of the trial that is tested.
+        results: Metric -> value in the test.
     """
 
     agent: str = ""
@@ -250,11 +250,11 @@ class Trial(End, Start):
         number: From 0, in the order in which they were known.
         parameters: Dotted name -> value.
         num_gpus: Devices it needs.
-        attempts: How often it was begun.
+        attempts: Number of attempts begun.
         failures: Attempts that have failed since the sweep was last begun or resumed.
         losses: Agents that have died with it since then.
         sampled, distributions: The settings as Optuna has them.
-        key: Of the last attempt in the study.
+        key: Key of the last attempt in the study.
     """
 
     number: int
@@ -279,9 +279,9 @@ class Record:
     """One sweep, as far as it was read, and how to add to it.
 
     Attributes:
-        folder: Where it is.
-        about: As it was begun, and where it stands.
-        trials: By number. Those that run with an agent that is gone are lost, also where nobody has written so.
+        folder: Folder of the sweep.
+        about: Its request and state.
+        trials: Trials by number. Those of an agent that is gone are lost, also where nobody has written so.
         failing: Trials that have failed since one ended well, each once.
         once: ``prepared`` and ``winner`` -> how far that is.
     """
@@ -302,7 +302,7 @@ class Record:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """Name of the sweep."""
         return self.folder.name
 
     def refresh(self) -> None:
@@ -388,7 +388,7 @@ class Record:
 
     @cached_property
     def asked(self) -> Sweep | None:
-        """What its file asks for; None where that cannot be read any more."""
+        """Return the request in its file; None where that cannot be read any more."""
         try:
             return read_sweep(self.folder.file, name=self.name, overrides=self.about.overrides)
         except (PipelineError, OSError):
@@ -551,8 +551,8 @@ class Record:
         """Note how an attempt has ended, inside a turn.
 
         Args:
-            key: Of the attempt.
-            end: How.
+            key: Key of the attempt.
+            end: The end.
             curve: Values of the metric for Optuna's tools, by step.
             now: Seconds since 1970; None for now.
         """
@@ -583,7 +583,7 @@ class Record:
 
 
 class _HeldAlready:
-    """For Optuna's lock of its journal."""
+    """Lock for Optuna's journal that is held already."""
 
     def acquire(self) -> bool:
         return True

@@ -43,20 +43,20 @@ MODULE = "pipeline.sweeps.trial_process"
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What an agent wants to be run.
+    """Order of an agent: a command to run.
 
     Attributes:
         words: The command.
         gpus: Positions of its GPUs in the visible set; None for the CPU.
-        slots: How many CPU slots it has, without GPUs.
+        slots: Number of CPU slots, without GPUs.
         cores: Cores that its processes share.
         leases: Whether the program takes its devices itself: it sees all that this process does.
-        launcher: How it is started on several devices.
-        holder: Who has the devices, for the messages of others.
-        variables: Of its environment, besides those that it has from this process.
-        folder: Where it starts.
-        log: The file for what it prints.
-        start: The file for how it was started.
+        launcher: Way to start it on several devices.
+        holder: Name of the holder of the devices, for messages to others.
+        variables: Environment variables, besides those of this process.
+        folder: Folder in which it starts.
+        log: File for its output.
+        start: File for the facts on its start.
         grace_s: Seconds that it has to end.
     """
 
@@ -76,12 +76,12 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What this process tells its agent.
+    """Result that this process sends to its agent.
 
     Attributes:
-        busy: Nothing can be started now: who has one of the devices, or what the machine is short of.
-        refused: The program cannot be started: why.
-        exit_code: Of the program, as a shell has it.
+        busy: Why nothing can be started now: who has a device, or what the machine is short of.
+        refused: Why the program cannot be started at all.
+        exit_code: Exit code of the program, as a shell has it.
     """
 
     busy: str = ""
@@ -207,9 +207,9 @@ def _started(
 # -- as its agent sees it ----------------------------------------------------------------------------------------
 
 _LOOK_S = 1.0
-"""How long `heard` waits at most: what others write, and deadlines, are looked at between."""
+"""Longest wait of `heard`; between waits come what others write, and deadlines."""
 _MARGIN_S = 15.0
-"""What the process needs on top of the grace of its program, to clear up."""
+"""Seconds for the process to clear up, on top of the grace of its program."""
 
 
 class Handle:
@@ -217,16 +217,16 @@ class Handle:
 
     Attributes:
         order: The order.
-        began: By `time.monotonic`.
-        result: What it has told at its end; nothing before, and where it was killed.
+        began: Its start, by `time.monotonic`.
+        result: Result from its end; empty before, and where it was killed.
     """
 
     def __init__(self, order: Order, tag: str) -> None:
         """Start it.
 
         Args:
-            order: What is run.
-            tag: Of this process, by which its processes are found should it be gone.
+            order: The order.
+            tag: Tag by which its processes are found should it be gone.
 
         Raises:
             WorkerError: No process can be started.
@@ -318,7 +318,7 @@ def work(
     """Carry out orders until there are none.
 
     Args:
-        running: What runs.
+        running: Processes that run.
         signals: The first one asks what runs to end, a second one kills it.
         turn: Adds what comes next, started with this tag, unless it is to stop; whether there may be more.
         ended: Told of each that has ended.
@@ -361,8 +361,8 @@ def side_by_side(
     """Have slots take orders until there are none.
 
     Args:
-        slots: How many.
-        signals: As `work` takes them.
+        slots: Number of slots.
+        signals: As for `work`.
         following: The next order of a slot; None where it has none at this moment.
         ended: Told of each end, by slot; seconds for which the slot is to rest.
         say: Told a line when a signal has come.
