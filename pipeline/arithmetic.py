@@ -1,4 +1,4 @@
-"""One arithmetic on every x86-64 processor with AVX2: variables that keep libraries from choosing instructions.
+"""Set variables by which libraries use the same instructions on every x86-64 processor with AVX2.
 
 torch, oneDNN, MKL and NumPy ask the processor what it offers and add up floats in an order that follows from the
 answer. Each reads a variable that says what to take instead, once, when it is imported or first used. So the
@@ -28,13 +28,13 @@ PINS: dict[str, dict[str, str]] = {
 }
 """Library -> variable -> value."""
 _CONTRARY = {"numpy": ("NPY_ENABLE_CPU_FEATURES",), "torch": ("DNNL_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")}
-"""Variables that would say otherwise, or that a library refuses beside its own above."""
+"""Variables that contradict those above, or that a library refuses beside them."""
 UNASKED = (
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUBLAS_EMULATE_SINGLE_PRECISION"),
     *("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE"),
     *("PYTORCH_TUNABLEOP_ENABLED", "TRANSFORMERS_SDPA_FORCE_GQA"),
 )
-"""Variables that have libraries round otherwise than they are asked to, unknown to any key; workers lack them."""
+"""Variables that change rounding unasked and are in no key; workers lack them."""
 _OUTSIDE = dict(os.environ)
 _pinned: set[str] = set()
 """Libraries that were not imported yet in this process when their variables were set."""

@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_settings(flags: argparse.Namespace, settings: Sequence[str]) -> None:
-    """Refuse, all at once, what Hydra would refuse one by one; of several runs each value that one has."""
+    """Refuse all at once what Hydra would refuse one by one; of several runs, each value of one."""
     own_files = bool(flags.config_path or flags.config_name or flags.config_dir)
     faults = load.read_settings(settings, several=flags.multirun, own_files=own_files)[1]
     if own_files:

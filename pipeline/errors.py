@@ -132,12 +132,12 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
-    """Word the message for a name that is not known: what was given, the nearest, and all that exist."""
+    """Word the message on an unknown name: the name, the nearest, and all that exist."""
     return f"unknown {kind} '{given}'.{known_names(given, known)}"
 
 
 def known_names(given: str, known: Iterable[str]) -> str:
-    """Word what follows a message that has the name in it already: the nearest one, and all that exist."""
+    """Word the end of a message that has the unknown name: the nearest one, and all that exist."""
     names = sorted(known)
     same = [name for name in names if name.lower() == given.lower()]
     from difflib import get_close_matches  # which workers import in vain

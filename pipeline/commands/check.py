@@ -1,4 +1,4 @@
-"""The doctor: what may be wrong with a machine, found before it costs a run (``python test_parallel_setup.py``).
+"""Find what may be wrong with a machine before it costs a run (``python test_parallel_setup.py``).
 
 Each check says what it saw, how bad that is, and what to do: of the installation, of the machine, and by proofs of
 the real engine.

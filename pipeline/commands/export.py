@@ -61,7 +61,7 @@ app = typer.Typer()
 
 
 AGAIN = "again"
-"""Folder of a run with what became of jobs that were run to make its weights again."""
+"""Folder of a run for later runs of its jobs that make its weights again."""
 
 
 @contextmanager
@@ -331,7 +331,7 @@ def _merge(model: Trained, folder: Path) -> None:
 
 
 def _use_alone(model: Trained, folder: Path) -> None:
-    """Have a policy draw, end and be asked as in its run by whoever loads it: `generate`, a harness, a server."""
+    """Store settings by which `generate`, a harness or a server uses a policy as its run did."""
     usage = model.usage
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
@@ -344,7 +344,7 @@ def _use_alone(model: Trained, folder: Path) -> None:
 
 
 def _generation_settings(folder: Path, model: Trained) -> Any:
-    """The settings of generation of a model; where it has none, what transformers takes of its configuration."""
+    """Return a model's generation settings, or those that transformers makes of its configuration."""
     from transformers import AutoConfig, GenerationConfig
 
     try:

@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 GB = memory.GB
 _MOST, _MOST_GPUS = 1_000_000, 10_000
-"""Far above what there is, and far below where the reckoning has no numbers any more."""
+"""Largest inputs: far above real ones, and far below an overflow."""
 _UUID_SHOWN = 12
 _LEAST_NAME = 8
 _LEAST_HOLDER = 16

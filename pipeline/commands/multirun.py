@@ -29,7 +29,7 @@ _MOST_TRIED = 40
 """Further values that are checked before the first run: each takes a tenth of a second."""
 
 failed_runs: list[RunFailed] = []
-"""The failed runs that this process knows of, those that other processes carried out among them."""
+"""The failed runs that this process knows of, those of other processes among them."""
 
 
 class RunFailed(PipelineError):  # noqa: N818 - it names what happened

@@ -61,7 +61,7 @@ def write_report(path: Path, folders: Sequence[RunFolder]) -> None:
 
 
 def leave_report(run: RunFolder, console: Console | None = None) -> None:
-    """Write the page of a run that has ended, and say it. That it cannot be written changes nothing of the run."""
+    """Write the page of a run that has ended, and say so. A failure changes nothing of the run."""
     try:
         write_report(run.report, [run])
     except Exception as error:  # whatever is wrong with a page, the results are there

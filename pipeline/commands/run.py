@@ -152,7 +152,7 @@ def notes_of(request: Request) -> Iterator[Verified]:
 
 
 def _tried(request: Request, stored: Stored, console: Console) -> Request:
-    """Call rewards once before they are first needed, and look at files and for models before they are read.
+    """Call rewards once, and look at files and for models, before they are needed.
 
     What an earlier run was told of rows that are stored is told again.
 
@@ -301,7 +301,7 @@ def tell_notes(
 
 
 class _RunLog(logging.FileHandler):
-    """A log that cannot be written must not flood the terminal: what went wrong is told by the run itself."""
+    """Log that stays silent if it cannot be written: the run itself reports that."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - the name that logging calls
         return
@@ -320,7 +320,7 @@ class _PrintableFormatter(logging.Formatter):
 
 @contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """Have what the engine and its commands log go to the file of a run, and nowhere else until that ends."""
+    """Send what the engine and its commands log to the file of a run, and nowhere else, inside the block."""
     handler = _RunLog(path, encoding="utf-8")
     handler.setFormatter(_PrintableFormatter("%(asctime)s %(levelname)s %(message)s"))
     before = log.level, log.propagate

@@ -79,7 +79,7 @@ def look_up_shared(request: Request, verified: Verified, console: Console) -> St
 
 
 def uploaded_before_end(request: Request, signals: StopSignals, console: Console) -> bool:
-    """Wait until what was made is in the shared store, and say it where it is not; False where there is none.
+    """Wait until outputs are in the shared store, and warn if some are not; False without a shared store.
 
     Args:
         request: The request.

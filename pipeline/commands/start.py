@@ -116,7 +116,7 @@ def _missing(module: str | None) -> str:
 
 
 def _end_with(code: int, signals: Sequence[signal.Signals]) -> None:
-    """Have signals end the process at once, without a word, where there is nothing to bring to an orderly end."""
+    """Have signals end the process at once, without a word, while nothing needs an orderly end."""
 
     def end(_number: int, _frame: FrameType | None) -> NoReturn:
         os._exit(code)

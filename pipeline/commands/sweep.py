@@ -166,7 +166,7 @@ def _work(
 
 
 def conclude(folder: SweepFolder, console: Console) -> None:
-    """Show where a sweep stands that this process has worked on, and leave its page; that changes nothing of it.
+    """Show the state of a sweep that this process worked on, and write its page; a failure of that only warns.
 
     Raises:
         StoreError: Its record cannot be read.
@@ -183,7 +183,7 @@ def conclude(folder: SweepFolder, console: Console) -> None:
 
 
 def check_settings(sweep: Sweep) -> None:
-    """Refuse settings with which a run of this package would be refused, and a metric that it would not tell.
+    """Refuse settings that a run of this package would refuse, and a metric that it would not report.
 
     A sweep that has begun keeps its parameters, so a name that is misspelt would cost it its name too.
 

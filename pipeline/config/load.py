@@ -466,7 +466,7 @@ def _with_checkpoints(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_test_sets(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with the sections of shipped datasets that `evaluation.on` names and the run has not chosen."""
+    """Add the sections of shipped datasets that `evaluation.on` names and the run has not chosen."""
     evaluation, datasets = values.get("evaluation"), values.get("datasets") or {}
     named = evaluation.get("on") if isinstance(evaluation, dict) else None
     merged = dict(datasets) if isinstance(datasets, dict) else {}
@@ -482,7 +482,7 @@ def _with_test_sets(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _take_whole_files(sections: Collection[tuple[dict[str, Any], type[Any]]]) -> None:
-    """Set `evaluation_only` for test sets of one local file, which nothing is to be held out from for training.
+    """Set `evaluation_only` for test sets of one local file, so that nothing is held out for training.
 
     A file that the run trains on as well is cut as there, so that no row of training is evaluated on.
     """

@@ -143,7 +143,7 @@ class PipelineLM(LM):
         return own
 
     def _can_write(self, text: str) -> bool:
-        """Return whether texts of the model can have this one: tasks stop at what a small vocabulary lacks."""
+        """Return whether the model can write a text: tasks stop at texts that a small vocabulary lacks."""
         from pipeline.learning.generation.stops import StopStrings, as_tokens
 
         try:

@@ -1,4 +1,4 @@
-"""Python processes of this one: they find modules where it does, die with it, and end with what they started.
+"""Start Python processes that find modules where this one does, die with it, and end with what they started.
 
     parent                                                child
     command(MODULE, ...) ---- one argument, JSON ---->    begin(), before anything else
@@ -40,7 +40,7 @@ from pipeline.terminal.streams import without_colours
 
 _CHUNK = 1 << 16
 _CHUNKS_AT_ONCE = 64
-"""More than a socket holds, so all that a dead process sent is read; one that never stops must wait its turn."""
+"""More chunks than a socket holds, so a dead process is read whole; one that never stops must wait its turn."""
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""Processes that ours have started, and those that these have started: found wherever they went, and ended.
+"""Find and end the descendants of our processes, wherever they went.
 
     by parents   the chain of parents leads to us. A process that adopts orphans stays in that chain as long as it
                  lives, even where a descendant was forked twice or has emptied its environment.
@@ -249,7 +249,7 @@ NOTICES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 
 @contextmanager
 def held_back(numbers: Collection[signal.Signals]) -> Iterator[None]:
-    """Processes that are started meanwhile get these signals once they `begin`, by when they can take them."""
+    """Hold signals back from processes started inside until they `begin` and can take them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

@@ -36,7 +36,7 @@ def usable_bytes(free_bytes: int) -> int:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Look for no garbage inside: each search goes through all that was made so far, in vain."""
+    """Collect no garbage inside: each search goes through all objects so far, in vain."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""The process of one tracker: follows a run until it is told that it has ended. Started by `Feeders`.
+"""Follow a run for one tracker until told of its end, in a process that `Feeders` starts.
 
 A chain of the plan is a run of the tracker, and an output that has something for it is a batch, always the same:
 

@@ -1,4 +1,4 @@
-"""Telling trackers (TensorBoard, trackio, wandb) of a run, from the files that it leaves and never in its way.
+"""Tell trackers (TensorBoard, trackio, wandb) of a run, from its files and never in its way.
 
     engine --> journal, plan, outputs --> `feeder`, a process for each tracker --> the tracker
        |                                     ^      |

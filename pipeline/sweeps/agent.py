@@ -1,10 +1,10 @@
-"""Runs trials on the devices of this machine, beside other agents, until there is nothing left for it to do.
+"""Run trials on the devices of this machine, beside other agents, until none is left.
 
     turn, under the sweep's lock      what has ended is written; lost trials are noted; the next ones are chosen
     between turns                     programs run; what they log is read; one that is not worth its end is ended
 
 Nothing that others need is kept here: whatever happens to an agent, the record tells the others what to do.
-What is done once beside the trials, preparing and the test of the best one, goes the same way.
+Preparing and the test of the best trial, each done once, go the same way.
 """
 
 import json
@@ -98,7 +98,7 @@ def check_same(record: Record, sweep: Sweep) -> None:
 
 
 def tell(folder: SweepFolder, word: str) -> str:
-    """Tell a sweep to ``stop``, to ``cancel``, to ``pause`` or to ``resume``; what follows, for the user.
+    """Tell a sweep to ``stop``, ``cancel``, ``pause`` or ``resume``; return what follows, for the user.
 
     Raises:
         ConfigError: It makes no sense now.
@@ -138,7 +138,7 @@ def may_create(record: Record, sweep: Sweep) -> bool:
 
 
 class AgentDevices:
-    """The devices of one agent: which of them a trial can have now, and not those that somebody else has."""
+    """The devices of one agent, and which of them a trial can have now."""
 
     def __init__(self, devices: Sequence[Device], name: str) -> None:
         """Prepare.
@@ -438,7 +438,7 @@ class Agent:
         return int(choice.parameters.get(NUM_GPUS, self._pool.per_trial))
 
     def _finish(self) -> bool:
-        """Say that the sweep is over, if nothing is left for anybody; whether there is more to do after it."""
+        """Note the end of the sweep if nobody has work left; return whether the test of the best trial follows."""
         record = self._record
         if record.about.halted or record.having("running"):
             return False

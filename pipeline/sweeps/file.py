@@ -1,4 +1,4 @@
-"""The sweep file, W&B's, whole: read, checked, and turned into a `Sweep`, plain data from here on.
+"""Read and check W&B's sweep file, and turn it into a `Sweep`, plain data from here on.
 
 What only this program understands stands in the block ``pipeline:``. YAML is read as PyYAML reads it, which is
 how W&B does, with three differences: ``1e-5`` is a number and dates are texts, as YAML 1.2 has it; and a key that
@@ -281,7 +281,7 @@ def _is_own(words: Iterable[str]) -> bool:
 # -- parameters --------------------------------------------------------------------------------------------------
 
 LEAST_SHARE = 2.0**-53
-"""The nearest to 0, and to 1, that a share comes: there a normal distribution would end in infinity."""
+"""Least distance of a share from 0 and from 1, at which a normal distribution is infinite."""
 DEPRECATED = {f"{prefix}log_uniform": f"{prefix}log_uniform_values" for prefix in ("", "q_", "inv_")}
 """Distributions whose bounds are exponents of e -> those that W&B has put in their place."""
 _INFERRED = {

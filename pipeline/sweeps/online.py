@@ -1,4 +1,4 @@
-"""A sweep whose search is W&B's: created there once, and worked on by ``wandb agent`` on devices of our own.
+"""Run a sweep with W&B's search: create it there once, and run ``wandb agent`` on devices of our own.
 
     wandb sweep (the file, normalised)  ->  entity/project/id, kept in the sweep's folder
     slot: devices leased  ->  wandb agent --count 1  ->  the program  ->  devices free  ->  the next one
@@ -174,7 +174,7 @@ def _create(config: Mapping[str, Any]) -> str:
 
 @dataclass(kw_only=True)
 class _Slot:
-    """One slot: its devices, where its files are, trials that W&B has given it, and how often in a row none."""
+    """One slot: devices, folder of its files, trials from W&B, and times in a row without one."""
 
     devices: Sequence[Device]
     folder: Path

@@ -91,7 +91,7 @@ def most_devices(sweep: Sweep, per_trial: int | None = None) -> tuple[int, int]:
 
 
 def check_fits(sweep: Sweep, pool: AgentPool) -> str:
-    """See that the devices would do for some of the trials; what a user should know of the others, or "".
+    """Check that the devices do for some trials; return a note on the others for the user, or "".
 
     Raises:
         ConfigError: They would do for none.

@@ -1,4 +1,4 @@
-"""The process that runs the program of one trial: takes its devices, starts it, clears up, says what came of it.
+"""Run the program of one trial, as a process: take devices, start it, clear up, tell the result.
 
     agent (chooses devices)  ->  this process (holds their leases)  ->  the program, or torchrun and its ranks
     Handle(order)                Order -> ... -> Result

@@ -1,6 +1,6 @@
-"""Tables that fit where they are shown: the least important columns are left out, and long names are cut.
+"""Fit tables to the width at hand: the least important columns are left out, and long names are cut.
 
-What is shown of a column is whole: a number that has no room is left out with its column, never cut or broken.
+Shown numbers are whole: a number without room is left out with its column, never cut or broken.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Standard streams that last: one that cannot be written any more takes what it is given, and drops it.
+"""Standard streams that last: a broken one takes what it is given, and drops it.
 
 A terminal is closed, the reader of a pipe has seen enough, a disk is full. Whoever prints need not know, and the
 interpreter, which flushes in the end, finds nothing to complain of. This is in the lowest layer, below encoding
@@ -75,7 +75,7 @@ _not_waiting = 0
 
 @contextmanager
 def never_waiting() -> Iterator[None]:
-    """Let no stream hold this process: what is not taken at once goes out with a later write, or in the end."""
+    """Let no stream block this process: text not taken at once goes out with a later write, or in the end."""
     global _not_waiting
     _not_waiting += 1
     try:
@@ -164,7 +164,7 @@ class LastingFile(io.FileIO):
 
 
 def _own_descriptor(descriptor: int) -> int | None:
-    """Another way to the same terminal or pipe, which does not wait; None for what never waits.
+    """Open the same terminal or pipe again, without blocking; None for a file that never blocks.
 
     The descriptor itself must stay as it is: it is shared with the shell and with other programs.
     """
@@ -230,7 +230,7 @@ def installed() -> Iterator[None]:
 
 
 def _open_missing_descriptors() -> None:
-    """Have something at 0, 1 and 2, or the next files and sockets get these numbers, and what is printed."""
+    """Fill descriptors 0, 1 and 2, lest later files and sockets get these numbers, and printed text."""
     for descriptor in (_STDIN, _STDOUT, _STDERR):
         try:
             os.fstat(descriptor)

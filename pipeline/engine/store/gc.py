@@ -146,9 +146,7 @@ class Space:
 
 Usage = dict[tuple[str, str, str, str], Space]
 """Disk usage by (experiments whose runs refer to the outputs, dataset and model, algorithm, stage). For items
-other than outputs the first element is a name in parentheses.
-
-What is no output has a name in parentheses in the place of the first."""
+other than outputs the first element is a name in parentheses."""
 _NAMED = 2
 
 

@@ -219,7 +219,7 @@ _TELL_S = 10.0
 """Seconds without success after which uploads are reported as held up. If they are by the end of a run, it does
 not wait longer."""
 _SILENT_S = 60.0
-"""At the end of a run: seconds without success after which uploads are given up."""
+"""Seconds without success after which a run at its end gives up uploads."""
 _BACKOFF_S, _LONGEST_S = 0.25, 15.0
 """Seconds between the first two attempts, doubled each time, and the most between two attempts."""
 _ENTRY_LIMIT = 8 << 20

@@ -620,10 +620,7 @@ def _is_held(path: Path) -> bool:
 Fingerprints = Mapping[str, list[int]]
 """Name of a file or folder -> size, inode, modification time, status change time (both in ns). The device number
 is left out: it differs between machines that mount a network disk, which would make them distrust each other's
-notes and read everything again.
-
-Not its device: to each machine that mounts a disk of the network it has another number, in the order of mounts, so
-that machines would not take each other's notes and read everything again."""
+notes and read everything again."""
 
 _TICK_NS = 20_000_000
 """Longer than the resolution of file timestamps: a change within one step leaves no new time."""

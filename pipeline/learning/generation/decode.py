@@ -44,7 +44,7 @@ from pipeline.outputs.formats import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class SlotPace:
-    """When slots are refilled, and how often tokens are read back from the device.
+    """Pace at which slots are refilled, and tokens are read back from the device.
 
     Waiting leaves slots idle, and refilling costs a forward pass over prompts. Both waste the fixed cost of a
     pass. So slots are refilled as soon as the idle fraction, summed over steps, reaches the cost of refilling in

@@ -1,4 +1,4 @@
-"""The page around the data: one file that asks nothing of anybody, and in which foreign text is never markup.
+"""Write a page around data: one file without requests, in which foreign text is never markup.
 
 All data is in one element that browsers do not run, as JSON without `<`, `>` and `&`. The scripts put it into the
 page as text alone. The policy of the page allows its own scripts and styles by their hashes and nothing else: no
@@ -26,7 +26,7 @@ FRAME = tuple(ASSETS / name for name in ("dom.js", "charts.js", "frame.js"))
 OF_RUNS = tuple(ASSETS / name for name in ("results.js", "work.js", "samples.js", "main.js"))
 """Scripts that draw the page of runs."""
 MOST_POINTS, FEWEST = 60_000, 20
-"""Points of all curves of a page together, and points that each keeps however many curves there are."""
+"""Most points of all curves of a page together, and fewest that each keeps."""
 Numbers = list[float | None]
 _SLOT = re.compile(r"\{\{(\w+)\}\}")
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}

@@ -1,4 +1,4 @@
-"""The README of an exported model, a model card of the hub: what it is, how it is used, what was measured.
+"""Write the README of an exported model, its model card: what it is, its use, what was measured.
 
 Pure text of plain facts. What is not ours (names, settings, commands) stands in blocks that are shown as they are.
 """

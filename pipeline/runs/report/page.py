@@ -1,4 +1,4 @@
-"""A run as its page shows it: what it left, read once and put into the JSON that the scripts draw from.
+"""Read a run once, and put it into the JSON from which the scripts of its page draw.
 
 Texts are whole, and not escaped yet. Where there may be many of something it stands in columns, lists of equal
 length, which take a third of the room.
@@ -47,7 +47,7 @@ MOST_EACH = 4
 _OVERHEAD = 40
 """Characters that a completion takes besides its text."""
 MOST_READ, FEWEST_READ = 20_000, 20
-"""Completions that are read, which takes half a second, and those of each job however many jobs there are."""
+"""Most completions to read, which takes half a second, and fewest of each job."""
 EVALUATE = "evaluate"
 
 Object = dict[str, Any]
