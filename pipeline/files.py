@@ -236,7 +236,7 @@ def remove_tree(path: Path) -> OSError | None:
     """Remove a folder with everything in it, or a file; of a link the link alone. Never raises an `OSError`.
 
     Args:
-        path: What may be gone already.
+        path: The path, which may be gone already.
 
     Returns:
         Why something stays; all else is removed nevertheless. None where nothing stays.
@@ -369,13 +369,13 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def claim(path: Path | str, *, wait: bool = False, strict: bool = False) -> Claim | None:
-    """Claim something by a file of that path, which is made; None if someone else has it.
+    """Claim something by a file, which is made; None if someone else has it.
 
     On a file system without locks, or where something that is no file has the name, everybody is given it: the
     work is then done twice, and stays right.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         wait: Wait until no one else has it.
         strict: Raise there instead.
 

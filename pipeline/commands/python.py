@@ -52,7 +52,7 @@ def run(settings: Sequence[str]) -> Run:
     What the command prints is printed: a live view on a terminal, plain lines in a notebook.
 
     Args:
-        settings: What one types behind the command, as ``["experiment.name=first", "algos=[PITA]"]``; also
+        settings: Words behind the command, as ``["experiment.name=first", "algos=[PITA]"]``; also
             ``--num-gpus 2``, ``--gpu-ids 0 2`` and ``--device cpu``, a word each.
 
     Returns:

@@ -156,10 +156,10 @@ def _tables(config: Config) -> Iterator[str]:
 
 
 def checkpoint_problems(given: str, name: str) -> Iterator[str]:
-    """Yield what is wrong with the name of a checkpoint.
+    """Yield problems of the name of a checkpoint.
 
     Args:
-        given: What was typed, for the message.
+        given: Text that was typed, for the message.
         name: The name.
     """
     if name in (*_ROWS, *ALGORITHMS) or not _NAME.fullmatch(name):

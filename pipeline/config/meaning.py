@@ -355,7 +355,7 @@ def unknown_key(key: str, more: Iterable[str] = ()) -> str:
     """Return the message for an unknown key: the key that was meant, and the keys that exist.
 
     Args:
-        key: What was typed.
+        key: Key that was typed.
         more: The keys of the request; those of shipped code are always known.
     """
     keys = list(dict.fromkeys([*more, *known_keys()]))

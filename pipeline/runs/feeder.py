@@ -215,7 +215,7 @@ class SentRecord:
 
 
 class Feed:
-    """Tells a tracker what is new in a run, each time that it is asked to look; notes a `SentRecord` per chain."""
+    """Tells a tracker what is new in a run, at each look; notes a `SentRecord` per chain."""
 
     def __init__(self, run: LoadedRun, begin: _Begin, note: Path, samples: int) -> None:
         """Prepare.

@@ -352,7 +352,7 @@ class Agent:
     # -- choosing ----------------------------------------------------------------------------------------------
 
     def _choose(self) -> list[tuple[str, Trial, list[Device]]]:
-        """Hand out trials, or what is done once, to this agent, as long as there are devices for the next one."""
+        """Hand out trials, or work done once, to this agent, while there are devices for the next one."""
         chosen: list[tuple[str, Trial, list[Device]]] = []
         if self._leaving or self._record.about.halted == "paused":
             return chosen

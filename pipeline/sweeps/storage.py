@@ -322,7 +322,7 @@ class Record:
 
     @contextmanager
     def _study(self) -> Iterator[JournalStorage]:
-        """Have the study, and one message for whatever is wrong with a file that anybody may have changed.
+        """Yield the study; one message tells what is wrong with a file that anybody may have changed.
 
         Raises:
             StoreError: It is wrong.
@@ -571,7 +571,7 @@ class Record:
         self.refresh()
 
     def note_lost(self) -> list[Trial]:
-        """Note the trials that were lost with their agents, inside a turn, and take away the files of those."""
+        """Note the trials that were lost with their agents, inside a turn, and remove the files of such agents."""
         lost = [trial for trial in self.having("lost", "failed") if trial.ended is None]
         for trial in lost:
             self.end(trial.key, End(state="lost", reason=trial.reason))

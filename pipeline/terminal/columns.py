@@ -206,7 +206,7 @@ class FittedTable:
         return self._caption([column.heading for column in self.columns])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Give rich what to print; without rows there is nothing for a title and headings to stand above."""
+        """Give rich what to print; a table without rows has no title and no headings."""
         if self.title and self._rows:
             yield Text(self.title, style="bold")
         if self._rows:

@@ -76,7 +76,7 @@ def make_console(*, stderr: bool = False) -> Terminal:
 
 
 def say(console: Console, text: str, style: str | None = None, *, copy: str = "") -> None:
-    """Print text of which nothing is cut off, and no path, id or command broken, so that these can be copied.
+    """Print text whole, with no path, id or command broken, so that these can be copied.
 
     On a terminal lines end between words. What is too wide for a line begins one, and the terminal itself wraps
     it, so that it is whole when it is copied; so is what stands between backticks, and a short text in quotes.

@@ -420,7 +420,7 @@ def candidates(
     Args:
         request: The request.
         environment: Environment in which CUDA_VISIBLE_DEVICES is looked up.
-        workers: How many workers are wanted; None for one on each device.
+        workers: Number of workers; None for one on each device.
 
     Raises:
         DeviceError: The request cannot be met; the message gives what was asked for and what exists.

@@ -149,7 +149,7 @@ class Progress(Protocol):
 
         Args:
             done: Samples or steps finished so far.
-            total: How many there are; None for the number of samples in the plan.
+            total: All of them; None for the number of samples in the plan.
             tokens: Tokens generated or trained on since the job began.
         """
 

@@ -287,7 +287,7 @@ class SplitRows:
         splits: Split -> positions among the rows that were read for the split (of train, if it was cut from
             train), in order.
         cut: Splits that were cut from train.
-        warnings: What a user should know: rows left out, splits smaller than asked.
+        warnings: Notes for the user: rows left out, splits smaller than asked.
     """
 
     splits: Mapping[str, NDArray[np.int64]]

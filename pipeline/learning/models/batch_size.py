@@ -106,7 +106,7 @@ class BatchSize:
         Args:
             work: Must be repeatable after `undo`.
             undo: Takes back what a failed attempt has changed and lets go of its tensors.
-            used: How many sequences the work has at once with the present `size`, where that may be fewer.
+            used: Returns the sequences that the work has at once with the present `size`, if fewer.
             together: Whether other ranks wait in the middle of it. It cannot be done again then: the attempt ends,
                 and the next one begins with half.
 

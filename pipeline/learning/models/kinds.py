@@ -36,17 +36,17 @@ class HFModelConfig(schema.ModelConfig):
 
     @property
     def in_bits(self) -> int | None:
-        """As the user says."""
+        """Return the bits of `quantization`."""
         return None if self.quantization is None else int(self.quantization.removesuffix("bit"))
 
     @property
     def trusts_code(self) -> bool:
-        """As the user says."""
+        """Return `trust_remote_code`."""
         return self.trust_remote_code
 
     @property
     def revisions(self) -> Mapping[str, str | None]:
-        """As the user says."""
+        """Return both revisions by role."""
         return {"reference": self.revision, "value": self.value_revision}
 
     def problems(self, key: str, config: schema.Config) -> Iterator[str]:

@@ -95,7 +95,7 @@ def follow_job(
         out: Gets the log.
         note: Told of what is no part of the log: that the job has not begun, that another attempt has.
         attempt: Follow this one only.
-        lines: How many of the last lines there are so far come first; None for all.
+        lines: Number of present last lines that come first; None for all.
         sleep: Waits for a number of seconds.
     """
 
@@ -117,7 +117,7 @@ def follow_attempts(
         out: Gets the log.
         note: Told of what is no part of it.
         attempt: Follow this one only.
-        lines: How many of the last lines there are so far come first; None for all.
+        lines: Number of present last lines that come first; None for all.
         sleep: Waits for a number of seconds.
     """
     tail: Tail | None = None
