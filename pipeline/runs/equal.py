@@ -177,7 +177,7 @@ class Block:
         metric: Metric by which methods are judged.
         methods: The reference, then every method.
         comparisons: Comparisons of methods within: each with the reference, then each with each, both corrected
-            by themselves; `round` is that of the first of the two.
+            by themselves; `round` is that of the first.
     """
 
     at: Limits

@@ -247,7 +247,7 @@ class Sweep:
         run_cap: Largest number of trials; None for no limit.
         early_terminate: Rule by which trials are stopped early; None for none.
         options: Options that W&B does not have.
-        given: The file as plain data, numbers as numbers, without the block ``pipeline:``; what W&B is given.
+        given: The file as plain data, numbers as numbers, without the block ``pipeline:``; for W&B.
         folder: Folder in which programs are found and trials start: the one in which the sweep was created.
     """
 

@@ -52,8 +52,7 @@ class WandbRun:
     """Log of one run of W&B, read as it comes.
 
     Attributes:
-        summary: Name, dotted if nested -> value for the run as a whole so far, mostly the last one. None for what
-            is not finite.
+        summary: Name, dotted if nested -> value of the run so far, mostly the last; None if not finite.
         config: Its settings so far, name -> plain data.
     """
 

@@ -112,7 +112,7 @@ def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> li
 
     Args:
         bounded: Methods of the table whose divergence is a bound.
-        shown: Headings of the columns that are shown; without divergences there is nothing to say of them.
+        shown: Headings of the columns that are shown.
         so: Consequence for other numbers of the table.
     """
     if not bounded or not (so or "KL/seq" in shown or "KL/token" in shown):
