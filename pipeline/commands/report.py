@@ -1,4 +1,4 @@
-"""Share what runs have found: tables of several runs, figures, pages, trackers; refuse to write into records."""
+"""Share what runs have found: tables of several runs, figures, pages, trackers."""
 
 import math
 import sys

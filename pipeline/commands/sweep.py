@@ -166,7 +166,7 @@ def _work(
 
 
 def conclude(folder: SweepFolder, console: Console) -> None:
-    """Show the state of a sweep that this process worked on, and write its page; a failure of that only warns.
+    """Show the state of a sweep that this process worked on, and write its page or warn.
 
     Raises:
         StoreError: Its record cannot be read.

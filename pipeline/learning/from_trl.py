@@ -250,7 +250,7 @@ def from_trl(config: object, algo: str = "", devices: int = 1) -> FromTRL:
     Args:
         config: One of `CONFIGS`, or a dict of arguments of one. A CPOConfig is taken as SimPO's.
         algo: Algorithm of a dict: ``GRPO``, ``DPO``, ...
-        devices: Devices on which TRL would train, as many times larger is the batch of a step.
+        devices: Devices on which TRL would train; they multiply the batch of a step.
 
     Returns:
         Overrides for all that has a counterpart, TRL's defaults included, and what has none.

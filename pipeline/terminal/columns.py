@@ -172,7 +172,7 @@ class FittedTable:
             columns: Columns of the table.
             title: Text above it.
             caption: Text below it.
-            elsewhere: Place of the columns that have no room; if given, these are named below the table.
+            elsewhere: Where to find columns without room; if given, they are named below the table.
             lines: Whether there is a line below the headings, and room between sections.
         """
         self.columns = list(columns)
