@@ -130,7 +130,7 @@ def evaluated_on(dataset: str, test_set: str | None) -> str:
 
 
 MEAN = "mean"
-"""Stands for a test set: the mean of all of them, each with the same weight."""
+"""Stands in for a test set: the mean of all, each with the same weight."""
 
 
 def is_mean(place: str) -> bool:

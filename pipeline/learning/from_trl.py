@@ -22,8 +22,8 @@ class FromTRL(NamedTuple):
 
     Attributes:
         overrides: Settings, for `load_config` or the command line.
-        without: Arguments other than TRL's defaults for which no override stands: name and value, and the
-            key to look at where one is near.
+        without: Arguments that no override stands for: name and value, and the key to look at where one
+            is near.
     """
 
     overrides: list[str]

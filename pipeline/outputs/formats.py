@@ -301,7 +301,7 @@ class Faults:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Entry of a reward in ``asked.json``: the replies of a judge behind an endpoint to the requests of a job.
+    """Entry of a reward in ``asked.json``: replies of a judge behind an endpoint, on which a job's scores rest.
 
     Attributes:
         model: Model that was asked for.

@@ -85,7 +85,7 @@ class JobCounts:
 
     Attributes:
         total: All jobs.
-        stored: Jobs whose output was in the store before.
+        stored: Jobs whose output was in the store before they would have run.
         done: Jobs done in this run.
         running: Jobs that run now.
         failed: Jobs that failed.
