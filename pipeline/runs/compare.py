@@ -1,7 +1,8 @@
 """Compare runs: the settings in which they differ, and what each method has reached after its last round.
 
 A setting is compared among the runs that have it, and shown in the rows that it affects: ``algos.PITA.eta`` in
-those of PITA, in the column ``algos.*.eta`` shared with other algorithms. Equal rows of several runs are merged.
+those of PITA, in the column ``algos.*.eta`` shared with other algorithms. Settings of a test set have columns of
+their own, as ``datasets.sums.seed``, beside those of the dataset that was trained on. Equal rows are merged.
 """
 
 import math
@@ -27,10 +28,10 @@ Key = tuple[str, ...]
 _OWN = {"experiment.name", "output_dir", "dry_run", "stage"}
 """Settings that identify a run, or say how many rounds and seeds it has."""
 _ENABLED = "enabled"
-_TABLES = {"algos": "algo", "datasets": "dataset", "models": "model"}
-"""Settings of one algorithm, dataset or model -> the field of a row that they affect."""
-_OF_REFERENCES = ("datasets.", "models.")
-"""Prefixes of settings that determine the reference; two different ones may have the same result by chance."""
+_TABLES = ("algos", "datasets", "models")
+"""Settings of one algorithm, dataset or model."""
+_OF_REFERENCES = ("datasets.", "models.", "evaluation.num_")
+"""Prefixes of settings that determine results of the reference, which may be the same by chance."""
 _SETS: Key = ("evaluation", "on")
 _KL, _J = "kl_per_sequence", "regularized_reward"
 
@@ -101,11 +102,11 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
     """
     labels = list(labels) or _labels(runs)
     settings = [dict([*settings_of(run.config), *_sets_of(run.config)]) for run in runs]
-    columns, primary = _differing(settings), _primary(runs)
+    columns, primary = _differing(settings, runs), _primary(runs)
     by_content: dict[str, RunRow] = {}
     for run, label, own in zip(runs, labels, settings, strict=True):
-        shown = {key: value for key, value in own.items() if _column(key) in columns}
-        for row in _rows(run, label, shown, primary):
+        shown = {key: value for key, value in own.items() if {_column(key), ".".join(key)} & {*columns}}
+        for row in _rows(run, label, shown, columns, primary):
             # A reference does not depend on the number of rounds: it has one row for each model and dataset, with
             # the settings that these runs share.
             telling = [
@@ -178,11 +179,13 @@ def _without_effect() -> frozenset[str]:
     return frozenset(meaning.key for meaning in meanings(Config) if not meaning.affects_result) | _OWN
 
 
-def _differing(settings: Sequence[Mapping[Key, str]]) -> list[str]:
+def _differing(settings: Sequence[Mapping[Key, str]], runs: Iterable[LoadedRun]) -> list[str]:
     """Return the columns of settings that differ among the runs that have them.
 
     Entries of a table may be missing.
     """
+    points = {point_of(row.dataset) for run in runs for row in run.results.pooled}
+    trained_on, test_sets = ({point[part] for point in points} for part in (0, 1))
     entries = [{key[:2] for key in own} for own in settings]
     keys = dict.fromkeys(key for own in settings for key in own)
 
@@ -190,7 +193,13 @@ def _differing(settings: Sequence[Mapping[Key, str]]) -> list[str]:
         runs = zip(settings, entries, strict=True)
         return {own.get(key) for own, there in runs if not _is_of_one(key) or key[:2] in there}
 
-    return list(dict.fromkeys(_column(key) for key in keys if len(values(key)) > 1))
+    def columns(key: Key) -> Iterator[str]:
+        if key[0] != "datasets" or key[1] in trained_on:
+            yield _column(key)
+        if key[0] == "datasets" and key[1] in test_sets:
+            yield ".".join(key)
+
+    return list(dict.fromkeys(column for key in keys if len(values(key)) > 1 for column in columns(key)))
 
 
 def _column(key: Key) -> str:
@@ -243,31 +252,31 @@ def _primary(runs: Iterable[LoadedRun]) -> Mapping[tuple[str, str], str]:
 
 
 def _rows(
-    run: LoadedRun, label: str, settings: Mapping[Key, str], primary: Mapping[tuple[str, str], str]
+    run: LoadedRun,
+    label: str,
+    settings: Mapping[Key, str],
+    columns: Collection[str],
+    primary: Mapping[tuple[str, str], str],
 ) -> Iterator[RunRow]:
     costs = {(cost.dataset, cost.model, cost.algo, cost.round): cost for cost in run.compute.costs}
+    test_sets = {point_of(row.dataset)[1] for row in run.results.pooled}
     for place, methods in by_method(run.results.pooled).items():
+        trained_on, test_set = point_of(place[0])
+        tested = test_sets if is_mean(place[0]) else {test_set}
         for algo, rounds in methods.items():
             number, last = max(rounds), rounds[max(rounds)]
             if result := last.get(primary[place]):
+                names = {"algos": algo, "datasets": trained_on, "models": place[1]}
                 own: dict[str, str] = {}
                 for key, value in settings.items():
-                    names = _names(result, key[0]) if _is_of_one(key) else ()
-                    if (names and key[1] == names[0]) or (
-                        is_mean(place[0]) if key == _SETS else not _is_of_one(key)
-                    ):
+                    if names[key[0]] == key[1] if _is_of_one(key) else key != _SETS or is_mean(place[0]):
                         own[_column(key)] = value
-                    elif key[1] in names:
-                        own.setdefault(_column(key), value)
+                    if key[0] == "datasets" and key[1] in tested:
+                        own[".".join(key)] = value
+                own = {column: own[column] for column in columns if column in own}
                 kl, j = (last[name].value if name in last else None for name in (_KL, _J))
                 cost = costs.get((*place, algo, number))
                 yield RunRow(runs=(label,), state=run.state, settings=own, result=result, kl=kl, j=j, cost=cost)
-
-
-def _names(result: PooledRow, table: str) -> tuple[str, ...]:
-    """Sections of a table that a result depends on: of datasets the one that was trained on, then the test set."""
-    name: str = getattr(result, _TABLES[table])
-    return point_of(name) if table == "datasets" else (name,)
 
 
 def _order(row: RunRow, columns: Sequence[str]) -> tuple[object, ...]:

@@ -64,7 +64,7 @@ def test_only_settings_that_change_results_count_and_only_among_runs_that_have_t
     second.config["algos"]["DPO"] = {"enabled": False, "beta": 3}  # type: ignore[index]
     assert compare_runs([first, second]).settings == {"training.schedule": "schedule"}
     judged = [
-        run(name, 1, datasets={"sums": {"seed": 0, "rewards": rewards}})
+        run(name, 1, datasets={"addition": {"seed": 0, "rewards": rewards}})
         for name, rewards in (("a", {}), ("b", {"x.y": 1}))
     ]
     assert list(compare_runs(judged).settings) == ["datasets.*.rewards.x.y"]
@@ -90,6 +90,34 @@ def test_test_sets_are_told_of_their_mean_alone_and_checkpoints_of_no_row() -> N
     assert settings["addition", ("a", "b")] == {}
     assert settings["sums@two", ("b",)] == {"datasets.*.digits": "4"}
     assert settings["sums@mean", ("b",)] == {"datasets.*.digits": "4", "evaluation.on": "two, three"}
+
+
+def test_a_row_tells_the_settings_of_its_test_set_beside_those_of_training() -> None:
+    def tested(stamp: str, sets: dict[str, str]) -> Any:
+        rows = (replace(pooled_row("RAFT", 2, 0.5), dataset=f"addition@{name}") for name in sets)
+        return run(stamp, 1, *rows, datasets={name: {"limit": limit} for name, limit in {**own, **sets}.items()})
+
+    own = {"addition": "null"}
+    found = compare_runs([tested("a", {"sums": "null", "words": "8"}), tested("b", {"sums": "4"})])
+    settings = {(row.result.dataset, row.runs): row.settings for row in found.rows if row.algo == "RAFT"}
+    assert found.settings == {"datasets.sums.limit": "limit"}
+    assert settings["addition@sums", ("b",)] == {"datasets.sums.limit": "4"}
+    assert settings["addition@words", ("a",)] == {}
+    assert settings["addition", ("a", "b")] == {}
+    own["addition"] = "2"
+    found = compare_runs([tested("a", {"sums": "4"}), replaced := tested("b", {"sums": "4"})])
+    assert found.settings == {}
+    replaced.config["datasets"]["addition"]["limit"] = "3"
+    found = compare_runs([tested("a", {"sums": "5"}), replaced])
+    assert list(found.settings) == ["datasets.*.limit", "datasets.sums.limit"]
+
+
+def test_results_of_a_reference_that_are_equal_by_chance_keep_their_settings() -> None:
+    runs = [run(name, 1, evaluation={"num_samples": number}) for name, number in (("a", 2), ("b", 4))]
+    assert [row.settings for row in compare_runs(runs).rows if row.algo == "reference"] == [
+        {"evaluation.num_samples": "2"},
+        {"evaluation.num_samples": "4"},
+    ]
 
 
 def test_a_csv_has_a_column_for_each_setting_and_runs_no_formula() -> None:
