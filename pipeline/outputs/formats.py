@@ -9,6 +9,7 @@ docs/extending.md has them for users.
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -305,26 +306,38 @@ class Asked:
 
     Attributes:
         model: Model that was asked for.
-        models: Endpoint's name of a model that replied -> replies.
-        read: Tokens of the prompts, as the endpoint counts them.
-        written: Tokens of the replies, likewise.
-        cost: Cost by the price that was set; None without one.
+        replies: Id of a request -> endpoint's name of the model that replied, and its count of the tokens of the
+            prompt and of the reply. A request is sent once, also if several calls or jobs need the reply.
+        price: Price of a million tokens of prompts and of replies; empty if none was set.
     """
 
     model: str
-    models: dict[str, Count]
-    read: Count
-    written: Count
-    cost: Number | None = None
+    replies: dict[str, tuple[str, Count, Count]]
+    price: list[Number] = field(default_factory=list)
+
+    @property
+    def models(self) -> dict[str, int]:
+        """Name of a model that replied -> replies."""
+        return dict(Counter(model for model, _, _ in self.replies.values()))
+
+    @property
+    def read(self) -> int:
+        """Tokens of the prompts."""
+        return sum(read for _, read, _ in self.replies.values())
+
+    @property
+    def written(self) -> int:
+        """Tokens of the replies."""
+        return sum(written for _, _, written in self.replies.values())
+
+    @property
+    def cost(self) -> float | None:
+        """Cost of the requests; None without a price."""
+        return (self.read * self.price[0] + self.written * self.price[1]) / 1e6 if self.price else None
 
     def __add__(self, other: Self) -> Self:
-        """Add two of them."""
-        models = {
-            name: self.models.get(name, 0) + other.models.get(name, 0) for name in self.models | other.models
-        }
-        cost = None if self.cost is None or other.cost is None else self.cost + other.cost
-        read, written = self.read + other.read, self.written + other.written
-        return replace(self, models=models, read=read, written=written, cost=cost)
+        """Put the replies of two together, those to the same request once."""
+        return replace(self, replies=self.replies | other.replies)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.chat_server import Answer, ChatServer, chat_server
+from pipeline.outputs import formats
 from tests.doubles.small_runs import run_here
 
 KEY, SECRET = "TESTS_JUDGE_KEY", "sk-tests-0123456789"
@@ -68,6 +69,9 @@ def test_a_run_against_the_reference_has_a_win_rate(server: ChatServer, tmp_path
     assert {row["algo"] for row in rates} == {"reference", "DPO"}
     assert all(0 <= row["ci_low"] <= row["value"] <= row["ci_high"] <= 1 for row in rates)
     assert ("DPO", "reward/vs_reference") in rows(place)
+    # Each request counts once, however many calls and jobs need its reply; two were the trial.
+    spent = [formats.read_asked(file)["judge"] for file in place.rglob("asked.json")]
+    assert len({each for one in spent for each in one.replies}) == len(server.bodies) - 2
     # It is held against what the reference most likely says, with which greedy decoding ties.
     assert rows(place)["reference", "greedy/reward"] == 0.5
 

@@ -245,7 +245,7 @@ def score(
         path, asked = ctx.out / formats.ASKED, dict(scored.asked)
         before = formats.read_asked(path) if path.exists() else {}
         asked |= {name: before[name] + of for name, of in asked.items() if name in before}
-        path.write_text(json_text({name: asdict(of) for name, of in asked.items()}, indent=1) + "\n")
+        path.write_text(json_text({name: asdict(of) for name, of in asked.items()}) + "\n")
     return scored
 
 

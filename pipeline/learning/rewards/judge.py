@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -255,7 +254,7 @@ class Judge:
         different = list(dict.fromkeys(text for texts in asked for text in texts))
         replies = dict(zip(different, self._ask(different, asking), strict=True))
         values = [self._value([replies[text] for text in texts]) for texts in asked]
-        return values, self._asked([*replies.values()]) if self._settings.endpoint else None
+        return values, self._asked(replies) if self._settings.endpoint else None
 
     def _filled(self, prompt: str, completion: str, other: str) -> str:
         """Return the prompt for the judge. Braces in the texts have no effect.
@@ -285,13 +284,13 @@ class Judge:
             return (found[0] if found else None), ""
         return (found[0] if found[0] == 1 - found[1] else _TIE), ""
 
-    def _asked(self, replies: Sequence[Reply]) -> Asked:
-        there = [reply for reply in replies if not reply.problem]
-        read, written = sum(reply.read for reply in there), sum(reply.written for reply in there)
-        price = self._settings.price
-        cost = (read * price[0] + written * price[1]) / 1e6 if price else None
-        models = dict(Counter(reply.model for reply in there))
-        return Asked(model=self._settings.model, models=models, read=read, written=written, cost=cost)
+    def _asked(self, replies: Mapping[str, Reply]) -> Asked:
+        there = {
+            hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]: (reply.model, reply.read, reply.written)
+            for text, reply in replies.items()
+            if not reply.problem
+        }
+        return Asked(model=self._settings.model, replies=there, price=self._settings.price)
 
 
 def rating(reply: str, scale: Sequence[float]) -> float | None:

@@ -325,6 +325,7 @@ def test_a_reply_is_asked_for_once_whoever_needs_it(server: ChatServer, tmp_path
     assert len(server.bodies) == 2
     assert again.values.tolist() == first.values.tolist()
     assert again.asked == first.asked
+    assert (first.asked["judge"] + again.asked["judge"]).read == 200  # what is shared is paid for once
     score(dataset(server, at_once=1, per_minute=6000, timeout_s=9, attempts=2, price=[1, 1]), "a", hints=tmp_path)
     assert len(server.bodies) == 2  # none of these changes what is asked
     kept = [json.loads(line) for file in tmp_path.rglob("*.jsonl") for line in file.read_text().splitlines()]
