@@ -19,7 +19,7 @@ from threading import Timer
 from typing import Any
 
 from pipeline.config.plain import refuse_all, schema_path, to_plain
-from pipeline.config.schema import AlgoConfig, Config, DatasetConfig
+from pipeline.config.schema import AlgoConfig, Config, DatasetConfig, ModelConfig
 from pipeline.config.tables import REWARD_MODEL, REWARDS, as_typed
 from pipeline.errors import ConfigError, JobError, describe_exit
 from pipeline.foreign import ForeignDataError, read_plain
@@ -201,17 +201,25 @@ def check_chat_templates(config: Config, conversations: Collection[str] = ()) ->
     Raises:
         ConfigError: The message names the model and the dataset.
     """
-    lacking = {name: model.path for name, model in all_models(config).items() if model.path}
-    lacking = {name: path for name, path in lacking.items() if has_chat_template(path) is False}
+    lacking = [name for name, model in all_models(config).items() if _chats(model) is False]
     for name, section in config.datasets.items() if lacking else ():
         made = isinstance(section, FilesConfig) and section.chat
         if made or name in conversations:
-            model, path = next(iter(lacking.items()))
-            typed = as_typed(f"{model}.path={path}", (), config.evaluation.also)
             raise ConfigError(
                 f"datasets.{name}{'.chat=true' if made else ''} has conversations for prompts, but "
-                f"{typed} has no chat template. Choose an instruct model, or prompts of text"
+                f"{_typed(config, lacking[0])} has no chat template. Choose an instruct model, or prompts of text"
             )
+
+
+def _typed(config: Config, name: str) -> str:
+    """Return a model as it is typed, by the key of its section."""
+    path = all_models(config)[name].path
+    return name if path is None else as_typed(f"{name}.path={path}", (), config.evaluation.also)
+
+
+def _chats(model: ModelConfig) -> bool | None:
+    """Return whether a model has a chat template, which one that the run trains lacks; None if unknown."""
+    return False if model.path is None else has_chat_template(model.path)
 
 
 def _without_template(config: Config, used: Collection[str], texts: Collection[str]) -> Iterator[str]:
@@ -222,14 +230,17 @@ def _without_template(config: Config, used: Collection[str], texts: Collection[s
         used: Names of datasets that the run still uses.
         texts: Names of datasets whose prompts are known to be texts.
     """
-    models = {name: model.path for name, model in all_models(config).items() if model.path}
-    for name in used if any(has_chat_template(path) for path in models.values()) else ():
+    chats = {name: _chats(model) for name, model in all_models(config).items()}
+    chatting = [name for name, own in chats.items() if own]
+    lacking = [name for name, own in chats.items() if own is False]
+    for name in used if chatting else ():
         section = config.datasets[name]
         if isinstance(section, FilesConfig) and not section.chat and (section.prompt_template or name in texts):
-            yield (
-                f"datasets.{name}: its prompts are texts, and the model has a chat template, which is not used. "
-                f"For an instruct model set datasets.{name}.chat=true"
-            )
+            advice = f"For an instruct model set datasets.{name}.chat=true"
+            if lacking:
+                advice = f"{_typed(config, lacking[0])} has none, so evaluate an instruct model without it"
+            typed = _typed(config, chatting[0])
+            yield f"datasets.{name}: its prompts are texts; the chat template of {typed} is not used. {advice}"
 
 
 def has_chat_template(path: str) -> bool | None:

@@ -17,7 +17,7 @@ from pipeline.config.tables import is_mean, point_of
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import recall
-from pipeline.learning.algos.base import GENERATE, REFERENCE, START_TRAIN
+from pipeline.learning.algos.base import FIND, GENERATE, REFERENCE, START_TRAIN
 from pipeline.outputs.formats import ANSWERING
 from pipeline.plan.graph import Job
 from pipeline.runs import record
@@ -75,6 +75,8 @@ class ComputeRow:
 @dataclass(frozen=True, kw_only=True)
 class CostRow:
     """Cost of a method's chain up to the end of a round: the mean over the chains of its result.
+
+    What another program spent on a checkpoint is unknown.
 
     Attributes:
         dataset: Name of the dataset.
@@ -284,10 +286,11 @@ def costs_of(
 def _cost(method: _Method, number: int, chains: Sequence[Sequence[ComputeRow]]) -> CostRow:
     dataset, model, algo = method
     trained = [row for chain in chains for row in chain if row.stage not in EVALUATION]
+    is_outside = any(row.stage == FIND.name for row in trained)
     evaluated = [row for chain in chains for row in chain if (row.round, row.stage) == (number, "evaluate")]
 
     def mean(name: str) -> float | None:
-        amount = total(getattr(row, name) for row in trained)
+        amount = None if is_outside else total(getattr(row, name) for row in trained)
         return None if amount is None else amount / len(chains)
 
     # Guidance and selection of an answer count, and all completions from which it is selected.

@@ -362,6 +362,8 @@ def timed(stages: Iterable[Stage], **seconds: float) -> tuple[Stage, ...]:
 TEXT: tuple[Section, ...] = ("system", "generation", "dataset", "model")
 """Sections that any stage that decodes text depends on."""
 
+FIND = Stage("find", config=("algo",), judges=False, seeded=False, loads_models=False, seconds=0.1)
+"""Stage that finds the checkpoint of another program."""
 GENERATE = Stage(
     "generate",
     shards="train",

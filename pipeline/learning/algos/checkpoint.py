@@ -57,8 +57,8 @@ class Checkpoint(base.Algorithm):
     config_class: ClassVar[type[AlgoConfig]] = CheckpointConfig
     is_fixed: ClassVar[bool] = True
     stages: ClassVar[tuple[base.Stage, ...]] = (
-        base.Stage("find", config=("algo",), judges=False, seeded=False, loads_models=False, seconds=0.1),
-        replace(EVALUATE, reads=(base.REFERENCE_TRAIN, base.Read("find"))),
+        base.FIND,
+        replace(EVALUATE, reads=(base.REFERENCE_TRAIN, base.Read(base.FIND.name))),
         base.METRICS,
     )
 

@@ -106,6 +106,14 @@ def test_what_is_not_known_of_a_stage_is_not_known_of_its_method() -> None:
     assert cost([result(0)], [*known, *lost]).flops == 10  # that chain is none of those it rests on
 
 
+def test_what_another_program_spent_on_a_checkpoint_is_unknown() -> None:
+    evaluated = spent(0, "evaluate", 6, answers=2, flops_by_purpose={"decoding": 6})
+    found = cost([result(0)], [spent(None, "find", 0), evaluated])
+    assert (found.flops, found.tokens, found.device_s, found.answer) == (None, None, None, 3)
+    (row,) = at_budgets([pooled_row("PITA")], [found], [1e99])
+    assert not row.is_known
+
+
 # -- what methods reach at equal divergence, and at equal training budgets ---
 
 

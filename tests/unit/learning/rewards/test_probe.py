@@ -183,6 +183,13 @@ def test_conversations_of_files_are_refused_for_a_model_without_a_chat_template(
     assert any("datasets.jsonl.chat=true" in warning for warning in try_rewards(config, ["jsonl"]))
     chat = quick_config([*asked, f"models.hf.path={model}", "datasets.jsonl.chat=true"])
     assert not any("chat=true" in warning for warning in try_rewards(chat, ["jsonl"]))
+    # A model that the run trains has none, so no warning says what cannot be.
+    beside = quick_config(["experiment.name=x", *asked[1:3], f"evaluation.also={{chats: {model}}}", "model=tiny"])
+    (warning,) = [each for each in try_rewards(beside, ["jsonl"]) if "chats" in each]
+    assert "chat=true" not in warning
+    beside.datasets["jsonl"].chat = True
+    with pytest.raises(ConfigError, match="models.tiny has no chat"):
+        try_rewards(beside, ["jsonl"])
 
 
 def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
