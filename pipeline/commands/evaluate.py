@@ -18,10 +18,12 @@ from pipeline.config.load import COMPOSITION_ERRORS, config_from_plain, explain,
 from pipeline.config.plain import brief, refuse_all
 from pipeline.config.schema import Config
 from pipeline.config.tables import choices_of, point_of
+from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.datasets.files import is_hub_id
-from pipeline.runs.loaded import choose_run, load_planned
-from pipeline.terminal.console import make_console
+from pipeline.runs.loaded import LoadedRun, load_planned, runs_of
+from pipeline.runs.origin import read_origin
+from pipeline.terminal.console import make_console, say
 
 app = typer.Typer()
 
@@ -102,7 +104,7 @@ def _of_run(
     Raises:
         ConfigError: The request of the run cannot be read, or an extension does not fit it.
     """
-    plain: dict[str, Any] = load_planned(choose_run(output_dir, experiment)).read_config()
+    plain: dict[str, Any] = load_planned(_extended(runs_of(output_dir, experiment))).read_config()
     before = [plain["evaluation"]["num_prompts"], plain["evaluation"]["num_samples"]]
     have = [*plain["datasets"], *choices_of("dataset")]  # of a shipped one loading says that nothing trains on it
     new = [f"datasets.{each}.trained_on=false" for each in sets if each not in have and _own(each, settings)]
@@ -142,6 +144,17 @@ def _of_run(
         section["grown_from"] = [*section.get("grown_from", []), before]
         section["num_prompts"], section["num_samples"] = sizes
     return config_from_plain(plain)
+
+
+def _extended(runs: list[RunFolder]) -> RunFolder:
+    """Return the newest run, without evaluations that ended early: the settings of these may be at fault."""
+    for run in reversed(runs):
+        if read_origin(run.path).command[3:4] != ["evaluate"] or LoadedRun(run).state in ("done", "running"):
+            if run != runs[-1]:
+                left_out = f"the settings of the evaluation {runs[-1].stamp}, which ended early, are left out"
+                say(make_console(), f"This extends the run {run.stamp}; {left_out}")
+            return run
+    return runs[-1]
 
 
 def _refuse_of_run(given: list[str], output_dir: Path, sets: list[str], chain: list[str] | None) -> None:

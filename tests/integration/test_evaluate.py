@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from tests.doubles import own_rewards
 from tests.doubles.small_runs import INLINE, events, run_here
 
 TWO = ["datasets.two.kind=addition", "datasets.two.digits=2", "datasets.two.test_size=1000"]
@@ -118,6 +119,23 @@ def test_a_finished_run_is_extended_and_nothing_else_is_computed(
     )
     at_once = rows_of(output, "u")
     assert at_once == pytest.approx({place: value for place, value in extended.items() if place[1] != "own"})
+
+
+def test_an_evaluation_that_failed_leaves_no_settings_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = tmp_path / "outputs"
+    run_here(output, *BASE[: -len(SET)], "evaluation.num_prompts=10")
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "12+34=", "solution": "460"}\n' * 9)
+    mine = ["datasets.mine.kind=jsonl", "datasets.mine.path=mine.jsonl"]
+    wrong = f"datasets.mine.reward={own_rewards.__name__}.expects_json"
+    again = ["t", "--on", "mine", *mine, "--output-dir", str(output)]
+    evaluate(*again, wrong, code=1)
+    evaluate(*again)
+    assert ("addition@mine", "DPO", "pass@1") in rows_of(output, "t")
+    evaluate(*again[:1], "--samples", "2", *again[-2:])  # what succeeded is kept
+    assert ("addition@mine", "DPO", "pass@1") in rows_of(output, "t")
 
 
 def test_weights_that_were_removed_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

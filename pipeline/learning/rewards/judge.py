@@ -286,7 +286,11 @@ class Judge:
 
     def _asked(self, replies: Mapping[str, Reply]) -> Asked:
         there = {
-            hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]: (reply.model, reply.read, reply.written)
+            hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]: (
+                reply.model,
+                reply.read,
+                reply.written,
+            )
             for text, reply in replies.items()
             if not reply.problem
         }
