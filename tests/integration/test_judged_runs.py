@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.doubles.chat_server import Answer, ChatServer, chat_server
 from pipeline.outputs import formats
+from tests.doubles.chat_server import Answer, ChatServer, chat_server
 from tests.doubles.small_runs import run_here
 
 KEY, SECRET = "TESTS_JUDGE_KEY", "sk-tests-0123456789"

@@ -188,7 +188,7 @@ def test_conversations_of_files_are_refused_for_a_model_without_a_chat_template(
     (warning,) = [each for each in try_rewards(beside, ["jsonl"]) if "chats" in each]
     assert "chat=true" not in warning
     beside.datasets["jsonl"].chat = True
-    with pytest.raises(ConfigError, match="models.tiny has no chat"):
+    with pytest.raises(ConfigError, match=r"models\.tiny has no chat"):
         try_rewards(beside, ["jsonl"])
 
 
