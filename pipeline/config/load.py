@@ -68,6 +68,7 @@ def _explanation(error: Exception) -> str:
     text = plain.one_line(f"{error}: {cause}" if hidden else str(error))
     if name := re.search(r"Interpolation key '(.*)' not found", text):
         return f"{key}: refers to ${{{name[1]}}}, and nothing sets '{name[1]}'"
+    text = text.replace("Cannot merge DictConfig with ListConfig", "must be a table, as {NAME: VALUE}, not a list")
     if not isinstance(error, COMPOSITION_ERRORS):
         text = f"this configuration cannot be composed ({type(error).__name__}: {text})"
     return f"{key}: {text}" if key else text
@@ -448,14 +449,21 @@ def _config(values: Mapping[str, Any], faults: list[str]) -> Config:
 
 
 def _with_checkpoints(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same with the checkpoints of `evaluation.also` among the algorithms."""
+    """Return the values with the checkpoints of `evaluation.also` among the algorithms; null leaves one out."""
     evaluation, algos = values.get("evaluation"), values.get("algos") or {}
     also = evaluation.get("also") if isinstance(evaluation, dict) else None
-    if not isinstance(also, dict) or not isinstance(algos, dict):
+    if not isinstance(evaluation, dict) or not isinstance(also, dict) or not isinstance(algos, dict):
         return values
+    # YAML reads the name of a folder such as 1000, true or nan as a value.
+    also = {
+        name if isinstance(name, str) else str(name).lower(): source
+        for name, source in also.items()
+        if source is not None
+    }
+    values = {**values, "evaluation": {**evaluation, "also": also}}
     merged = dict(algos)
     for name, source in also.items():
-        if isinstance(name, str) and isinstance(source, str):
+        if isinstance(source, str):
             path, _, revision = source.partition("@") if not Path(source).exists() else (source, "", "")
             own = merged.get(name)
             set_by_user = own if isinstance(own, dict) else {}

@@ -542,7 +542,7 @@ class EvaluationConfig:
     on_own: bool = hint(True)
     """Whether policies are evaluated on the dataset that they are trained on, too. False leaves it out unless `on`
     names it."""
-    also: dict[str, str] = hint({})
+    also: dict[str, str | None] = hint({})
     """Checkpoints that the run has not trained, as `{sft: /models/sft, qwen: Qwen/Qwen3-0.6B@main}`: folders of
     models or of LoRA adapters, GGUF files or hub ids. Each is evaluated under its name, on the same prompts with
     the same draws as all others."""

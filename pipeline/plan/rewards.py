@@ -122,6 +122,11 @@ def check_tokenizers(config: Config) -> None:
     Raises:
         ConfigError: The message says which pair differs, and how.
     """
+    for key, model in all_models(config).items():
+        if model.path is not None:
+            setting = as_typed(f"{key}.path=", (), config.evaluation.also).removesuffix("=")
+            _check_words(setting, model.path, is_checkpoint=key.startswith("algos."))
+        _check_room(config, key, model)
     trained_on = {name: section for name, section in config.datasets.items() if section.trained_on}
     for name, model in config.models.items():
         for dataset, section in trained_on.items() if isinstance(model, TinyModelConfig) else ():
@@ -140,8 +145,6 @@ def check_tokenizers(config: Config) -> None:
         }
         if model.path is not None:
             key, folder = f"models.{name}.path", Path(tokenizer_place(model.path, None).path)
-            if folder.is_dir():
-                _check_there(f"{key}={model.path}", folder)
             if model.value_path or ((folder / FILE).is_file() and not is_adapters(model.path)):
                 vocabularies[model.path] = read_vocabulary(key, model.path)
                 if (folder / FILE).is_file():
@@ -160,28 +163,63 @@ def check_tokenizers(config: Config) -> None:
                 )
 
 
-def _check_there(typed: str, folder: Path) -> None:
-    """Refuse the folder of a model that was saved without its tokenizer."""
+def _check_words(key: str, path: str, *, is_checkpoint: bool) -> None:
+    """Refuse a model that was saved without its tokenizer, and a checkpoint that cannot read all of its tokens."""
+    folder = Path(tokenizer_place(path, None).path)
+    if not folder.is_dir():
+        return
     there = {file.name for name in _OF_TOKENIZERS for file in folder.glob(name)} - {SETTINGS}
     if not there:
         raise ConfigError(
-            f"{typed}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that of the "
-            "model beside it, with save_pretrained of the tokenizer."
+            f"{key}={path}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that "
+            "of the model beside it, with save_pretrained of the tokenizer."
         )
+    if is_checkpoint and (folder / FILE).is_file():
+        _check_rows(f"{key}={path}", path, read_vocabulary(key, path))
+
+
+def _check_room(config: Config, key: str, model: ModelConfig) -> None:
+    """Refuse completions that leave no room for a prompt in the context of a model."""
+    context = model.n_positions if isinstance(model, TinyModelConfig) else _context(model.path)
+    if context is None:
+        return
+    for name, section in config.datasets.items():
+        own, longest = section.sampling.max_new_tokens, load_dataset(section).completion_length
+        asked = {} if own is None else {f"datasets.{name}.sampling.max_new_tokens": own}
+        if section.trained_on or own is None:
+            asked["generation.max_new_tokens"] = config.generation.max_new_tokens
+        for setting, tokens in asked.items():
+            if min(tokens, longest or tokens) >= context:
+                whose = key if model.path is None else f"{key}.path={model.path}"
+                raise ConfigError(
+                    f"{setting}={tokens} leaves no room for a prompt of datasets.{name}: the context of "
+                    f"{as_typed(whose, (), config.evaluation.also)} has {context:,} tokens"
+                )
+
+
+def _context(path: str | None) -> int | None:
+    """Return the tokens in the context of a model, as its configuration says; None if it does not."""
+    text = {} if path is None else _of_text(path)
+    lengths = (text.get(name) for name in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+
+def _of_text(path: str) -> Mapping[str, Any]:
+    """Return the part of a model's configuration on texts; empty for a GGUF file, or if it cannot be read."""
+    file = Path(path) / CONFIG
+    try:
+        config = read_config(file if file.is_file() else in_cache(path, CONFIG) or file)
+    except (OSError, ForeignDataError):
+        return {}  # errors are reported where models are checked
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
 
 
 def _check_rows(typed: str, path: str, vocabulary: Mapping[str, int]) -> None:
     """Refuse a model without weights for some tokens of its tokenizer, such as added tokens."""
     if is_adapters(path):  # adapters may bring more tokens than their base has
         return
-    file = Path(path) / CONFIG
-    file = file if file.is_file() else in_cache(path, CONFIG) or file
-    try:
-        config = read_config(file)
-    except (OSError, ForeignDataError):
-        return  # of a GGUF file; errors in others are reported where models are checked
-    inner = config.get("text_config")
-    rows = (inner if isinstance(inner, dict) else config).get("vocab_size")
+    rows = _of_text(path).get("vocab_size")
     tokens = max(vocabulary.values(), default=-1) + 1
     if isinstance(rows, int) and rows < tokens:
         raise ConfigError(

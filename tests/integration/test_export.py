@@ -364,6 +364,8 @@ def test_the_strength_that_a_sweep_has_chosen_is_taken(copied: Path, tmp_path: P
 COMPARED = "preferences: {ties: coin}, batch_size: 16, sampling: round"
 FITTED = [
     "algos=[GRPO-HF,BestOfN,RM]",
+    "evaluation.on=[two]",
+    "datasets.two={kind: addition, digits: 1, trained_on: false, test_size: 5, validation_size: 5}",
     f"algos.GRPO-HF={{{COMPARED}}}",
     *(f"algos.{one}={{preferences: {{ties: coin}}, batch_size: 16}}" for one in ("BestOfN", "RM")),
     "algos.RM.held_out=0.3",
@@ -449,6 +451,8 @@ def test_a_reward_model_of_its_own_is_the_reward_of_another_run(of_preferences: 
     (row,) = [
         row for row in json.loads(results(of_preferences)[0])["rows"] if row["metric"] == "held_out_accuracy"
     ]
+    evaluated = {(row["dataset"], row["algo"]) for row in json.loads(results(of_preferences)[0])["rows"]}
+    assert evaluated >= {("addition@two", algo) for algo in ("reference", "GRPO-HF", "BestOfN", "RM")}
     run = run_of(of_preferences)
     (note,) = [note for note in collect_notes(run.store, run.plan.jobs.values()) if "/RM, round 1: its" in note]
     assert all(f"{row[name]:.3f}" in note for name in ("value", "ci_low", "ci_high"))

@@ -439,6 +439,7 @@ class RM(BestOfN):
     """Best of n by a reward model that is fitted to most of the pairs, and tried on the rest of them."""
 
     name: ClassVar[str] = "RM"
+    version: ClassVar[int] = 2
     config_class: ClassVar[type[AlgoConfig]] = RMConfig
     stages: ClassVar[tuple[base.Stage, ...]] = (
         *BestOfN.stages[:2],
@@ -458,14 +459,16 @@ class RM(BestOfN):
         if ctx.settings(RMConfig).pairs is PairSource.sampled:
             super().score(ctx)
         else:
-            take_existing(ctx, write_pairs)
+            named = partial(write_pairs, name=lambda _, prompt: parts.text_id(prompt))
+            take_existing(ctx, named)
 
     def train(self, ctx: base.JobContext) -> None:
         """Fit the reward model to all pairs but those of held-out prompts, and try it on these."""
         algo = ctx.settings(RMConfig)
         folders = base.rounds_to_train_on(ctx, aggregate=algo.aggregate)
         pairs = parts.Sequences.load(folders, parts.PAIRS)
-        prompts = parts.prompt_ids(pairs)
+        # Rows may have the same prompt.
+        prompts = parts.prompt_ids(pairs) if algo.pairs is PairSource.sampled else pairs.prompts
         apart = parts.value.held_out(prompts, ctx.seed, algo.held_out)
         known = pairs.some(~apart)
         model, about = fit_reward_model(ctx, known, algo.fit, 0)
@@ -490,5 +493,9 @@ class RM(BestOfN):
 
     def metrics(self, ctx: base.JobContext) -> None:
         """Compute the metrics of all evaluated samples, and the accuracy on held-out pairs."""
-        tried = formats.read_input(ctx.input("train"), formats.PROMPTS, lambda path: read_prompts(path.parent))
+        tried = None
+        if ctx.optional_input(
+            "train"
+        ):  # pairs are held out of the dataset that it was trained on, not of test sets
+            tried = formats.read_input(ctx.input("train"), formats.PROMPTS, lambda path: read_prompts(path.parent))
         parts.write_metrics(ctx, of_training=tried)

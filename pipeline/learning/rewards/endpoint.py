@@ -36,6 +36,7 @@ _LONGEST_WAIT_S = 600.0
 _MOST_WORKERS = 100
 """Most workers with earlier turns; a later turn comes from a clock that was set back, or a restart."""
 _TOLD_S = 0.5
+_TOLD_WAIT_S = 10.0
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504, 529}
 _OF_PROMPT = {400, 413, 422}
 """Status codes about one prompt, such as a prompt that is too long."""
@@ -176,7 +177,7 @@ class Endpoint:
             elif response.status_code in _AGAIN:
                 why = f"HTTP {response.status_code}"
                 cause = httpx2.HTTPStatusError(why, request=response.request, response=response)
-                self._book(_wait_s(response.headers.get("retry-after")), 0.0)
+                self._wait(_wait_s(response.headers.get("retry-after")), why)
             elif response.status_code in _OF_PROMPT:
                 return Reply(problem=f"HTTP {response.status_code}: {self._brief(content)}")
             else:
@@ -194,6 +195,12 @@ class Endpoint:
         async with self._turns:  # one at a time, so that a worker that is killed leaves at most one turn unused
             begin = self._book(0.0, spacing_s)
             await asyncio.sleep(begin - time.monotonic())
+
+    def _wait(self, wait_s: float, why: str) -> None:
+        """Put off the next request of all workers by some seconds, and say a long wait in the job's log."""
+        if time.monotonic() + wait_s > self._free_at + _TOLD_WAIT_S:
+            print(f"{self._url} asks to wait {wait_s:.0f} s ({why})", flush=True)  # noqa: T201 - the job's log
+        self._book(wait_s, 0.0)
 
     def _book(self, after_s: float, spacing_s: float) -> float:
         """Take the next free turn after some seconds, together with the other workers of the store.

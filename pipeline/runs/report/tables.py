@@ -339,7 +339,7 @@ class _ResultTable:
             yield _what_p_says(with_reference, _family(results, with_reference[0]))
         if results.grown_from and self._tested:
             prompts, samples = results.grown_from[-1]
-            before = f"{count(prompts, 'prompt')} with {count(samples, 'completion')} each"
+            before = f"{count(min(prompts, max(named)), 'prompt')} with {count(samples, 'completion')} each"
             yield f"Extended from {before}: p assumes that nobody looked at results before."
         if "truncated" in self._metrics and _CUT in shown:
             yield f"{_CUT}: share of completions that generation.max_new_tokens ended."

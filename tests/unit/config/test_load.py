@@ -263,6 +263,13 @@ def test_none_is_null_wherever_null_may_stand() -> None:
     assert (config.datasets["jsonl"].limit, config.datasets["jsonl"].further_columns) == (None, None)
 
 
+def test_checkpoints_may_be_called_as_folders_are_and_null_leaves_one_out() -> None:
+    named = "evaluation.also={1000: /m/1, true: /m/2, nan: /m/3, step-5: /m/4, none: null}"
+    config = quick_config(["experiment.name=t", named])
+    assert set(config.evaluation.also) == {"1000", "true", "nan", "step-5"} <= set(config.algos)
+    assert "none" not in config.algos
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [

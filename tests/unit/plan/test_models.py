@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -176,8 +177,28 @@ def test_a_model_without_its_tokenizer_is_refused(tmp_path: Path) -> None:
     config = request(f"models.hf.path={folder}")
     with pytest.raises(ConfigError, match=r"models\.hf\.path=.*/model: the folder holds no tokenizer"):
         check_tokenizers(config)
+    with pytest.raises(ConfigError, match=r"^evaluation\.also\.own=.*/model: the folder holds no tokenizer"):
+        check_tokenizers(request(f"evaluation.also={{own: {folder}}}"))
     (folder / "spiece.model").write_bytes(b"pieces")
     check_tokenizers(config)
+
+
+_SHORT = "generation.max_new_tokens=8"
+
+
+def test_completions_that_fill_the_context_of_a_model_are_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", max_position_embeddings=64)
+    (folder / "tokenizer.json").rename(folder / "spiece.model")
+    own = f"evaluation.also={{own: {folder}}}"
+    for words, key in (
+        ([own, "generation.max_new_tokens=64"], "generation.max_new_tokens=64"),
+        ([own, _SHORT, "datasets.jsonl.sampling.max_new_tokens=64"], "datasets.jsonl.sampling.max_new_tokens=64"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(key)} .*evaluation\.also\.own=.* has 64 tokens"):
+            check_tokenizers(request("dataset=jsonl", "datasets.jsonl.path=rows.jsonl", *words))
+        shorter = [word.replace("tokens=64", "tokens=63") for word in words]
+        check_tokenizers(request("dataset=jsonl", "datasets.jsonl.path=rows.jsonl", *shorter))
+    check_tokenizers(request(own, "generation.max_new_tokens=64"))  # of addition, whose answers are shorter
 
 
 def test_code_that_comes_with_a_model_needs_consent(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_reward_model_is_tried_on_the_pairs_of_prompts_that_it_has_not_seen(tm
     (out,), (told,) = (found.folders("RM", 1, stage) for stage in ("train", "metrics"))
     pairs = sequences.Sequences.load(found.folders("RM", 1, "score"), "pairs.safetensors")
     prompts = [tuple(ids[:4]) for ids in pairs.ids.tolist()]
-    apart = value.held_out(sequences.prompt_ids(pairs), 0, 0.3)
+    apart = value.held_out(pairs.prompts, 0, 0.3)
     unseen, seen = ({prompts[at] for at in np.flatnonzero(which)} for which in (apart, ~apart))
     assert not unseen & seen
     assert len(unseen | seen) < len(pairs) / 2 == 80
