@@ -24,6 +24,10 @@ from pipeline.outputs.prompts import Floats, PromptMeasures, Sums, read_prompts,
 # over all subsets of k of the n samples, by counting instead of drawing subsets.
 
 
+_MOST_VOTES = 1000
+"""Most samples of a prompt for maj@k: floating point has no room for the numbers of subsets of more."""
+
+
 def pass_at_k(totals: NDArray[np.int64], correct: NDArray[np.int64], k: int) -> Floats:
     """Estimate the probability that at least one of k samples is correct (Chen et al. 2021, arXiv 2107.03374).
 
@@ -65,10 +69,12 @@ def majority_at_k(
         ks: Numbers of voting samples.
 
     Returns:
-        Shape [P, len(ks)]; NaN for prompts with fewer than k samples.
+        Shape [P, len(ks)]; NaN for prompts with fewer than k samples, or with more than `_MOST_VOTES`.
     """
     values = np.full((len(answers), len(ks)), np.nan)
     for prompt, (votes, right) in enumerate(zip(answers, correct, strict=True)):
+        if len(votes) > _MOST_VOTES:
+            continue
         sizes = Counter(vote for vote in votes if vote is not None)
         credit: Counter[str] = Counter()
         for vote, is_right in zip(votes, right, strict=True):

@@ -443,10 +443,10 @@ _LETTER = re.compile(r"[({\[]?([A-Za-z])[)}\]]?[.:]?|\(?([A-Z])[).:]\s*\S.*", re
 """Matches a letter alone, or before the text of the choice."""
 _CHOSEN = re.compile(
     r"(?:\b(?i:answer|option|choice)[\s*_\"']*(?:(?i:is|(?:would|should|must) be)\b|[:=])|答案】?[是为]?:?|故选:?)"
-    r"[\s*_:\"']*(?:(?i:option|choice)\s+)?(?P<said>\S[^\n]*)"
+    r"[\s*_:\"']*(?:(?i:option|choice)\s+)?(?=(?P<said>\S[^\n]*))"
     r"|(?<![A-Za-z])[(\[*]{0,4}(?P<right>[A-Z])[)\]*]*\s+is\s+(?:the\s+)?(?:correct|right|best)\b"
 )
-"""Matches phrases that state the chosen letter."""
+"""Matches phrases that state the chosen letter; there may be several in a line."""
 _FIRST = re.compile(r"[(\[{*\"]*([A-Za-z])(?![A-Za-z'])[)\]}*\"]*")
 _AMONG = re.compile(r"\s*(?:or|and|nor|[/,&])\W*[A-Za-z](?![A-Za-z])", re.IGNORECASE)
 
@@ -464,8 +464,11 @@ def chosen_letter(completion: Text) -> str | None:
 def _letter_in(text: str) -> str | None:
     if (box := last_box(text)) is not None:
         return _only_letter(box[1] or "")
-    if stated := list(_CHOSEN.finditer(text)):
-        return stated[-1]["right"] or _first_letter(stated[-1]["said"])
+    stated = [found["right"] or _first_letter(found["said"]) for found in _CHOSEN.finditer(text)]
+    if letters := [letter for letter in stated if letter is not None]:
+        return letters[-1] or None
+    if stated:
+        return None
     return _only_letter(text) or _only_letter(text.strip().rpartition("\n")[2])
 
 
@@ -475,11 +478,16 @@ def _only_letter(text: str) -> str | None:
 
 
 def _first_letter(said: str) -> str | None:
-    """Return the first letter of a statement, unless it is a word there, as in "a tie" and "I think"."""
+    """Return the first letter of a statement, "" for one of several as in "A or B".
+
+    None if it states no letter; in "a tie" and "I think" the letter is a word.
+    """
     said = re.sub(r"\\[()\[\]]|\$", "", _FONT.sub(r"\1", said))
     found = _FIRST.match(said)
-    if found is None or _AMONG.match(said, found.end()):
+    if found is None:
         return None
+    if _AMONG.match(said, found.end()):
+        return ""
     is_word = found[0] in ("A", "I") or found[0].islower()
     return None if is_word and re.match(r"\s+\S", said[found.end() :]) else found[1].upper()
 

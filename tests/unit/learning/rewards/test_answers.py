@@ -9,6 +9,7 @@ from pipeline.errors import DataError
 from pipeline.learning.rewards.answers import (
     boxed,
     boxed_answer,
+    chosen_letter,
     exact_match,
     final_number,
     gsm8k,
@@ -373,3 +374,20 @@ def test_missing_solutions_and_whole_numbers(verifier: Any) -> None:
         assert verifier(completions=[given], solution=[missing]) == [None]
     for there in (42, 42.0, "42"):
         assert verifier(completions=[given], solution=[there]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("said", "letter"),
+    [
+        ("Answer: A. Answer: C", "C"),
+        ("The answer is (A). Hmm no. The answer is (C).", "C"),
+        ("I thought the answer is A, but the answer is C.", "C"),
+        ("(A) is correct. No, (C) is correct.", "C"),
+        ("The answer is C. The other option is wrong.", "C"),
+        ("The answer is A. No: the answer is B or C.", None),
+        ("The best option is the one above, so the answer is: C", "C"),
+        ("The answer is a tie.", None),
+    ],
+)
+def test_the_last_letter_that_is_stated_counts(said: str, letter: str | None) -> None:
+    assert chosen_letter(said) == letter
