@@ -170,9 +170,9 @@ def take_existing(ctx: base.JobContext, written: Callable[..., Tally]) -> None:
     base.write_generation(ctx.out, len(rows), 0, 0, tally)
 
 
-def write_pairs(out: Path, rows: Sequence[parts.Row], *how: Any) -> Tally:
-    """Write the pairs of rows to a folder, and count them; `how` are further arguments of `existing_sequences`."""
-    pairs, parted, endless = existing_sequences(rows, *how)
+def write_pairs(out: Path, rows: Sequence[parts.Row], *how: Any, **more: Any) -> Tally:
+    """Write the pairs of rows to a folder, and count them; further arguments are those of `existing_sequences`."""
+    pairs, parted, endless = existing_sequences(rows, *how, **more)
     pairs.save(out, parts.PAIRS)
     same = len(rows) - len(pairs) // 2
     return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
@@ -183,6 +183,7 @@ def existing_sequences(
     tokenizer: parts.PreTrainedTokenizerBase,
     context: int | None = None,
     ends: Collection[int] = (),
+    name: Callable[[int, parts.Text], int] | None = None,
 ) -> tuple[parts.Sequences, int, int]:
     """Return the pairs of a preference dataset as token ids; see `encode_answers`.
 
@@ -191,6 +192,7 @@ def existing_sequences(
         tokenizer: Tokenizer of the policy.
         context: Most tokens of a text that is batched with others; None for no limit.
         ends: Tokens that end an answer, besides those of the tokenizer and its template.
+        name: Gives the id of a prompt by its row and text; None leaves ids out.
 
     Returns:
         The pairs; the number of answers whose tokens do not begin with the whole prompt as a model reads it when
@@ -201,7 +203,7 @@ def existing_sequences(
         DataError: A text is invalid.
     """
     asked = [(pair.row, pair.prompt, (pair.chosen, pair.rejected)) for pair in pairs_of(rows)]
-    pairs, found = _encoded(rows, asked, [1.0, 0.0] * len(asked), tokenizer, context, ends)
+    pairs, found = _encoded(rows, asked, [1.0, 0.0] * len(asked), tokenizer, context, ends, name)
     endless = sum(not (one.ended and other.ended) for one, other in zip(found[::2], found[1::2], strict=True))
     return pairs, sum(not one.whole for one in found[::2]), endless
 
@@ -213,10 +215,9 @@ def _encoded(
     tokenizer: parts.PreTrainedTokenizerBase,
     context: int | None,
     ends: Collection[int],
-    *,
-    told: bool = False,
+    name: Callable[[int, parts.Text], int] | None = None,
 ) -> tuple[parts.Sequences, list[parts.chat.Answered]]:
-    """Return prompts with answers as sequences; they have row ids only if these are to be recorded."""
+    """Return prompts with answers as sequences; `name` gives the id of a prompt by its row and text."""
     arguments = {row.id: parts.chat.template_arguments(row.columns) for row in rows}
     found: list[parts.chat.Answered] = []
     for row, prompt, answers in asked:
@@ -228,7 +229,7 @@ def _encoded(
                 f"and the model's context has room for {context}. Leave such rows out."
             )
     ids, marks = [one.ids for one in found], [one.supervised for one in found]
-    prompts = [row for row, _, answers in asked for _ in answers] if told else None
+    prompts = [name(row, prompt) for row, prompt, answers in asked for _ in answers] if name else None
     return parts.Sequences.supervised_at(ids, marks, labels, prompts), found
 
 
@@ -400,5 +401,5 @@ def labelled_sequences(
             for pair in pairs_of([row]):
                 asked += [(row.id, pair.prompt, (each,)) for each in (pair.chosen, pair.rejected)]
                 labels += [1.0, 0.0]
-    data, found = _encoded(rows, asked, labels, tokenizer, context, ends, told=True)
+    data, found = _encoded(rows, asked, labels, tokenizer, context, ends, lambda row, _: row)
     return data, sum(not one.whole for one in found), sum(not one.ended for one in found)

@@ -29,4 +29,4 @@ from pipeline.learning.training import grpo, preferences, scoring, value
 from pipeline.learning.training.distributed import save_model
 from pipeline.learning.training.grpo import Samples, TokenBatch
 from pipeline.learning.training.loop import Fitting, TrainingSet, computing_in, fit, sft_set, trained_tokens
-from pipeline.learning.training.sequences import Batch, Sequences, prompt_folds, prompt_ids
+from pipeline.learning.training.sequences import Batch, Sequences, prompt_folds, prompt_ids, text_id

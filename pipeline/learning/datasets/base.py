@@ -289,5 +289,6 @@ def check_demonstrations(name: str, dataset: Dataset) -> None:
     if lacks := [what for what, there in needs.items() if not there]:
         raise ConfigError(
             f"datasets.{name} with model=tiny: that model is made for its dataset and trained on it, and this one "
-            f"lacks {', '.join(lacks)}. Choose a model of your own: model=hf models.hf.path=FOLDER_OR_HUB_ID"
+            f"lacks {', '.join(lacks)}. Choose a model of your own: model=hf models.hf.path=FOLDER_OR_HUB_ID; "
+            f"or evaluate on this one alone: datasets.{name}.trained_on=false"
         )

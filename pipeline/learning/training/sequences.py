@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from pipeline.files import open_plain
+from pipeline.files import json_text, open_plain
 from pipeline.foreign import ForeignDataError
 from pipeline.outputs.formats import read_input
 
@@ -279,6 +279,11 @@ def prompt_ids(data: Sequences) -> NDArray[np.int64]:
     begun = (row[:start].tobytes() for row, start in zip(data.ids, data.starts, strict=True))
     digests = (blake2b(one, digest_size=8).digest() for one in begun)
     return np.array([int.from_bytes(each, "little") >> 1 for each in digests], np.int64)
+
+
+def text_id(prompt: str | Sequence[Mapping[str, Any]]) -> int:
+    """Return an id of a prompt's text. Its tokens give none, as an answer may merge with the last of them."""
+    return int.from_bytes(blake2b(json_text(prompt).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def prompt_folds(

@@ -16,6 +16,7 @@ from pipeline.errors import DataError
 from pipeline.learning.algos.dpo import existing_sequences
 from pipeline.learning.datasets.chat import Answered, begun_by_template, encode_answers, template_ends
 from pipeline.learning.datasets.from_files import FilesConfig, make_row
+from pipeline.learning.training.sequences import text_id
 from tests.doubles.tokenizers import TOKENIZERS, tokenizer
 
 
@@ -127,6 +128,22 @@ def test_pairs_have_the_ids_of_trl_and_one_end(kind: str, shape: str) -> None:
         left = [token for token in whole[len(ids) :] if token not in ends]
         assert not model.decode(left).strip()
         assert ids[-2] not in ends
+
+
+def test_a_prompt_has_one_id_whichever_answer_its_last_tokens_merge_with() -> None:
+    answers = [("wer is 7", "wer is 8"), (" 7", " 8")]
+    rows = [
+        make_row(
+            at, {"prompt": f"{ASKED} The ans", "chosen": one, "rejected": other}, "", FilesConfig(kind="jsonl")
+        )
+        for at, (one, other) in enumerate(answers)
+    ]
+    starts = set()
+    for model in map(tokenizer, TOKENIZERS):
+        pairs, *_ = existing_sequences(rows, model, name=lambda _, prompt: text_id(prompt))
+        assert set(pairs.prompts) == {text_id(f"{ASKED} The ans")} != {text_id(ASKED)}
+        starts.add(len(set(pairs.starts)))
+    assert 2 in starts
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind not in ("plain", "no end")])
