@@ -137,9 +137,14 @@ def _of_run(
     set_, now = [section["num_prompts"], section["num_samples"]], [prompts, samples]
     sizes = [old if new is None else new for old, new in zip(set_, now, strict=True)]
     if all(isinstance(each, int) for each in sizes):  # of others the settings say what is wrong
-        for option, old, size in zip(("--prompts", "--samples"), before, sizes, strict=True):
+        new_set = next((each for each in sets if each not in kept), "SET")
+        fewer = (f"{section.get('split', 'test')}_size={{}}", "sampling={{num_samples: {}}}")
+        for option, old, size, own in zip(("--prompts", "--samples"), before, sizes, fewer, strict=True):
             if size < old:
-                raise ConfigError(f"{option} {size}: the run has {old}, and an evaluation can only grow")
+                raise ConfigError(
+                    f"{option} {size}: the run has {old}, and an evaluation can only grow. For fewer of a new "
+                    f"test set alone write 'datasets.{new_set}.{own.format(size)}'"
+                )
     if sizes != before:
         section["grown_from"] = [*section.get("grown_from", []), before]
         section["num_prompts"], section["num_samples"] = sizes

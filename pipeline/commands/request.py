@@ -28,7 +28,15 @@ from pipeline.learning.algos.registry import CHECK, PREPARE
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
 from pipeline.plan import build, compatibility, contents, estimates, graph, rewards
-from pipeline.plan.models import check_models, check_sources, count_weights, known_rows, read_models, read_sources
+from pipeline.plan.models import (
+    all_models,
+    check_models,
+    check_sources,
+    count_weights,
+    known_rows,
+    read_models,
+    read_sources,
+)
 from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS
 from pipeline.runs.report.format import count, duration
 from pipeline.runs.report.tables import plan_table
@@ -142,7 +150,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     config, warning = compatibility.usable_attention(config, gpu=gpu)
     plain = compatibility.plain_attention(config)
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
-    weights = {name: count_weights(model) for name, model in config.models.items()}
+    weights = {name.removeprefix("models."): count_weights(model) for name, model in all_models(config).items()}
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
     plan = build.build_plan(
         config,

@@ -154,7 +154,8 @@ def build_plan(
         durations: Measurements of earlier runs, by `duration_name`; used only for order and estimates.
         sources: Dataset -> what determines its rows besides its settings; see `plan.models`.
         models: Model -> identity of its content, by role; see `plan.models`.
-        weights: Model -> number of its weights, where known; used only for estimates.
+        weights: Model, or key of a checkpoint as ``algos.sft`` -> number of its weights, where known; used only
+            for estimates.
         gpu: Name of the GPUs to run on, None for CPU cores; used only for estimates.
         plain_attention: Models without an alternative to plain attention; see `plan.compatibility`.
         rows: Given a dataset and the key of its preparation ("" if it makes its rows), returns the rows of each
@@ -200,6 +201,7 @@ class _Builder:
         self._contents = contents
         datasets = {name: load_dataset(section) for name, section in config.datasets.items()}
         self._prepared = {name: dataset.prepared for name, dataset in datasets.items()}
+        self._weights = weights
         self._scales = {
             (name, model): scale_of(config, dataset, weights.get(model, 0), gpu)
             for name, dataset in datasets.items()
@@ -426,6 +428,8 @@ class _Builder:
         scale = self._scales[chain.data, chain.model]
         if chain.algo == REFERENCE and stage.scales:
             return guess_reference(stage, scale, self.config.models[chain.model], made_of.shared.devices)
+        if weights := self._weights.get(f"algos.{chain.algo}"):  # of a checkpoint
+            scale = replace(scale, weights=weights)
         algo = None if chain.algo in (REFERENCE, PREPARING) else chain.config
         aggregated = getattr(chain.config, "aggregate", True) and any(
             read.rounds == "so_far" for read in stage.reads

@@ -276,8 +276,8 @@ def _refusal(
         return f"{who} needs `{kept[0]}`, but is given `prompts`, `completions` and further columns, as `solution`"
     several = "columns" if len(problem.missing) > 1 else "a column"
     wanted = ", ".join(f"`{each}`" for each in problem.missing)
-    advice = f"choose another reward by datasets.{name}.reward"
-    if isinstance(dataset, FilesDataset) and type(dataset).adapt is FilesDataset.adapt:
+    advice = f"choose another reward by datasets.{name}.reward: length, model and judge need no column"
+    if columns and isinstance(dataset, FilesDataset) and type(dataset).adapt is FilesDataset.adapt:
         advice = f"write {of_dataset(naming(problem.missing[0]), name)}, or {advice}"
     return f"{who} needs {several} {wanted}; this dataset has: {', '.join([*texts, *columns])}; {advice}"
 

@@ -163,6 +163,15 @@ def test_a_model_of_135_million_weights_takes_what_was_recorded(
     assert took_s / 1.7 < guess < took_s * 1.7
 
 
+def test_an_evaluation_takes_as_long_as_the_size_of_its_checkpoint_says(tmp_path: Path, model: str) -> None:
+    config = quick_config(
+        [*ASKED[:4], f"output_dir={tmp_path}", "model=tiny", "evaluation.also={it: owner/name-7B}"]
+    )
+    plan = prepare(config).plan
+    took = {job.algo: job.size_s for job in plan.jobs.values() if job.stage == "evaluate"}
+    assert took["it"] > 1000 * took["reference"]
+
+
 def test_a_plan_counts_all_that_is_drawn_of_a_prompt() -> None:
     few = ["data_collection.prompts_per_round=10", "rounds_of_training=1", "algos.DPO.num_generations=3"]
     config = quick_config(["experiment.name=x", "algos=[PITA,DPO]", "data_collection.samples_per_example=2", *few])
