@@ -291,6 +291,7 @@ _OTHER_NAMES = {
     "r": "rank",
     "ref_model": "reference",
     "reward_funcs": "rewards",
+    "rounds": "rounds_of_training",
     "trackers": "tracking.report_to",
     "train_dataset": "datasets.hf.path",
     "warmup_ratio": "training.warmup_steps",
