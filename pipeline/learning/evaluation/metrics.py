@@ -332,17 +332,16 @@ def estimates(measures: PromptMeasures, settings: schema.EvaluationConfig) -> li
 def _exact_bounds(name: str, above: Floats, below: Floats, confidence: float) -> tuple[float, float] | None:
     """Return the interval of a share near 0 or 1, where bootstrap percentiles degenerate; None for other metrics.
 
-    The interval is exact for the effective number of answers (Korn and Graubard 1998).
+    The interval is exact if each prompt is all right or all wrong, and else for the effective number of answers
+    (Korn and Graubard 1998).
     """
     value, prompts = above.sum() / below.sum(), len(above)
     if not is_share(name) or min(value, 1 - value) * prompts >= _FEW:
         return None
-    size: Floats | float = 1.0  # for a single prompt, whose answers may all be alike
-    if prompts > 1:
-        size = statistics.effective_size(
-            statistics.crossed_spread(statistics.per_prompt(statistics.Ratios(above, below))[None, None]),
-            confidence,
-        )
+    size: Floats | float = prompts  # also of a single prompt, whose answers may all be alike
+    shares = statistics.per_prompt(statistics.Ratios(above, below))
+    if prompts > 1 and not statistics.says_all_or_nothing(shares):
+        size = statistics.effective_size(statistics.crossed_spread(shares[None, None]), confidence)
     low, high = statistics.exact_interval(np.array(value), np.asarray(size), confidence)
     return float(low), float(high)
 

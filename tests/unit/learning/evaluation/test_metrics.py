@@ -70,6 +70,13 @@ def test_where_nearly_every_answer_is_right_the_interval_does_not_vanish(wrong: 
     assert rows_of(samples, SETTINGS)["reward"]["ci_low"] <= 1 - wrong / 200  # no share: percentiles
 
 
+@pytest.mark.parametrize("each", [1, 2])
+def test_of_few_prompts_that_are_right_or_wrong_the_interval_is_exact(each: int) -> None:
+    samples = [sample(row, at, row > 0) for row in range(5) for at in range(each)]
+    found, exact = rows_of(samples, SETTINGS)["pass@1"], binomtest(4, 5).proportion_ci(0.95, "exact")
+    assert (found["ci_low"], found["ci_high"]) == pytest.approx((exact.low, exact.high))
+
+
 def test_metrics_by_hand() -> None:
     found = rows_of(
         [
