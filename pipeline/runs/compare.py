@@ -19,7 +19,7 @@ from pipeline.config.tables import is_mean, point_of
 from pipeline.runs.cost import CostRow
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.record import ByMetric, PooledRow, by_method, cells_of, csv_text, primary_metric
-from pipeline.runs.report.format import decimal, interval, reading_order, short, si, title
+from pipeline.runs.report.format import decimal, interval, places_of, reading_order, short, si, title
 from pipeline.runs.report.tables import HEADINGS, LEAST_NAME, about_bounds, number_column
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, told_table
 
@@ -369,6 +369,9 @@ def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[Told]:
     telling = telling_apart([(row.algo, row.settings) for row in rows], shown)
     needs_run = len({(row.algo, *row.settings.items()) for row in rows}) < len(rows)
     metric = HEADINGS.get(rows[0].result.metric, rows[0].result.metric)
+    results = [row.result for row in rows]
+    places = places_of(end for one in results for end in (one.value, one.ci_low, one.ci_high))
+    apart = places_of(one.difference for one in results)
 
     def first_of(row: RunRow) -> str:
         if len(row.runs) == len(comparison.states) > 1:
@@ -392,9 +395,12 @@ def _columns(comparison: RunComparison, rows: Sequence[RunRow]) -> list[Told]:
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
         *(_setting(comparison, key, rows, 2) for key in telling),
         *([run] if needs_run else []),
-        number(metric, 1, lambda row: row.result.value, none="-"),
-        (number_column(_INTERVAL, 4), lambda row: interval(row.result.ci_low, row.result.ci_high)),
-        number("vs ref", 7, lambda row: row.result.difference, lambda value: decimal(value, "+")),
+        number(metric, 1, lambda row: row.result.value, lambda value: decimal(value, "", places), none="-"),
+        (
+            number_column(_INTERVAL, 4),
+            lambda row: interval(row.result.ci_low, row.result.ci_high, places=places),
+        ),
+        number("vs ref", 7, lambda row: row.result.difference, lambda value: decimal(value, "+", apart)),
         number("KL/seq", 5, lambda row: row.kl, none="-"),
         number("J", 8, lambda row: row.j, none="-"),
         (number_column("round", 6), lambda row: str(row.result.round)),

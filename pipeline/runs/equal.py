@@ -20,7 +20,7 @@ from pipeline.learning.algos.base import REFERENCE
 from pipeline.runs import record
 from pipeline.runs.cost import CostRow, costs_of
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.report.format import count, decimal, interval, reading_order, si, title
+from pipeline.runs.report.format import count, decimal, interval, places_of, reading_order, si, title
 from pipeline.runs.report.tables import (
     HEADINGS,
     LEAST_NAME,
@@ -317,7 +317,10 @@ def _methods_table(block: Block, results: record.Results) -> FittedTable:
         return lambda row: None if row.algo == REFERENCE else limit.amount(row.cost, row.kl)
 
     def ends(row: Reached) -> str:
-        return "" if row.result is None else interval(row.result.ci_low, row.result.ci_high)
+        return "" if row.result is None else interval(row.result.ci_low, row.result.ci_high, places=places)
+
+    there = [row.result for row in block.methods if row.result is not None]
+    places = places_of(end for one in there for end in (one.value, one.ci_low, one.ci_high))
 
     limited = {limit.name for limit in block.at.every}
     totals = [limit for limit in block.at.every if limit.name == _TOTAL]
@@ -328,7 +331,7 @@ def _methods_table(block: Block, results: record.Results) -> FittedTable:
             HEADINGS.get(block.metric, block.metric or "value"),
             1,
             lambda row: getattr(row.result, "value", None),
-            decimal,
+            lambda value: decimal(value, places=places),
         ),
         (number_column("interval", 4), ends),
         number("KL/seq", 3 if "kl" in limited else 5, lambda row: row.kl, decimal),
@@ -369,11 +372,15 @@ def _about_methods(block: Block, results: record.Results, shown: Collection[str]
 
 
 def _pairs_table(block: Block, level: float) -> FittedTable:
+    places = places_of(end for one in block.comparisons for end in (one.difference, one.ci_low, one.ci_high))
     columns: list[Told] = [
         (Column(heading="first", least=LEAST_NAME), lambda pair: pair.first),
         (Column(heading="second", least=LEAST_NAME), lambda pair: pair.second),
-        (number_column("difference", 1), lambda pair: decimal(pair.difference, "+")),
-        (number_column("its interval", 3), lambda pair: interval(pair.ci_low, pair.ci_high, "+")),
+        (number_column("difference", 1), lambda pair: decimal(pair.difference, "+", places)),
+        (
+            number_column("difference interval", 3),
+            lambda pair: interval(pair.ci_low, pair.ci_high, "+", places),
+        ),
         (number_column("p", 2), lambda pair: "<0.001" if pair.p < 0.001 else f"{pair.p:.3f}"),
         (Column(heading="test", rank=4), lambda pair: pair.test),
     ]

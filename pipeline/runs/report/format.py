@@ -77,6 +77,15 @@ def decimal(number: float, sign: str = "", places: int = 3) -> str:
     return f"{number:{sign}.1e}" if abs(number) >= _LARGE else f"{number:{sign}z.{places}f}"
 
 
+def places_of(numbers: Iterable[float | None]) -> int:
+    """Return the decimals of a column: three, or as many as show three digits of its largest number.
+
+    Numbers that are all below 1e-9 are taken for 0.
+    """
+    largest = max((abs(number) for number in numbers if number is not None), default=0.0)
+    return 2 - math.floor(math.log10(largest)) if 1e-9 < largest < 0.01 else 3
+
+
 def short(number: float, digits: int = 4) -> str:
     """Format a setting with some digits, as ``0.0003`` or ``1.235e-05``."""
     return f"{number:.{digits}g}"

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from functools import partial
+from itertools import chain, groupby
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal as filesize_decimal
@@ -17,7 +19,17 @@ from pipeline.outputs.formats import ETA, HELD_OUT, SWEEP_SPLIT
 from pipeline.plan.graph import PlanRow
 from pipeline.runs import record
 from pipeline.runs.cost import BudgetRow, CostRow, read_compute
-from pipeline.runs.report.format import count, decimal, duration, interval, reading_order, shown_path, si, title
+from pipeline.runs.report.format import (
+    count,
+    decimal,
+    duration,
+    interval,
+    places_of,
+    reading_order,
+    shown_path,
+    si,
+    title,
+)
 from pipeline.terminal.columns import EXTRA, Column, FittedTable, Told, align, told_table
 from pipeline.terminal.console import say
 
@@ -33,16 +45,17 @@ HEADINGS: Mapping[str, str] = {
 }
 """Metrics of the table, in its order, with their headings. KL is in nats."""
 _J, _REGRET, _CUT = (HEADINGS[name] for name in ("regularized_reward", "regret", "truncated"))
-_ITS_INTERVAL = "its interval"
+_APART, _APART_INTERVAL = "vs ref", "vs ref interval"
+"""Headings of the difference to the reference, and of its interval."""
 _RANKS: Mapping[str, int] = {
     "round": 1,
-    "vs ref": 4,
-    "KL/seq": 5,
-    "cut off": 5,
-    "p": 6,
+    _APART: 4,
+    "KL/seq": 4,
+    "p": 5,
+    "cut off": 6,
     "regret": 7,
     "J": 8,
-    _ITS_INTERVAL: 9,
+    _APART_INTERVAL: 9,
     "FLOPs": EXTRA,
     "per answer": EXTRA + 1,
     "tokens": EXTRA + 2,
@@ -89,8 +102,17 @@ def number_column(heading: str, rank: int) -> Column:
     return Column(heading=heading, right=True, rank=rank)
 
 
-def _value(number: float | None, none: str = "-") -> str:
-    return none if number is None else decimal(number)
+def _value(number: float | None, places: int = 3, *, none: str = "-", sign: str = "") -> str:
+    return none if number is None else decimal(number, sign, places)
+
+
+def _level_of(row: Any) -> Iterator[float | None]:
+    """Yield the value of a row of results, and the ends of its interval."""
+    yield from (row.value, row.ci_low, row.ci_high)
+
+
+def _difference_of(row: record.PooledRow) -> Iterator[float | None]:
+    yield from (row.difference, row.difference_low, row.difference_high)
 
 
 def _p_value(p: float | None) -> str:
@@ -186,27 +208,63 @@ def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable
         metric = next(iter(record.cells_of(means)[0]))
         places = [place for place in methods if place[1] == model and point_of(place[0])[0] == trained_on]
         sets = [place for place in places if place[0] != dataset]
-        headings = ["round", *(rows_of(name) for name, _ in sets), MEAN, f"{results.confidence:.0%} interval"]
-        ranks = {"round": 1, headings[-1]: 3, "vs ref": 4, "p": 6}
+        ends = f"{results.confidence:.0%} interval"
+        headings = ["round", *(rows_of(name) for name, _ in sets), MEAN, ends]
+        ranks = {"round": 5, ends: 3, _APART: 4, "p": 4, _APART_INTERVAL: 9}
         columns = [Column(heading="algorithm", least=LEAST_NAME)]
-        headings += ["vs ref", "p"] if len(means) > 1 else []  # beside the reference
+        headings += [_APART, _APART_INTERVAL, "p"] if len(means) > 1 else []  # beside the reference
         columns += [number_column(heading, ranks.get(heading, 2)) for heading in headings]
-        caption = f"{metric} on each test set, and the {MEAN} of the sets with equal weights."
-        caption += " p: corrected for all sets together (Holm)." if len(means) > 1 else ""
-        table = FittedTable(
-            columns, title=title(trained_on, model, count(len(sets), "test set"), label), caption=caption
+        last = {
+            algo: max(rounds.items())
+            for algo, rounds in sorted(means.items(), key=lambda one: reading_order(one[0]))
+        }
+        on_sets = {
+            algo: [methods[place].get(algo, {}).get(number, {}).get(metric) for place in sets]
+            for algo, (number, _) in last.items()
+        }
+        rows = {algo: cell[metric] for algo, (_, cell) in last.items()}
+        every = [*rows.values(), *(row for own in on_sets.values() for row in own if row is not None)]
+        level = places_of(end for row in every for end in _level_of(row))
+        apart = places_of(end for row in rows.values() for end in _difference_of(row))
+        notes = partial(
+            _about_sets, metric, [row for row in results.comparisons if row.dataset == dataset], results
         )
-        for algo in sorted(means, key=reading_order):
-            number, cell = max(means[algo].items())
-            row = cell[metric]
-            on_sets = [methods[place].get(algo, {}).get(number, {}).get(metric) for place in sets]
-            p = p_values.get((dataset, model, algo))
-            numbers = [*(_value(result.value if result else None) for result in on_sets), _value(row.value)]
-            against = ["" if row.difference is None else decimal(row.difference, "+"), _p_value(p)]
-            tested = against if len(means) > 1 else []
-            table.add_row(algo, str(number), *numbers, interval(row.ci_low, row.ci_high), *tested)
+        table = FittedTable(
+            columns, title=title(trained_on, model, count(len(sets), "test set"), label), caption=notes
+        )
+        for algo, row in rows.items():
+            numbers = [_value(result.value if result else None, level) for result in on_sets[algo]]
+            tested = [
+                _value(row.difference, apart, none="", sign="+"),
+                interval(row.difference_low, row.difference_high, "+", apart),
+                _p_value(p_values.get((dataset, model, algo))),
+            ]
+            table.add_row(
+                algo,
+                str(row.round),
+                *numbers,
+                _value(row.value, level),
+                interval(row.ci_low, row.ci_high, places=level),
+                *(tested if len(means) > 1 else []),
+            )
         tables.append(table)
     return tables
+
+
+def _about_sets(
+    metric: str, tested: Sequence[record.Comparison], results: record.Results, shown: Collection[str]
+) -> str:
+    """Say what the columns of a table of test sets hold."""
+    notes = [f"{metric} on each test set, and the {MEAN} of the sets with equal weights."]
+    ends = [f"the interval is of one {MEAN} alone"] if f"{results.confidence:.0%} interval" in shown else []
+    if tested and "p" in shown:
+        family = count(_family(results, tested[0]), "comparison")
+        ends.append(f"p is of the difference to the reference, corrected for {family} on all test sets (Holm)")
+    if ends:
+        both = "both allow" if len(ends) > 1 else "it allows"
+        said = "; ".join([*ends, f"{both} for answers that the few prompts of a small set have not shown"])
+        notes.append(f"{said[0].upper()}{said[1:]}.")
+    return " ".join(notes)
 
 
 class _ResultTable:
@@ -236,6 +294,13 @@ class _ResultTable:
         tested = [row for row in results.comparisons if (row.dataset, row.model) == place]
         self._tested = [row for row in tested if row.metric in self._metrics[:1]]
         self._interval = f"{results.confidence:.0%} interval"
+        rows = [self._cells.values(), self._anchors.values()]
+        self._places = {
+            name: places_of(end for cell in chain(*rows) if (row := cell.get(name)) for end in _level_of(row))
+            for name in self._metrics
+        }
+        differences = (cell[name] for name in self._metrics[:1] for cell in self._cells.values() if name in cell)
+        self._places_apart = places_of(end for row in differences for end in _difference_of(row))
 
     def table(self, label: str) -> FittedTable:
         """Return the table, with a label in its title."""
@@ -297,19 +362,20 @@ class _ResultTable:
     def _columns(self) -> Iterator[Column]:
         yield Column(heading="algorithm", least=LEAST_NAME)
         first, *others = [HEADINGS[name] for name in self._metrics] or [""]
-        headings = ["round", *([first, self._interval, "vs ref", _ITS_INTERVAL, "p"] if first else []), *others]
+        tested = [first, self._interval, _APART, _APART_INTERVAL, "p"] if first else []
+        headings = ["round", *tested, *others]
         headings += ["FLOPs", "per answer", "device s"] if self._costs else []
         own = {**_RANKS, first: 2, self._interval: 3}
         yield from (number_column(heading, own.get(heading, 7)) for heading in headings)
 
     def _numbers(self, cell: record.ByMetric, p: float | None) -> Iterator[str]:
         for name in self._metrics:
-            row = cell.get(name)
-            yield _value(row.value if row else None)
+            row, places, apart = cell.get(name), self._places[name], self._places_apart
+            yield _value(row.value if row else None, places)
             if name == self._metrics[0]:
-                yield interval(row.ci_low, row.ci_high) if row else ""
-                yield decimal(row.difference, "+") if row and row.difference is not None else ""
-                yield interval(row.difference_low, row.difference_high, "+") if row else ""
+                yield interval(row.ci_low, row.ci_high, places=places) if row else ""
+                yield _value(row.difference if row else None, apart, none="", sign="+")
+                yield interval(row.difference_low, row.difference_high, "+", apart) if row else ""
                 yield _p_value(p)
 
     # -- what stands below it ----------------------------------------------------------------------------------
@@ -317,6 +383,11 @@ class _ResultTable:
     def _caption(self, shown: Collection[str]) -> str:
         notes = self._notes(shown)
         return "\n".join(note for note in notes if self._said.setdefault(note, self._place) == self._place)
+
+    def _legend(self, note: str) -> str:
+        """Return a note on rows or columns, which stands below each table that has them."""
+        self._said[note] = self._place
+        return note
 
     def _notes(self, shown: Collection[str]) -> Iterator[str]:
         """Yield notes on the columns that are shown."""
@@ -332,7 +403,7 @@ class _ResultTable:
             yield f"{HEADINGS[primary[0]]}: of {span} of the {evaluated:,} prompts; {reason}."
         yield from _about_fewer(rests, map(_chains, rows.values()))
         with_ends = any(row.ci_low is not None for row in rows.values())
-        if with_ends and {self._interval, _ITS_INTERVAL} & set(shown):
+        if with_ends and {self._interval, _APART_INTERVAL} & set(shown):
             yield what_intervals_hold_for(rows)
         with_reference = [row for row in self._tested if row.second == REFERENCE]
         if with_reference and "p" in shown:
@@ -342,7 +413,7 @@ class _ResultTable:
             before = f"{count(min(prompts, max(named)), 'prompt')} with {count(samples, 'completion')} each"
             yield f"Extended from {before}: p assumes that nobody looked at results before."
         if "truncated" in self._metrics and _CUT in shown:
-            yield f"{_CUT}: share of completions that generation.max_new_tokens ended."
+            yield self._legend(f"{_CUT}: share of completions that reached the limit of new tokens.")
         if pairs := [row for row in self._tested if row.second != REFERENCE]:
             apart = sum(row.p < 1 - results.confidence for row in pairs)
             of_what = "these policies" if all(row.over == "policies" for row in pairs) else "methods"
@@ -350,8 +421,7 @@ class _ResultTable:
                 f"{apart} of {count(len(pairs), 'pair')} of {of_what} differ{'s' if apart == 1 else ''} at the "
                 f"level of {1 - results.confidence:.2g}: comparisons in results.json"
             )
-            self._said[note] = self._place  # a number of this test set, which another may share
-            yield note
+            yield self._legend(note)  # a number of this test set, which another may share
         if chosen := self._chosen():
             # A report on what was chosen by is of the luck of the choice too.
             same = results.split == SWEEP_SPLIT
@@ -366,10 +436,22 @@ class _ResultTable:
             names_of = first_few(names, "methods")
             yield f"{names_of}: from the last policy of {start}, whose costs count; KL is from the reference."
         if "device s" in shown and (loading := [cost.load_s for cost in self._costs.values() if cost.load_s]):
-            yield f"device s: without loading, up to {max(loading):.1f} s (load_s in compute.json)."
+            left_out = f"evaluation and loading, which took up to {max(loading):.1f} s (load_s in compute.json)"
+            yield f"device s: of training, without {left_out}."
+        if "KL/seq" in shown and (unknown := self._without_kl()):
+            why = "it needs the tokens of the reference, and finite probabilities"
+            yield self._legend(f"{first_few(unknown, 'methods')}: no KL, as {why}.")
         follows = {_J: "J is a lower one", _REGRET: "regret is an upper one"}
         so = " and ".join(bound for heading, bound in follows.items() if heading in shown)
         yield from about_bounds(results.bounded_among(algos), shown, so)
+
+    def _without_kl(self) -> list[str]:
+        """Return the methods without a divergence, if the reference has one."""
+        values = {
+            algo: getattr(cell.get("kl_per_sequence"), "value", None) for (algo, _), cell in self._cells.items()
+        }
+        known = {algo for algo, value in values.items() if value is not None}
+        return sorted(values.keys() - known) if REFERENCE in known else []
 
     def _chosen(self) -> list[str]:
         """Return for each method the guidance strengths at which its last round is tested."""
@@ -387,13 +469,13 @@ class _ResultTable:
         others = [name for name in self._anchors if name not in ANCHORS]
         of_reference += [f"{name}: one of its {name[len('pass@') :]} samples is right" for name in others]
         if of_reference:
-            yield "; ".join(of_reference) + "."
+            yield self._legend("; ".join(of_reference) + ".")
         eta = self._results.common_eta
         if eta is not None and "optimum" in self._anchors:
             regret = "; regret: how far J is below it" if _REGRET in shown else ""
-            yield f"optimum: the highest J = reward - {eta:g} KL{regret}."
+            yield self._legend(f"optimum: the highest J = reward - {eta:g} KL{regret}.")
         elif eta is not None and _J in shown:
-            yield f"J = reward - {eta:g} KL."
+            yield self._legend(f"J = reward - {eta:g} KL.")
 
 
 def _rests_on(row: record.PooledRow) -> Chains:
@@ -431,7 +513,8 @@ def _family(results: record.Results, one: record.Comparison) -> int:
 
 def _what_p_says(comparisons: list[record.Comparison], family: int) -> str:
     sizes = [row.detectable for row in comparisons if row.detectable is not None]
-    least = f"; such a run can find a difference of about {decimal(median(sizes))} from it" if sizes else ""
+    size = decimal(median(sizes), places=places_of([median(sizes)])) if sizes else ""
+    least = f"; such a run can find a difference of about {size} from it" if sizes else ""
     few = [row.first for row in comparisons if row.over == "policies"]
     which = f" of {first_few(few, 'methods')}" if len(few) < len(comparisons) else ""
     alone = f" p{which} does not cover other seeds." if few else ""
@@ -479,20 +562,21 @@ def _front_table(
         fewer = _about_fewer(rested, _of_place(results, place))
         return "\n".join([how, *fewer, *about_bounds(bounded, shown, so)]).strip()
 
+    matched = [row for row in results.matched if (row.dataset, row.model) == place]
+    places = places_of(end for row in [*rows, *matched] for end in _level_of(row))
     columns: list[Told] = [
         (Column(heading="front", least=LEAST_NAME), lambda row: row.front),
         (Column(heading="point", least=LEAST_NAME), lambda row: getattr(row, "point", _MATCHED)),
         (number_column("KL/seq", 2), lambda row: decimal(row.kl)),
-        (number_column(HEADINGS[rows[0].metric], 1), lambda row: _value(row.value)),
+        (number_column(HEADINGS[rows[0].metric], 1), lambda row: _value(row.value, places)),
         (Column(heading="split", rank=3), lambda row: row.split),
-        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high)),
+        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high, places=places)),
         (Column(heading="best", rank=5), lambda row: "yes" if getattr(row, "is_best", False) else ""),
         (
             number_column("KL interval", 6),
             lambda row: interval(getattr(row, "kl_low", None), getattr(row, "kl_high", None)),
         ),
     ]
-    matched = [row for row in results.matched if (row.dataset, row.model) == place]
     by_front = groupby(rows, key=lambda row: row.front)
     sections = ([*own, *(at for at in matched if at.front == front)] for front, own in by_front)
     return told_table(columns, sections, title=title(*place, "fronts", label), caption=caption)
@@ -516,6 +600,7 @@ def _budget_table(
     results: record.Results, place: tuple[str, str], rows: list[BudgetRow], label: str
 ) -> FittedTable:
     metric = next((row.metric for row in rows if row.metric), "")
+    places = places_of(end for row in rows for end in _level_of(row))
     unknown = dict.fromkeys(row.algo for row in rows if not row.is_known)
     rested = {f"{row.algo} round {row.round}": _chains(row) for row in rows if row.references is not None}
     notes = [_WITHIN, *_about_fewer(rested, _of_place(results, place))]
@@ -526,9 +611,9 @@ def _budget_table(
         (Column(heading="algorithm", least=LEAST_NAME), lambda row: row.algo),
         (number_column("round", 2), lambda row: "-" if row.round is None else str(row.round)),
         (number_column("FLOPs", 3), lambda row: "" if row.flops is None else si(row.flops)),
-        (number_column(HEADINGS.get(metric, "value"), 1), lambda row: _value(row.value)),
-        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high)),
-        (number_column("KL/seq", 5), lambda row: _value(row.kl, "")),
+        (number_column(HEADINGS.get(metric, "value"), 1), lambda row: _value(row.value, places)),
+        (number_column("interval", 4), lambda row: interval(row.ci_low, row.ci_high, places=places)),
+        (number_column("KL/seq", 5), lambda row: _value(row.kl, none="")),
     ]
     return told_table(
         columns,

@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from pipeline.runs.progress import LiveRun
 from pipeline.runs.record import Comparison, FrontRow, MatchedRow, PooledRow, Results
 from pipeline.runs.report.format import duration
 from pipeline.runs.report.screen import shown_on
-from pipeline.runs.report.tables import front_tables, result_tables
+from pipeline.runs.report.tables import front_tables, result_tables, tables_of_sets
 from pipeline.runs.run_view import AttemptView, JobCounts, WorkerView
 from tests.doubles.live import live_run
 from tests.doubles.pooled import comparison, pooled_row
@@ -91,6 +92,47 @@ def test_p_values_of_a_table_are_corrected_for_all_test_sets() -> None:
     text = shown(*rows, comparisons=tested)
     assert text.count("corrected for 3 comparisons") == 1  # not below each test set again
     assert text.count("1 of 1 pair of methods differs") == 2
+
+
+def test_numbers_that_three_decimals_would_hide_have_three_digits() -> None:
+    small = {"ci_low": 0.0002, "ci_high": 0.0008}
+    text = shown(
+        pooled_row("reference", 0, 0.00044, **small),
+        pooled_row(
+            "PITA", 2, 0.00047, difference=0.00003, difference_low=-0.0001, difference_high=0.0002, **small
+        ),
+        comparisons=[comparison("PITA", detectable=0.00012)],
+    )
+    for number in (
+        "0.000440",
+        "0.000470",
+        "[0.000200, 0.000800]",
+        "+0.000030",
+        "[-0.000100, +0.000200]",
+        "0.00012",
+    ):
+        assert number in text
+
+
+def test_legends_of_rows_stand_below_each_table_and_what_intervals_are_once() -> None:
+    anchors = [pooled_row("reference", 0, 0.3, metric=f"greedy/{name}") for name in ("pass@1", "reward")]
+    rows = [pooled_row("reference", 0, 0.4), *anchors, pooled_row("PITA", 2)]
+    text = shown(*rows, *(replace(row, dataset="addition@words") for row in rows))
+    assert (text.count("greedy:"), text.count("Intervals")) == (2, 1)
+
+
+def test_the_difference_of_the_mean_has_its_interval_and_p_its_family() -> None:
+    apart = {"difference": 0.189, "difference_low": 0.054, "difference_high": 0.322}
+    places = [f"addition{name}" for name in ("", "@words", "@mean")]
+    rows = [pooled_row("reference", 0, dataset=place) for place in places]
+    rows += [pooled_row("PITA", 2, dataset=place, **apart) for place in places]
+    tests = [comparison("PITA", dataset=place, p=0.182) for place in places]
+    results = Results(rows=[], pooled=rows, comparisons=tests)
+    (table,) = tables_of_sets(results)
+    text = printed(table)
+    assert "[+0.054, +0.322]" in text
+    assert "3 comparisons" in text
+    assert "comparisons" not in printed(table, 45)  # without room for p
 
 
 def test_rows_on_fewer_chains_than_others_are_named() -> None:
