@@ -34,16 +34,23 @@ app = typer.Typer()
 def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.OutputDir = typed.OUTPUTS) -> None:
     """Print results that are on disk; of a run that is not done, so that rows may be missing, how it stands."""
     folder, console = choose_run(output_dir, name, run), make_console()
+    if run is None and not _has_rows(folder):
+        others = (other for other in reversed(runs_of(output_dir, name)) if _has_rows(other))
+        if older := next(others, None):
+            say(console, f"run {folder.stamp} has no results yet; these are of run {older.stamp}", "yellow")
+            folder = older
     if not folder.results_json.is_file():
-        others = [other.stamp for other in runs_of(output_dir, name) if other.results_json.is_file()]
-        older = f"; run {others[-1]} has: show {name} --run {others[-1]}" if others else ""
-        raise PipelineError(f"{folder.path} has no results yet{older}")
+        raise PipelineError(f"{folder.path} has no results yet")
     tables.print_results(console, record.read_results(folder.results_json), folder)
     with suppress(PipelineError):  # results are all that is left of it
         state = LoadedRun(folder).state
         if state != "done":
             more = command(f"status {name}", output_dir)
             say(console, f"this run: {state}, so rows may be missing. More of it:", "yellow", copy=more)
+
+
+def _has_rows(folder: RunFolder) -> bool:
+    return folder.results_json.is_file() and bool(record.read_results(folder.results_json).rows)
 
 
 @app.command(

@@ -292,7 +292,7 @@ def tell_notes(
     store, jobs = request.store, request.plan.jobs.values()
     short = origin.short_of_rows(store, jobs, config.evaluation, request.warnings)
     failed = origin.failed_rewards(store, jobs, run)
-    for text in [*origin.several_makers(makers), *short, *failed, *origin.collect_notes(store, jobs)]:
+    for text in [*origin.several_makers(makers), *short, *failed, *origin.collect_notes(store, jobs, config)]:
         note(console, text, mark="note: ")
     if has_rows:
         notes = dict.fromkeys(load_dataset(section).note for section in config.datasets.values())

@@ -18,11 +18,13 @@ import psutil
 
 from pipeline import __version__
 from pipeline.arithmetic import processor
-from pipeline.config.schema import EvaluationConfig
+from pipeline.config.schema import Config, EvaluationConfig
+from pipeline.config.tables import point_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, recall
+from pipeline.learning.rewards.judge import judges_of
 from pipeline.outputs import formats
 from pipeline.outputs.manifest import NotAnOutputError, read_manifest
 from pipeline.plan.graph import Job
@@ -239,15 +241,21 @@ def link_stored(run: RunFolder, store: Store, jobs: Iterable[Job]) -> None:
 _NOTES_LONGEST = 500
 
 
-def collect_notes(store: Store, jobs: Iterable[Job]) -> list[str]:
-    """Return one line per chain and note, with its rounds; and one per dataset whose texts lack something."""
+def collect_notes(store: Store, jobs: Iterable[Job], config: Config) -> list[str]:
+    """Return one line per chain and note, with its rounds; and one per dataset whose texts lack something.
+
+    Args:
+        store: The store.
+        jobs: Jobs of a plan.
+        config: Settings of the run.
+    """
     rounds: dict[tuple[str, str], list[int]] = {}
     ordered = sorted(jobs, key=lambda job: (job.chain, job.round, job.stage))
     for job in ordered:
         for note in _notes_of(store, job):
             rounds.setdefault((job.chain, note), []).append(job.round)
     notes = [f"{chain}, {_rounds(numbers)}: {note}" for (chain, note), numbers in rounds.items()]
-    return [*notes, *_of_texts(store, ordered), *_of_judges(store, ordered)]
+    return [*notes, *_of_texts(store, ordered, config), *_of_pairs(config), *_of_judges(store, ordered)]
 
 
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, formats.PreparedRows]:
@@ -308,12 +316,13 @@ def _notes_of(store: Store, job: Job) -> Iterable[str]:
                 yield " ".join(note.split())[:_NOTES_LONGEST]
 
 
-def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
+def _of_texts(store: Store, jobs: Iterable[Job], config: Config) -> Iterator[str]:
     """Yield one line per dataset and model if many completions are cut off, or texts lack tokens.
 
     Also one per chain whose last round has tried a reward model on pairs that it was not fitted to.
     """
     most: dict[str, tuple[float, str]] = {}
+    limits: dict[str, str] = {}
     tried: dict[str, str] = {}
     lost: Counter[str] = Counter()
     for job in jobs:
@@ -321,22 +330,46 @@ def _of_texts(store: Store, jobs: Iterable[Job]) -> Iterator[str]:
         with suppress(OSError, ForeignDataError):
             for row in formats.read_metrics(store.path(job.key)).rows:
                 if row.metric == "truncated" and (row.value or 0) >= MANY_CUT:
+                    limits[pair] = _limit_of(job.dataset, config)
                     cut = (row.value or 0, f"{job.algo}, round {job.round}")
                     most[pair] = max(most.get(pair, (0.0, "")), cut, key=lambda entry: entry[0])
                 if row.metric == "skipped_tokens":
                     lost[pair] += int(row.value or 0)
                 if row.metric == formats.HELD_OUT and row.value is not None:
                     ends = "" if row.ci_low is None else f" [{row.ci_low:.3f}, {row.ci_high:.3f}]"
-                    order = f"its reward model orders {row.value:.3f}{ends} of the pairs of"
-                    tried[job.chain] = f"round {job.round}: {order} {count(row.n, 'held-out prompt')} as they are"
+                    order = f"its reward model scores the chosen completion higher in {row.value:.3f}{ends}"
+                    pairs = f"of the pairs of {count(row.n, 'prompt')} that it was not fitted to"
+                    tried[job.chain] = f"round {job.round}: {order} {pairs}"
     yield from (f"{chain}, {note}" for chain, note in tried.items())
     for pair, (share, where) in most.items():
-        problem = f"up to {share:.0%} of completions ({where}) are cut off at generation.max_new_tokens"
-        yield f"{pair}: {problem}: allow more, or name what they end with (generation.stop)"
+        problem = f"up to {share:.0%} of completions ({where}) are cut off at {limits[pair]}"
+        remedy = "allow more; if a policy writes no end, name one (generation.stop)"
+        yield f"{pair}: {problem}: {remedy}, or allow as many as an answer has"
     for pair, number in lost.items():
         if number:
             problem = f"rewards see texts without {count(number, 'special token')}, none an end"
             yield f"{pair}: {problem}: generation.skip_special_tokens=false keeps them"
+
+
+def _limit_of(dataset: str, config: Config) -> str:
+    """Return the setting that bounds completions where policies are evaluated, with its value."""
+    trained_on, test_set = point_of(dataset)
+    name = test_set or trained_on
+    key, own = f"datasets.{name}.sampling.max_new_tokens", config.datasets[name].sampling.max_new_tokens
+    if own is not None:
+        return f"{key}={own}"
+    alone = f" ({key} is for this set alone)" if test_set else ""
+    return f"generation.max_new_tokens={config.generation.max_new_tokens}{alone}"
+
+
+def _of_pairs(config: Config) -> Iterator[str]:
+    """Yield a line for each judge that compares completions with others, since its mean reward is a win rate."""
+    for dataset, section in config.datasets.items():
+        for name, judge in judges_of(section).items():
+            if judge.mode == "pair":
+                own = "the greedy completion of `reference`, which is compared with its own"
+                other = {"answer": "the answer of the row", "reference": own}[judge.against]
+                yield f"datasets.{dataset}: the reward '{name}' is the win rate against {other}; a tie counts 0.5"
 
 
 def _of_judges(store: Store, jobs: Iterable[Job]) -> Iterator[str]:

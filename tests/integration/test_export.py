@@ -39,6 +39,7 @@ from pipeline.plan.graph import Job
 from pipeline.runs.loaded import LoadedRun, load
 from pipeline.runs.origin import collect_notes
 from pipeline.runs.report.model_card import command_for_all
+from pipeline.runs.trained import config_of
 from tests.doubles.families import tiny_model
 from tests.doubles.small_runs import calm_run, results, run_here
 
@@ -454,7 +455,8 @@ def test_a_reward_model_of_its_own_is_the_reward_of_another_run(of_preferences: 
     evaluated = {(row["dataset"], row["algo"]) for row in json.loads(results(of_preferences)[0])["rows"]}
     assert evaluated >= {("addition@two", algo) for algo in ("reference", "GRPO-HF", "BestOfN", "RM")}
     run = run_of(of_preferences)
-    (note,) = [note for note in collect_notes(run.store, run.plan.jobs.values()) if "/RM, round 1: its" in note]
+    notes = collect_notes(run.store, run.plan.jobs.values(), config_of(run))
+    (note,) = [note for note in notes if "/RM, round 1: its" in note]
     assert all(f"{row[name]:.3f}" in note for name in ("value", "ci_low", "ci_high"))
     export_reward(of_preferences, "RM", tmp_path / "x")
     assert f"{row['value']:.4g} of " in (tmp_path / "x" / "README.md").read_text()

@@ -63,7 +63,7 @@ def test_a_run_against_the_reference_has_a_win_rate(server: ChatServer, tmp_path
     place = tmp_path / "outputs"
     server.answer = lambda prompt, _: Answer("[[A]]" if prompt[0] < prompt.partition("|")[2][0] else "[[B]]")
     how = ", mode: pair, against: reference, template: '{completion}|{other}'"
-    run_here(place, *SMALL, judge(server, how))
+    assert "win rate against the greedy completion" in run_here(place, *SMALL, judge(server, how))
     found = json.loads((place / "t/latest/results.json").read_text())["rows"]
     rates = [row for row in found if row["metric"] == "reward"]
     assert {row["algo"] for row in rates} == {"reference", "DPO"}

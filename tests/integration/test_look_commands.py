@@ -68,6 +68,19 @@ def test_a_table_is_shown_with_how_its_run_stands_where_that_is_not_done(twice: 
     )
 
 
+def test_the_newest_results_are_shown_where_the_last_run_has_none(twice: Path, tmp_path: Path) -> None:
+    shutil.copytree(twice, tmp_path / "outputs", symlinks=True)
+    newest = choose_run(tmp_path / "outputs", "t")
+    older = min(path.name for path in newest.path.parent.iterdir())
+    newest.results_json.write_text('{"rows": []}')
+    shown = look(tmp_path / "outputs", "show", "t").output
+    assert f"these are of run {older}" in shown
+    assert f"{older}/results.json" in shown
+    newest.results_json.unlink()
+    assert look(tmp_path / "outputs", "show", "t").output == shown
+    assert "no results yet" in look(tmp_path / "outputs", "show", "t", "--run", newest.stamp, code=2).output
+
+
 def test_names_that_do_not_exist_are_refused_with_those_that_do(twice: Path) -> None:
     for words in (["status", "u"], ["logs", "u"], ["why", "u", "train"]):
         result = look(twice, *words, code=2)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from pipeline.__main__ import app
 from pipeline.commands.run import tell_prepared
-from pipeline.config.schema import EvaluationConfig
+from pipeline.config.schema import Config, DatasetConfig, EvaluationConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.store.store import Store
 from pipeline.plan.graph import Job
@@ -24,6 +24,7 @@ from pipeline.runs.origin import (
     Maker,
     Origin,
     collect_makers,
+    collect_notes,
     failed_rewards,
     link_stored,
     read_origin,
@@ -85,6 +86,28 @@ def test_rows_that_are_fewer_than_asked_for_are_told_of_each_dataset(tmp_path: P
     printed = io.StringIO()
     tell_prepared(request, None, Console(file=printed, width=500))
     assert printed.getvalue().splitlines()[0] == "b: 1,500 train, 73 validation, 73 test rows"
+
+
+@pytest.mark.parametrize(
+    ("place", "own", "limit"),
+    [
+        ("d", None, "generation.max_new_tokens=64:"),
+        ("d", 8, "datasets.d.sampling.max_new_tokens=8:"),
+        ("d@two", None, "generation.max_new_tokens=64 (datasets.two.sampling.max_new_tokens"),
+        ("d@two", 4, "datasets.two.sampling.max_new_tokens=4:"),
+    ],
+)
+def test_the_limit_at_which_completions_end_is_that_of_their_set(
+    place: str, own: int | None, limit: str, tmp_path: Path
+) -> None:
+    plan = chain_plan(rounds=1)
+    job = replace(next(iter(plan.jobs.values())), dataset=place)
+    row = {"metric": "truncated", "value": 1.0, "ci_low": None, "ci_high": None, "n": 10}
+    WrittenRun(tmp_path / "outputs", plan).store(job.key, metrics_json=json.dumps({"rows": [row]}))
+    config = Config(datasets={name: DatasetConfig(kind="x") for name in ("d", "two")})
+    config.datasets[place.rpartition("@")[2]].sampling.max_new_tokens = own
+    (note,) = collect_notes(Store(tmp_path / "outputs/.store"), [job], config)
+    assert f"cut off at {limit}" in note
 
 
 # -- test origin -------------------------------------------------------------------------------------------------
