@@ -148,6 +148,7 @@ def test_every_wrong_setting_has_its_message(words: list[str], told: list[str]) 
         ("algos.GRPO.lr=0.1", "'algos.GRPO.learning_rate'"),
         ("algos.GRPO.num_train_epochs=2", "'rounds_of_training'"),
         ("model_name_or_path=gpt2", "'models.hf.path'"),
+        ("experiment.rounds=1", "'rounds_of_training'"),
         ("batch_size=8", "'generation.batch_size' or 'algos.<NAME>.batch_size'"),
         ("hydra.searchpath=[file://nowhere]", "no folder nowhere"),
         ("model=owner/name", "models.hf.path=owner/name"),

@@ -192,6 +192,17 @@ def test_conversations_of_files_are_refused_for_a_model_without_a_chat_template(
         try_rewards(beside, ["jsonl"])
 
 
+@pytest.mark.usefixtures("in_this_process")
+def test_rows_of_pairs_alone_are_not_told_to_name_a_column_that_is_not_there(tmp_path: Path) -> None:
+    pairs = [{"prompt": f"{number}+1=", "chosen": "2", "rejected": "3"} for number in range(4)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    asked = ["experiment.name=x", "dataset=jsonl", f"datasets.jsonl.path={tmp_path}/pairs.jsonl", "algos=[RM]"]
+    with pytest.raises(ConfigError, match=r"datasets\.jsonl\.reward: length") as caught:
+        try_rewards(quick_config([*asked, "algos.RM.pairs=existing"]), ["jsonl"])
+    assert "columns=" not in str(caught.value)
+    try_rewards(quick_config([*asked, "algos.RM.pairs=existing", "datasets.jsonl.reward=length"]), ["jsonl"])
+
+
 def test_code_of_ones_own_that_makes_no_row_is_told_with_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
