@@ -295,7 +295,8 @@ def tell_notes(
     for text in [*origin.several_makers(makers), *short, *failed, *origin.collect_notes(store, jobs, config)]:
         note(console, text, mark="note: ")
     if has_rows:
-        notes = dict.fromkeys(load_dataset(section).note for section in config.datasets.values())
+        split = config.evaluation.split
+        notes = dict.fromkeys(load_dataset(section).note_of(split) for section in config.datasets.values())
         for text in filter(None, notes):
             note(console, text, "dim", logging.INFO)
 

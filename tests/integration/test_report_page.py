@@ -157,6 +157,17 @@ def test_a_page_of_several_runs_has_all_of_them(tab: Tab, run: Path, tmp_path: P
     nothing_happened(tab, path)
 
 
+def test_a_checkpoint_from_outside_does_not_begin_at_the_reference(tab: Tab, run: Path, tmp_path: Path) -> None:
+    loaded = load(run)
+    loaded.config["evaluation"]["also"] = {"PITA": "/m"}
+    write_page(path := tmp_path / "report.html", page_of([loaded], ["t"]))
+    tab.open(path)
+    assert tab.ask(LOOK_AT_ALL) >= 5
+    first = {one["name"]: one["x"][0] for one in traces(tab, "curves") if "name" in one}
+    assert (first["PITA"], first["QSharp"]) == (1, 0)
+    nothing_happened(tab, path)
+
+
 # -- sweeps ----------------------------------------------------------------------------------------------------
 
 

@@ -98,6 +98,10 @@ class Dataset:
         self.config = config
         self._splits: dict[str, NDArray[np.int64]] = {}
 
+    def note_of(self, split: str) -> str:
+        """Return the note for a reader of results on a split."""
+        return self.note
+
     def split_ids(self, name: str, total: int) -> None:
         """Split the ids 0 .. total-1 into disjoint splits: slices of one permutation by `config.seed`.
 

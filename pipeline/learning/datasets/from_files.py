@@ -605,6 +605,10 @@ STEP_BY_STEP = "{prompt}\nPlease reason step by step, and put your final answer 
 PATHS = ("path", "validation_path", "test_path")
 
 
+_PARTS = ("subset", "train_split", "validation_split", "test_split")
+"""Settings that choose parts of a source."""
+
+
 class FilesDataset(Dataset):
     """Base of datasets that are read. A subclass defines in `adapt` what its columns mean.
 
@@ -635,6 +639,12 @@ class FilesDataset(Dataset):
             raise ConfigError(str(error)) from error
         except ValueError as error:
             raise ConfigError(f"date={config.date!r}: must be a day as 2026-11-27, or null") from error
+
+    def note_of(self, split: str) -> str:
+        """Return the note, which is about the test split of the source that ships; "" for all others."""
+        usual = {each.name: each.default for each in fields(self.source)}
+        ships = all(getattr(self.source, name) == usual[name] for name in (*PATHS, *_PARTS))
+        return self.note if ships and split == "test" else ""
 
     def locations(self) -> dict[str, files.Location]:
         """Return the location of the rows by setting: ``path``, and the other paths that are set.

@@ -102,6 +102,7 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "facts": _facts(run),
         "places": list(dict.fromkeys(map(place_of, results.pooled))),
         "algos": words.drawn_methods(results),
+        "checkpoints": list((run.config.get("evaluation") or {}).get("also") or {}),
         "metrics": metrics_of(results),
         "tables": tables_of(results, compute),
         "series": series_of(results),

@@ -76,7 +76,7 @@ const outside = (axes) => axes.some((one) => one.range) ? "What lies far from al
 function curves() {
   const all = runs.flatMap((run) => run.series.map((one) => ({ ...one, run })));
   if (!all.length) return;
-  const section = part("curves", "Rounds", "Round by round", "Bands and bars are the intervals of the table. Each method begins at the reference, which is its round 0.");
+  const section = part("curves", "Rounds", "Round by round", "Bands and bars are the intervals of the table. Each method begins at the reference, which is its round 0; a checkpoint from outside the run has one point, beside the last round.");
   new Chart(section, "Metrics of each method round by round", [
     { name: "metric", label: "Metric", options: metrics.map(([name, said]) => [name, said]), value: metrics[0][0] },
     { name: "place", label: "Dataset and model", options: (state) => placesOf(all.filter((one) => one.metric === state.metric)) },
@@ -93,7 +93,7 @@ function drawCurves(all, { metric, place, which }) {
   for (const one of own) {
     one.rounds.forEach((round, at) => rows.push([nameIn(one.run, one.algo), ...(which === "chains" ? [one.chain] : []), String(round), one.values[at], one.lows[at], one.highs[at]]));
     if (one.algo === REFERENCE) continue;
-    traces.push(...lines(one, one.rounds[0] > 0 ? start(one.run, one.chain) : undefined, named, banded));
+    traces.push(...lines(one, one.rounds[0] > 0 && !one.run.checkpoints.includes(one.algo) ? start(one.run, one.chain) : undefined, named, banded));
   }
   const shapes = [], last = Math.max(1, ...own.flatMap((one) => one.rounds));
   for (const run of runs) {

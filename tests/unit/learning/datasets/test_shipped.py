@@ -34,6 +34,15 @@ def rows_of(config: DatasetConfig, folder: Path) -> dict[str, list[Row]]:
     return {split: [dataset.row(i) for i in sorted(dataset.ids(split).tolist())] for split in SPLITS}
 
 
+def test_a_note_on_the_source_that_ships_is_not_told_of_other_rows() -> None:
+    ships = load_dataset(GSM8KConfig(kind="gsm8k"))
+    assert "official test split" in ships.note_of("test")
+    assert ships.note_of("validation") == ""
+    for other in ({"path": str(DATA / "gsm8k")}, {"test_split": "train"}, {"subset": "socratic"}):
+        assert load_dataset(GSM8KConfig(kind="gsm8k", **other)).note_of("test") == ""
+    assert load_dataset(AdditionConfig(kind="addition")).note_of("validation") == Addition.note
+
+
 def test_math_is_tested_on_math_500_and_never_trained_on_it(tmp_path: Path) -> None:
     config = MathConfig(
         kind="math", path=str(DATA / "math"), test_path=str(DATA / "math_500"), prompt_template=None
