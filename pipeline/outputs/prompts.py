@@ -1,12 +1,13 @@
 """Read and write the measures of a metrics stage by prompt, from which means over several chains are made.
 
 They are in a safetensors file beside ``metrics.json``: numbers alone, nothing that could run when it is read.
-``rows`` has the ids of the prompts; ``numerators/METRIC`` and ``denominators/METRIC`` have two numbers for each
-of them, whose sums make the metric. Where all denominators are 1 they are left out.
+``rows`` has the ids of the prompts and ``texts`` identities of their texts; ``numerators/METRIC`` and
+``denominators/METRIC`` have two numbers for each prompt, whose sums make the metric. Where all denominators are 1
+they are left out.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from safetensors.numpy import load, save
 from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.outputs.formats import LARGEST, PROMPTS
 
-_ROWS, _ABOVE, _BELOW = "rows", "numerators/", "denominators/"
+_ROWS, _TEXTS, _ABOVE, _BELOW = "rows", "texts", "numerators/", "denominators/"
 _LIMIT = 1 << 30
 _SHOWN = 60
 
@@ -35,15 +36,20 @@ class PromptMeasures:
         rows: Ids of the prompts, ascending, shape [P].
         sums: Metric -> numerators and denominators, each of shape [P]; a denominator is 0 where a prompt has
             nothing to say.
+        texts: Identities of their texts, equal for prompts of other sets with the same text; shape [P], or [0] if
+            unknown.
     """
 
     rows: NDArray[np.int64]
     sums: Mapping[str, Sums]
+    texts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 def write_prompts(folder: Path, measures: PromptMeasures) -> None:
     """Write the measures to the output of a stage; those with numbers that may not be read are left out."""
     tensors: dict[str, NDArray[Any]] = {_ROWS: np.ascontiguousarray(measures.rows, np.int64)}
+    if len(measures.texts):
+        tensors[_TEXTS] = np.ascontiguousarray(measures.texts, np.int64)
     for name, (above, below) in measures.sums.items():
         if _in_range(above) and _in_range(below):
             tensors[_ABOVE + name] = np.ascontiguousarray(above, np.float64)
@@ -69,7 +75,9 @@ def read_prompts(output: Path) -> PromptMeasures:
     if not (rows[1:] > rows[:-1]).all():
         raise ForeignDataError(f"expected the ids in {_ROWS} to ascend")
     names = [name.removeprefix(_ABOVE) for name in tensors if name.startswith(_ABOVE)]
-    return PromptMeasures(rows, {name: _sums(tensors, name, len(rows)) for name in sorted(names)})
+    sums = {name: _sums(tensors, name, len(rows)) for name in sorted(names)}
+    texts = [_tensor(tensors, _TEXTS, np.int64, len(rows))] if _TEXTS in tensors else []
+    return PromptMeasures(rows, sums, *texts)
 
 
 def _sums(tensors: Mapping[str, NDArray[Any]], name: str, prompts: int) -> Sums:

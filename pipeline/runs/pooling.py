@@ -196,9 +196,9 @@ def difference_of(first: Stack, second: Stack, metric: str) -> Difference | None
     own = statistics.paired_by_prompt(first.sums[metric], second.sums[metric])
     values = first.grid.shaped(own.differences)
     spread, reach = statistics.known_spread(values), reach_of(metric, own)
-    sizes = np.unique(first.rows // _APART_BY, return_counts=True)[1]
-    if is_share(metric) and len(sizes) > 1:  # no prompt of the smallest set may have shown what one can change
-        reach = max(_weights_of(sizes.tolist()))
+    sets = np.array([one.denominators.any(0) for one in _parts_of(first, metric)])
+    if is_share(metric) and len(sets):  # no prompt of the smallest set may have shown what one can change
+        reach = float((_weights_of(sets) @ sets).max())
     return None if spread is None else Difference(first.grid, metric, values, reach, spread)
 
 
@@ -365,7 +365,7 @@ def pooled(
             for (algo, number), own in sorted(chains.items()):
                 group = Group(own, its)
                 own_rows = _rows_of(group, None if algo == REFERENCE else reference, confidence)
-                found += own_rows if place in places else [_over_sets(row, found) for row in own_rows]
+                found += own_rows if place in places else [_over_sets(row, found, group.stack) for row in own_rows]
                 if algo != REFERENCE and number == last_round:
                     last.append(group)
             if reference is not None:
@@ -376,12 +376,16 @@ def pooled(
 
 # -- mean of test sets -------------------------------------------------------------------------------------------
 # The mean result of methods over their test sets, each set with the same weight. Sets are strata: they are fixed,
-# and the prompts of each are its sample.
+# and the prompts of each are its sample. Prompts of several sets with the same text are one unit of that sample.
 
 _Rounds = Mapping[tuple[str, int], list[record.ResultRow]]
 """Method and round -> rows of its chains."""
 _APART_BY = 1 << 40
 """Offset between the ids of prompts of two sets."""
+_ALIKE = 1e-12
+"""Largest deviation that is attributed to rounding."""
+_PART = "{} on set {:04}"
+"""Metric and set -> name of the deviations of its prompts from their mean; the denominators of others are 0."""
 
 
 def _mean_of_sets(sets: Mapping[tuple[str, str], _Rounds]) -> dict[tuple[str, str], _Rounds]:
@@ -419,12 +423,17 @@ def _mean_reader(read: Read, places: Sequence[tuple[str, str]]) -> Read:
 def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
     """Combine the prompts of test sets: the mean of the values is that over sets, with the variance within sets.
 
-    A prompt has the mean over sets plus its deviation from the mean of its own set, times a weight. The variance
-    of the mean is then that of a stratified sample (Cochran 1977, section 5.3).
+    A prompt has the mean over sets plus its deviation from the mean of each set that has it, times a weight. The
+    variance of the mean is then that of a stratified sample (Cochran 1977, section 5.3), plus the covariances of
+    sets that share prompts.
     """
     names = set.intersection(*(set(one.sums) for one in sets)) & set(record.PRIMARY_METRICS)
-    rows = np.concatenate([one.rows + place * _APART_BY for place, one in enumerate(sets)])
-    sums = {}
+    ids = [one.rows + place * _APART_BY for place, one in enumerate(sets)]
+    texts = [one.texts if len(one.texts) else own for one, own in zip(sets, ids, strict=True)]
+    _, first, unit = np.unique(np.concatenate(texts), return_index=True, return_inverse=True)
+    rows, places = np.unique(np.concatenate(ids)[first][unit], return_inverse=True)
+    units = np.split(places, np.cumsum([len(one) for one in ids])[:-1])
+    sums: dict[str, tuple[statistics.Floats, statistics.Floats]] = {}
     for name in sorted(names):
         told = [one.sums[name][1] > 0 for one in sets]
         if not all(each.any() for each in told):
@@ -433,30 +442,57 @@ def _stratified(sets: Sequence[PromptMeasures]) -> PromptMeasures:
             statistics.per_prompt(statistics.Ratios(one.sums[name][0][at], one.sums[name][1][at]))
             for one, at in zip(sets, told, strict=True)
         ]
-        mean, weights = fmean(values.mean() for values in own), _weights_of([len(values) for values in own])
-        spread = [mean + (values - values.mean()) * weight for values, weight in zip(own, weights, strict=True)]
-        above, below = np.zeros(len(rows)), np.concatenate(told).astype(np.float64)
-        above[below > 0] = np.concatenate(spread)
-        sums[name] = above, below
+        apart, has = np.zeros((2, len(sets), len(rows)))
+        for place, (values, unit, at) in enumerate(zip(own, units, told, strict=True)):
+            apart[place, unit[at]], has[place, unit[at]] = values - values.mean(), 1
+        mean, known = fmean(values.mean() for values in own), np.asarray(has.any(0), np.float64)
+        sums[name] = known * (mean + _weights_of(has) @ apart), known
+        sums |= {_PART.format(name, place): (apart[place], has[place]) for place in range(len(sets))}
     return PromptMeasures(rows, sums)
 
 
-def _weights_of(sizes: Sequence[int]) -> list[float]:
-    """Return sqrt(P (P - 1) / (P_k (P_k - 1))) / K for each of K sets of P_k prompts, P in all."""
-    number = sum(sizes)
-    return [math.sqrt(number * (number - 1) / size / max(size - 1, 1)) / len(sizes) for size in sizes]
+def _parts_of(both: Stack, metric: str) -> list[statistics.Ratios]:
+    """Return the deviations on each set of a mean over sets; empty for a single set."""
+    return [both.sums[name] for name in sorted(both.sums) if name.startswith(_PART.format(metric, 0)[:-4])]
 
 
-def _over_sets(mean: record.PooledRow, found: Iterable[record.PooledRow]) -> record.PooledRow:
+def _weights_of(has: NDArray[Any]) -> statistics.Floats:
+    """Return sqrt(P (P - 1) / (P_k (P_k - 1))) / K for each of K sets of P_k prompts, P in all.
+
+    Args:
+        has: Whether a set has a prompt, shape [K, P].
+    """
+    number, sizes = has.any(0).sum(), has.sum(1)
+    return np.asarray(np.sqrt(number * (number - 1) / sizes / np.maximum(sizes - 1, 1)) / len(has))
+
+
+def _correlations(both: Stack | None, metric: str, sets: int) -> statistics.Floats:
+    """Estimate the correlations of the means of sets by the prompts that they share, above the diagonal of [K, K].
+
+    Of sets where all prompts are alike, prompts are taken to vary together.
+    """
+    parts = [] if both is None else _parts_of(both, metric)
+    if not parts:
+        return np.zeros((sets, sets))
+    apart = np.array([one.numerators.mean(0) for one in parts])
+    has = np.array([one.denominators.mean(0) for one in parts])
+    apart = np.where(np.abs(apart).max(1, keepdims=True) > _ALIKE, apart, has)
+    apart /= np.linalg.norm(apart, axis=1, keepdims=True)
+    return np.asarray(np.maximum(np.triu(apart @ apart.T, 1), 0))
+
+
+def _over_sets(mean: record.PooledRow, found: Iterable[record.PooledRow], both: Stack | None) -> record.PooledRow:
     """Return the mean over test sets with an interval that is no narrower than those of the sets allow.
 
     A set without a right answer seems not to vary, but its own interval is not empty. The distances to the ends of
-    the sets' intervals add up as independent errors do (MOVER: Zou and Donner 2008). Sets share seeds, so with
-    several chains each end is the outer one of this interval and of the interval over the chains.
+    the sets' intervals add up as errors do, which are independent unless sets share prompts (MOVER: Zou and Donner
+    2008; with correlations, Zou 2007). Sets share seeds, so with several chains each end is the outer one of this
+    interval and of the interval over the chains.
 
     Args:
         mean: A row of the mean; without an interval for a single chain.
         found: Rows so far, those of the sets among them.
+        both: Measures of the mean by prompt, if known.
     """
 
     def kind(row: record.PooledRow) -> tuple[str, str, str, int, str]:
@@ -470,7 +506,8 @@ def _over_sets(mean: record.PooledRow, found: Iterable[record.PooledRow]) -> rec
     ]
     if mean.value is None or len(known) < len(own):
         return mean
-    below, above = (math.hypot(*side) / len(own) for side in zip(*known, strict=True))
+    sides, alike = np.array(known).T, _correlations(both, mean.metric, len(own))
+    below, above = (math.hypot(*side, math.sqrt(2 * side @ alike @ side)) / len(own) for side in sides)
     low, high = mean.value - below, mean.value + above
     if mean.ci_low is not None and mean.ci_high is not None:
         low, high = min(low, mean.ci_low), max(high, mean.ci_high)
@@ -505,21 +542,22 @@ def _rows_of(group: Group, reference: Group | None, confidence: float) -> Iterat
 
 def _level(group: Group, metric: str, confidence: float) -> Fields:
     """Return the mean over all chains: by prompt if these are known for several, else from the chains' rows."""
-    grid = group.grid
-    if len(grid) > 1 and group.stack is not None and metric in group.stack.sums:
+    grid, number = group.grid, None
+    if group.stack is not None and metric in group.stack.sums:
         values = group.stack.values(metric)
-        if (spread := statistics.known_spread(values)) is not None:
+        number = values.shape[-1]
+        if len(grid) > 1 and (spread := statistics.known_spread(values)) is not None:
             value, half = float(spread.value), float(spread.half_width(confidence))
             low, high = (
                 statistics.share_interval(spread, confidence) if is_share(metric) else (value - half, value + half)
             )
             numbers = (value, float(low), float(high))
-            return _fields(_LEVEL, numbers, grid.scope_of(spread), grid, values.shape[-1])
+            return _fields(_LEVEL, numbers, grid.scope_of(spread), grid, number)
     own = [group.rows[cell][metric] for cell in grid.cells if metric in group.rows[cell]]
     known = [row.value for row in own if row.value is not None]
     mean = fmean(known) if known and len(known) == len(grid) else None
     ends = (own[0].ci_low, own[0].ci_high) if len(grid) == 1 else (None, None)
-    return _fields(_LEVEL, (mean, *ends), grid.scope, grid, min(row.n for row in own))
+    return _fields(_LEVEL, (mean, *ends), grid.scope, grid, number or min(row.n for row in own))
 
 
 def _differences(

@@ -223,7 +223,8 @@ def sweep_rows(tried: Tried, settings: schema.EvaluationConfig) -> list[dict[str
 def with_sweep(own: PromptMeasures, tried: Tried) -> PromptMeasures:
     """Return the measures of a policy with those of its sweep; they are of different prompts."""
     parts = {name: part for name, (_, part) in tried.items()}
-    every = np.unique(np.concatenate([own.rows, *(part.rows for part in parts.values())]))
+    each = own, *parts.values()
+    every, first = np.unique(np.concatenate([one.rows for one in each]), return_index=True)
 
     def spread(part: PromptMeasures, sums: Sums) -> Sums:
         above, below = np.zeros(len(every)), np.zeros(len(every))
@@ -234,7 +235,7 @@ def with_sweep(own: PromptMeasures, tried: Tried) -> PromptMeasures:
     found = {name: spread(own, sums) for name, sums in own.sums.items()}
     for label, part in parts.items():
         found |= {f"{name}/{label}": spread(part, part.sums[name]) for name in _TOLD if name in part.sums}
-    return PromptMeasures(every, found)
+    return PromptMeasures(every, found, np.concatenate([one.texts for one in each])[first])
 
 
 def _points(tried: Tried) -> list[metrics.FrontPoint]:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def beside(own: PromptMeasures, name: str, other: PromptMeasures) -> PromptMeasu
         sides = np.zeros((2, len(own.rows)))
         sides[:, ours] = [side[theirs] for side in both]
         sums[f"{name}/{metric}"] = (sides[0], sides[1])
-    return PromptMeasures(own.rows, sums)
+    return PromptMeasures(own.rows, sums, own.texts)
 
 
 def evaluation_rows(
@@ -243,13 +244,25 @@ def measure(
         eta: Weight of the divergence in J; inf leaves J out.
         log_right: Log-probability of a right completion by prompt, see `regularized`; adds the regret.
     """
-    rows, prompts = np.unique(np.array([sample.row for sample in samples], np.int64), return_inverse=True)
+    ids = np.array([sample.row for sample in samples], np.int64)
+    rows, first, prompts = np.unique(ids, return_index=True, return_inverse=True)
     sums = {
         **_outcomes(samples, prompts, len(rows)),
         **_means(samples, prompts, len(rows)),
         **regularized(samples, prompts, rows, eta, log_right or {}),
     }
-    return PromptMeasures(rows, sums)
+    return PromptMeasures(rows, sums, _identities(samples[place].prompt for place in first))
+
+
+def _identities(texts: Iterable[str]) -> NDArray[np.int64]:
+    """Return a number of 63 bits for each text; a text that comes again has another, as its draws are others."""
+    often = Counter[str]()
+    found = []
+    for text in texts:
+        digest = blake2b(f"{often[text]} {text}".encode(errors="surrogatepass"), digest_size=8).digest()
+        found.append(int.from_bytes(digest) >> 1)
+        often[text] += 1
+    return np.array(found, np.int64)
 
 
 def _outcomes(samples: Sequence[Sample], prompts: NDArray[np.intp], count: int) -> dict[str, Sums]:

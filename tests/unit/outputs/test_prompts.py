@@ -14,6 +14,7 @@ from pipeline.outputs.formats import PROMPTS
 from pipeline.outputs.prompts import PromptMeasures, read_prompts, write_prompts
 
 ROWS = np.array([3, 5, 9])
+TEXTS = np.array([4, 2**63 - 1, 0])
 ONES = np.ones(3)
 GOOD: dict[str, np.ndarray[Any, Any]] = {"rows": ROWS, "numerators/a": ONES, "denominators/a": ONES}
 
@@ -26,17 +27,18 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         "out of reach": (np.array([4e100, 1, 1]), ONES),
         "mine/eta=0.1": (np.array([-1e50, 0, 1]), ONES),
     }
-    write_prompts(tmp_path, PromptMeasures(ROWS, sums))
+    write_prompts(tmp_path, PromptMeasures(ROWS, sums, TEXTS))
     once = (tmp_path / PROMPTS).read_bytes()
-    write_prompts(tmp_path, PromptMeasures(ROWS, sums))
+    write_prompts(tmp_path, PromptMeasures(ROWS, sums, TEXTS))
     assert (tmp_path / PROMPTS).read_bytes() == once
     check_output(tmp_path)
     found = read_prompts(tmp_path)
     assert found.rows.tolist() == [3, 5, 9]
+    assert found.texts.tolist() == TEXTS.tolist()
     assert set(found.sums) == set(sums) - {"diverged", "out of reach"}
     for name, both in found.sums.items():
         assert [one.tolist() for one in both] == [one.tolist() for one in sums[name]]
-    assert len(once) < 3 * 8 * 5 + 600
+    assert len(once) < 3 * 8 * 6 + 600
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (b"\xff" * 100, "no safetensors"),
         ({**GOOD, "rows": ROWS[::-1].copy()}, "ascend"),
         ({**GOOD, "rows": ROWS.astype(np.int32)}, "expected int64 of shape [P] in 'rows', got int32"),
+        ({**GOOD, "texts": ROWS[1:]}, "expected int64 of shape [3] in 'texts'"),
         ({"numerators/a": ONES}, "expected a tensor 'rows', got numerators/a"),
         ({**GOOD, "numerators/a": np.ones(2)}, "expected float64 of shape [3] in 'numerators/a'"),
         ({**GOOD, "numerators/a": ONES.astype(np.float32)}, "got float32"),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -389,6 +390,84 @@ def test_a_difference_of_means_allows_for_what_a_small_set_may_hide() -> None:
     assert ends["d@mean"] > 0.9 * ends["d@hard"] / 2 > 0.04
     (mean,) = [one for one in comparisons if one.dataset == "d@mean"]
     assert (mean.ci_low > 0) == (mean.p < 0.05)
+
+
+def sharing(shared: int, *, sizes: tuple[int, int] = (300, 200), level: float = 0.4) -> Chains:
+    """Chains of two methods on two test sets with prompts in common, where a hard prompt is hard on both."""
+    draw = np.random.default_rng(5)
+    hardness = draw.random(sum(sizes))
+    places = {"d": np.arange(sizes[0]), "d@again": np.arange(sizes[1]) + sizes[0] - shared}
+    return {
+        (name, "m", -1, algo, 0, number): PromptMeasures(
+            np.arange(len(own)),
+            {"pass@1": ((hardness[own] + draw.normal(0, 0.2, len(own)) < right).astype(float), np.ones(len(own)))},
+            own + 1000,
+        )
+        for name, own in places.items()
+        for algo, number, right in (("reference", 0, level / 2), ("A", 2, level))
+    }
+
+
+def values_on(chains: Chains, name: str, algo: str) -> np.ndarray[Any, Any]:
+    return next(one.sums["pass@1"][0] for place, one in chains.items() if (place[0], place[3]) == (name, algo))
+
+
+@pytest.mark.parametrize("shared", [0, 100, 200])
+def test_prompts_that_sets_share_are_one_unit_of_the_mean(shared: int) -> None:
+    chains = sharing(shared)
+    (mean,) = [
+        row
+        for row in pooled(with_intervals(chains), chains.get, 2, 0.95)[0]
+        if (row.dataset, row.algo) == ("d@mean", "A")
+    ]
+
+    def error(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+        """The variance of a mean of means: those of both, and twice their covariance."""
+        ours, theirs = one[len(one) - shared :] - one.mean(), other[:shared] - other.mean()
+        both = one.var() / len(one) + other.var() / len(other) + 2 * ours @ theirs / len(one) / len(other)
+        return float(np.sqrt(both)) / 2
+
+    level = [values_on(chains, name, "A") for name in ("d", "d@again")]
+    apart = [own - values_on(chains, name, "reference") for own, name in zip(level, ("d", "d@again"), strict=True)]
+    assert mean.n == mean.difference_n == 500 - shared
+    for low, high, values in (
+        (mean.ci_low, mean.ci_high, level),
+        (mean.difference_low, mean.difference_high, apart),
+    ):
+        assert low is not None
+        assert high is not None
+        assert (high - low) / 2 == pytest.approx(1.96 * error(*values), rel=0.05)
+
+
+def test_the_same_prompts_twice_are_as_one_set_with_the_mean_of_both() -> None:
+    chains = sharing(200, sizes=(200, 200))
+    averaged = {
+        place: replace(
+            one,
+            sums={"pass@1": ((one.sums["pass@1"][0] + values_on(chains, "d@again", place[3])) / 2, np.ones(200))},
+        )
+        for place, one in chains.items()
+        if place[0] == "d"
+    }
+    (mean,) = [
+        one
+        for one in pooled(rows_of(chains), chains.get, 2, 0.95)[0]
+        if one.dataset == "d@mean" and one.algo == "A"
+    ]
+    (one,) = [one for one in pooled(rows_of(averaged), averaged.get, 2, 0.95)[0] if one.algo == "A"]
+    for part in ("value", "difference", "difference_low", "difference_high", "difference_n"):
+        assert getattr(mean, part) == pytest.approx(getattr(one, part), rel=1e-9)
+
+
+def test_sets_that_share_prompts_without_a_right_answer_do_not_add_to_what_is_known() -> None:
+    chains = {
+        (name, "m", -1, "A", 0, 2): PromptMeasures(
+            np.arange(30), {"pass@1": (np.zeros(30), np.ones(30))}, np.arange(30)
+        )
+        for name in ("d", "d@again")
+    }
+    highs = {row.dataset: row.ci_high for row in pooled(with_intervals(chains), chains.get, 2, 0.95)[0]}
+    assert highs["d@mean"] == pytest.approx(highs["d"])
 
 
 def test_one_family_of_tests_covers_all_test_sets() -> None:

@@ -214,6 +214,7 @@ def test_strengths_are_tried_on_validation_prompts_and_the_best_is_tested(tmp_pa
     (metrics,) = sweep.folders("QSharp", 1, "metrics")
     measures = read_prompts(metrics)
     sides = {name: measures.rows[measures.sums[name][1] > 0] for name in ("reward", "reward/eta=2")}
+    assert len(set(measures.texts.tolist())) == len(measures.rows)
     assert tested <= set(sides["reward"].tolist())
     assert validated <= set(sides["reward/eta=2"].tolist())
     assert not set(sides["reward"]) & set(sides["reward/eta=2"])

@@ -20,8 +20,8 @@ SETTINGS = EvaluationConfig(bootstrap_samples=200)
 
 def sample(row: int, index: int, correct: bool | None = True, **fields: Any) -> formats.Sample:
     reward = None if correct is None else float(correct)
-    given = {"tokens": 4, "reward": reward, "kl": 0.5, "truncated": False, "answer": str(correct), **fields}
-    return formats.Sample(row=row, sample=index, prompt="p", completion="c", correct=correct, **given)
+    given = {"tokens": 4, "reward": reward, "kl": 0.5, "truncated": False, "answer": str(correct), "prompt": "p"}
+    return formats.Sample(row=row, sample=index, completion="c", correct=correct, **(given | fields))
 
 
 def rows_of(*args: Any) -> dict[str, dict[str, Any]]:
@@ -33,6 +33,15 @@ def rows_of(*args: Any) -> dict[str, dict[str, Any]]:
 def policy(chance: float, seed: int, prompts: int = 60, n: int = 4) -> list[formats.Sample]:
     generator = np.random.default_rng(seed)
     return [sample(row, i, bool(generator.random() < chance)) for row in range(prompts) for i in range(n)]
+
+
+def test_prompts_of_two_sets_are_the_same_by_their_text() -> None:
+    one, other = (
+        metrics.measure([sample(row, index, prompt=text) for row, text in enumerate(texts) for index in range(2)])
+        for texts in (("a", "b", "a"), ("\ud800", "a", "c"))
+    )
+    assert one.texts[0] == other.texts[1]
+    assert len({*one.texts.tolist(), *other.texts.tolist()}) == 5
 
 
 def test_differences_to_other_policies() -> None:
