@@ -237,6 +237,9 @@ def detectable(one: Difference, comparisons: int, confidence: float) -> float | 
     Return None if nothing varies and the test itself does not give it.
     """
     by_spread = float(statistics.smallest_detectable(one.spread, comparisons, confidence))
+    if is_share(one.metric) and one.reach > 1:  # a mean of test sets, of which the smallest may hide most
+        least = statistics.least_detectable_mean(one.prompts, one.reach, comparisons, confidence)
+        return min(1.0, max(by_spread, least))
     if is_share(one.metric) and one.over == "policies":
         return max(by_spread, statistics.least_detectable_share(one.prompts, comparisons, confidence))
     return by_spread if one.spread.variance > 0 else None

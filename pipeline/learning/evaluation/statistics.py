@@ -418,6 +418,22 @@ def least_detectable_share(prompts: int, tests: int, confidence: float) -> float
     return float(special.betaincinv(needed, prompts - needed + 1, POWER)) if needed <= prompts else 1.0
 
 
+def least_detectable_mean(prompts: int, reach: float, tests: int, confidence: float) -> float:
+    """Return roughly the smallest mean difference that a score interval finds with probability `POWER`.
+
+    A single unseen prompt may change the mean by `reach` / `prompts`. If the true mean were 0, a share of about
+    mean / `reach` of the prompts would have that difference, with a variance of about mean * `reach`.
+
+    Args:
+        prompts: Number of prompts in the run.
+        reach: The largest possible difference of a prompt; see `paired_intervals`.
+        tests: Number of tests in the family, as in `smallest_detectable`.
+        confidence: 1 minus the level of the family.
+    """
+    certain = special.ndtri(POWER) - special.ndtri((1 - confidence) / max(1, tests) / 2)
+    return float(certain**2 * reach / prompts)
+
+
 def smallest_detectable(spread: Spread, tests: int, confidence: float) -> Floats:
     """Return the difference that is found with probability `POWER`, if it is the largest in a family of tests.
 

@@ -390,6 +390,9 @@ def test_a_difference_of_means_allows_for_what_a_small_set_may_hide() -> None:
     assert ends["d@mean"] > 0.9 * ends["d@hard"] / 2 > 0.04
     (mean,) = [one for one in comparisons if one.dataset == "d@mean"]
     assert (mean.ci_low > 0) == (mean.p < 0.05)
+    # What such a run can find is more than a difference that its test does not tell from 0.
+    assert mean.detectable is not None
+    assert mean.detectable > ends["d@mean"] > mean.difference
 
 
 def sharing(shared: int, *, sizes: tuple[int, int] = (300, 200), level: float = 0.4) -> Chains:
