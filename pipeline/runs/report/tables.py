@@ -210,7 +210,7 @@ def tables_of_sets(results: record.Results, label: str = "") -> list[FittedTable
         sets = [place for place in places if place[0] != dataset]
         ends = f"{results.confidence:.0%} interval"
         headings = ["round", *(rows_of(name) for name, _ in sets), MEAN, ends]
-        ranks = {"round": 5, ends: 3, _APART: 4, "p": 4, _APART_INTERVAL: 9}
+        ranks = {"round": 5, ends: 3, "p": 3, _APART: 4, _APART_INTERVAL: 9}  # means tell the difference, too
         columns = [Column(heading="algorithm", least=LEAST_NAME)]
         headings += [_APART, _APART_INTERVAL, "p"] if len(means) > 1 else []  # beside the reference
         columns += [number_column(heading, ranks.get(heading, 2)) for heading in headings]
