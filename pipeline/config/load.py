@@ -495,7 +495,11 @@ def _take_whole_files(sections: Collection[tuple[dict[str, Any], type[Any]]]) ->
     A file that the run trains on as well is cut as there, so that no row of training is evaluated on.
     """
     files = [_file_of(node) for node, _ in sections]
-    trained_on = {file for file, (node, _) in zip(files, sections, strict=True) if node.get("trained_on", True)}
+    trained_on = {
+        file
+        for file, (node, _) in zip(files, sections, strict=True)
+        if node.get("trained_on", True) and not node.get("evaluation_only")
+    }
     for file, (node, kind) in zip(files, sections, strict=True):
         if file is not None and file not in trained_on and "evaluation_only" in kind.__dataclass_fields__:
             node.setdefault("evaluation_only", True)

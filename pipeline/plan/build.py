@@ -28,6 +28,7 @@ from pipeline.config.schema import (
     evaluation_on,
     evaluation_parts,
 )
+from pipeline.config.tables import point_of
 from pipeline.config.user_code import ask, import_object, source_hash
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos import registry
@@ -162,7 +163,7 @@ def build_plan(
             split as far as known; used for estimates, and to leave out empty shards.
 
     Raises:
-        ConfigError: An algorithm cannot be loaded, or `execution.priority` cannot be used.
+        ConfigError: An algorithm cannot be loaded, two datasets are the same, or `execution.priority` is wrong.
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
@@ -386,6 +387,13 @@ class _Builder:
         covered = {name: value for name, value in made_of.determined_by.items() if name != "config"}
         key = self._keys.key({**covered, "inputs": inputs}, made_of.determined_by["config"])
         if key in self._by_key:
+            known = self.jobs[self._by_key[key]].dataset
+            if stage.name == METRICS.name and known != chain.place:
+                of, on = point_of(known)
+                raise ConfigError(
+                    f"datasets.{on or of} and datasets.{chain.data} are the same, their sampling too. Leave one "
+                    "out"
+                )
             return self._by_key[key]
         samples = self._drawn(chain, stage, made_of.samples, rows)
         size_s = self._guess(chain, number, stage, made_of, samples)

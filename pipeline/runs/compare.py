@@ -101,7 +101,7 @@ def compare_runs(runs: Sequence[LoadedRun], labels: Sequence[str] = ()) -> RunCo
         PipelineError: Results of one cannot be read.
     """
     labels = list(labels) or _labels(runs)
-    settings = [dict([*settings_of(run.config), *_sets_of(run.config)]) for run in runs]
+    settings = [dict([*settings_of(run.read_config()), *_sets_of(run.config)]) for run in runs]
     columns, primary = _differing(settings, runs), _primary(runs)
     by_content: dict[str, RunRow] = {}
     for run, label, own in zip(runs, labels, settings, strict=True):

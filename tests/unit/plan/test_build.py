@@ -168,6 +168,14 @@ def test_a_greedy_set_has_one_completion_per_prompt() -> None:
     assert all(bool(job.payload.get("greedy")) == (job.dataset == "addition@two") for job in jobs)
 
 
+def test_a_test_set_that_is_the_same_as_another_is_refused() -> None:
+    twin = [word.replace(".two.", ".twin.") for word in (*TEST_SET, *SMALLER)]
+    request = ["experiment.name=t", *FEW, *twin, "evaluation.on=[two,twin]"]
+    with pytest.raises(ConfigError, match=r"datasets\.two and datasets\.twin are the same"):
+        build_plan(quick_config(request))
+    build_plan(quick_config([*request, "datasets.twin.seed=7"]))
+
+
 def test_a_checkpoint_is_evaluated_once_whatever_the_rounds(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text("{}")
     also = f"evaluation.also={{mine: {tmp_path}}}"

@@ -22,7 +22,9 @@ def run(stamp: str, eta: float, *rows: PooledRow, **config: Any) -> Any:
     algos = {"PITA": {"enabled": True, "eta": eta}, "RAFT": {"enabled": True, "epochs": 2}}
     whole = {"experiment": {"name": stamp}, "output_dir": stamp, "algos": algos, **config}
     results = Results(rows=[], pooled=[pooled_row("reference", 0, 0.25), pooled_row("RAFT", 2, 0.5), *rows])
-    return SimpleNamespace(name="x", stamp=stamp, state="done", config=whole, results=results, compute=Compute())
+    found = SimpleNamespace(name="x", stamp=stamp, state="done", config=whole, results=results, compute=Compute())
+    found.read_config = lambda: found.config
+    return found
 
 
 def told(comparison: RunComparison) -> list[tuple[object, ...]]:
