@@ -68,6 +68,47 @@ def test_without_data_of_nltk_rows_that_need_it_are_refused(monkeypatch: pytest.
     assert "two lists" in ifeval._refuses({"instruction_id_list": ["punctuation:no_comma"]})
 
 
+NUMBER = "length_constraints:number_words"
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        (NUMBER, {}),
+        (NUMBER, {"num_words": None, "relation": "at least"}),
+        (NUMBER, {"num_words": 0, "relation": "at least"}),
+        (NUMBER, {"num_words": -1, "relation": "at least"}),
+        (NUMBER, {"num_words": 3, "relation": "roughly"}),
+        (NUMBER, {"num_words": "3", "relation": "at least"}),
+        (NUMBER, {"num_words": 3, "relation": "at least", "words": 3}),
+        (NUMBER, None),
+        ("keywords:existence", {"keywords": ["("]}),
+        ("keywords:frequency", {"keyword": None, "relation": "at least", "frequency": 2}),
+        ("keywords:letter_frequency", {"letter": "ab", "let_relation": "at least", "let_frequency": 2}),
+        ("language:response_language", {"language": "xx"}),
+        ("combination:repeat_prompt", {}),
+        ("length:words", {}),
+        (5, {}),
+    ],
+)
+def test_rows_whose_settings_would_be_drawn_or_fail_are_refused(name: Any, kwargs: Any) -> None:
+    fine = "punctuation:no_comma"
+    assert ifeval._refuses({"instruction_id_list": [fine, name], "kwargs": [{}, kwargs]})
+
+
+def test_rows_with_nulls_for_kwargs_of_other_instructions_are_taken() -> None:
+    kwargs = {"num_words": 3, "relation": "at least", "keyword": None, "language": None}
+    assert not ifeval._refuses({"instruction_id_list": [NUMBER], "kwargs": [kwargs]})
+
+
+def test_other_characters_than_letters_are_counted_too() -> None:
+    """IFEval asks for '#' and '!', for which the harness draws a letter."""
+    named, kwargs = ["keywords:letter_frequency"], [{"letter": "#", "let_relation": "at least", "let_frequency": 2}]
+    assert not ifeval._refuses({"instruction_id_list": named, "kwargs": kwargs})
+    said = ifeval.ifeval(["so"] * 2, ["#a #b", "#a aaa"], [named] * 2, [kwargs] * 2)
+    assert said == [1.0, 0.0]
+
+
 def test_it_cannot_be_trained_on() -> None:
     (problem,) = config_problems(quick_config(["experiment.name=t", "dataset=ifeval"]))
     assert "datasets.ifeval is for evaluation alone" in problem
