@@ -15,7 +15,7 @@ from pipeline.errors import DataError
 from pipeline.learning.datasets.base import Dataset, Row
 from pipeline.learning.datasets.files import CSV, JSON, PARQUET, TABLES, TEXT
 from pipeline.learning.datasets.from_files import STEP_BY_STEP, FilesConfig, FilesDataset, needed
-from pipeline.learning.rewards.answers import last_boxed, list_in
+from pipeline.learning.rewards.answers import is_missing, last_boxed, list_in
 
 
 class JsonLines(FilesDataset):
@@ -179,6 +179,9 @@ class MultipleChoice(FilesDataset):
         """Return the question with its choices below, and the letter of the right choice."""
         if "Correct Answer" in data:
             question, right, *wrong = (str(text).strip() for text in needed(data, place, *_GPQA))
+            _check_choices([right, *wrong], place)
+            if right in wrong:
+                raise DataError(f"{place}: the right answer {right!r} is also a wrong one. Leave the row out.")
             choices = sorted(
                 [right, *wrong], key=lambda text: hashlib.sha256(f"{question}\n{text}".encode()).digest()
             )
@@ -187,15 +190,37 @@ class MultipleChoice(FilesDataset):
         listed = list_in(options) if isinstance(options, str) else options
         if not isinstance(listed, list) or not 2 <= len(listed) <= len(ascii_uppercase):
             raise DataError(f"{place}: options must be a list of 2 to {len(ascii_uppercase)} texts.")
-        letters = ascii_uppercase[: len(listed)]
-        places = {letter: at for at, letter in enumerate(letters)} | {str(at): at for at in range(len(listed))}
-        if (right_at := places.get(str(answer).strip().upper())) is None:
+        _check_choices(listed, place)
+        choices = [str(each).strip() for each in listed]
+        right_at = _place_of(answer, choices)
+        if right_at is None:
             raise DataError(
-                f"{place}: the answer {answer!r} is none of the {len(listed)} options: write its letter, of "
-                f"{letters}, or its place, from 0."
+                f"{place}: the answer {answer!r} is no option: write its letter, of "
+                f"{ascii_uppercase[: len(listed)]}, its text, which no other may have, or its place, from 0."
+            )
+        index = data.get("answer_index")
+        if not is_missing(index) and str(index).strip() != str(right_at):
+            raise DataError(
+                f"{place}: the answer {answer!r} is option {right_at}, from 0, and answer_index is {index}."
             )
         further = {name: value for name, value in data.items() if name not in ("question", "options", "answer")}
-        return further | _asked(str(question).strip(), [str(each).strip() for each in listed], right_at)
+        return further | _asked(str(question).strip(), choices, right_at)
+
+
+def _check_choices(choices: Sequence[object], place: str) -> None:
+    if any(map(is_missing, choices)):
+        raise DataError(f"{place}: a choice is null or empty. Write it there, or leave the row out.")
+
+
+def _place_of(answer: object, choices: Sequence[str]) -> int | None:
+    """Return the place of the answer: by its letter, else, of text, by that, else by its place; None for none."""
+    said = str(answer).strip()
+    letters = dict(zip(ascii_uppercase, range(len(choices)), strict=False))
+    if said.upper() in letters:
+        return letters[said.upper()]
+    if isinstance(answer, str) and said in choices:
+        return choices.index(said) if choices.count(said) == 1 else None
+    return next((at for at in range(len(choices)) if str(at) == said), None)
 
 
 def _asked(question: str, choices: Sequence[str], right: int) -> dict[str, Any]:

@@ -247,6 +247,43 @@ def test_choices_stand_under_letters_and_keep_their_places() -> None:
     assert asked(question="Which?", options='["no", "yes"]', answer=1)["solution"] == "B"
 
 
+@pytest.mark.parametrize(
+    ("options", "answer", "right"),
+    [
+        (["1", "2", "3"], "2", "B"),
+        (["1", "2", "3"], 2, "C"),
+        (["no", "yes"], "yes", "B"),
+        (["B", "A"], "A", "A"),
+        (["no", "yes", "so"], "2", "C"),
+    ],
+)
+def test_an_answer_is_a_letter_else_the_text_of_an_option_else_a_place(
+    options: list[str], answer: Any, right: str
+) -> None:
+    assert asked(question="Which?", options=options, answer=answer)["solution"] == right
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"options": ["a", None, "b"], "answer": "A"},
+        {"options": ["a", " ", "b"], "answer": "A"},
+        {"options": ["2", "2", "3"], "answer": "2"},
+        {"options": ["a", "b"], "answer": "B", "answer_index": 0},
+    ],
+)
+def test_rows_without_some_choice_or_with_two_answers_are_refused(columns: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"x\.jsonl:1"):
+        asked(question="Which?", **columns)
+
+
+@pytest.mark.parametrize("choices", [("r", "r", "x", "y"), ("r", "x", "", "y"), (" ", "x", "y", "z")])
+def test_rows_of_gpqa_need_four_choices_of_which_one_is_right(choices: tuple[str, ...]) -> None:
+    names = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+    with pytest.raises(DataError, match=r"x\.jsonl:1"):
+        asked(Question="Which?", **dict(zip(names, choices, strict=True)))
+
+
 def test_choices_without_places_have_the_same_order_whatever_that_of_the_file() -> None:
     wrong = ["one", "two", "three"]
 

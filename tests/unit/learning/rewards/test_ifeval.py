@@ -103,7 +103,8 @@ def test_rows_with_nulls_for_kwargs_of_other_instructions_are_taken() -> None:
 
 def test_other_characters_than_letters_are_counted_too() -> None:
     """IFEval asks for '#' and '!', for which the harness draws a letter."""
-    named, kwargs = ["keywords:letter_frequency"], [{"letter": "#", "let_relation": "at least", "let_frequency": 2}]
+    named = ["keywords:letter_frequency"]
+    kwargs = [{"letter": "#", "let_relation": "at least", "let_frequency": 2}]
     assert not ifeval._refuses({"instruction_id_list": named, "kwargs": kwargs})
     said = ifeval.ifeval(["so"] * 2, ["#a #b", "#a aaa"], [named] * 2, [kwargs] * 2)
     assert said == [1.0, 0.0]
