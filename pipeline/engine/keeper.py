@@ -2,7 +2,13 @@
 
     events of the run --> what is there now --> `plan.keeping`: which weights nothing needs --> tombstone --> gone
 
-No result depends on this, so an error is reported and costs only disk space.
+No result depends on this, so an error is reported and costs only disk space. The rest of an output stays, and a
+tombstone tells it from a damaged one:
+
+    claim the key -> decide, with the lock of `deciding` -> tombstone, forced to disk -> remove the files
+
+A process killed before the tombstone has its name has changed nothing. If it is killed afterwards, the output
+counts as removed although some files are still there; the next one to remove it, or `store gc`, deletes them.
 """
 
 import logging
@@ -24,15 +30,6 @@ from pipeline.outputs.manifest import REMOVED, TOMBSTONE, NotAnOutputError, ento
 from pipeline.plan.graph import Job, Plan
 from pipeline.plan.keeping import free, kept, measures, place_of, scores_of
 from pipeline.plan.recorded import RecordedPlan, parse_plan
-
-# -- removal -----------------------------------------------------------------------------------------------------
-# Only the weights of an output are removed; all else stays. A tombstone tells such an output from a damaged one.
-#
-#     claim the key -> decide, with the lock of `deciding` -> tombstone, forced to disk -> remove the files
-#
-# A process killed before the tombstone has its name has changed nothing. If it is killed afterwards, the output
-# counts as removed although some files are still there; the next one to remove it, or `store gc`, deletes them.
-
 
 # -- needs -------------------------------------------------------------------------------------------------------
 # Retention: which weights the live runs are still going to read, so that no run deletes what another one needs.

@@ -360,7 +360,7 @@ class Pointer:
 
 
 # -- reading -----------------------------------------------------------------------------------------------------
-# Reading the files of a stored output, each by its type in `formats`; one that holds something else is told.
+# Reading the files of a stored output, each by its type; one that holds something else is an error.
 
 
 _LINE = 16 << 20
@@ -574,10 +574,12 @@ def by_training(rows: Iterable[TrainingStep]) -> Mapping[str, list[TrainingStep]
 
 # -- guidance ----------------------------------------------------------------------------------------------------
 # How a trained model is used: what is saved with it, so that nothing of it has to be remembered.
-# guidance.json beside a value model: by which rule, how strongly and over which tokens its values guide
-# usage.json in the folder of an exported model: how texts were drawn, how prompts were made, its reference A
-# value model is used together with the reference that it was trained for. In the store ``guidance.json``
-# names it by its key; an exported folder holds it, or names it on the hub.
+#
+#     guidance.json   beside a value model: by which rule, how strongly and over which tokens its values guide
+#     usage.json      in the folder of an exported model: how texts were drawn and prompts made, its reference
+#
+# A value model is used together with the reference that it was trained for. In the store ``guidance.json`` names
+# it by its key; an exported folder holds it, or names it on the hub.
 
 
 GUIDANCE = "guidance.json"
@@ -742,9 +744,13 @@ def read_usage(path: Path) -> Usage:
 
 # -- adapters ----------------------------------------------------------------------------------------------------
 # A policy of which only adapters are stored: they, and what they belong to, in the output of its training.
-# policy_adapters.json the rounds whose adapters make it, and the reference adapters/1/adapter_config.json
-# those of round 1, as peft saves and loads them adapters/1/adapter_model.safetensors adapters/2/... The
-# policy is the reference with all of them merged into it, one after the other. Those of earlier rounds are
+#
+#     policy_adapters.json                    the rounds whose adapters make it, and the reference
+#     adapters/1/adapter_config.json          the adapters of round 1, as peft saves and loads them
+#     adapters/1/adapter_model.safetensors
+#     adapters/2/...
+#
+# The policy is the reference with all of them merged into it, one after the other. Those of earlier rounds are
 # copies, so that no round needs the output of another one.
 
 

@@ -108,7 +108,7 @@ def chains(config: schema.Config) -> Iterator[Chain]:
 # exact. Code that many stages share has its number here. The key of a stage covers the numbers of the parts that
 # it uses, according to the sections of the configuration that it declares. Versions of torch, transformers and TRL
 # are in no key: an upgrade of a library keeps what is stored. Manifests record which versions made an output, and
-# a table over several versions says so (`runs.makers`). `tests/integration/test_golden.py` holds digests of a
+# a table over several versions says so (`runs.origin`). `tests/integration/test_golden.py` holds digests of a
 # small run stage by stage, and fails until a number is raised.
 
 

@@ -397,10 +397,6 @@ def log_path(folder: RunFolder, job_id: str, attempt: AttemptView | None) -> Pat
     return None if attempt is None else logs_of(folder, job_id).get(attempt.number)
 
 
-# -- index -------------------------------------------------------------------------------------------------------
-# Find runs: experiments, the runs of one, and the run that a user means.
-
-
 # -- by name -----------------------------------------------------------------------------------------------------
 # Find a job, or another object with a hierarchical name: by name, part of it, or a pattern.
 

@@ -252,7 +252,7 @@ class Sweep:
     """
 
     name: str
-    method: str
+    method: Method
     metric: Metric | None
     parameters: Mapping[str, Parameter]
     program: str
@@ -532,9 +532,9 @@ DISTRIBUTIONS: Mapping[str, tuple[Kinds, Kinds]] = {
     "q_beta": ({}, {**_BETA, **_STEP}),
 }
 """Name -> keys that a parameter of this distribution must have, and those that it may have."""
-METHODS = ("grid", "random", "bayes")
+Method = Literal["grid", "random", "bayes"]
 KEYS: Kinds = {
-    "method": Literal["grid", "random", "bayes"],
+    "method": Method,
     "parameters": Annotated[dict[str, Any], Meta(min_length=1)],
     "program": _Text,
     "command": Annotated[list[_Word], Meta(min_length=1)],

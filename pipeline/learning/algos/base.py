@@ -385,10 +385,6 @@ SCORE = Stage(
 """Stage that computes rewards of these completions, and stores what training needs of both."""
 
 
-# -- rounds ------------------------------------------------------------------------------------------------------
-# Rounds of a chain: which data are new, and what generating them took.
-
-
 # -- shortage ----------------------------------------------------------------------------------------------------
 # Learning signal: warnings about a training that had almost nothing to learn from, or has learnt almost nothing.
 

@@ -3,7 +3,8 @@
     ddp     every rank has the whole model; gradients are added up once per optimizer step
     fsdp    weights, gradients and optimizer state are spread (FSDP2), gathered block by block while computing
 
-Ranks that generate text together are connected in the same way; `learning.models.split` splits their model.
+Ranks that generate text together are connected in the same way; `learning.models.tensor_parallel` splits their
+model.
 
 The batch of an optimizer step does not depend on the number of ranks: each takes a part of the rows, and losses
 are weighted by the whole batch, so the summed gradients equal those of one process. Only the last bits differ,
