@@ -195,8 +195,8 @@ class MultipleChoice(FilesDataset):
         right_at = _place_of(answer, choices)
         if right_at is None:
             raise DataError(
-                f"{place}: the answer {answer!r} is no option: write its letter, of "
-                f"{ascii_uppercase[: len(listed)]}, its text, which no other may have, or its place, from 0."
+                f"{place}: the answer {answer!r} is none of the {len(choices)} options: write its letter, of "
+                f"{ascii_uppercase[: len(choices)]}, its text, which no other may have, or its place, from 0."
             )
         index = data.get("answer_index")
         if not is_missing(index) and str(index).strip() != str(right_at):
