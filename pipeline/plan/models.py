@@ -29,7 +29,9 @@ from pipeline.learning.datasets.base import SPLITS, load_dataset
 from pipeline.learning.datasets.files import folder_called_nearly, in_cache, is_hub_id, offline
 from pipeline.learning.datasets.from_files import FilesDataset, source_fingerprint
 from pipeline.learning.models import kinds
-from pipeline.learning.models.kinds import Base, is_adapters, with_weights
+from pipeline.learning.models.kinds import Base, RewardModelSettings, is_adapters, with_weights
+from pipeline.learning.rewards.judge import JudgeSettings, judges_of
+from pipeline.learning.rewards.registry import reward_models
 from pipeline.outputs.formats import DATASET, OPTIMIZER, read_prepared_rows
 
 # -- weight files ------------------------------------------------------------------------------------------------
@@ -202,6 +204,50 @@ def check_models(config: Config) -> None:
                 _check_base(name, key, typed, base, model.trusts_code)
             except OSError as error:
                 raise _unreadable(typed, error) from error
+    for typed, settings in models_of_rewards(config).items():
+        try:
+            _check_reward(f"{typed}={settings.path}", settings)
+        except OSError as error:
+            raise _unreadable(f"{typed}={settings.path}", error) from error
+
+
+def models_of_rewards(config: Config) -> dict[str, RewardModelSettings | JudgeSettings]:
+    """Return the settings of models that rewards load, by the setting that says where one is.
+
+    Raises:
+        ConfigError: A setting is missing, unknown or wrong.
+    """
+    models: dict[str, RewardModelSettings | JudgeSettings] = {}
+    for name, section in config.datasets.items():
+        for found in (judges_of(section), reward_models(section)):
+            models |= {f"datasets.{name}.grading.options.{reward}.path": each for reward, each in found.items()}
+    return {typed: settings for typed, settings in models.items() if settings.path}
+
+
+def _check_reward(typed: str, settings: RewardModelSettings | JudgeSettings) -> None:
+    """Refuse a reward model or a judge that cannot be loaded, or that has no such label."""
+    folder, judges = Path(settings.path), isinstance(settings, JudgeSettings)
+    file: Path | None = folder / CONFIG
+    if not folder.exists() and is_hub_id(settings.path):
+        file = in_cache(settings.path, CONFIG)
+    elif not folder.is_dir():
+        raise ConfigError(f"{typed}: there is no such folder, and this is no hub id")
+    if file is None:
+        return
+    config = _read_config(typed, file)
+    why = kinds.unknown_kind(config) or (kinds.why_not_usable(config) if judges else None)
+    if folder.is_dir() and why is None:
+        check_whole(typed, folder)
+        _check_settings(typed, folder)
+        if not judges:
+            why = kinds.why_no_scores([name for each in weight_files(folder) for name in tensors_in(each)])
+    if why:
+        raise ConfigError(f"{typed}: {why}")
+    if isinstance(settings, RewardModelSettings):
+        try:
+            settings.place_of_label(kinds.classes_of(config))
+        except ConfigError as error:
+            raise ConfigError(f"{typed}: {error}") from error
 
 
 def _check_base(model: str, key: str, typed: str, base: Base, trusted: bool) -> None:

@@ -27,13 +27,13 @@ from pipeline.learning.algos.dpo import KTOConfig, PairSource
 from pipeline.learning.algos.qsharp import CDConfig, QSharpConfig
 from pipeline.learning.algos.sft import SFTConfig
 from pipeline.learning.datasets.base import check_demonstrations, demonstration_length, load_dataset
-from pipeline.learning.datasets.files import HubDataset, in_cache, is_hub_id
+from pipeline.learning.datasets.files import HubDataset, in_cache
 from pipeline.learning.datasets.from_files import FilesConfig, FilesDataset
 from pipeline.learning.models.kinds import TinyModelConfig, is_adapters, tokenizer_place
 from pipeline.learning.rewards.judge import Asking, Judge, judges_of, key_of
 from pipeline.learning.rewards.registry import shipped_traits
 from pipeline.machine import children
-from pipeline.plan.models import CONFIG, TEMPLATES, all_models, is_gguf, read_config, reason
+from pipeline.plan.models import CONFIG, TEMPLATES, all_models, is_gguf, models_of_rewards, read_config, reason
 
 # -- rows ------------------------------------------------------------------------------------------------------
 # Check that datasets have the pairs, completions and turns that algorithms need.
@@ -127,6 +127,8 @@ def check_tokenizers(config: Config) -> None:
             setting = as_typed(f"{key}.path=", (), config.evaluation.also).removesuffix("=")
             _check_words(setting, model.path, is_checkpoint=key.startswith("algos."))
         _check_room(config, key, model)
+    for setting, reward in models_of_rewards(config).items():
+        _check_words(setting, reward.path, is_checkpoint=False)
     trained_on = {name: section for name, section in config.datasets.items() if section.trained_on}
     for name, model in config.models.items():
         for dataset, section in trained_on.items() if isinstance(model, TinyModelConfig) else ():
@@ -383,9 +385,6 @@ def try_rewards(
     for name in used:
         for reward, settings in judges_of(config.datasets[name]).items():
             key_of(reward, settings)
-            if settings.path and not Path(settings.path).exists() and not is_hub_id(settings.path):
-                typed = f"datasets.{name}.grading.options.{reward}.path={settings.path}"
-                raise ConfigError(f"{typed}: there is no such folder, and this is no hub id")
     to_read = [name for name in used if in_local_files(config.datasets[name])]
     request = {
         name: section

@@ -31,7 +31,8 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import ConfigError, StoreError
 from pipeline.learning.generation.guided import _Prompts
 from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.rewards.model import ModelSettings, RewardModel
+from pipeline.learning.models.kinds import RewardModelSettings
+from pipeline.learning.rewards.model import RewardModel
 from pipeline.learning.training.grpo import Samples
 from pipeline.learning.training.sequences import Sequences, prompt_folds
 from pipeline.outputs.formats import GUIDANCE, Sample, read_guidance, read_lines, read_usage
@@ -419,7 +420,7 @@ def test_a_reward_model_leaves_its_run_and_scores_as_it_did_there(
     ]
     assert np.mean(shown) > 0.9
     mine, texts = mine[shown], [two for two, same in zip(texts, shown, strict=True) if same]
-    reward = RewardModel(ModelSettings(path=str(tmp_path / "x")), "cpu")
+    reward = RewardModel(RewardModelSettings(path=str(tmp_path / "x")), "cpu")
     logits = np.array(reward(*zip(*texts, strict=True)))
     assert np.ptp(logits) > 0
     scored = (logits + bias - about["mean"]) / about["deviation"]

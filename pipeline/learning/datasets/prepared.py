@@ -332,10 +332,9 @@ def unknown_pieces(tokenizer: PreTrainedTokenizerBase, encoded: Iterable[Sequenc
         tokenizer: Tokenizer of the model.
         encoded: Prompts from `encode_prompts`.
     """
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if not (token := getattr(model, "unk_token", None)):
+    token, unknown = unknown_token(tokenizer)
+    if unknown is None:
         return ""
-    unknown = tokenizer.convert_tokens_to_ids(token)
     # The unknown token may also begin every text, as in the tiny model, where it has no meaning.
     number = sum(ids[1:].count(unknown) for ids in encoded)
     if not number:
@@ -345,6 +344,15 @@ def unknown_pieces(tokenizer: PreTrainedTokenizerBase, encoded: Iterable[Sequenc
         f"{number:,} of their tokens. Use a model that knows it (models.hf.path), or prompts of "
         f"{_known_to(tokenizer)}"
     )
+
+
+def unknown_token(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int | None]:
+    """Return the token in the place of what a tokenizer does not know, and its id; "" and None if it has none."""
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if not (token := getattr(model, "unk_token", None)):
+        return "", None
+    unknown: Any = tokenizer.convert_tokens_to_ids(token)
+    return token, unknown
 
 
 def _known_to(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from pipeline.config import plain, schema
-from pipeline.errors import ConfigError
+from pipeline.config.meaning import settings_of
+from pipeline.errors import ConfigError, unknown_name
 from pipeline.foreign import ForeignDataError, read_model_json
 
 BITS = {"8bit": "a byte for each weight of linear layers", "4bit": "half of that (NF4)"}
@@ -137,6 +138,73 @@ class TinyModelConfig(schema.ModelConfig):
         )
 
 
+# -- reward models -----------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class RewardModelSettings:
+    """Settings of a reward model, under ``grading.options.<name>``.
+
+    Attributes:
+        path: Folder or hub id.
+        label: The class whose score counts, by name or index; None for a model with one output.
+        output: ``logit`` as the model returns it; ``probability`` and ``log_odds`` of `label` among all classes,
+            or, for a single output, its sigmoid and the output itself. None takes ``logit`` for a single output,
+            else ``probability``.
+        pair: Encode prompt and completion as the two segments of a pair, as in the training of some reward models.
+        with_prompt: False scores only the completion.
+        batch_size: Texts per batch.
+        max_length: Tokens; longer texts lose their beginning. None for the limit of the model.
+        dtype: Type of weights and activations.
+    """
+
+    path: str = ""
+    label: str | int | None = None
+    output: str | None = schema.one_of(None, dict.fromkeys(("logit", "probability", "log_odds"), ""))
+    pair: bool = False
+    with_prompt: bool = True
+    batch_size: int = schema.number(32, at_least=1)
+    max_length: int | None = schema.number(None, at_least=1)
+    dtype: str = schema.one_of("float32", dict.fromkeys(("float32", "bfloat16", "float16"), ""))
+
+    def place_of_label(self, names: Mapping[str, int]) -> int | None:
+        """Return the index of the class whose score counts; None for a model with one output.
+
+        Args:
+            names: Name -> index of each class.
+
+        Raises:
+            ConfigError: There is no such class, or it is not said which one of several counts.
+        """
+        label = self.label
+        if len(names) == 1:
+            if label not in (None, 0):
+                raise ConfigError(f"'{self.path}' has one output, so it has no label {label!r}")
+            return None
+        if label is None:
+            raise ConfigError(
+                f"'{self.path}' has {len(names)} classes: say which one counts as the reward by `label`, one of "
+                f"{', '.join(names)}"
+            )
+        if isinstance(label, int) and 0 <= label < len(names):
+            return label
+        if str(label) not in names:
+            raise ConfigError(unknown_name("label", str(label), names))
+        return names[str(label)]
+
+
+def reward_model_settings(name: str, options: Mapping[str, Any]) -> RewardModelSettings:
+    """Read the settings of the reward called `name`.
+
+    Raises:
+        ConfigError: A setting is missing, unknown or wrong.
+    """
+    settings: RewardModelSettings = settings_of(RewardModelSettings, options, f"grading.options.{name}.")
+    if not settings.path:
+        raise ConfigError(f"grading.options.{name}.path is missing: a reward model needs a folder or hub id")
+    return settings
+
+
 # -- families ----------------------------------------------------------------------------------------------------
 # The family of a model, whether it can continue texts, and the numbers of devices it can be split over.
 
@@ -195,6 +263,8 @@ _UNUSABLE = {
 _GENERATING = ("ForCausalLM", "LMHeadModel", "LMHead", "ForConditionalGeneration", "GenerationDecoder")
 MOST_RANKS = 64
 """Largest number of devices to suggest for one model."""
+_SCORING = frozenset(("score", "classifier", "classification_head", "logits_proj", "sequence_summary"))
+"""Names of the heads of transformers' sequence classifiers."""
 _INSTEAD = "Choose a causal language model, such as Qwen, Llama, Gemma or Mamba."
 
 
@@ -219,6 +289,25 @@ def why_not_usable(config: Mapping[str, Any], *, for_values: bool = False) -> st
         f"it was saved as {', '.join(built)}, without the head that gives probabilities of tokens, so nothing can "
         "be drawn from it. Choose the language model that it was made from. (As a reward: docs/rewards.md)"
     )
+
+
+def why_no_scores(tensors: Collection[str]) -> str | None:
+    """Describe why a model gives no scores of texts, by the names of its tensors; None if it can."""
+    if any(not _SCORING.isdisjoint(name.split(".")) for name in tensors):
+        return None
+    return (
+        "it has no head that scores a text, as language models have none. Choose a model for sequence "
+        "classification, such as TRL's RewardTrainer saves"
+    )
+
+
+def classes_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return name -> index of the classes of a sequence classifier, by the content of `config.json`."""
+    names, number = config.get("id2label"), config.get("num_labels")
+    if isinstance(names, Mapping):
+        return {str(name): int(index) for index, name in names.items() if str(index).isdecimal()}
+    # transformers saves neither for two classes
+    return {f"LABEL_{index}": index for index in range(number if isinstance(number, int) else 2)}
 
 
 def why_not_split(config: Mapping[str, Any], width: int) -> str | None:

@@ -4,73 +4,39 @@ Unlike function rewards it runs in the worker, on the worker's device, in batche
 depend a little on what shares a batch, so the batches must not depend on how fast the rest of the run is set up.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor
 
-from pipeline.config.meaning import settings_of
-from pipeline.config.schema import number, one_of
-from pipeline.errors import ConfigError, unknown_name
+from pipeline.errors import ConfigError
 from pipeline.learning.datasets.chat import ARGUMENTS, as_turns, rendered, template_arguments
 from pipeline.learning.datasets.files import is_hub_id
+from pipeline.learning.datasets.prepared import unknown_token
 from pipeline.learning.models.batch_size import BatchSizes
 from pipeline.learning.models.flops import model_cost, spend, whole_texts
+from pipeline.learning.models.kinds import RewardModelSettings
 from pipeline.learning.models.load import check_complete, config_context
 from pipeline.learning.models.source import snapshot
 from pipeline.learning.rewards.traits import Text, text_of
 
+log = logging.getLogger("pipeline")
+_MANY = 0.1
+"""Share of unknown tokens above which a warning says so."""
 _LONGEST = 1 << 20
 """Limit above which a tokenizer's maximum length means that it has none."""
-
-
-@dataclass(kw_only=True)
-class ModelSettings:
-    """Settings of a reward model, under ``grading.options.<name>``.
-
-    Attributes:
-        path: Folder or hub id.
-        label: The class whose score counts, by name or index; None for a model with one output.
-        output: ``logit`` as the model returns it; ``probability`` and ``log_odds`` of `label` among all classes,
-            or, for a single output, its sigmoid and the output itself. None takes ``logit`` for a single output,
-            else ``probability``.
-        pair: Encode prompt and completion as the two segments of a pair, as in the training of some reward models.
-        with_prompt: False scores only the completion.
-        batch_size: Texts per batch.
-        max_length: Tokens; longer texts lose their beginning. None for the limit of the model.
-        dtype: Type of weights and activations.
-    """
-
-    path: str = ""
-    label: str | int | None = None
-    output: str | None = one_of(None, dict.fromkeys(("logit", "probability", "log_odds"), ""))
-    pair: bool = False
-    with_prompt: bool = True
-    batch_size: int = number(32, at_least=1)
-    max_length: int | None = number(None, at_least=1)
-    dtype: str = one_of("float32", dict.fromkeys(("float32", "bfloat16", "float16"), ""))
-
-
-def model_settings(name: str, options: Mapping[str, Any]) -> ModelSettings:
-    """Read the settings of the reward called `name`.
-
-    Raises:
-        ConfigError: A setting is missing, unknown or wrong.
-    """
-    settings: ModelSettings = settings_of(ModelSettings, options, f"grading.options.{name}.")
-    if not settings.path:
-        raise ConfigError(f"grading.options.{name}.path is missing: a reward model needs a folder or hub id")
-    return settings
 
 
 class RewardModel:
     """A loaded reward model; called like any other reward."""
 
-    def __init__(self, settings: ModelSettings, device: str, hints: Path | None = None) -> None:
+    def __init__(self, settings: RewardModelSettings, device: str, hints: Path | None = None) -> None:
         """Load model and tokenizer. No code from the folder is ever run.
 
         Args:
@@ -98,7 +64,7 @@ class RewardModel:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # rejected below, by name
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             first = str(error).strip().partition("\n")[0]
             raise ConfigError(f"cannot load the reward model '{settings.path}': {first}") from error
         check_complete(model, settings.path, told)
@@ -111,7 +77,8 @@ class RewardModel:
         self._model.requires_grad_(False)
         self._pads_freely = self._model.config.pad_token_id is None
         self._pad()
-        self._label = self._find_label()
+        names = {str(name): int(index) for index, name in (model.config.id2label or {}).items()}
+        self._label = settings.place_of_label(names)
         self._max_length = self._find_max_length()
         self._sizes = BatchSizes(hints, device, model)
 
@@ -141,12 +108,14 @@ class RewardModel:
         longest = self._max_length or _LONGEST
         batch = self._sizes.begin("reward", self._settings.batch_size, length=longest, remedy=remedy)
         scores: list[float | None] = []
+        counts = np.zeros(2, np.int64)
 
         def some() -> list[float | None]:
             part = slice(len(scores), len(scores) + batch.size)
             encoded = self._encode(prompts[part], completions[part], given[part])
             empty = (encoded["attention_mask"].sum(1) == 0).tolist()
             found = [0.0] * len(empty) if all(empty) else self._scores(encoded).tolist()
+            counts[:] += self._unknown(encoded)
             return [None if nothing else value for nothing, value in zip(empty, found, strict=True)]
 
         def left() -> int:
@@ -154,7 +123,19 @@ class RewardModel:
 
         while left():
             scores += batch.run(some, used=left)
+        unknown, tokens = counts.tolist()
+        if unknown > _MANY * tokens:
+            log.warning(
+                "reward model '%s': its tokenizer does not know %s of %s tokens of the texts, and the model reads "
+                "them as %s. Use a model that knows them",
+                *(self._settings.path, f"{unknown:,}", f"{tokens:,}", unknown_token(self._tokenizer)[0]),
+            )
         return scores
+
+    def _unknown(self, encoded: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Count the tokens that stand for what the tokenizer does not know, and all; the first begins a text."""
+        ids, mask = encoded["input_ids"][:, 1:], encoded["attention_mask"][:, 1:].bool()
+        return int(((ids == unknown_token(self._tokenizer)[1]) & mask).sum()), int(mask.sum())
 
     @torch.inference_mode()
     def _scores(self, encoded: Mapping[str, Tensor]) -> Tensor:
@@ -219,24 +200,6 @@ class RewardModel:
         padding = next(token for token in range(len(last) + 1) if token not in last)
         self._model.config.pad_token_id = padding
         return {**encoded, "input_ids": ids.masked_fill(mask == 0, padding)}
-
-    def _find_label(self) -> int | None:
-        label = self._settings.label
-        names = {str(name): int(index) for index, name in (self._model.config.id2label or {}).items()}
-        if len(names) == 1:
-            if label not in (None, 0):
-                raise ConfigError(f"'{self._settings.path}' has one output, so it has no label {label!r}")
-            return None
-        if label is None:
-            raise ConfigError(
-                f"'{self._settings.path}' has {len(names)} classes: say which one counts as the reward by "
-                f"`label`, one of {', '.join(names)}"
-            )
-        if isinstance(label, int) and 0 <= label < len(names):
-            return label
-        if str(label) not in names:
-            raise ConfigError(unknown_name("label", str(label), names))
-        return names[str(label)]
 
     def _find_max_length(self) -> int | None:
         known = (

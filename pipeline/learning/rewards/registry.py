@@ -12,6 +12,7 @@ from pipeline.config.schema import NOTHING, DatasetConfig
 from pipeline.config.tables import JUDGE, MODEL_REWARDS, REWARD_MODEL, REWARDS, TRL_REWARDS
 from pipeline.config.user_code import import_object
 from pipeline.errors import ConfigError, install_command, unknown_name
+from pipeline.learning.models.kinds import RewardModelSettings, reward_model_settings
 from pipeline.learning.rewards.calling import GIVEN, Bound, bind, makes_rewards
 from pipeline.learning.rewards.judge import Ask, Judge, JudgeSettings, judge_settings, key_of
 from pipeline.learning.rewards.traits import RewardTraits
@@ -21,6 +22,16 @@ JUDGE_TRAITS = replace(MODEL_TRAITS, judges="what a model thinks of it", pointwi
 _NAMED = REWARDS | TRL_REWARDS
 _EXTRAS = {"math-verify": "math", "lm-eval": "lm-eval", "langdetect": "lm-eval"}
 """Packages without which a reward cannot be called -> the extra that has them."""
+
+
+def reward_models(dataset: DatasetConfig) -> dict[str, RewardModelSettings]:
+    """Return the settings of the reward models among the rewards of a dataset, by name.
+
+    Raises:
+        ConfigError: A setting is missing, unknown or wrong.
+    """
+    models = {name: own for name, _, own in _settings(dataset) if own.pop("use", name) == REWARD_MODEL}
+    return {name: reward_model_settings(name, own) for name, own in models.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +178,9 @@ def _load(
         model: Callable[..., Any] = _not_loaded
         if device is not None:
             # Imports torch, which other rewards do not need.
-            from pipeline.learning.rewards.model import RewardModel, model_settings
+            from pipeline.learning.rewards.model import RewardModel
 
-            model = RewardModel(model_settings(name, options), device, hints)
+            model = RewardModel(reward_model_settings(name, options), device, hints)
         return LoadedReward(
             model, MODEL_TRAITS, options, name=name, weight=weight, path=REWARD_MODEL, options=options
         )

@@ -543,7 +543,13 @@ def _here(reward: LoadedReward, calls: Sequence[Sequence[calling.Item]]) -> list
         raise JobError(str(error)) from error
     except Exception as error:
         raise JobError(f"the reward '{reward.name}' failed: {told(error)}") from error
-    return [[_graded(*one) for one in found] for found in scores]
+    graded = [[_graded(*one) for one in found] for found in scores]
+    if reward.path == REWARD_MODEL:  # of a function NaN means that it does not apply
+        for values, found in zip(given, graded, strict=True):
+            for at, value in enumerate(values):
+                if value is not None and math.isnan(value):
+                    found[at] = Graded(fault="error", message="the model's score is no number (NaN)")
+    return graded
 
 
 async def _awaited(given: Sequence[Any]) -> list[Any]:

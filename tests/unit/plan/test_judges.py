@@ -11,8 +11,7 @@ from pipeline.config.schema import Config
 from pipeline.errors import ConfigError
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Job
-from pipeline.plan.models import read_sources
-from pipeline.plan.rewards import try_rewards
+from pipeline.plan.models import check_models, read_sources
 from tests.doubles.composing import quick_config
 
 BASE = {"endpoint": "http://localhost/v1", "model": "m"}
@@ -103,4 +102,4 @@ def test_what_scores_against_the_reference_reads_it() -> None:
 
 def test_a_local_judge_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such folder"):
-        try_rewards(request({"path": str(tmp_path / "none")}), ["addition"])
+        check_models(request({"path": str(tmp_path / "none")}))

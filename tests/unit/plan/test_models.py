@@ -430,3 +430,67 @@ def test_files_with_rows_without_completions_are_refused(
     assert bool(said["texts"]) != bool(said["conversations"])
     with pytest.raises(ConfigError, match="are text") if said["texts"] else nullcontext():
         refuse_all(list(row_problems(turns, {**said, "unanswered": {}})))
+
+
+# -- rewards -----------------------------------------------------------------------------------------------------
+
+
+def check_reward(path: Path, **settings: object) -> None:
+    """Check a request whose reward is a model."""
+    options = ", ".join(f"{name}: {value}" for name, value in {"path": path, **settings}.items())
+    given = ["datasets.addition.reward=model", f"datasets.addition.grading.options={{model: {{{options}}}}}"]
+    config = quick_config(["experiment.name=t", *given])
+    check_models(config)
+    check_tokenizers(config)
+
+
+ONE = {"id2label": {"0": "LABEL_0"}}
+
+
+def classifier_in(path: Path, **config: object) -> Path:
+    folder = folder_of(path, **config)
+    (folder / "model.safetensors").write_bytes(saved(name="score.weight"))
+    return folder
+
+
+def test_a_reward_model_is_taken_with_one_output_or_with_a_label(tmp_path: Path) -> None:
+    one, two = classifier_in(tmp_path / "one", **ONE), classifier_in(tmp_path / "two")
+    check_reward(one)
+    check_reward(two, label=1)
+    check_reward(two, label="LABEL_0")
+
+
+@pytest.mark.parametrize(
+    ("broken", "settings"),
+    [
+        ("nowhere", {}),
+        ("no head", {}),
+        ("cut off", {}),
+        ("pickle", {}),
+        ("no tokenizer", {}),
+        ("unknown kind", {}),
+        ("two classes", {}),
+        ("two classes", {"label": 5}),
+        ("one", {"label": 5}),
+        ("one", {"labels": 0}),
+    ],
+)
+def test_a_reward_model_that_cannot_score_is_refused_before_anything_starts(
+    tmp_path: Path, broken: str, settings: dict[str, object]
+) -> None:
+    folder = classifier_in(tmp_path / "rm", **({} if broken == "two classes" else ONE))
+    weights = folder / "model.safetensors"
+    if broken == "nowhere":
+        shutil.rmtree(folder)
+    elif broken == "no head":
+        weights.write_bytes(saved())
+    elif broken == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-2])
+    elif broken == "pickle":
+        weights.rename(folder / "pytorch_model.bin")
+    elif broken == "no tokenizer":
+        (folder / "tokenizer.json").unlink()
+    elif broken == "unknown kind":
+        (folder / "config.json").write_text('{"model_type": "none of these"}')
+    with pytest.raises(ConfigError, match=r"grading\.options\.model\.\w"):
+        check_reward(folder, **settings)

@@ -12,9 +12,10 @@ from pipeline.errors import JobError
 from pipeline.learning.choices import HeadType
 from pipeline.learning.datasets.chat import encode_answers
 from pipeline.learning.models import classifier
+from pipeline.learning.models.kinds import RewardModelSettings
 from pipeline.learning.models.load import end_ids
 from pipeline.learning.models.value import ValueModel, value_model_from
-from pipeline.learning.rewards.model import ModelSettings, RewardModel
+from pipeline.learning.rewards.model import RewardModel
 from pipeline.learning.training.sequences import Sequences
 from pipeline.learning.training.value import reward_scores
 from tests.doubles.families import tiny_model
@@ -77,7 +78,7 @@ def test_a_classifier_gives_the_scores_of_texts_that_have_ended(tmp_path: Path, 
     texts = read([one + other for one, other in zip(ASKED, SAID, strict=True)], padding=True, return_tensors="pt")
     logits = found(input_ids=texts["input_ids"], attention_mask=texts["attention_mask"]).logits
     assert (logits[:, 0] + bias).tolist() == pytest.approx(own, abs=1e-5)
-    reward = RewardModel(ModelSettings(path=str(tmp_path)), "cpu")(ASKED, SAID)
+    reward = RewardModel(RewardModelSettings(path=str(tmp_path)), "cpu")(ASKED, SAID)
     assert reward == pytest.approx([score - bias for score in own], abs=1e-5)
 
 
@@ -107,7 +108,7 @@ def test_a_conversation_is_read_up_to_the_end_of_its_answer(tmp_path: Path, kind
     found = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     logits = found(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
     assert (logits[:, 0] + bias).tolist() == pytest.approx(own, abs=1e-5)
-    reward = RewardModel(ModelSettings(path=str(tmp_path)), "cpu")([one for one, _ in talks], SAID)
+    reward = RewardModel(RewardModelSettings(path=str(tmp_path)), "cpu")([one for one, _ in talks], SAID)
     assert reward == pytest.approx([score - bias for score in own], abs=1e-5)
 
 

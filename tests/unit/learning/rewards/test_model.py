@@ -13,7 +13,8 @@ from pipeline.config.schema import DatasetConfig, GradingConfig
 from pipeline.errors import ConfigError, JobError
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.chat import DATE
-from pipeline.learning.rewards.model import ModelSettings, RewardModel
+from pipeline.learning.models.kinds import RewardModelSettings
+from pipeline.learning.rewards.model import RewardModel
 from pipeline.learning.rewards.scoring import Scorer
 
 WORDS = ["<end>", "<unk>", "user", "assistant", "good", "bad", "so", "it", "is"]
@@ -57,7 +58,7 @@ def logits(folder: Path, text: str) -> torch.Tensor:
 
 
 def scores(folder: Path, prompts: list[Any], completions: list[Any], **settings: Any) -> list[float | None]:
-    return RewardModel(ModelSettings(path=str(folder), **settings), "cpu")(prompts, completions)
+    return RewardModel(RewardModelSettings(path=str(folder), **settings), "cpu")(prompts, completions)
 
 
 def test_a_single_output_is_the_reward(scalar: Path) -> None:
@@ -121,6 +122,26 @@ def test_a_text_without_any_token_has_no_score(scalar: Path) -> None:
     assert scores(scalar, [""], [""]) == [None]
 
 
+def test_a_score_that_is_no_number_is_a_fault_and_an_empty_text_is_not(tmp_path: Path) -> None:
+    folder = make(tmp_path, 1)
+    model = GPT2ForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        model.transformer.wte.weight[WORDS.index("bad")] = torch.nan
+    model.save_pretrained(folder)
+    grading = GradingConfig(options={"model": {"path": str(folder), "with_prompt": False}})
+    rows = [Row(at, "it", {}) for at in range(3)]
+    with Scorer(DatasetConfig(kind="jsonl", reward="model", grading=grading)) as scorer:
+        found = scorer.score(rows, ["good", "bad", ""], [[1]] * 3)
+    assert list(found.faults) == [None, "error", None]
+
+
+def test_texts_that_a_tokenizer_hardly_knows_are_told(scalar: Path, caplog: pytest.LogCaptureFixture) -> None:
+    scores(scalar, ["it is "], ["good so it is good so it is good so it is"])
+    assert not caplog.records
+    scores(scalar, ["What is "], ["three"])
+    assert "<unk>" in caplog.text
+
+
 def test_what_cannot_be_loaded_is_told(scalar: Path, classifier: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has 2 classes: say which one"):
         scores(classifier, [], [])
@@ -158,5 +179,5 @@ def test_texts_are_scored_in_turn_where_memory_runs_out(
     assert seen == [5, 2, 2, 1]
     seen.clear()
     for _ in range(2):  # in another worker, which has the same folder
-        RewardModel(ModelSettings(path=str(scalar)), "cpu", tmp_path)(prompts, completions)
+        RewardModel(RewardModelSettings(path=str(scalar)), "cpu", tmp_path)(prompts, completions)
     assert seen == [5, 2, 2, 1, 2, 2, 1]
