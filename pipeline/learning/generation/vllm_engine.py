@@ -5,6 +5,7 @@ one engine, for the policy used last, since an engine reserves its memory at the
 """
 
 import importlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel
 
 from pipeline.errors import JobError, OutOfMemory
 from pipeline.learning.generation.decode import DecodeSettings, DecodingWork
-from pipeline.learning.generation.sampling import LIKELIEST, Keys
+from pipeline.learning.generation.sampling import LIKELIEST, Keys, no_number
 from pipeline.learning.models import batch_size, cache
 from pipeline.outputs.formats import adapter_folders
 
@@ -29,21 +30,28 @@ TURNS = 8
 """Number of batches to hand over: fewer batches mean rarer progress reports."""
 INVARIANT_FROM = (9, 0)
 """Lowest compute capability on which all versions of vLLM support batch-invariant results."""
-_NO_ROOM = ("no available memory for the cache blocks", "free memory on device", "larger than the maximum")
+ON_CPU_MB = 256
+"""Memory for keys and values on a CPU if `generation.memory_mb` is not set."""
+_NO_ROOM = (
+    *("no available memory for the cache blocks", "free memory on device", "larger than the maximum"),
+    "larger than the available",
+)
 _REMEDY = (
     "Give it more of the GPU by generation.memory_mb, ask for shorter completions by generation.max_new_tokens, "
     "or use generation.backend=own."
 )
 
 
-_kept: list[tuple[dict[str, Any], Any]] = []
-"""The engine and its settings; an engine with other settings replaces it."""
+_kept: list[tuple[object, Any]] = []
+"""The engine, and all that it was started with; an engine for anything else replaces it."""
 
 
 def release() -> bool:
     """Shut down the engine to free the GPU; return whether there was one."""
     had_one = bool(_kept)
-    _kept.clear()
+    while _kept:
+        # vLLM keeps references to an engine: dropping ours frees nothing.
+        _kept.pop()[1].llm_engine.engine_core.shutdown()
     return had_one
 
 
@@ -101,15 +109,19 @@ class VLLMBackend:
                 stop_token_ids=ends,
                 ignore_eos=True,  # all end tokens are given explicitly
                 detokenize=False,
+                logprobs=0,  # of the drawn tokens
             )
             for number, (_, budget) in enumerate(requests)
         ]
         texts = [vllm.TokensPrompt(prompt_token_ids=list(prompt)) for prompt, _ in requests]
         try:
-            outputs = engine.generate(texts, settings, use_tqdm=False)
-        except (RuntimeError, MemoryError, ValueError) as error:
+            outputs = [each.outputs[0] for each in engine.generate(texts, settings, use_tqdm=False)]
+        except BaseException as error:
+            release()  # the engine keeps unfinished requests, and would wait for them for ever
             raise self._failure(error) from error
-        return [self._ended(output.outputs[0]) for output in outputs]
+        if any(math.isnan(output.cumulative_logprob or 0.0) for output in outputs):  # vLLM then draws token 0
+            raise no_number("policy")
+        return [self._ended(output) for output in outputs]
 
     @property
     def _ends(self) -> list[int]:
@@ -140,27 +152,33 @@ class VLLMBackend:
             "max_model_len": room if context is None else max(longest, min(room, context)),
             "trust_remote_code": type(self._model).__module__.startswith("transformers_modules"),
         }
-        if _kept and _kept[0][0] == wanted:
+        files = sorted(Path(self._folder).rglob("*.safetensors"))
+        stats = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for file in files]
+        started_with = (wanted, self._memory_mb, stats)
+        if _kept and _kept[0][0] == started_with:
             return _kept[0][1]
         release()
         batch_size.free_memory()
         # vLLM reads these at import: a single process with a fixed order of work, and batch-invariant results.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
             os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
-        vllm = importlib.import_module("vllm")
+        vllm, threads = importlib.import_module("vllm"), torch.get_num_threads()
         try:
             with self._whole() as folder:
                 engine = vllm.LLM(
                     **{**wanted, "model": folder},
                     seed=0,
-                    gpu_memory_utilization=self._share(),
+                    **self._memory(),
                     skip_tokenizer_init=True,
                     generation_config="vllm",  # no tokenizer beside the weights
                 )
         except (RuntimeError, MemoryError, ValueError) as error:
             raise self._failure(error) from error
-        _kept.append((wanted, engine))
+        finally:
+            torch.set_num_threads(threads)  # on CPUs an engine sets it for all that comes later
+        _kept.append((started_with, engine))
         return engine
 
     @contextmanager
@@ -173,13 +191,15 @@ class VLLMBackend:
             self._model.save_pretrained(folder)
             yield folder
 
-    def _share(self) -> float:
-        """Return the fraction of the GPU for an engine."""
+    def _memory(self) -> dict[str, Any]:
+        """Return the arguments that limit the memory of an engine."""
+        if self._settings.device == "cpu":  # compiled steps are slower there
+            return {"kv_cache_memory_bytes": (self._memory_mb or ON_CPU_MB) * MIB, "enforce_eager": True}
         free, total = torch.cuda.mem_get_info()
         taken = free * SHARE if self._memory_mb is None else self._memory_mb * MIB
-        return min(1.0, taken / total)
+        return {"gpu_memory_utilization": min(1.0, taken / total)}
 
-    def _failure(self, error: Exception) -> Exception:
+    def _failure(self, error: BaseException) -> BaseException:
         """Return the exception to raise: vLLM's memory errors vary, and retrying at once is useless."""
         text = str(error)
         if not batch_size.is_out_of_memory(error) and not any(words in text.lower() for words in _NO_ROOM):

@@ -91,10 +91,10 @@ def make_value() -> Callable[[hf.PreTrainedModel, HeadType], ValueModel]:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with a GPU and vLLM, as far as the stand-in goes."""
+    """A machine with vLLM, as far as the stand-in goes."""
     monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (50 << 30, 100 << 30))
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     vllm_stand_in.ENGINES.clear()
+    vllm_stand_in.ENDED.clear()
     yield
     vllm_engine._kept.clear()

@@ -1,6 +1,7 @@
 """Who decodes and where completions end: vLLM as our decoder does, stop strings as transformers does."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -77,10 +78,10 @@ def test_vllm_draws_by_the_seed_of_each_sample(saved: PreTrainedModel) -> None:
         "dtype": "float32",
         "max_num_seqs": 2,
         "max_model_len": 8,
-        "gpu_memory_utilization": 0.4,
+        "kv_cache_memory_bytes": 256 << 20,
     }
-    drawn(policy(saved, TextBackend.vllm, max_new_tokens=20, memory_mb=25 << 10, temperature=1.3, top_p=0.9))
-    assert vllm_stand_in.ENGINES[1].settings["gpu_memory_utilization"] == 0.25
+    drawn(policy(saved, TextBackend.vllm, max_new_tokens=20, memory_mb=25, temperature=1.3, top_p=0.9))
+    assert vllm_stand_in.ENGINES[1].settings["kv_cache_memory_bytes"] == 25 << 20
     assert {(asked.temperature, asked.top_p) for asked in vllm_stand_in.ENGINES[1].asked} == {(1.3, 0.9)}
 
 
@@ -99,9 +100,42 @@ def test_vllm_leaves_the_gpu_to_a_training(saved: PreTrainedModel) -> None:
     drawn(policy(saved, TextBackend.vllm))
     assert vllm_engine._kept
     stage_entry._empty(ModelCache(0))
-    assert not vllm_engine._kept
+    assert vllm_stand_in.ENDED == vllm_stand_in.ENGINES
     drawn(policy(saved, TextBackend.vllm))
     assert len(vllm_stand_in.ENGINES) == 2
+
+
+def test_vllm_is_asked_again_after_a_failure_and_reads_weights_that_have_changed(
+    saved: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    first = drawn(policy(saved, TextBackend.vllm))
+    with monkeypatch.context() as patch:
+        patch.setattr(vllm_stand_in.LLM, "generate", broken)
+        with pytest.raises(KeyboardInterrupt):
+            drawn(policy(saved, TextBackend.vllm))
+    assert vllm_stand_in.ENDED == vllm_stand_in.ENGINES  # an engine would wait for unfinished requests for ever
+    assert drawn(policy(saved, TextBackend.vllm)).tokens == first.tokens
+    other = ending(language_model("gpt2"))
+    torch.nn.init.normal_(other.get_input_embeddings().get_parameter("weight"))
+    other.save_pretrained(saved.name_or_path)
+    assert drawn(policy(saved, TextBackend.vllm)).tokens != first.tokens
+    assert len(vllm_stand_in.ENGINES) == 3
+
+
+def test_vllm_draws_nothing_from_a_model_that_computes_no_numbers(
+    saved: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = vllm_stand_in.LLM._one
+
+    def broken(self: Any, *args: Any) -> vllm_stand_in.CompletionOutput:
+        return replace(one(self, *args), cumulative_logprob=float("nan"))
+
+    monkeypatch.setattr(vllm_stand_in.LLM, "_one", broken)
+    with pytest.raises(JobError, match="no number"):
+        drawn(policy(saved, TextBackend.vllm))
 
 
 def test_an_end_that_vllm_leaves_out_is_put_back(saved: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
