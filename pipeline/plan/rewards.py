@@ -125,10 +125,10 @@ def check_tokenizers(config: Config) -> None:
     for key, model in all_models(config).items():
         if model.path is not None:
             setting = as_typed(f"{key}.path=", (), config.evaluation.also).removesuffix("=")
-            _check_words(setting, model.path, is_checkpoint=key.startswith("algos."))
+            _check_words(setting, model.path, all_tokens=key.startswith("algos."))
         _check_room(config, key, model)
     for setting, reward in models_of_rewards(config).items():
-        _check_words(setting, reward.path, is_checkpoint=False)
+        _check_words(setting, reward.path, all_tokens=True)
     trained_on = {name: section for name, section in config.datasets.items() if section.trained_on}
     for name, model in config.models.items():
         for dataset, section in trained_on.items() if isinstance(model, TinyModelConfig) else ():
@@ -165,8 +165,8 @@ def check_tokenizers(config: Config) -> None:
                 )
 
 
-def _check_words(key: str, path: str, *, is_checkpoint: bool) -> None:
-    """Refuse a model that was saved without its tokenizer, and a checkpoint that cannot read all of its tokens."""
+def _check_words(key: str, path: str, *, all_tokens: bool) -> None:
+    """Refuse a model that was saved without its tokenizer, or, if asked, that cannot read all of its tokens."""
     folder = Path(tokenizer_place(path, None).path)
     if not folder.is_dir():
         return
@@ -176,7 +176,7 @@ def _check_words(key: str, path: str, *, is_checkpoint: bool) -> None:
             f"{key}={path}: the folder holds no tokenizer ({FILE}, tokenizer.model, vocab.json, ...). Save that "
             "of the model beside it, with save_pretrained of the tokenizer."
         )
-    if is_checkpoint and (folder / FILE).is_file():
+    if all_tokens and (folder / FILE).is_file():
         _check_rows(f"{key}={path}", path, read_vocabulary(key, path))
 
 

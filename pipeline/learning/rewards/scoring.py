@@ -548,7 +548,10 @@ def _here(reward: LoadedReward, calls: Sequence[Sequence[calling.Item]]) -> list
         for values, found in zip(given, graded, strict=True):
             for at, value in enumerate(values):
                 if value is not None and math.isnan(value):
-                    found[at] = Graded(fault="error", message="the model's score is no number (NaN)")
+                    found[at] = Graded(
+                        fault="error",
+                        message="the model gives NaN, as weights that are NaN or too large for its dtype do",
+                    )
     return graded
 
 
@@ -571,7 +574,7 @@ def _report(reward: LoadedReward, graded: Sequence[Graded]) -> None:
     if len(failed) == len(graded) > 1:
         raise JobError(
             f"the reward '{reward.name}' failed at all of {len(graded)} completions, the first time with: "
-            f"{failed[0].message}{'' if reward.traits.pointwise else _AS_BY_TRL}"
+            f"{failed[0].message}{'' if reward.traits.pointwise or reward.path == REWARD_MODEL else _AS_BY_TRL}"
         )
     kinds = Counter(entry.fault for entry in failed)
     counts = ", ".join(f"{kinds[kind]} {kind}{'s' if kinds[kind] > 1 else ''}" for kind in FAULTS if kinds[kind])

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from pipeline.config.plain import refuse_all
 from pipeline.config.schema import Attention, Config
@@ -450,6 +452,7 @@ ONE = {"id2label": {"0": "LABEL_0"}}
 def classifier_in(path: Path, **config: object) -> Path:
     folder = folder_of(path, **config)
     (folder / "model.safetensors").write_bytes(saved(name="score.weight"))
+    Tokenizer(WordLevel({"it": 0, "is": 1}, unk_token="it")).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -469,6 +472,7 @@ def test_a_reward_model_is_taken_with_one_output_or_with_a_label(tmp_path: Path)
         ("pickle", {}),
         ("no tokenizer", {}),
         ("unknown kind", {}),
+        ("too few embeddings", {}),
         ("two classes", {}),
         ("two classes", {"label": 5}),
         ("one", {"label": 5}),
@@ -492,5 +496,7 @@ def test_a_reward_model_that_cannot_score_is_refused_before_anything_starts(
         (folder / "tokenizer.json").unlink()
     elif broken == "unknown kind":
         (folder / "config.json").write_text('{"model_type": "none of these"}')
+    elif broken == "too few embeddings":
+        (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "vocab_size": 1, **ONE}))
     with pytest.raises(ConfigError, match=r"grading\.options\.model\.\w"):
         check_reward(folder, **settings)
