@@ -89,10 +89,10 @@ def unknown_choice(group: str, name: str, options: Iterable[str]) -> str:
 # Fix settings of the command line that Hydra would read differently: 1.10 as a number, None as a text. The word is
 # rewritten before Hydra reads it, by the type of its key:
 #
-# - a text is taken as typed: ``experiment.name=1.10``, ``1e3``, ``true``; - ``None``, Python's spelling, is null
-# if a key accepts null, and so is ``~`` for a text that is not a path; - in texts that models read
-# (`schema.model_text`) ``\n`` is a line break and ``\t`` a tab; - ``KEY=~/folder`` means the home folder: bash
-# expands it only if the key has no dot, Hydra never.
+# - a text is taken as typed: ``experiment.name=1.10``, ``1e3``, ``true``
+# - ``None``, Python's spelling, is null if a key accepts null, and so is ``~`` for a text that is not a path
+# - in texts that models read (`schema.model_text`) ``\n`` is a line break and ``\t`` a tab
+# - ``KEY=~/folder`` means the home folder: bash expands it only if the key has no dot, Hydra never
 #
 # A word in Hydra's own quotes (``key="'None'"``) stays a text.
 

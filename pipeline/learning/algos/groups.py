@@ -1,7 +1,7 @@
 """Groups of completions of one prompt: draw, score, compare and select them. Used in workers only.
 
-sequences.safetensors prompts and completions as they were drawn, for the stage that scores them drawn.safetensors
-their texts, and what else is known of them when they are drawn
+sequences.safetensors   prompts and completions as they were drawn, for the stage that scores them
+drawn.safetensors       their texts, and what else is known of them when they are drawn
 """
 
 from __future__ import annotations
