@@ -185,7 +185,7 @@ def _put_whole(files: dict[str, Any], job: dict[str, Any], store: Path, model: A
 
 def _tokens() -> dict[str, Entry]:
     """What DPO trains on of pairs that a dataset has, where prompts are texts and where they are conversations."""
-    from pipeline.learning.algos.dpo import DPO, existing_sequences
+    from pipeline.learning.algos.dpo import DPO, Encoding, existing_sequences
     from pipeline.learning.datasets.base import Row
     from pipeline.learning.datasets.prepared import encode_prompts
     from pipeline.plan.contents import PREPARATION
@@ -199,7 +199,7 @@ def _tokens() -> dict[str, Entry]:
     said = [
         [column.tolist() for column in (pairs.ids, pairs.starts)]
         for rows in ([Row(0, "what is 1 plus 2? ", {}, **answers)], [Row(0, [turn], {}, **turns)])
-        for pairs, *_ in [existing_sequences(rows, tokenizer)]
+        for pairs, *_ in [existing_sequences(rows, Encoding(tokenizer))]
     ]
     prompts = [encode_prompts(tokenizer, some) for some in (["it is"], [[turn], [turn, begun]])]
     contents = {"DPO.version": DPO.version, "PREPARATION": PREPARATION}

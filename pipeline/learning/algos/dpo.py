@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
 from pipeline.errors import DataError
@@ -17,6 +17,8 @@ from pipeline.learning.choices import DPOLoss
 from pipeline.learning.rewards.preference import PreferenceConfig, halved_pairs
 from pipeline.outputs.formats import Tally
 
+Name = Callable[[int, "parts.Text"], int]
+"""Function from the row and the text of a prompt to its id."""
 _COIN = 0.5
 """Probability of a wrong label from which on labels carry no information, or mislead."""
 
@@ -109,6 +111,21 @@ def with_existing(stages: Iterable[base.Stage]) -> tuple[base.Stage, ...]:
     return tuple(stage if stage.shards == "eval" else _drawing_nothing(stage) for stage in (taken, *others))
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """How answers that a dataset has become tokens.
+
+    Attributes:
+        tokenizer: Tokenizer of the policy.
+        context: Most tokens of a text that is batched with others; None for no limit.
+        ends: Tokens that end an answer, besides those of the tokenizer and its template.
+    """
+
+    tokenizer: parts.PreTrainedTokenizerBase
+    context: int | None = None
+    ends: Collection[int] = ()
+
+
 class DPO(PostTrainingAlgorithms):
     """DPO with an explicit anchor, and TRL's losses."""
 
@@ -132,9 +149,9 @@ class DPO(PostTrainingAlgorithms):
         else:
             take_existing(ctx, self._existing)
 
-    def _existing(self, out: Path, rows: Sequence[parts.Row], *how: Any) -> Tally:
+    def _existing(self, out: Path, rows: Sequence[parts.Row], encoding: Encoding) -> Tally:
         """Write the dataset's pairs or completions, and count them."""
-        return write_pairs(out, rows, *how)
+        return write_pairs(out, rows, encoding)
 
     def keep(self, ctx: base.JobContext, groups: parts.Groups) -> None:
         """Write the pairs."""
@@ -154,7 +171,7 @@ def _whole_logprobs(model: parts.PreTrainedModel, batch: parts.Batch) -> parts.T
     return parts.scoring.completion_logprobs(model, batch).double().sum(-1)
 
 
-def take_existing(ctx: base.JobContext, written: Callable[..., Tally]) -> None:
+def take_existing(ctx: base.JobContext, written: Callable[[Path, Sequence[parts.Row], Encoding], Tally]) -> None:
     """Take the pairs of a shard's rows.
 
     Args:
@@ -165,33 +182,27 @@ def take_existing(ctx: base.JobContext, written: Callable[..., Tally]) -> None:
     model, tokenizer = parts.opening.reference_model(ctx)
     ends = parts.load.end_ids(model.generation_config, tokenizer)
     context = parts.load.length_beside_others(model.config)
-    tally = written(ctx.out, rows, tokenizer, context, ends)
+    tally = written(ctx.out, rows, Encoding(tokenizer, context, ends))
     ctx.progress(len(rows), total=len(rows))
     base.write_generation(ctx.out, len(rows), 0, 0, tally)
 
 
-def write_pairs(out: Path, rows: Sequence[parts.Row], *how: Any, **more: Any) -> Tally:
-    """Write the pairs of rows to a folder, and count them; further arguments are those of `existing_sequences`."""
-    pairs, parted, endless = existing_sequences(rows, *how, **more)
+def write_pairs(out: Path, rows: Sequence[parts.Row], encoding: Encoding, name: Name | None = None) -> Tally:
+    """Write the pairs of rows to a folder, and count them; see `existing_sequences`."""
+    pairs, parted, endless = existing_sequences(rows, encoding, name)
     pairs.save(out, parts.PAIRS)
     same = len(rows) - len(pairs) // 2
     return Tally(base.PAIRS, len(rows), same=same, parted=parted, endless=endless)
 
 
 def existing_sequences(
-    rows: Sequence[parts.Row],
-    tokenizer: parts.PreTrainedTokenizerBase,
-    context: int | None = None,
-    ends: Collection[int] = (),
-    name: Callable[[int, parts.Text], int] | None = None,
+    rows: Sequence[parts.Row], encoding: Encoding, name: Name | None = None
 ) -> tuple[parts.Sequences, int, int]:
     """Return the pairs of a preference dataset as token ids; see `encode_answers`.
 
     Args:
         rows: Rows of the dataset.
-        tokenizer: Tokenizer of the policy.
-        context: Most tokens of a text that is batched with others; None for no limit.
-        ends: Tokens that end an answer, besides those of the tokenizer and its template.
+        encoding: How they become tokens.
         name: Gives the id of a prompt by its row and text; None leaves ids out.
 
     Returns:
@@ -203,7 +214,7 @@ def existing_sequences(
         DataError: A text is invalid.
     """
     asked = [(pair.row, pair.prompt, (pair.chosen, pair.rejected)) for pair in pairs_of(rows)]
-    pairs, found = _encoded(rows, asked, [1.0, 0.0] * len(asked), tokenizer, context, ends, name)
+    pairs, found = _encoded(rows, asked, [1.0, 0.0] * len(asked), encoding, name)
     endless = sum(not (one.ended and other.ended) for one, other in zip(found[::2], found[1::2], strict=True))
     return pairs, sum(not one.whole for one in found[::2]), endless
 
@@ -212,21 +223,19 @@ def _encoded(
     rows: Sequence[parts.Row],
     asked: Sequence[tuple[int, parts.Text, Sequence[parts.Text]]],
     labels: Sequence[float],
-    tokenizer: parts.PreTrainedTokenizerBase,
-    context: int | None,
-    ends: Collection[int],
-    name: Callable[[int, parts.Text], int] | None = None,
+    encoding: Encoding,
+    name: Name | None = None,
 ) -> tuple[parts.Sequences, list[parts.chat.Answered]]:
     """Return prompts with answers as sequences; `name` gives the id of a prompt by its row and text."""
     arguments = {row.id: parts.chat.template_arguments(row.columns) for row in rows}
     found: list[parts.chat.Answered] = []
     for row, prompt, answers in asked:
-        found += parts.chat.encode_answers(tokenizer, prompt, answers, ends, arguments[row])
+        found += parts.chat.encode_answers(encoding.tokenizer, prompt, answers, encoding.ends, arguments[row])
         longest = max(len(one.ids) for one in found[-len(answers) :])
-        if context is not None and longest > context:
+        if encoding.context is not None and longest > encoding.context:
             raise DataError(
                 f"the prompt {str(prompt)[:80]!r} and an answer to it are {longest} tokens, "
-                f"and the model's context has room for {context}. Leave such rows out."
+                f"and the model's context has room for {encoding.context}. Leave such rows out."
             )
     ids, marks = [one.ids for one in found], [one.supervised for one in found]
     prompts = [name(row, prompt) for row, prompt, answers in asked for _ in answers] if name else None
@@ -343,8 +352,8 @@ class KTO(DPO):
         told = [place for place, label in enumerate(labels) if label is not None]
         groups.sequences(told, [float(label) for label in labels if label is not None]).save(ctx.out)
 
-    def _existing(self, out: Path, rows: Sequence[parts.Row], *how: Any) -> Tally:
-        data, parted, endless = labelled_sequences(rows, *how)
+    def _existing(self, out: Path, rows: Sequence[parts.Row], encoding: Encoding) -> Tally:
+        data, parted, endless = labelled_sequences(rows, encoding)
         data.save(out)
         return Tally(base.COMPLETIONS, len(data), parted=parted, endless=endless)
 
@@ -365,19 +374,12 @@ class KTO(DPO):
         )
 
 
-def labelled_sequences(
-    rows: Sequence[parts.Row],
-    tokenizer: parts.PreTrainedTokenizerBase,
-    context: int | None = None,
-    ends: Collection[int] = (),
-) -> tuple[parts.Sequences, int, int]:
+def labelled_sequences(rows: Sequence[parts.Row], encoding: Encoding) -> tuple[parts.Sequences, int, int]:
     """Return the completions of rows with a `label` (whether they are desirable), and those of pairs.
 
     Args:
         rows: Rows as for `existing_sequences`, or with labels.
-        tokenizer: Tokenizer of the policy.
-        context: Most tokens of a text.
-        ends: Tokens that end a completion.
+        encoding: How they become tokens.
 
     Returns:
         The completions, labelled 1 or 0; the number whose tokens do not begin with the whole prompt as a model
@@ -401,5 +403,5 @@ def labelled_sequences(
             for pair in pairs_of([row]):
                 asked += [(row.id, pair.prompt, (each,)) for each in (pair.chosen, pair.rejected)]
                 labels += [1.0, 0.0]
-    data, found = _encoded(rows, asked, labels, tokenizer, context, ends, lambda row, _: row)
+    data, found = _encoded(rows, asked, labels, encoding, lambda row, _: row)
     return data, sum(not one.whole for one in found), sum(not one.ended for one in found)

@@ -112,11 +112,11 @@ def test_completions_that_a_dataset_labels() -> None:
         base.Row(5, "1+1=", {"label": 1}, completion="2"),
         base.Row(8, "1+2=", {}, chosen="3", rejected="4"),
     ]
-    found, parted, _ = dpo.labelled_sequences(rows, tokenizer)
+    found, parted, _ = dpo.labelled_sequences(rows, dpo.Encoding(tokenizer))
     assert (found.labels.tolist(), found.prompts.tolist()) == ([0, 1, 1, 0], [3, 5, 8, 8])
     assert parted == 0
     with pytest.raises(DataError, match="row 9: its label is 'good'; must be true or false"):
-        dpo.labelled_sequences([base.Row(9, "1+1=", {"label": "good"}, completion="2")], tokenizer)
+        dpo.labelled_sequences([base.Row(9, "1+1=", {"label": "good"}, completion="2")], dpo.Encoding(tokenizer))
 
 
 @pytest.mark.parametrize("in_columns", [True, False])
@@ -128,10 +128,10 @@ def test_pairs_that_a_dataset_has(in_columns: bool) -> None:
         base.Row(number, "321+654=", texts) if in_columns else base.Row(number, "321+654=", {}, **texts)
         for number, texts in enumerate((answers, same))
     ]
-    found, parted, _ = dpo.existing_sequences(rows, tokenizer, context=13)
+    found, parted, _ = dpo.existing_sequences(rows, dpo.Encoding(tokenizer, context=13))
     assert parted == 0
     with pytest.raises(DataError, match=r"'321\+654=' and an answer to it are 13 tokens, .* room for 12"):
-        dpo.existing_sequences(rows, tokenizer, context=12)
+        dpo.existing_sequences(rows, dpo.Encoding(tokenizer, context=12))
     assert found.labels.tolist() == [1, 0]
     assert found.starts.tolist() == [9, 9]
     assert found.ids.tolist() == [[10, 3, 2, 1, 11, 6, 5, 4, 12, *map(int, text)] for text in answers.values()]

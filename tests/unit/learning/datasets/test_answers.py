@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import DataError
-from pipeline.learning.algos.dpo import existing_sequences
+from pipeline.learning.algos.dpo import Encoding, existing_sequences
 from pipeline.learning.datasets.chat import Answered, begun_by_template, encode_answers, template_ends
 from pipeline.learning.datasets.from_files import FilesConfig, make_row
 from pipeline.learning.training.sequences import text_id
@@ -89,7 +89,7 @@ def by_trl(model: PreTrainedTokenizerBase, row: dict[str, Any]) -> tuple[list[in
 
 
 def by_us(model: PreTrainedTokenizerBase, data: dict[str, Any]) -> tuple[list[list[int]], list[list[bool]]]:
-    pairs, *_ = existing_sequences([make_row(0, data, "", FilesConfig(kind="jsonl"))], model)
+    pairs, *_ = existing_sequences([make_row(0, data, "", FilesConfig(kind="jsonl"))], Encoding(model))
     mask = pairs.mask().tolist()
     ids = [row[:length] for row, length in zip(pairs.ids.tolist(), pairs.lengths.tolist(), strict=True)]
     return ids, [marks[: len(row)] for marks, row in zip(mask, ids, strict=True)]
@@ -140,7 +140,7 @@ def test_a_prompt_has_one_id_whichever_answer_its_last_tokens_merge_with() -> No
     ]
     starts = set()
     for model in map(tokenizer, TOKENIZERS):
-        pairs, *_ = existing_sequences(rows, model, name=lambda _, prompt: text_id(prompt))
+        pairs, *_ = existing_sequences(rows, Encoding(model), name=lambda _, prompt: text_id(prompt))
         assert set(pairs.prompts) == {text_id(f"{ASKED} The ans")} != {text_id(ASKED)}
         starts.add(len(set(pairs.starts)))
     assert 2 in starts
