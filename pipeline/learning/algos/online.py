@@ -12,13 +12,13 @@ checkpoints from between its steps are ignored.
 import math
 import shutil
 import stat
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,11 @@ from transformers import PreTrainedModel
 from pipeline.files import file_sha256, fsync, json_text, walk
 from pipeline.foreign import ForeignDataError, parse_json, read_plain
 from pipeline.learning.algos.base import JobContext, tokens_generated
-from pipeline.learning.algos.groups import Groups, draw_groups, exact_logprobs, score_groups
+from pipeline.learning.algos.groups import Groups, Judge, draw_groups, exact_logprobs, score_groups
 from pipeline.learning.algos.opening import open_dataset, reference_tokenizer
 from pipeline.learning.algos.policy_config import OnlineConfig
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.models.batch_size import BatchSizes
+from pipeline.learning.models.batch_size import BatchSize, BatchSizes
 from pipeline.learning.models.flops import Purpose, metered, model_cost, spend
 from pipeline.learning.rewards.traits import RewardFailures
 from pipeline.learning.training import loop
@@ -40,13 +40,12 @@ from pipeline.learning.training.loop import Fitting, TrainingSet, add_to_curve, 
 from pipeline.learning.training.scoring import inner_model, passes_of, without_padding
 from pipeline.outputs.formats import Tally
 
-if TYPE_CHECKING:
-    from peft import PeftModel
-
 ABOUT = "batch.json"
 SUMS = "sums.json"
 _FAULT = "first_fault.txt"
 _TALLIED = ("count", "unscored", "equal", "wrong", "same")
+_ANEW = "groups_drawn_anew"
+_T = TypeVar("_T", bound=str)
 
 
 @dataclass(frozen=True)
@@ -94,128 +93,175 @@ class DrawnBatch:
     """A drawn batch, ready for training.
 
     Attributes:
-        made: Sequences of the batch, and their loss.
+        made: Sequences of the batch, and their loss; whole numbers of its `about` are added up over the training.
         figures: Metrics of the batch for the curve, by name: values that are averaged for a step.
-        counts: Counts to add up over the training, by name; FLOPs of drawing and scoring by purpose.
+        flops: FLOPs of drawing and scoring, by purpose.
+        counts: Counts of what was drawn, by name, to add up over the training.
     """
 
     made: TrainingSet
     figures: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    flops: Mapping[Purpose, int] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
+Draw = Callable[[int], DrawnBatch]
+"""Function that draws a batch with the current model, or returns one that was drawn in an earlier attempt."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Running totals of a training: lists of plain data, which its checkpoints keep.
+
+    Attributes:
+        tokens: Tokens trained on, after each step.
+        flops: FLOPs by purpose, of each batch and each step.
+        counts: Counts of each batch; see `DrawnBatch`.
+        about: Whole numbers about each batch for ``training.json``.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    flops: list[Mapping[Purpose, int]] = field(default_factory=list)
+    counts: list[Mapping[str, int]] = field(default_factory=list)
+    about: list[Mapping[str, int]] = field(default_factory=list)
+
+    def tokens_after(self, steps: int) -> int:
+        """Return the tokens trained on in the first steps."""
+        return self.tokens[steps - 1] if steps else 0
+
+
+def _sum(parts: Iterable[Mapping[_T, int]]) -> Counter[_T]:
+    total: Counter[_T] = Counter()
+    for part in parts:
+        total.update(part)
+    return total
+
+
 def fit_drawn(
-    model: "PreTrainedModel | PeftModel",
-    timetable: Timetable,
-    drawn: Callable[[int], DrawnBatch],
-    fitting: Fitting,
-    *,
-    longest: int,
-    group: int = 1,
-    **how: Any,
-) -> tuple[list[float], dict[str, int]]:
+    model: PreTrainedModel, timetable: Timetable, drawn: Draw, fitting: Fitting, *, longest: int, group: int = 1
+) -> tuple[list[float], Totals]:
     """Train a policy in place on batches that it draws.
 
     Args:
-        model: The model, on its device.
+        model: The model, possibly with adapters, on its device.
         timetable: Schedule of batches.
-        drawn: Draws a batch with the current model, or returns one that was drawn in an earlier attempt. Called
-            for each batch in turn, also for the batch in which a training was interrupted.
+        drawn: Called for each batch in turn, also for the batch in which a training was interrupted.
         fitting: How to train; its `epochs` are those of the timetable.
         longest: Most tokens of a completion.
         group: Sequences that must stay together.
-        how: Further arguments of `train`.
 
     Returns:
-        The loss of each step; and counts over all batches, with ``tokens`` for the tokens trained on.
+        The loss of each step, and the totals.
     """
     micro_batch = fitting.micro_batch(
         model, fitting.batch_size, longest=longest, group=group, policy=True, work=" online"
     )
-    told: dict[str, list[float]] = defaultdict(list)
-    cost, now = model_cost(model), _Now()
+    steps = _Steps(model, timetable, drawn, fitting, micro_batch)
     loop.keep_few_activations(model, fitting)
-
-    def before(step: int) -> None:
-        """Draw or load the batch of a step, and prepare it."""
-        number, within = timetable.at(step)
-        if number != now.number:
-            model.eval()
-            batch = drawn(number)
-            with metered() as meter:
-                now.take(number, batch, timetable, fitting.seed)
-            model.train()
-            if within == 0:
-                for name, count in chain(meter.flops.items(), batch.counts.items()):
-                    told[name].append(count)
-        now.before(within)
-        data, rows = now.batch.made.data, now.parts[within]
-        told["tokens"].append(float(data.lengths[rows].sum()) + (told["tokens"][-1] if told["tokens"] else 0))
-        told["training"].append(cost.training(passes_of(model, data.some(rows))) if len(rows) else 0)
-
-    def losses_of(step: int) -> Iterator[Tensor]:
-        _, within = timetable.at(step)
-        if is_drawn():
-            add_to_curve(**now.batch.figures, staleness=within)
-        # Not around drawing, which calls the model differently.
-        if len(now.parts[within]):
-            with without_padding(model, fitting.training.padding_free):
-                yield from fitting.losses(now.batch.made, now.parts[within], micro_batch)
-        if fitting.on_step is not None:
-            done = timetable.drawn_after(step + 1)
-            fitting.on_step(done, timetable.prompts, int(told["tokens"][-1] + sum(told.get("generated", ()))))
-
     losses = loop.train(
         model,
         fitting,
         timetable.steps,
-        losses_of,
+        steps.losses_of,
         micro_batch=micro_batch,
-        tokens_after=lambda steps: int(told["tokens"][steps - 1]) if steps else 0,
-        told=told,
-        before=before,
-        **how,
+        tokens_after=steps.totals.tokens_after,
+        told=vars(steps.totals),
+        before=steps.prepare,
     )
-    tokens = int(told.pop("tokens")[-1]) if losses else 0
-    counts = {name: int(sum(values)) for name, values in told.items()}
-    for purpose in [each for each in get_args(Purpose) if each in counts]:
-        spend(purpose, counts.pop(purpose))
-    return losses, {"tokens": tokens, **counts}
+    for purpose, count in _sum(steps.totals.flops).items():
+        spend(purpose, count)
+    return losses, steps.totals
 
 
-class _Now:
-    """The current batch, and the indices of its sequences by step."""
+class _Steps:
+    """Steps of a training on drawn batches: the current batch, its sequences by step, and the totals."""
 
-    number = -1
-    batch: DrawnBatch
-    parts: Sequence[NDArray[np.int64]]
-    before: Callable[[int], None]
+    def __init__(
+        self, model: PreTrainedModel, timetable: Timetable, drawn: Draw, fitting: Fitting, micro_batch: BatchSize
+    ) -> None:
+        self.totals = Totals()
+        self._model, self._timetable, self._drawn = model, timetable, drawn
+        self._fitting, self._micro_batch = fitting, micro_batch
+        self._cost, self._number = model_cost(model), -1
+        self._batch: DrawnBatch
+        self._parts: Sequence[NDArray[np.int64]]
+        self._before: Callable[[int], None]
 
-    def take(self, number: int, batch: DrawnBatch, timetable: Timetable, seed: int) -> None:
-        self.number, self.batch, made = number, batch, batch.made
-        epochs, parts, count = timetable.epochs, timetable.parts(number), len(made.data)
+    def prepare(self, step: int) -> None:
+        """Draw or load the batch of a step, and prepare it."""
+        (number, within), totals = self._timetable.at(step), self.totals
+        if number != self._number:
+            self._model.eval()
+            batch = self._drawn(number)
+            with metered() as meter:
+                self._take(number, batch)
+            self._model.train()
+            if within == 0:  # else they are in the checkpoint
+                totals.flops.extend((batch.flops, meter.flops))
+                totals.counts.append(batch.counts)
+                totals.about.append({name: one for name, one in batch.made.about.items() if isinstance(one, int)})
+        self._before(within)
+        data, rows = self._batch.made.data, self._parts[within]
+        totals.tokens.append(totals.tokens_after(step) + int(data.lengths[rows].sum()))
+        if len(rows):
+            totals.flops.append({"training": self._cost.training(passes_of(self._model, data.some(rows)))})
+
+    def losses_of(self, step: int) -> Iterator[Tensor]:
+        """Yield the losses of a step, and report it."""
+        (_, within), fitting = self._timetable.at(step), self._fitting
+        if is_drawn():
+            add_to_curve(**self._batch.figures, staleness=within)
+        # Not around drawing, which calls the model differently.
+        if len(self._parts[within]):
+            with without_padding(self._model, fitting.training.padding_free):
+                yield from fitting.losses(self._batch.made, self._parts[within], self._micro_batch)
+        if fitting.on_step is not None:
+            tokens = self.totals.tokens_after(step + 1) + sum(
+                each.get("generated", 0) for each in self.totals.counts
+            )
+            fitting.on_step(self._timetable.drawn_after(step + 1), self._timetable.prompts, tokens)
+
+    def _take(self, number: int, batch: DrawnBatch) -> None:
+        """Make a batch the current one, and divide its sequences among its steps."""
+        self._number, self._batch, made = number, batch, batch.made
+        epochs, parts, count = self._timetable.epochs, self._timetable.parts(number), len(made.data)
         if count == 0:
-            self.parts, self.before = [np.zeros(0, np.int64)] * (epochs * parts), lambda _: None
+            self._parts, self._before = [np.zeros(0, np.int64)] * (epochs * parts), lambda _: None
             return
         # If a pass is a single step, order does not matter.
-        once, own_seed = epochs * parts == 1, seed * 1_000_003 + number
+        once, own_seed = epochs * parts == 1, self._fitting.seed * 1_000_003 + number
         order = np.arange(count) if once else loop.grouped_order(count, made.group, epochs, own_seed)
         passes = order.reshape(epochs, -1, made.group)
-        self.parts = [part.reshape(-1) for each in passes for part in np.array_split(each, parts)]
-        self.before = made.prepare(self.parts)
+        self._parts = [part.reshape(-1) for each in passes for part in np.array_split(each, parts)]
+        self._before = made.prepare(self._parts)
+
+
+class Method(Protocol):
+    """What online training asks of a method."""
+
+    def judge(self, ctx: JobContext) -> Judge | None:
+        """Return the function that scores completions; None for the rewards of the dataset."""
+
+    def keep(self, ctx: JobContext, groups: Groups) -> None:
+        """Write the part of a draw's groups that training needs."""
+
+    def training_set(self, ctx: JobContext, model: PreTrainedModel, folders: Sequence[Path]) -> TrainingSet:
+        """Return what `keep` wrote to folders as data to train on, and the loss."""
+
+    def spent_before(self, ctx: JobContext) -> int:
+        """Return the tokens that earlier stages of this round have trained on."""
+
+    def told_before(self, ctx: JobContext) -> dict[str, Any]:
+        """Return entries of earlier stages of this round to add to ``training.json``."""
 
 
 def fit_online(
-    algorithm: Any,
-    ctx: JobContext,
-    model: "PreTrainedModel | PeftModel",
-    fitting: Fitting,
+    algorithm: Method, ctx: JobContext, model: PreTrainedModel, fitting: Fitting
 ) -> tuple[dict[str, Any], Tally | None]:
     """Train a policy on batches that it draws.
 
     Args:
-        algorithm: Method of the class `PostTrainingAlgorithms`: its `judge` scores, its `keep` selects from a
-            batch, and its `training_set` gives the loss.
+        algorithm: The method.
         ctx: Context of the training.
         model: The policy, changed in place.
         fitting: How to train.
@@ -223,100 +269,109 @@ def fit_online(
     Returns:
         Entries of ``training.json``, and the tally of what became of the draws.
     """
-    algo, dataset = ctx.settings(OnlineConfig), open_dataset(ctx)
-    ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
-    per_step = algo.batch_size // algo.num_generations
-    timetable = Timetable(len(ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
-    inner = inner_model(model)
-    sizes, generation = BatchSizes(ctx.hints, ctx.device, inner), ctx.config.generation
-    policy = TextPolicy(inner, reference_tokenizer(ctx), generation, dataset, ctx.device, sizes=sizes)
-    most = algo.dynamic_sampling if algo.num_generations > 1 else 1
-    kept, judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)
+    algo, batches = ctx.settings(OnlineConfig), _Batches(algorithm, ctx, model, fitting)
+    if fitting.checkpoint is not None:
+        fitting.checkpoint.lacks = batches.lacks
+    steps = batches.timetable.steps
+    fitting = replace(
+        fitting,
+        steps_before=(ctx.round - 1) * steps if algo.warm_start else 0,
+        horizon=math.inf if algo.horizon is None else algo.horizon * steps,
+        goes_on_from=ctx.optional_input("train@previous") if algo.warm_start else None,
+        leaves_to=ctx.out,
+    )
+    longest, group = batches.policy.limit, algo.num_generations
+    losses, totals = fit_drawn(model, batches.timetable, batches.get, fitting, longest=longest, group=group)
+    counts = _sum(totals.counts)
+    if ctx.ranks.is_first:
+        RewardFailures(counts["scored"], counts["failed"], batches.kept.first_fault()).write(ctx.out)
+    about = {
+        "tokens_generated": tokens_generated(ctx) + counts["generated"],
+        **({_ANEW: counts[_ANEW]} if _ANEW in counts else {}),
+        **_sum(totals.about),
+        **algorithm.told_before(ctx),
+        "tokens_trained": totals.tokens_after(len(losses)) + algorithm.spent_before(ctx),
+        "loss": losses,
+    }
+    return about, Tally("prompts", **{name: counts[name] for name in _TALLIED})
 
-    def draw(number: int) -> None:
-        faults = RewardFailures()
-        # With one batch nobody waits, and a training ends at a step, with a checkpoint.
-        own = replace(ctx, failures=faults, progress=lambda *_, **__: None, stopping=lambda: False)
 
-        def groups_of(first: int, count: int, time: int) -> Groups:
-            rows = [dataset.row(int(row)) for row in ids.take(range(first, first + count), mode="wrap")]
-            name = f"{ctx.algo}/{ctx.round}" + (f"/again/{number}/{time}" if time else "")
-            drawn = draw_groups(own, dataset, policy, algo.num_generations, rows, name)
-            return score_groups(own, dataset, drawn, name, judge)
+class _Batches:
+    """Batches of a training by number: each is drawn with the policy as it is then, or in an earlier attempt.
 
-        with metered() as meter, loop.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
-            every, taken = drawn_anew(groups_of, timetable.rows(number), most)
-            decoding = int(ctx.ranks.sum(meter.flops["decoding"]))  # each rank has a part of the prompts
-            if not ctx.ranks.is_first:
-                return
-            with kept.writing(number, durable=timetable.parts(number) * algo.epochs > 1) as folder:
-                for time, groups in enumerate(taken):
-                    (folder / str(time)).mkdir()
-                    logprobs = exact_logprobs(own, algo, policy, groups)
-                    algorithm.keep(replace(own, out=folder / str(time)), replace(groups, logprobs=logprobs))
-                counts, figures = _counts(every), _figures(every, policy)
-                if not algo.keeps_logprobs:  # a loss with rewards reports them itself
-                    rewards = np.concatenate([one.scored.values for one in every])
-                    figures["reward"] = rewards[np.isfinite(rewards)].tolist()
-                if most > 1:
-                    counts["groups_drawn_anew"] = sum(len(one.keys) for one in every[1:])
-                    figures["times_drawn"] = [len(every)]
-                about = {
-                    "flops": {**meter.flops, "decoding": decoding},
-                    "counts": {**counts, "scored": faults.completions, "failed": faults.failed},
-                    "figures": figures,
-                    "first fault": faults.first,
-                }
-                (folder / ABOUT).write_text(json_text(about) + "\n")
+    Attributes:
+        timetable: Schedule of the batches.
+        policy: The policy that draws.
+        kept: Batches on disk.
+    """
 
-    def drawn(number: int) -> DrawnBatch:
-        if ctx.ranks.is_first and fitting.checkpoint is not None:
-            kept.forget_before(timetable.at(fitting.checkpoint.saved_step)[0])
+    def __init__(self, algorithm: Method, ctx: JobContext, model: PreTrainedModel, fitting: Fitting) -> None:
+        self._algorithm, self._ctx, self._model, self._checkpoint = algorithm, ctx, model, fitting.checkpoint
+        self._algo, self._dataset = algo, dataset = ctx.settings(OnlineConfig), open_dataset(ctx)
+        self._ids = dataset.round_ids(ctx.seed, ctx.round, ctx.config.data_collection.prompts_per_round)
+        per_step = algo.batch_size // algo.num_generations
+        self.timetable = Timetable(len(self._ids), per_step * algo.steps_per_generation, per_step, algo.epochs)
+        inner, generation = inner_model(model), ctx.config.generation
+        sizes, tokenizer = BatchSizes(ctx.hints, ctx.device, inner), reference_tokenizer(ctx)
+        self.policy = TextPolicy(inner, tokenizer, generation, dataset, ctx.device, sizes=sizes)
+        self.kept, self._judge = KeptBatches(ctx.checkpoints / "drawn"), algorithm.judge(ctx)
+
+    def lacks(self, step: int) -> str | None:
+        """Say why training cannot go on after a number of steps; None if it can."""
+        number, within = self.timetable.at(step)
+        return "the batch to go on with is not what was drawn" if within and not self.kept.has(number) else None
+
+    def get(self, number: int) -> DrawnBatch:
+        """Return a batch; draw it if it is not on disk."""
+        ctx, kept = self._ctx, self.kept
+        if ctx.ranks.is_first and self._checkpoint is not None:
+            kept.forget_before(self.timetable.at(self._checkpoint.saved_step)[0])
         if not ctx.ranks.made_by_first(lambda: kept.has(number)):
-            draw(number)
-            ctx.ranks.made_by_first(lambda: None)  # by then it is written
+            self._draw(number)
+            ctx.ranks.barrier()  # by then it is written
         folder = kept.folder(number)
         about = parse_json(read_plain(folder / ABOUT))
         with metered() as meter:
             parts = sorted((part for part in folder.iterdir() if part.is_dir()), key=lambda part: int(part.name))
-            made = algorithm.training_set(ctx, cast("PreTrainedModel", model), parts)
+            made = self._algorithm.training_set(ctx, self._model, parts)
         kept.first_fault(about["first fault"])
         figures = {name: np.asarray(values, np.float64) for name, values in about["figures"].items()}
-        told = {name: int(value) for name, value in made.about.items() if isinstance(value, int)}
-        flops = Counter(about["flops"])
-        flops.update(meter.flops)
-        return DrawnBatch(made, figures, {**flops, **about["counts"], **told})
+        return DrawnBatch(made, figures, _sum((about["flops"], meter.flops)), about["counts"])
 
-    def lacks(step: int) -> str | None:
-        number, within = timetable.at(step)
-        return "the batch that it goes on with is not what was drawn" if within and not kept.has(number) else None
+    def _draw(self, number: int) -> None:
+        """Draw a batch with the current policy, score it, and write it to disk; all ranks together."""
+        ctx, faults, algo = self._ctx, RewardFailures(), self._algo
+        # With one batch nobody waits, and a training ends at a step, with a checkpoint.
+        own = replace(ctx, failures=faults, progress=lambda *_, **__: None, stopping=lambda: False)
+        most = algo.dynamic_sampling if algo.num_generations > 1 else 1
+        with metered() as meter, loop.computing_in(ctx.config.system.dtype, ctx.device, ctx.ranks):
+            every, taken = drawn_anew(partial(self._groups, own, number), self.timetable.rows(number), most)
+            # Each rank has a part of the prompts.
+            meter.flops["decoding"] = int(ctx.ranks.sum(meter.flops["decoding"]))
+            if not ctx.ranks.is_first:
+                return
+            with self.kept.writing(number, durable=self.timetable.parts(number) * algo.epochs > 1) as folder:
+                for time, groups in enumerate(taken):
+                    (folder / str(time)).mkdir()
+                    logprobs = exact_logprobs(own, algo, self.policy, groups)
+                    self._algorithm.keep(replace(own, out=folder / str(time)), replace(groups, logprobs=logprobs))
+                counts, figures = _counts(every, faults), _figures(every, self.policy)
+                if not algo.keeps_logprobs:  # a loss with rewards reports them itself
+                    rewards = np.concatenate([one.scored.values for one in every])
+                    figures["reward"] = rewards[np.isfinite(rewards)].tolist()
+                if most > 1:
+                    counts[_ANEW] = sum(len(one.keys) for one in every[1:])
+                    figures["times_drawn"] = [len(every)]
+                about = {"flops": meter.flops, "counts": counts, "figures": figures, "first fault": faults.first}
+                (folder / ABOUT).write_text(json_text(about) + "\n")
 
-    if fitting.checkpoint is not None:
-        fitting.checkpoint.lacks = lacks
-    losses, counts = fit_drawn(
-        model,
-        timetable,
-        drawn,
-        fitting,
-        longest=policy.limit,
-        group=algo.num_generations,
-        steps_before=(ctx.round - 1) * timetable.steps if algo.warm_start else 0,
-        horizon=math.inf if algo.horizon is None else algo.horizon * timetable.steps,
-        goes_on_from=ctx.optional_input("train@previous") if algo.warm_start else None,
-        leaves_to=ctx.out,
-    )
-    failures = RewardFailures(counts.pop("scored", 0), counts.pop("failed", 0), kept.first_fault())
-    if ctx.ranks.is_first:
-        failures.write(ctx.out)
-    tokens_trained = counts.pop("tokens") + algorithm.spent_before(ctx)
-    tally = Tally("prompts", **{name: counts.pop(name, 0) for name in _TALLIED})
-    about = {
-        "tokens_generated": tokens_generated(ctx) + counts.pop("generated", 0),
-        **counts,
-        **algorithm.told_before(ctx),
-        "tokens_trained": tokens_trained,
-    }
-    return {**about, "loss": losses}, tally
+    def _groups(self, own: JobContext, number: int, first: int, count: int, time: int) -> Groups:
+        """Draw and score groups for a batch; see `drawn_anew`."""
+        ids = self._ids.take(range(first, first + count), mode="wrap")
+        name = f"{own.algo}/{own.round}" + (f"/again/{number}/{time}" if time else "")
+        rows = [self._dataset.row(int(row)) for row in ids]
+        drawn = draw_groups(own, self._dataset, self.policy, self._algo.num_generations, rows, name)
+        return score_groups(own, self._dataset, drawn, name, self._judge)
 
 
 def drawn_anew(
@@ -347,11 +402,11 @@ def drawn_anew(
     return every, taken
 
 
-def _counts(drawn: Sequence[Groups]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for groups in drawn:
-        counts.update({name: getattr(groups.tally(), name) for name in _TALLIED}, generated=groups.generated)
-    return counts
+def _counts(drawn: Sequence[Groups], faults: RewardFailures) -> Counter[str]:
+    """Return the batch's counts: of groups by what became of them, of tokens, and of scored completions."""
+    tallied = ({name: getattr(groups.tally(), name) for name in _TALLIED} for groups in drawn)
+    tokens = sum(groups.generated for groups in drawn)
+    return _sum([*tallied, {"generated": tokens, "scored": faults.completions, "failed": faults.failed}])
 
 
 def _figures(drawn: Sequence[Groups], policy: TextPolicy) -> dict[str, list[float]]:
@@ -383,16 +438,12 @@ class KeptBatches:
         with suppress(OSError, ForeignDataError):
             if parse_json(read_plain(self.folder(number) / SUMS)) == _sums(self.folder(number)):
                 return True
-        for other in self._numbers():
-            if other >= number:
-                shutil.rmtree(self.folder(other), ignore_errors=True)
+        self._remove(lambda other: other >= number)
         return False
 
     def forget_before(self, number: int) -> None:
         """Remove earlier batches, which no restart can need any more."""
-        for other in self._numbers():
-            if other < number:
-                shutil.rmtree(self.folder(other), ignore_errors=True)
+        self._remove(lambda other: other < number)
 
     def first_fault(self, said: str = "") -> str:
         """Return the message about the first completion on which a reward failed, in all attempts.
@@ -423,10 +474,11 @@ class KeptBatches:
         if durable:
             fsync(self._place, folder=True)
 
-    def _numbers(self) -> list[int]:
+    def _remove(self, is_past: Callable[[int], bool]) -> None:
         with suppress(FileNotFoundError):
-            return [int(path.name) for path in self._place.iterdir() if path.name.isdecimal()]
-        return []
+            for path in list(self._place.iterdir()):
+                if path.name.isdecimal() and is_past(int(path.name)):
+                    shutil.rmtree(path, ignore_errors=True)
 
 
 def _sums(folder: Path) -> dict[str, str]:

@@ -184,6 +184,10 @@ class Ranks:
         value: _T = made[0]
         return value
 
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.any_of(False)
+
     # -- data --------------------------------------------------------------------------------------------------
 
     def share(

@@ -309,6 +309,11 @@ class Fitting:
         hints: Folder with batch sizes that fit; None remembers none.
         ranks: Ranks of this training; `training.micro_batch_size` is per rank.
         curve: Destination of the training's curve, see `JobContext.curve`; None draws none.
+        steps_before: Steps of the trainings that this one continues; warm-up and schedule count them too.
+        horizon: Steps, including those before, of the schedule; None for all of this training, infinity for a
+            constant rate after the warm-up.
+        goes_on_from: Output of a training that has left its optimizer state; None starts with a new one.
+        leaves_to: Folder in which to leave the optimizer state for the next training; None for none.
     """
 
     learning_rate: float
@@ -325,6 +330,10 @@ class Fitting:
     hints: Path | None = None
     ranks: Ranks = ALONE
     curve: Curve | None = None
+    steps_before: int = 0
+    horizon: float | None = None
+    goes_on_from: Path | None = None
+    leaves_to: Path | None = None
 
     def micro_batch(
         self, model: nn.Module, most: int, *, longest: int, group: int, policy: bool, work: str = ""
@@ -494,7 +503,7 @@ class TrainState:
     Attributes:
         drawing: Its curve.
         micro_batch: Sequences at once, possibly reduced after running out of memory.
-        told: Lists to which its losses append.
+        told: Lists of plain data to which its losses append.
         step: Number of steps done.
         history: Loss of each step.
     """
@@ -504,7 +513,7 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     micro_batch: BatchSize
     drawing: Drawing
-    told: Mapping[str, list[float]]
+    told: Mapping[str, list[Any]]
     step: int = 0
     history: list[float] = field(default_factory=list)
 
@@ -521,7 +530,7 @@ class TrainState:
 
     def resume(self, checkpoint: saved.Checkpoints) -> None:
         """Resume from the newest checkpoint, if there is one."""
-        newest = checkpoint.latest(lambda old: saved.state_problem(old.state, self.model, self.optimizer))
+        newest = checkpoint.latest(self._problem)
         if newest is not None:
             own = saved.restore_training(newest.state, self.model, self.optimizer, ranks=self.how.ranks)
             self.step, self.history = newest.step, list(own["history"])
@@ -530,6 +539,11 @@ class TrainState:
                 self.told[name][:] = values
             # Not a size found by other jobs since: the rest must be the same as without interruption.
             self.micro_batch.start_at(int(own["micro_batch_size"]))
+
+    def _problem(self, old: saved.Saved) -> str | None:
+        if old.state.values["own"]["told"].keys() != self.told.keys():
+            return "it keeps other lists, as another version of this code does"
+        return saved.state_problem(old.state, self.model, self.optimizer)
 
 
 def train(
@@ -540,18 +554,15 @@ def train(
     *,
     micro_batch: BatchSize | None = None,
     tokens_after: Callable[[int], int] = lambda _: 0,
-    told: Mapping[str, list[float]] | None = None,
+    told: Mapping[str, list[Any]] | None = None,
     before: Callable[[int], None] = lambda _: None,
-    steps_before: int = 0,
-    horizon: float | None = None,
-    goes_on_from: Path | None = None,
-    leaves_to: Path | None = None,
 ) -> list[float]:
     """Train a model in place; with several ranks, all of them call this together.
 
     Args:
         model: Its parameters that require gradients are trained.
-        how: Learning rate, optimizer, checkpoints, ranks, curve; the other fields are for `losses_of`.
+        how: Learning rate, optimizer, checkpoints, ranks, curve, trainings before and after; the other fields are
+            for `losses_of`.
         steps: Optimizer steps.
         losses_of: Step -> the losses of its micro-batches, weighted so that they add up to the loss of the batch.
             Each is back-propagated before the next is requested, so that only one is in memory. The step is the
@@ -560,14 +571,9 @@ def train(
         micro_batch: `losses_of` splits batches by its `size`. When memory runs out the size is halved, the
             gradients of the step are dropped, and the step is repeated.
         tokens_after: Returns the tokens trained on after a number of steps, for the curve.
-        told: Lists to which `losses_of` appends. They are kept like losses: in checkpoints, and without the
-            entries of a step that is repeated.
+        told: Lists of plain data to which `losses_of` appends. They are kept like losses: in checkpoints, and
+            without the entries of a step that is repeated.
         before: Called before each step, outside of the part that is repeated when memory runs out.
-        steps_before: Steps of the trainings that this one continues; warm-up and schedule count them too.
-        horizon: Steps, including those before, of the schedule; None for all of this training, infinity for a
-            constant rate after the warm-up.
-        goes_on_from: Output of a training that has left its optimizer state; None starts with a new one.
-        leaves_to: Folder in which to leave the optimizer state for the next training; None for none.
 
     Returns:
         The loss of every step, over all ranks. A sharded model stays so: `distributed.save_model` saves it.
@@ -583,23 +589,23 @@ def train(
     drawing = Drawing(how.curve, steps, ranks=ranks, tokens_after=tokens_after)
     micro_batch = micro_batch or BatchSize(1)
     state = TrainState(model, how, _optimizer(model, how), micro_batch, drawing, {} if told is None else told)
-    if goes_on_from is not None:
-        saved.restore_optimizer(goes_on_from, state.optimizer, ranks)
+    if how.goes_on_from is not None:
+        saved.restore_optimizer(how.goes_on_from, state.optimizer, ranks)
     if checkpoint is not None:
         state.resume(checkpoint)
     micro_batch.start_at(ranks.least(micro_batch.size))
     model.train()
     while state.step < steps:
         before(state.step)
-        rate = rate_at(steps_before + state.step, how, horizon or steps_before + steps)
+        rate = rate_at(how.steps_before + state.step, how, how.horizon or how.steps_before + steps)
         loss, norm = _step(state, rate, trained, losses_of)
         state.history.append(loss)
         drawing.add(state.step, loss, norm, rate)
         if checkpoint is not None:
             checkpoint.after_step(state.step, state.snapshot, last=state.step == steps)
     drawing.save()
-    if leaves_to is not None:
-        saved.save_optimizer(leaves_to, state.optimizer, ranks)
+    if how.leaves_to is not None:
+        saved.save_optimizer(how.leaves_to, state.optimizer, ranks)
     model.eval()
     return state.history
 

@@ -73,10 +73,10 @@ def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_
         pytest.importorskip("bitsandbytes")  # on a CPU too, where it is for tests alone
     whole, parted, stopped = tiny_policy(width=64), tiny_policy(width=64), tiny_policy(width=64)
     expected = loop.train(whole, how(kind), 7, losses_of(whole))
-    found = loop.train(parted, how(kind), 4, losses_of(parted), leaves_to=tmp_path)
+    found = loop.train(parted, how(kind, leaves_to=tmp_path), 4, losses_of(parted))
     later = losses_of(parted)
     on = {"steps_before": 4, "goes_on_from": tmp_path}
-    found += loop.train(parted, how(kind), 3, lambda step: later(step + 4), **on)
+    found += loop.train(parted, how(kind, **on), 3, lambda step: later(step + 4))
     assert found == expected
     assert all(map(torch.equal, whole.parameters(), parted.parameters()))
 
@@ -88,6 +88,17 @@ def test_two_trainings_of_which_one_goes_on_with_the_optimizer_of_the_other_are_
     kept = checkpoint.Checkpoints(tmp_path / "kept", {})
     assert loop.train(other, how(kind, checkpoint=kept), 7, losses_of(other)) == expected
     assert all(map(torch.equal, whole.parameters(), other.parameters()))
+
+
+def test_a_checkpoint_of_a_training_that_keeps_other_lists_is_passed_over(tmp_path: Path) -> None:
+    calls = iter(range(9))
+    stopping = checkpoint.Checkpoints(tmp_path, {}, stopping=lambda: next(calls) == 1)
+    first, second = tiny_policy(), tiny_policy()
+    with pytest.raises(JobStopped):
+        loop.train(first, how(checkpoint=stopping), 3, losses_of(first), told={"tokens": [], "training": []})
+    kept = checkpoint.Checkpoints(tmp_path, {})
+    found = loop.train(second, how(checkpoint=kept), 3, losses_of(second), told={"tokens": [], "flops": []})
+    assert (len(found), kept.saved_step) == (3, 0)
 
 
 def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
@@ -115,12 +126,12 @@ def test_muon_trains_the_matrices_of_hidden_layers_and_adamw_the_rest() -> None:
 def test_an_optimizer_that_is_not_there_or_of_another_model_is_one_message(tmp_path: Path) -> None:
     model = tiny_policy()
     with pytest.raises(JobError, match="cannot go on with the optimizer"):
-        loop.train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
-    loop.train(model, how(), 1, losses_of(model), leaves_to=tmp_path)
+        loop.train(model, how(goes_on_from=tmp_path), 1, losses_of(model))
+    loop.train(model, how(leaves_to=tmp_path), 1, losses_of(model))
     whole = (tmp_path / OPTIMIZER).read_bytes()
     (tmp_path / OPTIMIZER).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(JobError, match="cannot go on with the optimizer"):
-        loop.train(model, how(), 1, losses_of(model), goes_on_from=tmp_path)
+        loop.train(model, how(goes_on_from=tmp_path), 1, losses_of(model))
 
 
 def test_a_rate_falls_over_its_horizon_whatever_the_rounds(tmp_path: Path) -> None:
@@ -128,10 +139,10 @@ def test_a_rate_falls_over_its_horizon_whatever_the_rounds(tmp_path: Path) -> No
         yield model(torch.ones(1)).sum()
 
     model, rates = torch.nn.Linear(1, 1), []
-    falling = fitting(schedule=Schedule.cosine_from_start)
+    falling = fitting(schedule=Schedule.cosine_from_start, horizon=8)
     for before in (0, 4):
         curve = loop.Curve(training=str(before), folder=tmp_path)
-        loop.train(model, replace(falling, curve=curve), 4, losses_of, steps_before=before, horizon=8)
+        loop.train(model, replace(falling, curve=curve, steps_before=before), 4, losses_of)
     rates = [row.learning_rate for row in read_curve(tmp_path)]
     assert rates == pytest.approx([loop.rate_at(step, falling, 8) for step in range(8)], rel=1e-5)
     assert loop.rate_at(8, falling, 8) == pytest.approx(0, abs=1e-12)
@@ -272,8 +283,8 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
         return online.DrawnBatch(grpo.grpo_set(model, data, advantages, held, algo, "cpu", longest=5))
 
     table = online.Timetable(4 * len(trl.batches), 4, 4, algo.epochs)
-    how = fitting(batch_size=16, weight_decay=0.0)
-    losses, _ = online.fit_drawn(model, table, drawn, how, longest=5, group=4, horizon=math.inf)
+    how = fitting(batch_size=16, weight_decay=0.0, horizon=math.inf)
+    losses, _ = online.fit_drawn(model, table, drawn, how, longest=5, group=4)
     assert max(shares) < 1
     assert (max(shares) > 0) == algo.mask_truncated_completions
     # `RLOOTrainer` leaves the division by the steps of accumulation to its base.
