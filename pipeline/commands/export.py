@@ -35,7 +35,7 @@ from pipeline.engine.keeper import tell_needs
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
 from pipeline.engine.run_jobs import run_jobs
 from pipeline.engine.scheduler.signals import StopSignals
-from pipeline.engine.store.store import REMOVED, Scratch, Store
+from pipeline.engine.store.store import Scratch, Store
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text
 from pipeline.foreign import ForeignDataError, read_json_file
@@ -44,6 +44,7 @@ from pipeline.learning.algos.policy_config import starts_of
 from pipeline.learning.datasets.chat import CLOCK, DATE, asks_clock, dated
 from pipeline.learning.datasets.from_files import template_fields
 from pipeline.outputs import formats
+from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Plan, missing_jobs
 from pipeline.plan.models import is_local, model_files
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned

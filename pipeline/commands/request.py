@@ -21,12 +21,13 @@ from pipeline.engine.devices import inventory, select
 from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_jobs import read_durations
 from pipeline.engine.store.shared import SharedStore, check_address
-from pipeline.engine.store.store import NOT_STORED, REMOVED, Store
+from pipeline.engine.store.store import NOT_STORED, Store
 from pipeline.errors import ConfigError, StoreError, has_package, install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.registry import CHECK, PREPARE
 from pipeline.machine import memory
 from pipeline.outputs.formats import read_metrics
+from pipeline.outputs.manifest import REMOVED
 from pipeline.plan import build, compatibility, contents, estimates, graph, rewards
 from pipeline.plan.models import (
     all_models,

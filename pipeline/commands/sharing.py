@@ -13,7 +13,8 @@ from pipeline.commands.request import Request, Stored, look_up
 from pipeline.config.schema import Config
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store import shared
-from pipeline.engine.store.store import NOT_STORED, REMOVED, Verified
+from pipeline.engine.store.store import NOT_STORED, Verified
+from pipeline.outputs.manifest import REMOVED
 from pipeline.runs import trained
 from pipeline.runs.report.format import count
 from pipeline.terminal.console import say

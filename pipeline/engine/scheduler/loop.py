@@ -37,11 +37,12 @@ from pipeline.engine.scheduler.ready import Needs
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
 from pipeline.engine.store.shared import SharedStore
-from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, Verified, explained, lock_of
+from pipeline.engine.store.store import NOT_STORED, Scratch, Store, Verified, explained, lock_of
 from pipeline.engine.workers import messages
 from pipeline.engine.workers.pool import Pool
 from pipeline.errors import StoreError
 from pipeline.files import Claim
+from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.graph import Job, Plan
 
 # -- outside -----------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ from enum import Enum
 from pathlib import Path
 
 from pipeline.engine.run_folder import STAMP_FORMAT, RunFolder
-from pipeline.engine.store.store import NOT_STORED, REMOVED, Scratch, Store, is_lock, is_store, leftovers
+from pipeline.engine.store.store import NOT_STORED, Scratch, Store, is_lock, is_store, leftovers
 from pipeline.engine.store.store import remove as remove_leftover
 from pipeline.errors import ConfigError, StoreError
 from pipeline.files import remove_tree, walk
 from pipeline.foreign import read_json_file
 from pipeline.outputs import manifest
 from pipeline.outputs.formats import REPLIES
+from pipeline.outputs.manifest import REMOVED
 from pipeline.plan.recorded import LIMIT
 
 # -- run refs ----------------------------------------------------------------------------------------------------

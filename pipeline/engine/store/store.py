@@ -172,8 +172,6 @@ def _open_lock(root: Path) -> int | None:
         return None
 
 
-__all__ = ["MANIFEST", "NOT_STORED", "REMOVED", "Store"]
-
 NOT_STORED = "not stored"
 """Result of `Store.problem` where nothing is stored, so nothing has to be set aside."""
 KEY = re.compile(r"[0-9a-f]{40,64}")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pipeline.errors import JobError, OutOfMemory
+from pipeline.errors import JobError
 from pipeline.learning.generation.decode import DecodeSettings, DecodingWork
 from pipeline.learning.generation.sampling import LIKELIEST, Keys, no_number
 from pipeline.learning.models import batch_size, cache
@@ -118,7 +118,8 @@ class VLLMBackend:
             outputs = [each.outputs[0] for each in engine.generate(texts, settings, use_tqdm=False)]
         except BaseException as error:
             release()  # the engine keeps unfinished requests, and would wait for them for ever
-            raise self._failure(error) from error
+            self._tell_no_room(error)
+            raise
         if any(math.isnan(output.cumulative_logprob or 0.0) for output in outputs):  # vLLM then draws token 0
             raise no_number("policy")
         return [self._ended(output) for output in outputs]
@@ -175,7 +176,8 @@ class VLLMBackend:
                     generation_config="vllm",  # no tokenizer beside the weights
                 )
         except (RuntimeError, MemoryError, ValueError) as error:
-            raise self._failure(error) from error
+            self._tell_no_room(error)
+            raise
         finally:
             torch.set_num_threads(threads)  # on CPUs an engine sets it for all that comes later
         _kept.append((started_with, engine))
@@ -199,12 +201,10 @@ class VLLMBackend:
         taken = free * SHARE if self._memory_mb is None else self._memory_mb * MIB
         return {"gpu_memory_utilization": min(1.0, taken / total)}
 
-    def _failure(self, error: BaseException) -> BaseException:
-        """Return the exception to raise: vLLM's memory errors vary, and retrying at once is useless."""
+    def _tell_no_room(self, error: BaseException) -> None:
+        """Raise `OutOfMemory` if an error means that: messages of vLLM vary, and trying again is useless."""
         text = str(error)
-        if not batch_size.is_out_of_memory(error) and not any(words in text.lower() for words in _NO_ROOM):
-            return error
-        rows = self._settings.batch_size
-        batch = self._sizes.begin("generate by vLLM", rows, length=1, group=rows, remedy=_REMEDY)
-        failure: OutOfMemory = batch.give_up(error)
-        return failure
+        if batch_size.is_out_of_memory(error) or any(words in text.lower() for words in _NO_ROOM):
+            rows = self._settings.batch_size
+            batch = self._sizes.begin("generate by vLLM", rows, length=1, group=rows, remedy=_REMEDY)
+            raise batch.give_up(error) from error
