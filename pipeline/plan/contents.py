@@ -135,7 +135,7 @@ DIVERGENCES = 1
 """Baseline of the KL divergence of completions; keys without a nucleus do not cover it."""
 EVALUATION = 3
 """`pipeline.learning.algos.evaluating`: what an evaluation draws and stores for the metrics."""
-STATISTICS = 6
+STATISTICS = 7
 """`pipeline.learning.evaluation`: metrics, intervals, tests."""
 
 

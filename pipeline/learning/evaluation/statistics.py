@@ -474,8 +474,7 @@ class Paired:
 
     Attributes:
         differences: Differences by policy and prompt, shape [C, P]; not finite where `per_prompt` is not.
-        reach: The largest possible difference of a prompt: the range of all values of both policies; 0 if no
-            policy has different values at different prompts, since then nothing is known of other differences.
+        reach: The largest possible difference of a prompt: the range of all values of both policies.
     """
 
     differences: Floats
@@ -500,14 +499,8 @@ def paired_by_prompt(first: Ratios, second: Ratios) -> Paired:
     with np.errstate(invalid="ignore"):
         found = ours - theirs
         reach = np.maximum(ours, theirs).max() - np.minimum(ours, theirs).min()
-        constant = found.shape[-1] > 1 and all(
-            (np.ptp(one, -1) <= _EQUAL * np.abs(one).max(-1)).all() for one in (ours, theirs)
-        )
     alike = np.abs(found) <= _EQUAL * (np.abs(ours) + np.abs(theirs))
-    found = np.where(alike, 0.0, found)
-    if constant:
-        return Paired(np.broadcast_to(found[:, :1], found.shape), 0.0)
-    return Paired(found, float(reach))
+    return Paired(np.where(alike, 0.0, found), float(reach))
 
 
 def says_all_or_nothing(differences: Floats) -> bool:
@@ -549,8 +542,7 @@ def paired_intervals(differences: Sequence[Floats], reaches: Sequence[float], co
         confidence: Level of the intervals.
 
     Returns:
-        The ends of each interval: equal if all differences are equal and the reach is 0. An interval includes 0
-        if `paired_tests` does not reject 0 at this level.
+        The ends of each interval. An interval includes 0 if `paired_tests` does not reject 0 at this level.
     """
     found = score_intervals(differences, reaches, confidence)
     level = 1 - confidence
@@ -583,16 +575,7 @@ def score_intervals(differences: Sequence[Floats], reaches: Sequence[float], con
     for place, (seen, often) in enumerate(counted):
         values[place, : len(seen)], times[place, : len(seen)] = seen, often
     low, high = score_limits(values, times, np.array(reaches, np.float64), confidence)
-    ends = zip(low.tolist(), high.tolist(), strict=True)
-    return [
-        (float(one[0]),) * 2 if _is_constant(one, reach) else found
-        for one, reach, found in zip(differences, reaches, ends, strict=True)
-    ]
-
-
-def _is_constant(differences: Floats, reach: float) -> bool:
-    """Return whether neither the differences nor their reach suggest that other prompts differ from these."""
-    return reach == 0 and len(differences) > 1 and bool((differences == differences[0]).all())
+    return list(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def score_limits(values: Floats, times: Floats, reaches: Floats, confidence: float) -> tuple[Floats, Floats]:
@@ -619,8 +602,6 @@ def _score_p(differences: Floats, reach: float) -> float:
     mean = float(differences.mean())
     if scale == 0 or mean == 0:
         return 1.0
-    if _is_constant(differences, reach):
-        return 0.0
     # In the direction of `_upper`: from a mean below 0 up to 0.
     values, times = (-np.sign(mean) * differences / scale)[None], np.ones((1, len(differences)))
     ends = np.zeros(1), np.full(1, 2.0)
