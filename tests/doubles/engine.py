@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -179,8 +180,14 @@ class Engine:
         scratch = self.store.root / ".tmp"
         # Of one that has ended its exit code may still be there: until its parent asks for it, which for an orphan
         # is init, or this process where an earlier test had it adopt orphans.
-        new = [child for child in own_children() if child.pid not in self.before and is_living(child.pid)]
-        return [describe(child) for child in new] + [str(path) for path in scratch.rglob("*")]
+        # One that is being killed has lost its command line, with its memory, and needs a moment more.
+        new = [child for child in own_children() if child.pid not in self.before]
+        for _ in range(200):
+            alive = [told for child in new if is_living(child.pid) for told in [describe(child)]]
+            if all(alive):
+                break
+            time.sleep(0.05)
+        return alive + [str(path) for path in scratch.rglob("*")]
 
 
 def what_status_shows(view: RunView) -> list[Any]:
