@@ -354,10 +354,13 @@ class Decoded:
         kl: KL divergence of the policy from the model, summed over the steps of each sample, in nats, shape [N]:
             from the sampled distribution, nucleus and guidance included, to the model's whole distribution at the
             same temperature. 0 without both.
+        logprobs: Log-probabilities of its tokens as the backend drew them, by their whole distribution at the
+            sampling temperature (`completion_scores`); None by our own decoder.
     """
 
     tokens: list[list[int]]
     kl: NDArray[np.float64]
+    logprobs: list[NDArray[np.float32]] | None = None
 
 
 def decode(
