@@ -342,9 +342,8 @@ def _idle_rules(config: Config, *, gpu: bool) -> Iterator[tuple[str, bool, str]]
     if steady and schedule.has_end:
         why = f"algos.{steady[0]}.horizon={config.rounds_of_training} lets its rate fall"
         yield "training.schedule", True, f"on {', '.join(steady)}, which draws while it trains; {why}"
-    if drawing and config.generation.backend is not schema.TextBackend.own:
-        why = f"algos.{drawing[0]}.sampling=round has it draw by this one"
-        yield "generation.backend", True, f"on {', '.join(drawing)}, which draws while it trains; {why}"
+    own_decoder = config.generation.backend is schema.TextBackend.own
+    yield "algos.*.vllm_*", own_decoder, "it is of generation.backend=vllm"
     single = schema.devices_per_training(config) == 1
     why = "each training has one device here; training.gpus_per_job gives it more"
     yield "training.strategy distributed.strategy distributed.fsdp_*", single, why

@@ -167,13 +167,14 @@ def model_text(default: Any) -> Any:
     return _field(default, True, {MODEL_TEXT: True})
 
 
-def option(default: Any) -> Any:
+def option(default: Any, **limits: Any) -> Any:
     """Declare a field added after results were stored: at its default it is left out of keys, so they stay valid.
 
     Args:
         default: The behaviour before; any other value is part of keys.
+        limits: For numbers, their `Range`.
     """
-    return _field(default, True, {UNLESS_DEFAULT: True})
+    return _field(default, True, {UNLESS_DEFAULT: True, **({RANGE: Range(**limits)} if limits else {})})
 
 
 def hint(default: Any, keyed: str = "") -> Any:

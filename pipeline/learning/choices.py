@@ -56,6 +56,16 @@ class ImportanceSampling(Enum):
     product = "product"  # a whole completion as it is, which TRL has in RLOO alone
 
 
+class VLLMCorrection(Enum):
+    """Which ratio of the trainer's probability to vLLM's weighs GRPO's loss, by TRL's names."""
+
+    none = "none"  # no weights; the difference is measured all the same
+    token_truncate = "token_truncate"  # of each token, moved to the nearest bound
+    token_mask = "token_mask"  # of each token, 0 beyond the bounds
+    sequence_truncate = "sequence_truncate"  # of the whole completion, moved to the nearest bound
+    sequence_mask = "sequence_mask"  # of the whole completion, 0 beyond the bounds
+
+
 class ScaleRewards(Enum):
     """What GRPO divides advantages by, by TRL's names."""
 

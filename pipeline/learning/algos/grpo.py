@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number
+from pipeline.config.schema import LARGEST_RATE, LARGEST_WEIGHT, AlgoConfig, Config, number, option
 from pipeline.learning.algos import base, parts, policy_config, post_training, reward_stage
-from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards, VLLMCorrection
 from pipeline.learning.rewards.preference import PreferenceConfig
 
 
@@ -44,6 +44,17 @@ class GRPOConfig(policy_config.OnlineConfig):
     entropy_coef: float = number(0.0, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is none)")
     """Weight of an entropy bonus, averaged over tokens and over the whole vocabulary: TRL's name, verl's
     `entropy_coeff`."""
+    vllm_importance_sampling_mode: VLLMCorrection = option(VLLMCorrection.sequence_mask)
+    """Weights of the loss of what vLLM has drawn while training: probabilities under training over those under
+    vLLM."""
+    vllm_importance_sampling_clip_max: float | None = option(
+        3.0, above=0, at_most=LARGEST_WEIGHT, hint=", or null for none"
+    )
+    """Upper bound of these weights."""
+    vllm_importance_sampling_clip_min: float | None = option(
+        None, above=0, at_most=LARGEST_WEIGHT, hint=", or null for none"
+    )
+    """Lower bound of these weights."""
     reference: policy_config.Anchor = policy_config.Anchor.initial
 
     def problems(self, key: str, config: Config) -> Iterator[str]:
@@ -54,6 +65,7 @@ class GRPOConfig(policy_config.OnlineConfig):
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         if self.delta is not None and self.delta <= 1 + high and self.loss_type is not GRPOLoss.cispo:
             yield f"{key}.delta={self.delta}: must be above 1 + {key}.epsilon_high, {1 + high:g}, or null"
+        yield from self._unbounded(key)
         sizes = {"training.micro_batch_size": config.training.micro_batch_size}
         if not self.draws_to_train:
             sizes = {f"{key}.batch_size": self.batch_size, **sizes}
@@ -62,8 +74,22 @@ class GRPOConfig(policy_config.OnlineConfig):
                 group = f"{key}.num_generations={self.num_generations}"
                 yield f"{name}={size}: must be a multiple of {group}, as no group is split"
 
+    def _unbounded(self, key: str) -> Iterator[str]:
+        """Yield problems of the bounds of the weights for vLLM."""
+        mode, typed = self.vllm_importance_sampling_mode, f"{key}.vllm_importance_sampling"
+        least, most = self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max
+        if least is not None and most is not None and least >= most:
+            yield f"{typed}_clip_min={least:g}: must be below {typed}_clip_max={most:g}, or null"
+        if mode.name.endswith("_truncate") and least is most is None:
+            yield f"{typed}_mode={mode.name}: needs {typed}_clip_max or {typed}_clip_min"
+
     def idle(self, setting: str) -> str:
         """Also report bounds that the loss does not have as unused."""
+        if setting.startswith("vllm_"):
+            if not self.draws_to_train:
+                return "it is of sampling=online"
+            if "clip" in setting and self.vllm_importance_sampling_mode is VLLMCorrection.none:
+                return "vllm_importance_sampling_mode=none has no weights"
         if setting in ("epsilon", "delta") and self.loss_type is GRPOLoss.cispo:
             return "with loss_type=cispo the ratio is bounded by epsilon_high alone"
         return super().idle(setting)
@@ -176,6 +202,8 @@ class RLOOConfig(GRPOConfig):
     """Unit of the probability ratio: `product` over a whole completion, as in the paper and in TRL."""
     beta: float = number(0.05, at_least=0, at_most=LARGEST_WEIGHT, hint=" (0 is no KL term)")
     """Weight of the log-ratio to the anchor that is subtracted from each reward; with 0 no anchor is loaded."""
+    vllm_importance_sampling_mode: VLLMCorrection = option(VLLMCorrection.none)
+    """As for GRPO; none, as in TRL's `RLOOTrainer`."""
     normalize_advantages: bool = False
     """Normalise advantages to mean 0 and standard deviation 1 over all completions of a round, or of a batch drawn
     online."""

@@ -239,7 +239,8 @@ def samples_of(groups: parts.Groups) -> parts.Samples:
     sequences = groups.sequences(range(len(groups.tokens)), groups.scored.values.tolist())
     if groups.logprobs is None:
         return parts.Samples.without_logprobs(sequences)
-    return parts.Samples(sequences, parts.grpo.padded(groups.logprobs))
+    sampled = None if groups.sampled is None else parts.grpo.padded(groups.sampled)
+    return parts.Samples(sequences, parts.grpo.padded(groups.logprobs), sampled)
 
 
 def _fit_round(

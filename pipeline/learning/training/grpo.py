@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from torch import Tensor, nn
 
 from pipeline.errors import JobError
-from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards, VLLMCorrection
 from pipeline.learning.training import loop, scoring
 from pipeline.learning.training.sequences import Batch, Sequences, read_arrays
 from pipeline.outputs.formats import read_input
@@ -43,10 +43,12 @@ class Samples:
             its reward, NaN if missing.
         logprobs: Log-probability of each token of a completion under the policy that drew it, 0 beyond its end,
             shape [N, C], float32.
+        sampled: The same as a backend drew them, which computes them in another way; None by our own decoder.
     """
 
     sequences: Sequences
     logprobs: NDArray[np.float32]
+    sampled: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -77,7 +79,8 @@ class Samples:
     def save(self, folder: Path) -> None:
         """Write the samples to a folder."""
         self.sequences.save(folder)
-        save_file({"logprobs": self.logprobs}, folder / FILE)
+        sampled = {} if self.sampled is None else {"sampled": self.sampled}
+        save_file({"logprobs": self.logprobs, **sampled}, folder / FILE)
 
     @staticmethod
     def load(folders: Sequence[Path]) -> Samples:
@@ -87,13 +90,18 @@ class Samples:
             JobError: A file is missing or invalid; the message says which job wrote it.
         """
         parts = [read_input(folder, FILE, _read) for folder in folders]
-        width = max(part.shape[1] for part in parts)
-        logprobs = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
-        return Samples(Sequences.load(folders), np.concatenate(logprobs))
+        width = max(part["logprobs"].shape[1] for part in parts)
+        joined = {
+            name: np.concatenate(
+                [np.pad(part[name], ((0, 0), (0, width - part[name].shape[1]))) for part in parts]
+            )
+            for name in parts[0]
+        }
+        return Samples(Sequences.load(folders), **joined)
 
 
-def _read(path: Path) -> NDArray[np.float32]:
-    return read_arrays(path, {"logprobs": "fN,C"})["logprobs"]
+def _read(path: Path) -> dict[str, NDArray[np.float32]]:
+    return read_arrays(path, {"logprobs": "fN,C", "sampled": "fN,C"}, optional=("sampled",))
 
 
 def supervised_columns(values: NDArray[np.float64], data: Sequences) -> list[NDArray[np.float32]]:
@@ -128,6 +136,9 @@ class Objective(Protocol):
     importance_sampling_level: ImportanceSampling
     use_bias_correction_kl: bool
     entropy_coef: float
+    vllm_importance_sampling_mode: VLLMCorrection
+    vllm_importance_sampling_clip_max: float | None
+    vllm_importance_sampling_clip_min: float | None
 
     @property
     def is_on_policy(self) -> bool:
@@ -227,6 +238,30 @@ def whitened_returns(
     advantages = np.zeros(counts.shape, np.float32)
     advantages[counts] = values / np.sqrt(max(1e-8, np.square(values).mean())) if counts.any() else 0.0
     return advantages
+
+
+def sampler_weights(apart: NDArray[np.float32], objective: Objective) -> NDArray[np.float32]:
+    """Return the weights of the loss that make up for drawing with other probabilities than those of training.
+
+    Args:
+        apart: Log-probabilities of tokens under training minus those that they were drawn with, 0 beyond the end
+            of a completion, shape [N, C].
+        objective: Settings.
+
+    Returns:
+        Shape [N, C], or [N, 1] with a weight for each whole completion.
+    """
+    mode = objective.vllm_importance_sampling_mode
+    if mode is VLLMCorrection.none:
+        return np.ones_like(apart)
+    whole = mode in (VLLMCorrection.sequence_mask, VLLMCorrection.sequence_truncate)
+    with np.errstate(over="ignore"):
+        weights = np.exp(apart.sum(1, keepdims=True) if whole else apart)
+    least, most = objective.vllm_importance_sampling_clip_min, objective.vllm_importance_sampling_clip_max
+    low, high = 0.0 if least is None else least, np.inf if most is None else most
+    if mode in (VLLMCorrection.token_truncate, VLLMCorrection.sequence_truncate):
+        return weights.clip(low, high)
+    return np.where((weights < low) | (weights > high), np.float32(0), weights)
 
 
 def _in_groups(rewards: NDArray[np.floating], group: int) -> NDArray[np.float64]:
@@ -432,6 +467,7 @@ def grpo_set(
     ratio_of = ratio or (lambda tokens: importance_ratio(tokens, objective.importance_sampling_level))
     surrogate_of = surrogate or (lambda tokens, ratio: clipped_surrogate(tokens, ratio, objective))
     drawn = data.sequences.supervised.astype(np.float64)
+    weights, told = (None, {}) if data.sampled is None else _correction(data, data.sampled, objective)
 
     def loss_of(batch: Batch, part: NDArray[np.int64], whole: NDArray[np.int64]) -> Tensor:
         if objective.entropy_coef:
@@ -449,9 +485,11 @@ def grpo_set(
         )
         ratios = _of_tokens("ratio", ratio_of(tokens), batch)
         gain = _of_tokens("surrogate", surrogate_of(tokens, ratios), batch)
-        losses = token_losses(tokens, ratios, gain, objective)
+        weighed = gain if weights is None else gain * laid_out(weights)
+        losses = token_losses(tokens, ratios, weighed, objective)
         if loop.is_drawn():
             _add_to_curve(tokens, data.rewards[part], token_figures(tokens, ratios, gain, objective))
+            loop.add_to_curve(**told)
         of_batch = drawn.mean() * len(whole) if objective.loss_type in _OF_AVERAGE else drawn[whole].sum()
         kind, most = objective.loss_type, longest
         loss = averaged(losses, batch.mask, kind, sequences=len(whole), tokens=float(of_batch), longest=most)
@@ -462,6 +500,22 @@ def grpo_set(
 
     counts = _signal_counts(advantages, drawn == 0, objective.num_generations)
     return loop.TrainingSet(data.sequences, loss_of, objective.num_generations, counts)
+
+
+def _correction(
+    data: Samples, sampled: NDArray[np.float32], objective: Objective
+) -> tuple[NDArray[np.float32], dict[str, float]]:
+    """Return the weight of each drawn token, shape [N, C], and metrics of weights and differences."""
+    counts = np.arange(sampled.shape[1]) < data.sequences.supervised[:, None]
+    apart = data.logprobs - sampled
+    weights = sampler_weights(apart, objective)
+    each = np.abs(apart[counts])
+    told = weights[counts.any(1)] if weights.shape[1] == 1 else weights[counts]
+    figures = {"sampler_difference": each, "sampler_weight": told}
+    return np.broadcast_to(weights, apart.shape), {
+        **{name: float(values.mean()) for name, values in figures.items() if values.size},
+        **{f"{name}_max": float(values.max()) for name, values in figures.items() if values.size},
+    }
 
 
 def _add_to_curve(tokens: TokenBatch, rewards: NDArray[np.float32], figures: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline import errors, from_trl
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, TextBackend
 from pipeline.learning.from_trl import FromTRL
 from tests.doubles.composing import quick_config
 
@@ -92,13 +92,35 @@ def test_settings_are_those_of_the_object(algo: str, given: tuple[str, str, Any]
          ["gradient_accumulation_steps=1 (see algos.GRPO.batch_size)"]),
         ("GRPO", {"max_steps": 7, "use_vllm": True, "top_k": 50, "optim": "lomo"},
          ["optim=lomo (see training.optimizer)", "max_steps=7 (see data_collection.prompts_per_round)",
-          "top_k=50", "use_vllm=True (see generation.backend)"]),
+          "top_k=50"]),
+        ("GRPO", {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5},
+         ["vllm_gpu_memory_utilization=0.5 (see generation.memory_mb)"]),
         ("GRPO", {"gradient_accumulation_steps": 4, "steps_per_generation": 6},
          ["steps_per_generation=6 (see algos.GRPO.steps_per_generation)"]),
     ],
 )  # fmt: skip
 def test_what_has_no_counterpart_is_told_in_the_words_of_trl(algo: str, given: Any, told: list[str]) -> None:
     assert sorted(from_trl(given, algo).without) == sorted(told)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("sequence_mask", 3.0, None)),
+        ({"vllm_importance_sampling_correction": False}, ("none", 3.0, None)),
+        ({"vllm_importance_sampling_mode": "token_truncate", "vllm_importance_sampling_cap": 2.0},
+         ("token_truncate", 2.0, None)),
+        ({"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.5},
+         ("sequence_mask", None, 0.5)),
+    ],
+)  # fmt: skip
+def test_what_vllm_draws_is_weighed_as_trl_does(given: Any, expected: tuple[str, float | None, float]) -> None:
+    assert not [one for one in from_trl(given, "GRPO").overrides if "vllm" in one]
+    config, algo = composed(from_trl({"use_vllm": True, **given}, "GRPO"), "GRPO")
+    assert config.generation.backend is TextBackend.vllm
+    found = [getattr(algo, f"vllm_importance_sampling_{name}") for name in ("mode", "clip_max", "clip_min")]
+    assert (found[0].name, *found[1:]) == expected
+    assert composed(from_trl({"use_vllm": True}, "RLOO"), "RLOO")[1].vllm_importance_sampling_mode.name == "none"
 
 
 def test_what_is_computed_by_default_is_what_trl_computes() -> None:

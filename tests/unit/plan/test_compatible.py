@@ -109,6 +109,30 @@ def test_keys_name_the_backend_of_what_it_draws() -> None:
     assert same >= {("PITA", "generate"), ("PITA", "train"), ("PITA", "evaluate")}
 
 
+def test_keys_name_the_backend_that_draws_while_training() -> None:
+    """And settings that only it reads are in keys only if they are other than their defaults."""
+    asked = ["experiment.name=t", "algos=[GRPO]", "rounds_of_training=1"]
+    own, other = (
+        next(
+            job for job in build_plan(quick_config([*asked, backend])).jobs.values() if "/GRPO/r1/train" in job.id
+        )
+        for backend in ("generation.backend=own", "generation.backend=vllm")
+    )
+    assert not [name for name in own.determined_by["config"]["algo"] if name.startswith("vllm_")]
+    assert "backend" not in own.determined_by["config"]["generation"]
+    assert other.determined_by["config"]["generation"]["backend"] == "vllm"
+    assert (own.payload["config"]["generation"]["backend"], own.key == other.key) == ("own", False)
+
+
+def test_vllm_draws_while_training_on_one_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.32")
+    asked = ["experiment.name=t", "algos=[GRPO,DPO]", "generation.backend=vllm", "training.strategy=ddp"]
+    check_compatible(quick_config(asked), gpu=True)
+    two = quick_config([*asked, "training.gpus_per_job=2"])
+    with pytest.raises(ConfigError, match=r"vllm: GRPO draws while .*algos\.GRPO\.sampling=round"):
+        check_compatible(two, gpu=True)
+
+
 @pytest.mark.parametrize(("algo", "told"), [("GRPO", True), ("DPO", False), ("PITA", False)])
 def test_a_nucleus_beside_log_probabilities_of_the_whole_is_told(algo: str, told: bool) -> None:
     config = quick_config(["experiment.name=t", f"algos=[{algo}]", "generation.top_p=0.9"])

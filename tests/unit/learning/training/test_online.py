@@ -21,7 +21,7 @@ from pipeline.config.schema import Optimizer, Schedule
 from pipeline.errors import JobError, JobStopped
 from pipeline.learning.algos import online
 from pipeline.learning.algos.grpo import GRPOConfig
-from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards
+from pipeline.learning.choices import GRPOLoss, ImportanceSampling, ScaleRewards, VLLMCorrection
 from pipeline.learning.training import checkpoint, grpo, loop
 from pipeline.learning.training.scoring import completion_logprobs
 from pipeline.learning.training.sequences import batch_of
@@ -160,6 +160,7 @@ class Recorded:
         from trl.trainer.rloo_config import RLOOConfig
         from trl.trainer.rloo_trainer import RLOOTrainer
 
+        spread: float | None = settings.pop("spread", None)
         base: Any = RLOOTrainer if is_rloo else GRPOTrainer
         kind: Any = RLOOConfig if is_rloo else GRPOConfig
 
@@ -169,6 +170,8 @@ class Recorded:
         self.completions: list[list[list[int]]] = []
         self.rewards: list[list[float]] = []
         self.losses: list[float] = []
+        self.sampled: list[np.ndarray] = []
+        self.told: list[dict[str, float]] = []
         recorded = self
         words = {str(number): number for number in range(10)}
         made = Tokenizer(WordLevel(words, unk_token="0"))
@@ -176,8 +179,24 @@ class Recorded:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="6", pad_token="8", unk_token="0")
 
         class Recording(base):
+            def _generate_single_turn(self, prompts: Any, *rest: Any) -> Any:
+                """Draw as ever, and say that vLLM did so, with somewhat different probabilities."""
+                if spread is None:
+                    return super()._generate_single_turn(prompts, *rest)
+                self.use_vllm = False
+                completions, _ = super()._generate_single_turn(prompts, *rest)
+                exact = logprobs_of(recorded.model, samples_of(prompts, completions, [0.0] * len(prompts)))
+                noise = np.random.default_rng(len(recorded.sampled)).normal(0, spread, exact.shape)
+                recorded.sampled.append((exact + noise * (exact < 0)).astype(np.float32))
+                self.use_vllm = True
+                return completions, [
+                    row[: len(one)].tolist() for row, one in zip(recorded.sampled[-1], completions, strict=True)
+                ]
+
             def _generate_and_score_completions(self, inputs: Any) -> Any:
                 found = super()._generate_and_score_completions(inputs)
+                metrics = {key: values[-1] for key, values in self._metrics["train"].items() if "sampling/" in key}
+                recorded.told.append(metrics)
                 recorded.batches.append({name: one for name, one in found.items() if isinstance(one, Tensor)})
                 return found
 
@@ -238,9 +257,53 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "mask_truncated_completions": True,
     },
     "rloo": {"num_iterations": 2, "beta": 0.1},
+    "vllm, grpo": {"num_iterations": 2, "beta": 0.04, "loss_type": "grpo", "spread": 0.5},
+    "vllm, dapo": {
+        "num_iterations": 1,
+        "beta": 0.0,
+        "loss_type": "dapo",
+        "vllm_importance_sampling_mode": "token_truncate",
+        "vllm_importance_sampling_clip_max": 1.2,
+        "spread": 0.3,
+    },
+    "vllm, dr_grpo": {
+        "num_iterations": 1,
+        "beta": 0.0,
+        "loss_type": "dr_grpo",
+        "vllm_importance_sampling_mode": "token_mask",
+        "vllm_importance_sampling_clip_max": None,
+        "vllm_importance_sampling_clip_min": 0.8,
+        "spread": 0.3,
+    },
+    "vllm, cispo": {
+        "num_iterations": 2,
+        "beta": 0.0,
+        "loss_type": "cispo",
+        "epsilon_high": 5.0,
+        "vllm_importance_sampling_mode": "sequence_truncate",
+        "vllm_importance_sampling_clip_min": 0.9,
+        "spread": 0.2,
+    },
 }
-"""Arguments of TRL's trainers, which have the names of the settings here."""
-CHOICES = {"loss_type": GRPOLoss, "importance_sampling_level": ImportanceSampling}
+"""Arguments of TRL's trainers, which have the names of the settings here; and a spread of vLLM's draws."""
+TOLD = {
+    "sampler_difference": "sampling/sampling_logp_difference/mean",
+    "sampler_difference_max": "sampling/sampling_logp_difference/max",
+    "sampler_weight": "sampling/importance_sampling_ratio/mean",
+    "sampler_weight_max": "sampling/importance_sampling_ratio/max",
+}
+"""Metrics of the curve, and of TRL."""
+CHOICES = {
+    "loss_type": GRPOLoss,
+    "importance_sampling_level": ImportanceSampling,
+    "vllm_importance_sampling_mode": VLLMCorrection,
+}
+
+
+def logprobs_of(model: Any, data: grpo.Samples) -> np.ndarray:
+    with torch.no_grad():
+        found = completion_logprobs(model, batch_of(data.sequences, np.arange(16), "cpu")).double().numpy()
+    return grpo.padded(grpo.supervised_columns(found, data.sequences))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -249,13 +312,14 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
 ) -> None:
     """Six steps with accumulation: padded and cut off rows, groups without signal, ratios that are clipped."""
     settings, is_rloo = SETTINGS[name], name == "rloo"
-    parts = 1 if name == "dapo" else 2  # TRL's bonus for entropy is a mean by micro-batch
+    parts = 1 if "dapo" in name else 2  # TRL's bonus for entropy is a mean by micro-batch
     with warnings.catch_warnings():
         trl = Recorded(tmp_path, is_rloo, parts, **settings)
     assert sum(len(set(one[at : at + 4])) == 1 for one in trl.rewards for at in range(0, 16, 4)) > 0
     model, anchor, beta = tiny_policy(), tiny_policy(), settings["beta"]
     own = {"loss_type": "grpo", "importance_sampling_level": "product"} if is_rloo else {}
     given = {key: CHOICES[key][value] if key in CHOICES else value for key, value in {**own, **settings}.items()}
+    given.pop("spread", None)
     algo = GRPOConfig(epochs=given.pop("num_iterations"), **given)
 
     shares: list[float] = []
@@ -268,28 +332,28 @@ def test_from_the_same_completions_and_rewards_weights_are_those_of_trls_trainer
         completions, masked = trl.completions[number], ~given["completion_mask"].any(1).numpy()
         shares.append(masked.mean())
         bare = samples_of(prompts, completions, rewards)
-
-        def scores(of: Any) -> np.ndarray:
-            with torch.no_grad():
-                found = completion_logprobs(of, batch_of(bare.sequences, np.arange(16), "cpu")).double().numpy()
-            return grpo.padded(grpo.supervised_columns(found, bare.sequences))
-
-        data = grpo.Samples(bare.sequences, scores(model)).silenced(masked)
-        held = scores(anchor) if beta else None
+        sampled = trl.sampled[number] if trl.sampled else None
+        data = grpo.Samples(bare.sequences, logprobs_of(model, bare), sampled).silenced(masked)
+        held = logprobs_of(anchor, bare) if beta else None
         if is_rloo:
-            advantages = grpo.leave_one_out(rewards - beta * grpo.log_ratios(data, scores(anchor)), 4)
+            advantages = grpo.leave_one_out(rewards - beta * grpo.log_ratios(data, logprobs_of(anchor, bare)), 4)
             return online.DrawnBatch(grpo.grpo_set(model, data, advantages, None, algo, "cpu", longest=5))
         advantages = grpo.group_advantages(rewards, 4, ScaleRewards.group)
         return online.DrawnBatch(grpo.grpo_set(model, data, advantages, held, algo, "cpu", longest=5))
 
     table = online.Timetable(4 * len(trl.batches), 4, 4, algo.epochs)
-    how = fitting(batch_size=16, weight_decay=0.0, horizon=math.inf)
+    curve = loop.Curve(training="t", folder=tmp_path)
+    how = fitting(batch_size=16, weight_decay=0.0, horizon=math.inf, curve=curve)
     losses, _ = online.fit_drawn(model, table, drawn, how, longest=5, group=4)
     assert max(shares) < 1
     assert (max(shares) > 0) == algo.mask_truncated_completions
     # `RLOOTrainer` leaves the division by the steps of accumulation to its base.
     theirs = [sum(trl.losses[at : at + parts]) / (parts if is_rloo else 1) for at in range(0, 6 * parts, parts)]
     assert losses == pytest.approx(theirs, abs=1e-5)
+    for step, row in enumerate(read_curve(tmp_path)):
+        sampling = trl.told[step // algo.epochs]
+        expected = {ours: sampling[theirs] for ours, theirs in TOLD.items()} if trl.sampled else {}
+        assert {key: row.extra[key] for key in TOLD if key in row.extra} == pytest.approx(expected, rel=1e-4)
     gone = [
         (ours.detach() - start, trls.detach() - start)
         for (name, ours), trls in zip(model.named_parameters(), trl.model.parameters(), strict=True)
