@@ -328,11 +328,11 @@ class KnownOffset:
 
     Attributes:
         rule: Name of the rule, and the rewards of the head.
-        eta: Strength; smaller is stronger.
+        eta: Strength; smaller is stronger. One number, or one for each row, shape [B, 1].
     """
 
     rule: OffsetRule
-    eta: float
+    eta: float | Tensor
 
     def __call__(self, z: Tensor) -> Tensor:
         """Return the offsets of value logits."""
@@ -376,12 +376,16 @@ def preference_offset(eta: float) -> KnownOffset:
     return KnownOffset(OffsetRule(rule="preference"), eta)
 
 
-def _bernoulli(z: Tensor, eta: float, rewards: Sequence[float]) -> Tensor:
+def _bernoulli(z: Tensor, eta: float | Tensor, rewards: Sequence[float]) -> Tensor:
     scaled = eta / (rewards[1] - rewards[0])
     return F.softplus(z + 1 / scaled) - F.softplus(z)
 
 
-def _expected(z: Tensor, eta: float, rewards: Sequence[float]) -> Tensor:
+def _atoms(rewards: Sequence[float], eta: float | Tensor, device: torch.device) -> Tensor:
+    return _on_device(tuple(rewards), device) / (eta[..., None] if isinstance(eta, Tensor) else eta)
+
+
+def _expected(z: Tensor, eta: float | Tensor, rewards: Sequence[float]) -> Tensor:
     low, high = rewards
     return (low + (high - low) * torch.sigmoid(z)) / eta
 
@@ -393,10 +397,10 @@ def _on_device(rewards: tuple[float, ...], device: torch.device) -> Tensor:
         return torch.tensor(rewards, device=device)
 
 
-_RULES: dict[Rule, Callable[[Tensor, float, Sequence[float]], Tensor]] = {
+_RULES: dict[Rule, Callable[[Tensor, float | Tensor, Sequence[float]], Tensor]] = {
     "preference": lambda z, eta, _: z / eta,
     "bernoulli": _bernoulli,
-    "atoms": lambda z, eta, atoms: (z.log_softmax(-1) + _on_device(tuple(atoms), z.device) / eta).logsumexp(-1),
+    "atoms": lambda z, eta, atoms: (z.log_softmax(-1) + _atoms(atoms, eta, z.device)).logsumexp(-1),
     "expected": _expected,
     "expected_atoms": lambda z, eta, atoms: (z.softmax(-1) * _on_device(tuple(atoms), z.device)).sum(-1) / eta,
 }
@@ -453,7 +457,9 @@ class Candidates:
         return Candidates(self.ids[:, :width], self.logprobs[:, :width])
 
 
-def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None) -> Candidates:
+def find_candidates(
+    logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None, some_likeliest: bool = False
+) -> Candidates:
     """Find the candidates of each row; the number of columns is the largest number of candidates, or a bound.
 
     Args:
@@ -461,10 +467,11 @@ def find_candidates(logprobs: Tensor, tilt: Tilt, uniform: Tensor | None = None)
         tilt: Settings of guidance.
         uniform: With `offset_zero`: draws that select one of the other tokens, used for nothing else, shape [B],
             float64, in (0, 1); None takes the likeliest.
+        some_likeliest: Whether NaN takes it likewise.
     """
     likeliest = _likeliest(logprobs, tilt)
     pooled = tilt.others is Others.offset_zero and tilt.leaves_others(logprobs.shape[-1])
-    return _with_others(logprobs, likeliest, uniform) if pooled else likeliest
+    return _with_others(logprobs, likeliest, uniform, some_likeliest) if pooled else likeliest
 
 
 def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
@@ -479,10 +486,12 @@ def _likeliest(logprobs: Tensor, tilt: Tilt) -> Candidates:
     return whole.first(dropped.shape[1] - dropped.all(0).tolist().count(True))
 
 
-def _with_others(logprobs: Tensor, candidates: Candidates, uniform: Tensor | None) -> Candidates:
+def _with_others(
+    logprobs: Tensor, candidates: Candidates, uniform: Tensor | None, some_likeliest: bool
+) -> Candidates:
     rest = _without(logprobs, candidates)
     # A row without other tokens draws an invalid one; its column is never taken.
-    taken = rest.argmax(-1) if uniform is None else draw_tokens(rest, uniform).clamp_max(rest.shape[-1] - 1)
+    taken = rest.argmax(-1) if uniform is None else take_tokens(rest, uniform, some_likeliest)
     # float64: candidates may all be suppressed, and then the small probability of the others is all that is left.
     mass = rest.double().logsumexp(-1).to(logprobs.dtype)
     return Candidates(

@@ -30,7 +30,7 @@ from pipeline.outputs.formats import Sampling
 
 
 def guided_step(
-    guide: row_models.Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None
+    guide: row_models.Guide, tilt: Tilt, logprobs: Tensor, draws: Tensor | None, *, some_likeliest: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Take one guided step.
 
@@ -39,11 +39,12 @@ def guided_step(
         tilt: Settings of guidance.
         logprobs: Log-probabilities under the reference, shape [B, V].
         draws: Shape [1 or 2, B], float64, see `decode._streams`; None decodes greedily.
+        some_likeliest: Whether rows whose draws are NaN are decoded greedily.
 
     Returns:
         Tokens, shape [B], and the KL divergence of the step from `logprobs` in nats, shape [B].
     """
-    candidates = sampling.find_candidates(logprobs, tilt, None if draws is None else draws[-1])
+    candidates = sampling.find_candidates(logprobs, tilt, None if draws is None else draws[-1], some_likeliest)
     draw = None if draws is None else sampling.split_draw(logprobs, candidates, draws[0], tilt)
     ids, valid, outside = _ids_to_read(guide, candidates, draw)
     count = None
@@ -63,6 +64,8 @@ def guided_step(
         guided = guided.double()
         weights = guided.exp()
         divergence, columns = sampling.step_kl(candidates, guided, weights), sampling.draw_columns(weights, draw)
+        if some_likeliest:
+            columns = sampling.likeliest_columns(logprobs, candidates, guided).where(draw.uniform.isnan(), columns)
     tokens = candidates.ids.gather(-1, columns[:, None]).squeeze(-1)
     if draw is not None and draw.outside is not None:
         tokens = draw.or_else(tokens)

@@ -13,7 +13,7 @@ from pipeline.learning.algos.qsharp import grid_error
 from pipeline.learning.choices import Others
 from pipeline.learning.generation import sampling, steps
 from pipeline.learning.training.value import atom_weights
-from pipeline.outputs.formats import Sampling
+from pipeline.outputs.formats import OffsetRule, Rule, Sampling
 
 GOLDEN = [["0.530821926270", "0.590544215812"], ["0.625709343037", "0.487117968349"]]
 
@@ -241,11 +241,50 @@ def test_the_only_candidate_is_asked_for_where_it_is_taken_alone() -> None:
     assert kl[1] > 0
 
 
+class ByToken(Asked):
+    """A guide that values each token alike in every row."""
+
+    def values(self, candidates: Tensor, valid: Tensor, _count: int | None = None) -> Tensor:
+        super().values(candidates, valid)
+        return 5 * torch.sin(candidates * 1.0)
+
+
+@pytest.mark.parametrize("others", Others)
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+def test_a_row_without_a_draw_is_decoded_greedily_beside_others(others: Others, min_p: float) -> None:
+    logprobs, tilt, *_ = step(others, min_p, top_k=3, rows=40)
+
+    def taken(draws: Tensor | None, some_likeliest: bool = False) -> list[int]:
+        guide = ByToken()
+        steps.guided_step(guide, tilt, logprobs, draws, some_likeliest=some_likeliest)  # type: ignore[arg-type]
+        return guide.taken
+
+    draws = torch.rand(2, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mixed = draws.clone()
+    mixed[:, ::2] = math.nan
+    greedy, drawn, found = taken(None), taken(draws), taken(mixed, some_likeliest=True)
+    assert found == [
+        one if row % 2 == 0 else other for row, (one, other) in enumerate(zip(greedy, drawn, strict=True))
+    ]
+    assert greedy != drawn
+
+
 # -- atoms ------------------------------------------------------------
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("rule", ["preference", "bernoulli", "expected", "atoms", "expected_atoms"])
+def test_every_row_may_have_a_strength_of_its_own(rule: Rule) -> None:
+    rule_of_all = OffsetRule(rule=rule, rewards=(0.0, 0.5, 2.0) if "atoms" in rule else (-1.0, 2.0))
+    values = random(4, 5, *([3] if "atoms" in rule else []))
+    etas = [0.1, 1.0, 7.0, math.inf]
+    found = sampling.KnownOffset(rule_of_all, torch.tensor(etas)[:, None])(values)
+    alone = [sampling.KnownOffset(rule_of_all, eta)(row) for eta, row in zip(etas, values, strict=True)]
+    assert torch.allclose(found, torch.stack(alone), rtol=1e-6)
+    assert found[3].abs().max() < 1e-6
 
 
 def test_offsets_are_expectations_of_the_distribution() -> None:
