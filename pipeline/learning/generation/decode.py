@@ -79,6 +79,7 @@ class DecodingWork:
         done: Prompts of which all samples are finished, shape [P].
         tokens: Tokens of each sample.
         kl: KL divergence of each sample.
+        logprobs: Log-probabilities of the tokens of samples under the policy, where the decoder gives them.
         candidates: Candidates that the value model has read for each sample, and the positions that they attended
             to; shape [N, 2].
     """
@@ -107,6 +108,7 @@ class DecodingWork:
             raise DataError(f"prompt {empty[0]} has no tokens, so there is nothing that a model could go on from")
         self.tokens: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
         self.kl = np.zeros(len(self.tokens))
+        self.logprobs: dict[int, NDArray[np.float32]] = {}
         self.candidates = np.zeros((len(self.tokens), 2), np.int64)
         self.done = np.zeros(len(prompts), np.bool_)
         self._on_batch, self._generated = on_batch, 0
@@ -134,9 +136,18 @@ class DecodingWork:
         count = 0 if self._begun is None else int(self._begun[prompt])
         return self.prompts[prompt][len(self.prompts[prompt]) - count :]
 
-    def finish(self, sample: int, tokens: list[int], kl: float, candidates: NDArray[np.int64] | int = 0) -> None:
+    def finish(
+        self,
+        sample: int,
+        tokens: list[int],
+        kl: float,
+        candidates: NDArray[np.int64] | int = 0,
+        logprobs: NDArray[np.float32] | None = None,
+    ) -> None:
         """Record a finished sample."""
         self.tokens[sample], self.kl[sample], self.candidates[sample] = tokens, kl, candidates
+        if logprobs is not None:
+            self.logprobs[sample] = logprobs
         prompt = sample // self.samples
         self._undone[prompt] -= 1
         if not self._undone[prompt]:

@@ -149,8 +149,10 @@ class TextPolicy:
             stops=self.stops,
         )
         self._backend: vllm_engine.VLLMBackend | None = None
-        if guidance is None and generation.backend is TextBackend.vllm:
-            self._backend = vllm_engine.VLLMBackend(model, self._settings, self._sizes, generation.memory_mb)
+        if generation.backend is TextBackend.vllm:
+            self._backend = vllm_engine.VLLMBackend(
+                model, self._settings, self._sizes, generation.memory_mb, guidance
+            )
 
     @property
     def is_guided(self) -> bool:
@@ -280,7 +282,10 @@ class TextPolicy:
         else:
             self._decode(work, own_keys)
         kl = self._divergence([prompt for prompt in prompts for _ in range(samples)], work.tokens)
-        return decode.Decoded(work.tokens, work.kl if kl is None else kl)
+        logprobs = None
+        if self._backend is not None and self._guidance is None:
+            logprobs = [work.logprobs.get(at, np.zeros(0, np.float32)) for at in range(len(work.tokens))]
+        return decode.Decoded(work.tokens, work.kl if kl is None else kl, logprobs)
 
     def _decode(self, work: decode.DecodingWork, keys: sampling.Keys | None) -> None:
         batch = self._sizes.begin(
@@ -305,12 +310,8 @@ class TextPolicy:
     def _divergence(
         self, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]
     ) -> NDArray[np.float64] | None:
-        """Return the KL divergence that decoding does not compute: of a nucleus from the whole, with vLLM.
-
-        Shape [N].
-        """
-        is_known = self._backend is None or self._settings.sampling.is_whole or not tokens
-        return None if is_known else self._divergence_from(self._model, prompts, tokens)
+        """Return the KL divergence if it is not the one that decoding computes, shape [N]."""
+        return None
 
     def _divergence_from(
         self, reference: PreTrainedModel, prompts: Sequence[Sequence[int]], tokens: Sequence[Sequence[int]]

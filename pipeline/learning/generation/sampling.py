@@ -148,10 +148,15 @@ def uniforms(keys: Keys, steps: int) -> NDArray[np.float64]:
     Returns:
         Shape [*keys.shape, steps]; NaN for `LIKELIEST`.
     """
-    counters = np.arange(1, steps + 1, dtype=np.uint64) * _GOLDEN
-    bits = _mix(keys[..., None] + counters) >> np.uint64(64 - _DRAW_BITS)
+    return uniforms_at(keys[..., None], np.arange(steps))
+
+
+def uniforms_at(keys: Keys, steps: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the draws of `uniforms` at given steps; keys and steps of shapes that broadcast."""
+    counters = (steps + 1).astype(np.uint64) * _GOLDEN
+    bits = _mix(keys + counters) >> np.uint64(64 - _DRAW_BITS)
     drawn: NDArray[np.float64] = (bits.astype(np.float64) + 0.5) * 2.0**-_DRAW_BITS
-    drawn[keys == LIKELIEST] = np.nan
+    drawn[np.broadcast_to(keys == LIKELIEST, drawn.shape)] = np.nan
     return drawn
 
 

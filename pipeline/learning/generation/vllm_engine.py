@@ -1,35 +1,38 @@
-"""vLLM backend: an engine that loads a policy's weights from the folder that the policy was loaded from.
+"""vLLM backend: an engine in this process that draws by our own draws, and gets a policy's weights from memory.
 
-vLLM draws by itself: each sample has a generator whose seed is derived from the sample's RNG key. A process keeps
-one engine, for the policy used last, since an engine reserves its memory at the start.
+A process keeps one engine, since an engine reserves its memory at the start. For a policy of the same shape only
+the weights are replaced.
 """
 
 import importlib
-import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
-from pipeline.learning.generation.decode import DecodeSettings, DecodingWork
-from pipeline.learning.generation.sampling import LIKELIEST, Keys, no_number
+from pipeline.learning.generation.decode import DecodeSettings, DecodingWork, Guidance
+from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models import batch_size, cache
-from pipeline.outputs.formats import adapter_folders
+from pipeline.learning.training.lora import whole_weights
+
+if TYPE_CHECKING:
+    from pipeline.learning.generation.vllm_draws import Draws
 
 MIB = 1 << 20
 SHARE = 0.8
 """Fraction of the free memory that an engine reserves if `generation.memory_mb` is not set."""
 TURNS = 8
 """Number of batches to hand over: fewer batches mean rarer progress reports."""
-INVARIANT_FROM = (9, 0)
-"""Lowest compute capability on which all versions of vLLM support batch-invariant results."""
+FEW_TOKENS = 2048
+"""Sequences beyond which a step's limit of tokens, at least this in all versions of vLLM, must be raised."""
 ON_CPU_MB = 256
 """Memory for keys and values on a CPU if `generation.memory_mb` is not set."""
 _NO_ROOM = (
@@ -42,8 +45,36 @@ _REMEDY = (
 )
 
 
-_kept: list[tuple[object, Any]] = []
-"""The engine, and all that it was started with; an engine for anything else replaces it."""
+@dataclass
+class Engine:
+    """A running engine.
+
+    Attributes:
+        started_with: All that it was started with but weights; another one replaces it for anything else.
+        llm: The engine of vLLM.
+        draws: Its logits processor.
+        weights: Returns the model whose weights it has, unless that one was freed.
+        versions: How often those weights had been changed in place.
+    """
+
+    started_with: object
+    llm: Any
+    draws: "Draws"
+    weights: "ref[PreTrainedModel] | None" = None
+    versions: int = 0
+
+    def load(self, model: PreTrainedModel) -> None:
+        """Take the weights of a model, unless they are what it has."""
+        versions = sum(weight._version for weight in model.parameters())
+        if self.weights is not None and self.weights() is model and self.versions == versions:
+            return
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
+        self.llm.reset_prefix_cache()
+        self.weights, self.versions = ref(model), versions
+
+
+_kept: list[Engine] = []
+"""The engine of this process."""
 
 
 def release() -> bool:
@@ -51,7 +82,11 @@ def release() -> bool:
     had_one = bool(_kept)
     while _kept:
         # vLLM keeps references to an engine: dropping ours frees nothing.
-        _kept.pop()[1].llm_engine.engine_core.shutdown()
+        _kept.pop().llm.llm_engine.engine_core.shutdown()
+    if had_one:
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        layerwise.LAYERWISE_INFO.clear()  # in vLLM 0.32 its values refer to its keys, so that weights stay
     return had_one
 
 
@@ -59,70 +94,70 @@ class VLLMBackend:
     """Completes prompts with vLLM."""
 
     def __init__(
-        self, model: PreTrainedModel, settings: DecodeSettings, sizes: batch_size.BatchSizes, memory_mb: int | None
+        self,
+        model: PreTrainedModel,
+        settings: DecodeSettings,
+        sizes: batch_size.BatchSizes,
+        memory_mb: int | None,
+        guidance: Guidance | None = None,
     ) -> None:
         """Prepare; the engine starts with the first prompts.
 
         Args:
-            model: The policy, still with its weights in the folder that it was loaded from.
+            model: The policy.
             settings: Decoding settings; `batch_size` is the number of sequences at once.
             sizes: Names what did not fit.
             memory_mb: GPU memory for the engine; None takes `SHARE` of the free memory.
-
-        Raises:
-            JobError: The model was not loaded from a folder.
+            guidance: Guides the policy; None for none.
         """
-        self._folder = str(model.name_or_path)
-        if not Path(self._folder).is_dir():
-            raise JobError(
-                f"generation.backend=vllm reads models from folders, and {self._folder!r} is none; "
-                "use generation.backend=own"
-            )
         self._model, self._settings, self._sizes, self._memory_mb = model, settings, sizes, memory_mb
+        self._guidance = guidance
 
     def complete(self, work: DecodingWork, keys: Keys | None) -> None:
         """Complete prompts, the shortest first, in batches small enough to report progress."""
         waiting = [prompt * work.samples + sample for prompt in work.queue for sample in range(work.samples)]
         streams = np.full(len(work.tokens), LIKELIEST) if keys is None else keys.reshape(-1)
         at_once = TURNS * self._settings.batch_size
-        engine = self._engine(int((work.lengths + work.budgets).max())) if waiting else None
+        if waiting:
+            engine, ends = self._engine(int((work.lengths + work.budgets).max())), self._ends
+            engine.draws.begin(
+                self._guidance, self._settings.stops, ends[0] if ends else None, self._settings.pad_id
+            )
         for start in range(0, len(waiting), at_once):
             part = waiting[start : start + at_once]
-            requests = [(work.prompts[at // work.samples], int(work.budgets[at // work.samples])) for at in part]
-            seeds = [None if streams[at] == LIKELIEST else int(streams[at] >> np.uint64(1)) for at in part]
-            for at, written in zip(part, self._drawn(engine, requests, seeds), strict=True):
-                # The engine has no tokenizer, so it ignores stop strings and writes on.
-                stops, begun = self._settings.stops, work.begun_with(at // work.samples)
-                work.finish(at, stops.until(begun, written) if stops else written, 0.0)
-        work.count(self._model, None)  # counted like our own decoder
+            for at, written in zip(part, self._drawn(engine, work, part, streams), strict=True):
+                stops, prompt = self._settings.stops, at // work.samples
+                tokens = stops.until(work.begun_with(prompt), written) if stops else written
+                kl, num_read, logprobs = engine.draws.told(at).first(len(tokens))
+                positions = work.lengths[prompt] + 1 + np.arange(len(tokens))
+                work.finish(at, tokens, kl, np.array([num_read.sum(), (num_read * positions).sum()]), logprobs)
+        work.count(self._model, None if self._guidance is None else self._guidance.model)
 
-    def _drawn(
-        self, engine: Any, requests: Sequence[tuple[Sequence[int], int]], seeds: Sequence[int | None]
-    ) -> list[list[int]]:
-        """Return completions; without a seed by greedy decoding."""
+    def _drawn(self, engine: Engine, work: DecodingWork, part: Sequence[int], keys: Keys) -> list[list[int]]:
+        """Return completions of samples."""
+        from pipeline.learning.generation.vllm_draws import arguments
+
         vllm, ends = importlib.import_module("vllm"), self._ends
+        prompts = [at // work.samples for at in part]
         settings = [
             vllm.SamplingParams(
-                **({"temperature": 0.0} if seeds[number] is None else self._settings.sampling.options()),
-                seed=seeds[number],
-                max_tokens=budget,
+                temperature=0.0,  # our processor leaves one token
+                extra_args=arguments(at, keys[at], self._settings.sampling, len(work.begun_with(prompt))),
+                max_tokens=int(work.budgets[prompt]),
                 stop_token_ids=ends,
                 ignore_eos=True,  # all end tokens are given explicitly
                 detokenize=False,
-                logprobs=0,  # of the drawn tokens
             )
-            for number, (_, budget) in enumerate(requests)
+            for at, prompt in zip(part, prompts, strict=True)
         ]
-        texts = [vllm.TokensPrompt(prompt_token_ids=list(prompt)) for prompt, _ in requests]
+        texts = [vllm.TokensPrompt(prompt_token_ids=list(work.prompts[prompt])) for prompt in prompts]
         try:
-            outputs = [each.outputs[0] for each in engine.generate(texts, settings, use_tqdm=False)]
+            outputs = engine.llm.generate(texts, settings, use_tqdm=False)
         except BaseException as error:
             release()  # the engine keeps unfinished requests, and would wait for them for ever
             self._tell_no_room(error)
             raise
-        if any(math.isnan(output.cumulative_logprob or 0.0) for output in outputs):  # vLLM then draws token 0
-            raise no_number("policy")
-        return [self._ended(output) for output in outputs]
+        return [self._ended(output.outputs[0]) for output in outputs]
 
     @property
     def _ends(self) -> list[int]:
@@ -136,8 +171,8 @@ class VLLMBackend:
             ids.append(written.stop_reason if isinstance(written.stop_reason, int) else self._ends[0])
         return ids
 
-    def _engine(self, longest: int) -> Any:
-        """Return the running engine, or replace it.
+    def _engine(self, longest: int) -> Engine:
+        """Return the running engine with the weights of the policy, or replace it.
 
         Raises:
             OutOfMemory: The engine does not fit.
@@ -146,52 +181,63 @@ class VLLMBackend:
 
         # A power of two, so that jobs of nearly the same length share an engine.
         context, room = context_length(self._model), 1 << max(0, longest - 1).bit_length()
+        kind = self._model.device.type  # a policy in training has weights of another type than it computes in
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._model.dtype
         wanted = {
-            "model": self._folder,
-            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "dtype": str(dtype).removeprefix("torch."),
             "max_num_seqs": self._settings.batch_size,
             "max_model_len": room if context is None else max(longest, min(room, context)),
             "trust_remote_code": type(self._model).__module__.startswith("transformers_modules"),
         }
-        files = sorted(Path(self._folder).rglob("*.safetensors"))
-        stats = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for file in files]
-        started_with = (wanted, self._memory_mb, stats)
-        if _kept and _kept[0][0] == started_with:
-            return _kept[0][1]
-        release()
-        batch_size.free_memory()
+        if self._settings.batch_size > FEW_TOKENS:
+            wanted["max_num_batched_tokens"] = self._settings.batch_size
+        shape = {name: value for name, value in self._model.config.to_dict().items() if name != "_name_or_path"}
+        started_with = (wanted, self._memory_mb, shape)
+        try:
+            if not (_kept and _kept[0].started_with == started_with):
+                release()
+                batch_size.free_memory()
+                _kept.append(self._started(wanted, started_with))
+            _kept[0].load(self._model)
+        except BaseException as error:
+            release()
+            self._tell_no_room(error)
+            raise
+        return _kept[0]
+
+    def _started(self, wanted: dict[str, Any], started_with: object) -> Engine:
         # vLLM reads these at import: a single process with a fixed order of work, and batch-invariant results.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() >= INVARIANT_FROM:
-            os.environ.setdefault("VLLM_BATCH_INVARIANT", "1")
         vllm, threads = importlib.import_module("vllm"), torch.get_num_threads()
-        try:
-            with self._whole() as folder:
-                engine = vllm.LLM(
-                    **{**wanted, "model": folder},
-                    seed=0,
-                    **self._memory(),
-                    skip_tokenizer_init=True,
-                    generation_config="vllm",  # no tokenizer beside the weights
-                )
-        except (RuntimeError, MemoryError, ValueError) as error:
-            self._tell_no_room(error)
-            raise
-        finally:
-            torch.set_num_threads(threads)  # on CPUs an engine sets it for all that comes later
-        _kept.append((started_with, engine))
-        return engine
+        from pipeline.learning.generation.vllm_draws import Draws
 
-    @contextmanager
-    def _whole(self) -> Iterator[str]:
-        """Yield a folder with all weights of the model: its own, or a temporary one."""
-        if not adapter_folders(Path(self._folder)):
-            yield self._folder
-            return
-        with TemporaryDirectory(prefix="merged-", dir=cache.scratch_folder()) as folder:
-            self._model.save_pretrained(folder)
-            yield folder
+        name = type(self._model).__name__
+        if name not in vllm.ModelRegistry.get_supported_archs() or "transformers" in str(
+            vllm.ModelRegistry.models[name]
+        ):
+            # It would run transformers' own classes, and change them for this process.
+            raise JobError(f"vLLM {vllm.__version__} has no {name} of its own; use generation.backend=own")
+
+        with ExitStack() as after:
+            after.callback(torch.set_num_threads, threads)  # on CPUs an engine sets it for all that comes later
+            folder = self._model.name_or_path
+            if not wanted["trust_remote_code"]:
+                folder = after.enter_context(TemporaryDirectory(prefix="config-", dir=cache.scratch_folder()))
+                config = type(self._model.config).from_dict(self._model.config.to_dict())
+                config.architectures = [name]
+                config.save_pretrained(folder)
+            llm = vllm.LLM(
+                **wanted,
+                **self._memory(),
+                model=folder,
+                load_format="dummy",  # weights come from memory
+                seed=0,
+                skip_tokenizer_init=True,
+                generation_config="vllm",  # no other defaults
+                logits_processors=[Draws],
+            )
+        return Engine(started_with, llm, Draws.made)
 
     def _memory(self) -> dict[str, Any]:
         """Return the arguments that limit the memory of an engine."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.pytorch_utils import Conv1D
 
 from pipeline.errors import ConfigError, JobError
@@ -133,6 +134,40 @@ def merged(
         model = adapted.merge_and_unload()
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+@torch.no_grad()
+def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights by their names in the checkpoint that they come from, adapters added; changes nothing.
+
+    Sums are in float32, rounded once to the type of the weight.
+
+    Args:
+        model: A model on one device, possibly with adapters inside (`inner_model`).
+    """
+    layers: dict[str, Any] = {name: one for name, one in model.named_modules() if hasattr(one, "get_delta_weight")}
+    adapters, seen = tuple(f"{name}.lora_" for name in layers), set[int]()
+    above = {
+        id(getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))): layer
+        for layer in layers.values()
+    }
+    state: dict[str, Tensor] = {}
+    for name, weight in model.state_dict(keep_vars=True).items():
+        if not name.startswith(adapters) and id(weight) not in seen:  # a checkpoint has tied weights once
+            seen.add(id(weight))
+            state[name.replace(_BELOW, "")] = _with_adapters(weight.detach(), above.get(id(weight)))
+    named: dict[str, Tensor] = revert_weight_conversion(model, state)
+    del state
+    while named:  # each is freed when it was used
+        yield named.popitem()
+
+
+def _with_adapters(weight: Tensor, layer: Any) -> Tensor:
+    if layer is None:
+        return weight
+    with torch.autocast(weight.device.type, enabled=False):
+        parts = (layer.get_delta_weight(name).float() for name in layer.active_adapters)
+        return sum(parts, start=weight.float()).to(weight.dtype)
 
 
 @torch.no_grad()

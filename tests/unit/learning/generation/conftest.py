@@ -1,16 +1,13 @@
 """Small random models with opinions: guidance by them changes what is drawn."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 import transformers as hf
 
 from pipeline.learning.choices import HeadType
-from pipeline.learning.generation import vllm_engine
 from pipeline.learning.models.value import ValueModel, value_model_from
-from tests.doubles import vllm_stand_in
 
 VOCABULARY = 17
 
@@ -87,14 +84,3 @@ def model(request: pytest.FixtureRequest) -> hf.PreTrainedModel:
 def make_value() -> Callable[[hf.PreTrainedModel, HeadType], ValueModel]:
     """Makes value models for a language model."""
     return opinionated
-
-
-@pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine with vLLM, as far as the stand-in goes."""
-    monkeypatch.setitem(sys.modules, "vllm", vllm_stand_in)
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    vllm_stand_in.ENGINES.clear()
-    vllm_stand_in.ENDED.clear()
-    yield
-    vllm_engine._kept.clear()

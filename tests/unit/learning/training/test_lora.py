@@ -144,6 +144,27 @@ def test_what_rounded_weights_would_swallow_is_kept() -> None:
     assert all((after[name] != start[name]).float().mean() > 0.9 for name in trained)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "llava"])
+def test_weights_with_adapters_are_those_of_the_checkpoint_and_change_nothing(
+    family: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Also where passes are computed in bfloat16, of tied weights, and of experts that a checkpoint has apart."""
+    model = tiny_model(family).to(dtype)
+    adapted = lora.with_adapters(model, LoraSettings(rank=2), seed=0)
+    with torch.no_grad():
+        for weight in adapted.parameters():
+            weight.add_(0.02 * weight.requires_grad)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = dict(lora.whole_weights(model))
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    lora.merged(adapted).save_pretrained(tmp_path)
+    expected = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
 # -- test adapter folder -----------------------------------------------------------------------------------------
 # Folders of adapters as models: peft's own logits, of all kinds that it merges; others are refused
 # beforehand.
