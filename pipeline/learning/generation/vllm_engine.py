@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 SHARE = 0.8
 """Fraction of the free memory that an engine reserves if `generation.memory_mb` is not set."""
+BESIDE_TRAINING = 0.3
+"""Fraction of a GPU that an engine reserves beside the training that it draws for, as in TRL."""
 TURNS = 8
 """Number of batches to hand over: fewer batches mean rarer progress reports."""
 FEW_TOKENS = 2048
@@ -107,7 +109,7 @@ class VLLMBackend:
             model: The policy.
             settings: Decoding settings; `batch_size` is the number of sequences at once.
             sizes: Names what did not fit.
-            memory_mb: GPU memory for the engine; None takes `SHARE` of the free memory.
+            memory_mb: GPU memory for the engine; None takes `SHARE` of the free memory, or `BESIDE_TRAINING`.
             guidance: Guides the policy; None for none.
         """
         self._model, self._settings, self._sizes, self._memory_mb = model, settings, sizes, memory_mb
@@ -244,7 +246,9 @@ class VLLMBackend:
         if self._settings.device == "cpu":  # compiled steps are slower there
             return {"kv_cache_memory_bytes": (self._memory_mb or ON_CPU_MB) * MIB, "enforce_eager": True}
         free, total = torch.cuda.mem_get_info()
-        taken = free * SHARE if self._memory_mb is None else self._memory_mb * MIB
+        trains = any(weight.requires_grad for weight in self._model.parameters())
+        usual = min(free * SHARE, total * BESIDE_TRAINING) if trains else free * SHARE
+        taken = usual if self._memory_mb is None else self._memory_mb * MIB
         return {"gpu_memory_utilization": min(1.0, taken / total)}
 
     def _tell_no_room(self, error: BaseException) -> None:
