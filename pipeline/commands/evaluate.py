@@ -5,6 +5,7 @@ missing results are computed; for checkpoints it is a request without algorithms
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -26,6 +27,40 @@ from pipeline.runs.origin import read_origin
 from pipeline.terminal.console import make_console, say
 
 app = typer.Typer()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Extension:
+    """What to evaluate besides what a run has.
+
+    Attributes:
+        on: Test sets.
+        also: Further checkpoints, as NAME=PATH.
+        chain: Algorithms to compute alone; None for all.
+        samples: Completions per prompt, in all; None for as many as before.
+        prompts: Prompts, in all; None likewise.
+        settings: Further settings.
+    """
+
+    on: list[str]
+    also: list[str]
+    chain: list[str] | None
+    samples: int | None
+    prompts: int | None
+    settings: list[str]
+
+    def options(self) -> list[str]:
+        """Return these as options of the command, without settings."""
+        many = {"--on": [",".join(self.on)] if self.on else [], "--also": self.also, "--chain": self.chain or []}
+        numbers = {"--samples": self.samples, "--prompts": self.prompts}
+        said = [(option, one) for option, words in many.items() for one in words]
+        said += [(option, str(number)) for option, number in numbers.items() if number]
+        return [part for pair in said for part in pair]
+
+    def has_section(self, name: str) -> bool:
+        """Return whether its settings make a dataset of this name."""
+        return any(each.startswith(f"datasets.{name}.") for each in self.settings)
+
 
 _SETTING = re.compile(r"[A-Za-z_][\w.@-]*=.*", re.DOTALL)
 
@@ -61,7 +96,14 @@ def evaluate(
     settings: list[str] = []
     for word in words:
         (settings if _SETTING.fullmatch(word) and not Path(word).exists() else given).append(word)
-    sets = [each for one in on or () for each in one.split(",") if each]
+    asked = _Extension(
+        on=[each for one in on or () for each in one.split(",") if each],
+        also=also or [],
+        chain=chain,
+        samples=samples,
+        prompts=prompts,
+        settings=settings,
+    )
     if not given:
         raise ConfigError("name an experiment or a checkpoint: pipeline evaluate NAME --on SET")
     runs = [word for word in given if (output_dir / word / "latest").exists() and not Path(word).exists()]
@@ -73,32 +115,18 @@ def evaluate(
         )
     of_run = len(given) == 1 and (output_dir / given[0] / "latest").exists()
     if of_run:
-        config = _of_run(output_dir, given[0], sets, also or [], settings, chain, samples, prompts)
+        config = _of_run(output_dir, given[0], asked)
     else:
-        _refuse_of_run(given, output_dir, sets, chain)
-        config = load_config(
-            _of_checkpoints(name, output_dir, given, sets, also or [], settings, samples, prompts)
-        )
-    options = {"--on": [",".join(sets)] if sets else [], "--also": also, "--chain": chain}
-    numbers = {"--samples": samples, "--prompts": prompts}
-    again = [*words, *(part for option, many in options.items() for one in many or () for part in (option, one))]
-    again += [part for option, number in numbers.items() if number for part in (option, str(number))]
-    command = ["python", "-m", "pipeline", "evaluate", *again, *(["--name", name] if name != "evaluated" else [])]
+        _refuse_of_run(given, output_dir, asked)
+        config = load_config(_of_checkpoints(name, output_dir, given, asked))
+    named = ["--name", name] if name != "evaluated" else []
+    command = ["python", "-m", "pipeline", "evaluate", *words, *asked.options(), *named]
     return run_experiment(
         config, make_console(), given=settings, command=command, only_evaluates=of_run, chains=chain
     )
 
 
-def _of_run(
-    output_dir: Path,
-    experiment: str,
-    sets: list[str],
-    also: list[str],
-    settings: list[str],
-    chain: list[str] | None,
-    samples: int | None,
-    prompts: int | None,
-) -> Config:
+def _of_run(output_dir: Path, experiment: str, asked: _Extension) -> Config:
     """Return the request of a run, extended by test sets, checkpoints, completions or prompts.
 
     Raises:
@@ -107,37 +135,40 @@ def _of_run(
     plain: dict[str, Any] = load_planned(_extended(runs_of(output_dir, experiment))).read_config()
     before = [plain["evaluation"]["num_prompts"], plain["evaluation"]["num_samples"]]
     have = [*plain["datasets"], *choices_of("dataset")]  # of a shipped one loading says that nothing trains on it
-    new = [f"datasets.{each}.trained_on=false" for each in sets if each not in have and _own(each, settings)]
+    new = [f"datasets.{one}.trained_on=false" for one in asked.on if one not in have and asked.has_section(one)]
     try:
-        merged: Any = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist([*new, *settings]))
+        merged: Any = OmegaConf.merge(OmegaConf.create(plain), OmegaConf.from_dotlist([*new, *asked.settings]))
         plain = cast("dict[str, Any]", OmegaConf.to_container(merged))
     except COMPOSITION_ERRORS as error:
         raise explain(error) from error
-    plain |= {"output_dir": str(output_dir), "dry_run": bool(plain.get("dry_run")) and "dry_run=true" in settings}
+    plain |= {
+        "output_dir": str(output_dir),
+        "dry_run": bool(plain.get("dry_run")) and "dry_run=true" in asked.settings,
+    }
     section, algos = plain["evaluation"], plain["algos"]
     if not isinstance(kept := section.get("on", []), list):
         raise ConfigError(f"evaluation.on={brief(kept)}: must be a list, as 'evaluation.on=[gsm8k]'")
-    section["on"] = list(dict.fromkeys([*kept, *sets]))
+    section["on"] = list(dict.fromkeys([*kept, *asked.on]))
     # A set that `evaluation.on=[...]` of the command leaves out is left out as a section, too.
     plain["datasets"] = {
         each: own
         for each, own in plain["datasets"].items()
-        if each in section["on"] or own.get("trained_on", True) or _own(each, settings)
+        if each in section["on"] or own.get("trained_on", True) or asked.has_section(each)
     }
-    section["also"] = {**section.get("also", {}), **_named(also)}
+    section["also"] = {**section.get("also", {}), **_named(asked.also)}
     for gone in [each for each, place in section["also"].items() if place is None]:  # evaluation.also.NAME=null
         del section["also"][gone]
         algos.pop(gone, None)
-    if chain is not None:
+    if asked.chain is not None:
         run = [algo for algo, own in algos.items() if own.get("enabled")]
         fronts = {point_of(algo)[0] for algo in run}
-        for one in chain:
+        for one in asked.chain:
             if one not in run and one not in fronts:
                 raise ConfigError(f"--chain {one}: {unknown_name('algorithm of the run', one, run)}")
-    set_, now = [section["num_prompts"], section["num_samples"]], [prompts, samples]
+    set_, now = [section["num_prompts"], section["num_samples"]], [asked.prompts, asked.samples]
     sizes = [old if new is None else new for old, new in zip(set_, now, strict=True)]
     if all(isinstance(each, int) for each in sizes):  # of others the settings say what is wrong
-        new_set = next((each for each in sets if each not in kept), "SET")
+        new_set = next((each for each in asked.on if each not in kept), "SET")
         fewer = (f"{section.get('split', 'test')}_size={{}}", "sampling={{num_samples: {}}}")
         for option, old, size, own in zip(("--prompts", "--samples"), before, sizes, fewer, strict=True):
             if size < old:
@@ -154,7 +185,7 @@ def _of_run(
 def _extended(runs: list[RunFolder]) -> RunFolder:
     """Return the newest run, without evaluations that ended early: the settings of these may be at fault."""
     for run in reversed(runs):
-        if read_origin(run.path).command[3:4] != ["evaluate"] or LoadedRun(run).state in ("done", "running"):
+        if not read_origin(run.path).only_evaluates or LoadedRun(run).state in ("done", "running"):
             if run != runs[-1]:
                 left_out = f"the settings of the evaluation {runs[-1].stamp}, which ended early, are left out"
                 say(make_console(), f"This extends the run {run.stamp}; {left_out}")
@@ -162,7 +193,7 @@ def _extended(runs: list[RunFolder]) -> RunFolder:
     return runs[-1]
 
 
-def _refuse_of_run(given: list[str], output_dir: Path, sets: list[str], chain: list[str] | None) -> None:
+def _refuse_of_run(given: list[str], output_dir: Path, asked: _Extension) -> None:
     """Reject words that name neither an experiment nor a checkpoint, and checkpoints without a test set."""
     for word in given:
         if not Path(word).exists() and not is_hub_id(word.partition("@")[0]):
@@ -173,26 +204,17 @@ def _refuse_of_run(given: list[str], output_dir: Path, sets: list[str], chain: l
             known = [path.parent.name for path in output_dir.glob("*/latest")]
             said = unknown_name("experiment", word, known)
             raise ConfigError(f"{said} A checkpoint is a folder, a GGUF file or a hub id OWNER/NAME.")
-    if not sets:
+    if not asked.on:
         raise ConfigError("say on which test sets: --on gsm8k; `python -m pipeline help dataset` lists them")
-    if chain is not None:
+    if asked.chain is not None:
         raise ConfigError("--chain is for an experiment, and checkpoints have no chains")
 
 
-def _of_checkpoints(
-    name: str,
-    output_dir: Path,
-    given: list[str],
-    sets: list[str],
-    also: list[str],
-    settings: list[str],
-    samples: int | None,
-    prompts: int | None,
-) -> list[str]:
+def _of_checkpoints(name: str, output_dir: Path, given: list[str], asked: _Extension) -> list[str]:
     """Return settings that evaluate checkpoints; the first checkpoint takes the place of the reference."""
     first, revision = _place(given[0])
     shipped = choices_of("dataset")
-    beside = _named(also)
+    beside, sets = _named(asked.also), asked.on
     others = {**{_called(path): path for path in given[1:]}, **beside}
     if len(others) < len(given) - 1 + len(beside):
         raise ConfigError("several checkpoints have the same name: give them as --also NAME=PATH")
@@ -202,19 +224,14 @@ def _of_checkpoints(
     found += [f"datasets.{each}.trained_on=false" for each in sets[1:] if each not in shipped]
     # The first set takes the place of one that is trained on, but nothing is to be held out from its file either.
     key = f"datasets.{sets[0]}"
-    settings = [word for word in settings if word != f"{key}.trained_on=false"]
+    settings = [word for word in asked.settings if word != f"{key}.trained_on=false"]
     own = dict(word.split("=", 1) for word in settings)
     if Path(own.get(f"{key}.path", "").strip("'\"") or ".").is_file() and f"{key}.test_path" not in own:
         found.append(f"{key}.evaluation_only=true")
     found += [f"evaluation.also={{{', '.join(f'{each}: {quoted(path)}' for each, path in others.items())}}}"]
-    found += [] if samples is None else [f"evaluation.num_samples={samples}"]
-    found += [] if prompts is None else [f"evaluation.num_prompts={prompts}"]
+    found += [] if asked.samples is None else [f"evaluation.num_samples={asked.samples}"]
+    found += [] if asked.prompts is None else [f"evaluation.num_prompts={asked.prompts}"]
     return [*found, "rounds_of_training=1", *settings]
-
-
-def _own(name: str, settings: list[str]) -> bool:
-    """Whether settings make a dataset of this name."""
-    return any(each.startswith(f"datasets.{name}.") for each in settings)
 
 
 def _named(also: list[str]) -> dict[str, str]:

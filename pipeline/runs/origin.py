@@ -63,6 +63,11 @@ class Origin:
     slurm: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def only_evaluates(self) -> bool:
+        """Whether `evaluate` has started it."""
+        return self.command[:4] == ["python", "-m", "pipeline", "evaluate"]
+
+    @property
     def command_line(self) -> str:
         """The command for a shell, or ""."""
         return shlex.join(self.command)
