@@ -15,6 +15,7 @@ from weakref import ref
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
@@ -68,11 +69,16 @@ class Engine:
     def load(self, model: PreTrainedModel) -> None:
         """Take the weights of a model, unless they are what it has."""
         versions = sum(weight._version for weight in model.parameters())
-        if self.weights is not None and self.weights() is model and self.versions == versions:
+        same = self.weights is not None and self.weights() is model and self.versions == versions
+        if same and not _is_trained(model):  # fused optimizers change weights without a new version
             return
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
         self.llm.reset_prefix_cache()
         self.weights, self.versions = ref(model), versions
+
+
+def _is_trained(model: nn.Module) -> bool:
+    return any(weight.requires_grad for weight in model.parameters())
 
 
 _kept: list[Engine] = []
@@ -246,8 +252,7 @@ class VLLMBackend:
         if self._settings.device == "cpu":  # compiled steps are slower there
             return {"kv_cache_memory_bytes": (self._memory_mb or ON_CPU_MB) * MIB, "enforce_eager": True}
         free, total = torch.cuda.mem_get_info()
-        trains = any(weight.requires_grad for weight in self._model.parameters())
-        usual = min(free * SHARE, total * BESIDE_TRAINING) if trains else free * SHARE
+        usual = min(free * SHARE, total * BESIDE_TRAINING) if _is_trained(self._model) else free * SHARE
         taken = usual if self._memory_mb is None else self._memory_mb * MIB
         return {"gpu_memory_utilization": min(1.0, taken / total)}
 
