@@ -331,15 +331,22 @@ def _merge(model: Trained, folder: Path) -> None:
         whole.save_pretrained(folder)
 
 
-def _use_alone(model: Trained, folder: Path) -> None:
-    """Store settings by which `generate`, a harness or a server uses a policy as its run did."""
+def _use_alone(model: Trained, folder: Path, source: Path | None = None) -> None:
+    """Store settings by which `generate`, a harness or a server uses a policy as its run did.
+
+    Args:
+        model: What is exported.
+        folder: Folder with the tokenizer.
+        source: Folder of the policy; None for the same one.
+    """
     usage = model.usage
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         from pipeline.learning.generation.policy import for_generate
         from pipeline.learning.models.load import load_tokenizer
     tokenizer = load_tokenizer(folder, trust_remote_code=model.model.trusts_code)
-    for_generate(_generation_settings(folder, model), tokenizer, usage.drawing).save_pretrained(folder)
+    settings = _generation_settings(source or folder, model)
+    for_generate(settings, tokenizer, usage.drawing).save_pretrained(folder)
     if usage.prompting.chat and asks_clock(tokenizer):
         _stop_clock(folder, usage.prompting.date or DATE)
 
@@ -379,6 +386,7 @@ def _reference(model: Trained, folder: Path) -> formats.Pointer:
         except ForeignDataError as error:
             raise StoreError(f"cannot read {model.reference / formats.POINTER}: {error}") from error
         if pointer.hub is not None:
+            _use_alone(model, folder, model.reference_weights)
             return formats.Pointer(hub=pointer.hub, commit=pointer.commit)
     _copy(model.reference_weights, folder / REFERENCE_FOLDER)
     _use_alone(model, folder / REFERENCE_FOLDER)

@@ -27,6 +27,7 @@ WINGS = [
     "engine",
     "gpus",
     "toolbox",
+    "vllm",
     "runs",
     "sweeps",
     "slurm",

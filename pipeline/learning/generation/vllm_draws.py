@@ -190,7 +190,7 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         for index in batch_update.removed:
             at.pop(index, None)
         for index, params, prompt, output in batch_update.added:
-            at[index] = Request.of(params, prompt, output)
+            at[index] = self._request(params, prompt, output)
         for one, other, how in batch_update.moved:
             moved, swapped = at.pop(one, None), at.pop(other, None)
             if moved is not None:
@@ -202,7 +202,7 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """Begin a request in a slot."""
-        self._requests[req_idx] = Request.of(sampling_params)
+        self._requests[req_idx] = self._request(sampling_params)
         return True
 
     # -- both ----------------------------------------------------------------------------------------------------
@@ -244,6 +244,15 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         logits[at] = -torch.inf
         logits[chosen, tokens] = 0.0
         return logits
+
+    def _request(
+        self, params: Any, prompt: Sequence[int] | None = None, output: list[int] | None = None
+    ) -> Request:
+        return Request.of(params, prompt, output)
+
+    def _tilt(self, requests: Sequence[Request]) -> sampling.Tilt:
+        assert self._guidance is not None
+        return self._guidance.tilt
 
     def _follow(self, requests: Sequence[Request], steps: Sequence[int], texts: Texts) -> list[int] | None:
         """Bring the value model to the ends of the rows; return the order in which it has them, None without one.
@@ -302,9 +311,11 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         num_read = None
         if self._guide is not None:
             assert guidance is not None
-            draws = _draws([keys, sampling.stream_beside(keys, OTHERS)], steps, logits.device)
-            greedy = bool((keys == sampling.LIKELIEST).all())
-            tokens, divergence = guided_step(self._guide, guidance.tilt, logprobs, None if greedy else draws)
+            greedy, tilt = keys == sampling.LIKELIEST, self._tilt(requests)
+            others = np.where(greedy, keys, sampling.stream_beside(keys, OTHERS))
+            draws = _draws([keys, others], steps, logits.device)
+            drawn = None if greedy.all() else draws
+            tokens, divergence = guided_step(self._guide, tilt, logprobs, drawn, some_likeliest=greedy.any())
             kl, num_read = divergence if kl is None else kl + divergence, self._guide.asked
         else:
             draws = _draws([keys], steps, logits.device)

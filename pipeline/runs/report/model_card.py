@@ -160,10 +160,42 @@ def _guided(card: Card) -> Iterator[str]:
         card, f"print(model.generate({card.asked!r}, eta={eta / 2:g}))  # a smaller eta guides more strongly"
     )
     yield "`model.logits_processor()` is the same guidance for `model.model.generate` of transformers."
+    if card.guidance is not None and card.guidance.offset is not None:
+        yield "Or serve it with vLLM (the extra `vllm`) by the OpenAI protocol, with `eta` in each request:"
+        yield _block([_served(card), _asked(card, eta / 2)], "")
     yield f"Evaluate it, guided, with the {_HARNESS}, here on one task:"
     guided = ["python", "-m", "pipeline.harness", "run", "--model", "pipeline", "--model_args", f"folder={HERE}"]
     limit = json.dumps({"max_gen_toks": card.usage.drawing.max_new_tokens})
     yield _block(["pip install lm_eval", shlex.join([*guided, "--tasks", "gsm8k", "--gen_kwargs", limit])], "")
+
+
+def _served(card: Card) -> str:
+    reference = card.usage.reference
+    words = ["vllm", "serve", "reference"]
+    if reference is not None and reference.hub is not None:
+        words = ["vllm", "serve", reference.hub, "--revision", str(reference.commit), "--served-model-name"]
+        words += ["reference", "--tokenizer", HERE, "--generation-config", HERE]
+        words += ["--additional-config", json.dumps({"guide": HERE})]
+    words += ["--logits-processors", "pipeline.vllm:Guided", "--dtype", card.usage.drawing.dtype]
+    return shlex.join([*words, "--host", "127.0.0.1"])
+
+
+def _asked(card: Card, eta: float) -> str:
+    drawing, prompting = card.usage.drawing, card.usage.prompting
+    asked: dict[str, Any] = {"model": "reference"}
+    if prompting.chat:
+        system = [] if prompting.system_prompt is None else [("system", prompting.system_prompt)]
+        asked["messages"] = [{"role": role, "content": text} for role, text in (*system, ("user", card.prompt))]
+        if prompting.chat_template_kwargs:
+            asked["chat_template_kwargs"] = prompting.chat_template_kwargs
+    else:
+        asked["prompt"] = card.prompt
+    asked |= {"max_tokens": drawing.max_new_tokens, **({"stop": drawing.stop} if drawing.stop else {})}
+    place = "chat/completions" if prompting.chat else "completions"
+    body = json.dumps({**asked, "seed": 0, "vllm_xargs": {"eta": eta}})
+    return shlex.join(
+        ["curl", f"http://127.0.0.1:8000/v1/{place}", "-H", "Content-Type: application/json", "-d", body]
+    )
 
 
 def _as_policy(card: Card) -> Iterator[str]:

@@ -1,0 +1,186 @@
+"""Guidance in `vllm serve`: the reference of an exported value model, guided at the strength of each request.
+
+    vllm serve my_model/reference --logits-processors pipeline.vllm:Guided
+
+A request says ``"vllm_xargs": {"eta": 0.3}``. Its temperature and top_p apply to the reference, before guidance.
+"""
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.config import meaning, schema
+from pipeline.errors import ConfigError, unknown_name
+from pipeline.foreign import ForeignDataError
+from pipeline.learning.generation import sampling, vllm_draws
+from pipeline.learning.generation.decode import Guidance
+from pipeline.learning.generation.guided import STREAM, SavedGuide
+from pipeline.learning.models import load
+from pipeline.outputs import formats
+
+_REFUSED = (
+    *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
+    *("allowed_token_ids", "structured_outputs", "thinking_token_budget", "logprobs", "prompt_logprobs"),
+)
+"""Settings of a request that would change the guided policy, or tell of another one."""
+_OF_VLLM = ("kv_transfer_params", "ec_transfer_params", "session_id")
+"""Names that vLLM itself puts among the extra arguments."""
+
+
+@dataclass(kw_only=True)
+class _Asked:
+    """What a request may ask for besides settings of vLLM."""
+
+    eta: float | None = schema.number(None, at_least=schema.SMALLEST_DIVISOR, infinite=True)
+    seed: int | None = schema.number(None, at_least=0, at_most=schema.LARGEST_SEED)
+
+
+@dataclass(eq=False, kw_only=True)
+class _Request(vllm_draws.Request):
+    """What a row is drawn with.
+
+    Attributes:
+        eta: Strength of guidance; `math.inf` is none.
+    """
+
+    eta: float
+
+
+class Guided(vllm_draws.Draws):
+    """Guides the reference that a server has loaded by the value model around it."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Refuse what a request may not ask of a guided policy: vLLM replies with HTTP 400.
+
+        Raises:
+            ValueError: It asks for a setting that a guided policy does not have, or for a value out of range.
+        """
+        usual = type(sampling_params)()
+        asked = {name: getattr(sampling_params, name, None) for name in _REFUSED}
+        asked["top_k"] = max(0, sampling_params.top_k)  # -1 is none, too
+        if given := [name for name, value in asked.items() if value not in (getattr(usual, name, None), [], {})]:
+            raise ValueError(
+                f"{', '.join(given)}: not for a guided policy, which follows temperature, top_p, seed and "
+                'vllm_xargs={"eta": ...}; leave it out'
+            )
+        extra = {name: value for name, value in (sampling_params.extra_args or {}).items() if name not in _OF_VLLM}
+        if unknown := extra.keys() - {"eta"}:
+            raise ValueError(unknown_name("vllm_xargs", min(unknown), ["eta"]))
+        try:
+            meaning.settings_of(_Asked, {**extra, "seed": sampling_params.seed})
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
+    def __init__(self, vllm_config: Any, device_or_state: Any, is_pin_memory: bool = False) -> None:
+        """Load the value model; for arguments see `Draws`.
+
+        Raises:
+            ConfigError: There is no value model for what is served, or vLLM was started with what excludes it.
+        """
+        _check(vllm_config)
+        super().__init__(vllm_config, device_or_state, is_pin_memory)
+        settings, folder = vllm_config.model_config, _folder(vllm_config)
+        usage, saved = _read(folder)
+        system = schema.SystemConfig(dtype=schema.DType(str(settings.dtype).removeprefix("torch.")))
+        with load.without_progress_bars():
+            model = load.load_value(folder, system, str(getattr(device_or_state, "device", device_or_state)))
+        context = load.context_length(model.backbone)
+        if context is not None and settings.max_model_len > context:
+            raise ConfigError(
+                f"--max-model-len {settings.max_model_len}: the value model reads at most {context} tokens; "
+                f"give --max-model-len {context}"
+            )
+        self._usual_eta = math.inf if saved.eta is None else saved.eta
+        self._greedy = formats.Sampling(**usage.drawing.options())
+        self.begin(Guidance(model, SavedGuide(model=model, settings=saved).tilt(1.0)), None, None, pad_id=0)
+        self._reserve()
+
+    @torch.inference_mode()
+    def _reserve(self) -> None:
+        """Allocate the cache of the value model, so that vLLM sees it when it measures memory."""
+        assert self._guide is not None
+        try:
+            self._enter([[0]])
+        except torch.OutOfMemoryError as error:
+            sizes = f"--max-num-seqs {self._slots} and --max-model-len {self._width}"
+            raise ConfigError(f"{sizes}: the cache of the value model does not fit; lower one of them") from error
+        self._guide.keep(np.zeros(0, np.int64))
+
+    def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
+        """Draw as `Draws` does; for errors see `_flush`."""
+        left = super().apply(logits, ctx)
+        if not logits.is_cuda:
+            self._flush()  # reading is free here; on a GPU many steps are read together
+        return left
+
+    def _flush(self) -> None:
+        """Look at the last steps; what is known of each request is nobody's concern.
+
+        Raises:
+            JobError: What a model computed is no number. It ends the server, which has nothing to reply.
+        """
+        steps, self._steps = self._steps, []
+        for _, _, (lost, kl, *_) in steps:
+            if any(part is not None and bool(part.any()) for part in (lost, None if kl is None else kl.isnan())):
+                raise sampling.no_number("reference or its value model")
+
+    def _request(
+        self, params: Any, prompt: Sequence[int] | None = None, output: list[int] | None = None
+    ) -> vllm_draws.Request:
+        asked: _Asked = meaning.settings_of(_Asked, {"eta": (params.extra_args or {}).get("eta")})
+        eta = self._usual_eta if asked.eta is None else asked.eta
+        if params.temperature == 0:  # vLLM has forgotten the nucleus
+            key, drawn = sampling.LIKELIEST, self._greedy
+        else:
+            seed = secrets.randbits(63) if params.seed is None else params.seed
+            key = sampling.sample_keys(seed, STREAM, np.arange(1), 1)[0, 0]
+            drawn = formats.Sampling(temperature=params.temperature, top_p=params.top_p)
+        return _Request(None, key, drawn, prompt=prompt, output=output, eta=eta)
+
+    def _tilt(self, requests: Sequence[vllm_draws.Request]) -> sampling.Tilt:
+        tilt = super()._tilt(requests)
+        assert isinstance(tilt.offset, sampling.KnownOffset)
+        assert self._guidance is not None
+        etas = [request.eta for request in requests if isinstance(request, _Request)]
+        column = torch.tensor(etas, device=self._guidance.model.device)[:, None]
+        return replace(tilt, offset=replace(tilt.offset, eta=column))
+
+
+def _check(vllm_config: Any) -> None:
+    """Refuse ways to run vLLM that a value model cannot follow."""
+    if vllm_config.speculative_config is not None:
+        raise ConfigError("speculative decoding: a value model reads each token as it is drawn; leave it out")
+    if (devices := vllm_config.parallel_config.world_size) > 1:
+        raise ConfigError(
+            f"{devices} devices for one model (tensor or pipeline parallel): the value model is on one; "
+            "serve several copies with --data-parallel-size instead"
+        )
+    if getattr(vllm_config.model_config, "enable_prompt_embeds", False):
+        raise ConfigError("--enable-prompt-embeds: a value model reads tokens; leave it out")
+
+
+def _folder(vllm_config: Any) -> Path:
+    """Return the folder of the value model: the one that is named, or that around the served model."""
+    named, served = (vllm_config.additional_config or {}).get("guide"), Path(vllm_config.model_config.model)
+    folder = Path(named).expanduser() if named else served.resolve().parent
+    if not (folder / formats.GUIDANCE).is_file():
+        raise ConfigError(
+            f"{folder} has no {formats.GUIDANCE}, so it is no exported value model. Serve the reference in one "
+            '(`vllm serve my_model/reference`), or name it: --additional-config \'{"guide": "my_model"}\''
+        )
+    return folder
+
+
+def _read(folder: Path) -> tuple[formats.Usage, formats.GuidanceSettings]:
+    try:
+        return formats.read_usage(folder / formats.USAGE), formats.read_guidance(folder / formats.GUIDANCE)
+    except (OSError, ForeignDataError) as error:
+        raise ConfigError(f"{folder} cannot be used: {formats.problem_in_words(error)}") from error

@@ -1,0 +1,198 @@
+"""A guided policy behind the OpenAI protocol of a real vLLM, where one is installed; on loopback, on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import pipeline
+from pipeline.commands import export as exporting
+from pipeline.errors import ConfigError
+from tests.doubles.small_runs import ROOT, run_here
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(900),
+]
+PROMPTS = ["123+456=", "619+049=", "999+001=", "1+1=", "12+99=", "555+555=", "7+8=", "320+111="]
+ETAS = [0.001, 0.05, 0.1, 0.3, 1.0, 10.0, "inf", None]
+WHERE = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": str(ROOT),
+}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A value model with a Q head, and one with a V head."""
+    folder = tmp_path_factory.mktemp("served")
+    run_here(folder / "outputs", "models.tiny.n_head=2", "algos=[QSharp,PITA]", "algos.PITA.head=v")
+    for name in ("QSharp", "PITA"):
+        exporting.export("t", folder / name, name, output_dir=folder / "outputs")
+    return folder
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Run the command of the card, on a free port, and yield the address; no process is left."""
+    (command,) = re.findall(r"^vllm serve .*", (folder / "README.md").read_text(), re.MULTILINE)
+    words = shlex.split(command)[2:]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # As `vllm serve`, which vllm-cpu lacks.
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", *words, "--port", str(port)]
+    address = f"http://127.0.0.1:{port}"
+    with (folder / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            [*program, "--enforce-eager", "--max-num-seqs", "16"],
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env=os.environ | WHERE,
+            start_new_session=True,
+        )
+        try:
+            while not is_up(address):
+                assert server.poll() is None, (folder / "server.log").read_text()[-5000:]
+                time.sleep(0.5)
+            yield address
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(60)
+            finally:
+                with_all_children(server.pid)
+
+
+def is_up(address: str) -> bool:
+    try:
+        return bool(urllib.request.urlopen(f"{address}/health", timeout=5).status == 200)
+    except OSError:
+        return False
+
+
+def with_all_children(session: int) -> None:
+    try:
+        os.killpg(session, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def reply(address: str, **asked: Any) -> tuple[int, Any]:
+    """Status and body."""
+    body = json.dumps({"model": "reference", "prompt": PROMPTS[0], "max_tokens": 4} | asked).encode()
+    request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def texts(address: str, **asked: Any) -> list[str]:
+    status, body = reply(address, **asked)
+    assert status == 200, body
+    return [choice["text"] for choice in body["choices"]]
+
+
+def at(eta: float | str | None) -> dict[str, Any]:
+    return {} if eta is None else {"vllm_xargs": {"eta": eta}}
+
+
+@pytest.mark.parametrize("name", ["QSharp", "PITA"])
+def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: Path, name: str) -> None:
+    guided = pipeline.guided(exported / name, device="cpu")
+    pairs = list(zip(PROMPTS, ETAS, strict=True))
+
+    def own(prompt: str, eta: float | str | None, **options: Any) -> list[str]:
+        return guided.generate(prompt, **({} if eta is None else {"eta": float(eta)}), **options)
+
+    with served(exported / name) as address, ThreadPoolExecutor(16) as pool:
+        ask = lambda **asked: pool.submit(texts, address, **asked)  # noqa: E731
+        greedy = [ask(prompt=prompt, temperature=0, **at(eta)) for prompt, eta in pairs]
+        drawn = [ask(prompt=prompt, seed=7, temperature=0.8, top_p=0.9, **at(eta)) for prompt, eta in pairs]
+        again = [ask(prompt=prompt, seed=7, temperature=0.8, top_p=0.9, **at(eta)) for prompt, eta in pairs]
+        assert [each.result() for each in greedy] == [own(*pair, greedy=True) for pair in pairs]
+        found = [each.result() for each in drawn]
+        assert found == [each.result() for each in again]
+        wanted = [own(*pair, seed=7, temperature=0.8, top_p=0.9) for pair in pairs]
+        finite = [row for row, eta in enumerate(ETAS) if eta != "inf"]
+        assert [found[row] for row in finite] == [wanted[row] for row in finite]
+        several = texts(address, seed=5, n=3, **at(0.1))
+        assert several == [own(PROMPTS[0], 0.1, seed=seed)[0] for seed in (5, 6, 7)]
+        assert len({*texts(address, prompt=PROMPTS, n=4)}) > 1
+        refused: list[Mapping[str, Any]] = [
+            *(at(eta) for eta in (0, -1, "much", "nan", [1])),
+            {"vllm_xargs": {"ate": 1}},
+            {"seed": -2},
+            *({"top_k": 5}, {"min_p": 0.1}, {"presence_penalty": 1}, {"repetition_penalty": 1.1}),
+            *(
+                {"logprobs": 0},
+                {"prompt_logprobs": 1},
+                {"logit_bias": {"3": 5}},
+                {"use_beam_search": True, "n": 2},
+            ),
+            *({"structured_outputs": {"choice": ["1"]}}, {"allowed_token_ids": [1]}, {"bad_words": ["1"]}),
+        ]
+        for asked in refused:
+            status, body = reply(address, **asked)
+            assert (status, bool(body["error"]["message"])) == (400, True), asked
+        stopped = texts(address, temperature=0, stop=[greedy[0].result()[0][1:]], **at(ETAS[0]))
+        assert all(len(text) < 4 for text in stopped)
+        assert is_up(address)
+
+
+def settings(model: Path, **others: Any) -> Any:
+    """What a processor reads of the settings of an engine."""
+    return SimpleNamespace(
+        **{
+            "speculative_config": None,
+            "parallel_config": SimpleNamespace(world_size=1),
+            "model_config": SimpleNamespace(model=str(model), max_model_len=64, dtype="torch.float32"),
+            "scheduler_config": SimpleNamespace(max_num_seqs=4),
+            "additional_config": {},
+        }
+        | others
+    )
+
+
+def test_what_a_value_model_cannot_follow_is_refused_at_the_start(exported: Path, tmp_path: Path) -> None:
+    from pipeline.vllm import Guided
+
+    reference = exported / "QSharp" / "reference"
+    Guided(settings(reference), "cpu")
+    with pytest.raises(ConfigError, match="speculative"):
+        Guided(settings(reference, speculative_config=object()), "cpu")
+    with pytest.raises(ConfigError, match="2 devices"):
+        Guided(settings(reference, parallel_config=SimpleNamespace(world_size=2)), "cpu")
+    long = SimpleNamespace(model=str(reference), max_model_len=4096, dtype="torch.float32")
+    with pytest.raises(ConfigError, match="--max-model-len 128"):
+        Guided(settings(reference, model_config=long), "cpu")
+    elsewhere = shutil.copytree(reference, tmp_path / "other" / "reference")
+    with pytest.raises(ConfigError, match="no exported value model"):
+        Guided(settings(elsewhere), "cpu")
+    Guided(settings(elsewhere, additional_config={"guide": str(exported / "QSharp")}), "cpu")
