@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import decoding, estimates, guided, scale_sim
+from benchmarks import backends, decoding, estimates, guided, scale_sim
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "1.5", "many"])
@@ -14,6 +14,7 @@ from benchmarks import decoding, estimates, guided, scale_sim
     [
         (scale_sim.parse, "--devices"),
         (scale_sim.parse, "--seeds"),
+        (backends._arguments, "--rows"),
         (decoding._arguments, "--slots"),
         (guided._arguments, "--new-tokens"),
     ],
