@@ -24,6 +24,7 @@ from pipeline.learning.generation.decode import Guidance
 from pipeline.learning.generation.guided import STREAM, SavedGuide
 from pipeline.learning.models import load
 from pipeline.outputs import formats
+from pipeline.plan.compatibility import HEADS_ON_CPU
 
 _REFUSED = (
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
@@ -85,13 +86,14 @@ class Guided(vllm_draws.Draws):
         Raises:
             ConfigError: There is no value model for what is served, or vLLM was started with what excludes it.
         """
-        _check(vllm_config)
+        device = str(getattr(device_or_state, "device", device_or_state))
+        _check(vllm_config, device)
         super().__init__(vllm_config, device_or_state, is_pin_memory)
         settings, folder = vllm_config.model_config, _folder(vllm_config)
         usage, saved = _read(folder)
         system = schema.SystemConfig(dtype=schema.DType(str(settings.dtype).removeprefix("torch.")))
         with load.without_progress_bars():
-            model = load.load_value(folder, system, str(getattr(device_or_state, "device", device_or_state)))
+            model = load.load_value(folder, system, device)
         context = load.context_length(model.backbone)
         if context is not None and settings.max_model_len > context:
             raise ConfigError(
@@ -154,7 +156,7 @@ class Guided(vllm_draws.Draws):
         return replace(tilt, offset=replace(tilt.offset, eta=column))
 
 
-def _check(vllm_config: Any) -> None:
+def _check(vllm_config: Any, device: str) -> None:
     """Refuse ways to run vLLM that a value model cannot follow."""
     if vllm_config.speculative_config is not None:
         raise ConfigError("speculative decoding: a value model reads each token as it is drawn; leave it out")
@@ -165,6 +167,11 @@ def _check(vllm_config: Any) -> None:
         )
     if getattr(vllm_config.model_config, "enable_prompt_embeds", False):
         raise ConfigError("--enable-prompt-embeds: a value model reads tokens; leave it out")
+    if device == "cpu" and (size := vllm_config.model_config.get_head_size()) not in HEADS_ON_CPU:
+        raise ConfigError(  # vLLM would start, and end at the first request
+            f"the heads of the reference have {size} numbers, and vLLM on CPUs takes {HEADS_ON_CPU}; train "
+            "another reference (models.tiny.n_head=2), or serve on a GPU"
+        )
 
 
 def _folder(vllm_config: Any) -> Path:

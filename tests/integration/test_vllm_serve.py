@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ import pytest
 import pipeline
 from pipeline.commands import export as exporting
 from pipeline.errors import ConfigError
-from tests.doubles.small_runs import ROOT, run_here
+from tests.doubles.small_runs import ROOT, run_here, wait_for
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
@@ -76,9 +75,8 @@ def served(folder: Path) -> Iterator[str]:
             start_new_session=True,
         )
         try:
-            while not is_up(address):
-                assert server.poll() is None, (folder / "server.log").read_text()[-5000:]
-                time.sleep(0.5)
+            wait_for(lambda: is_up(address) or server.poll() is not None)
+            assert server.poll() is None, (folder / "server.log").read_text()[-5000:]
             yield address
         finally:
             server.send_signal(signal.SIGTERM)
@@ -166,13 +164,19 @@ def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: 
         assert is_up(address)
 
 
+def served_model(folder: Path, length: int = 64, head: int = 32) -> Any:
+    return SimpleNamespace(
+        model=str(folder), max_model_len=length, dtype="torch.float32", get_head_size=lambda: head
+    )
+
+
 def settings(model: Path, **others: Any) -> Any:
     """What a processor reads of the settings of an engine."""
     return SimpleNamespace(
         **{
             "speculative_config": None,
             "parallel_config": SimpleNamespace(world_size=1),
-            "model_config": SimpleNamespace(model=str(model), max_model_len=64, dtype="torch.float32"),
+            "model_config": served_model(model),
             "scheduler_config": SimpleNamespace(max_num_seqs=4),
             "additional_config": {},
         }
@@ -189,9 +193,10 @@ def test_what_a_value_model_cannot_follow_is_refused_at_the_start(exported: Path
         Guided(settings(reference, speculative_config=object()), "cpu")
     with pytest.raises(ConfigError, match="2 devices"):
         Guided(settings(reference, parallel_config=SimpleNamespace(world_size=2)), "cpu")
-    long = SimpleNamespace(model=str(reference), max_model_len=4096, dtype="torch.float32")
     with pytest.raises(ConfigError, match="--max-model-len 128"):
-        Guided(settings(reference, model_config=long), "cpu")
+        Guided(settings(reference, model_config=served_model(reference, length=4096)), "cpu")
+    with pytest.raises(ConfigError, match=r"models\.tiny\.n_head=2"):
+        Guided(settings(reference, model_config=served_model(reference, head=16)), "cpu")
     elsewhere = shutil.copytree(reference, tmp_path / "other" / "reference")
     with pytest.raises(ConfigError, match="no exported value model"):
         Guided(settings(elsewhere), "cpu")
