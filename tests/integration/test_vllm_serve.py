@@ -30,7 +30,6 @@ from tests.doubles.small_runs import ROOT, run_here, wait_for
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed"),
-    pytest.mark.filterwarnings("default"),
     pytest.mark.timeout(900),
 ]
 PROMPTS = ["123+456=", "619+049=", "999+001=", "1+1=", "12+99=", "555+555=", "7+8=", "320+111="]
