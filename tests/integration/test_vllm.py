@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +17,7 @@ import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipeline.config.schema import GenerationConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
@@ -39,10 +42,13 @@ KEYS = sample_keys(0, "test", np.arange(len(PROMPTS)), SAMPLES)
 
 
 def policy_model(seed: int = 0, **shape: Any) -> PreTrainedModel:
-    torch.manual_seed(seed)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2} | shape
     config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, eos_token_id=END, **sizes)
-    model = LlamaForCausalLM(config)
+    return with_random_weights(LlamaForCausalLM(config), seed)
+
+
+def with_random_weights(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    torch.manual_seed(seed)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval().requires_grad_(False)
@@ -100,7 +106,7 @@ WAYS = [
     Case(greedy=True),
     Case(settings=(("temperature", 1.3), ("top_p", 0.7))),
     Case(settings=(("temperature", 0.001),)),
-    Case(settings=(("stop", ["+", "12"]),)),
+    Case(settings=(("stop", ["+", "12", "1"]),)),  # some prompts end in one
 ]
 
 
@@ -181,6 +187,13 @@ def test_other_weights_take_the_place_of_those_before() -> None:
     assert vllm_engine._kept != [engine]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tied_weights_are_replaced_as_well(seed: int) -> None:
+    shape = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64}  # as the model `tiny`
+    config = GPT2Config(vocab_size=VOCABULARY, eos_token_id=END, tie_word_embeddings=True, **shape)
+    assert_as_own(with_random_weights(GPT2LMHeadModel(config), seed), Case())
+
+
 def test_an_engine_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     model = policy_model()
     first, _ = Case().written(model, TextBackend.vllm)
@@ -209,12 +222,31 @@ def test_nothing_is_drawn_from_what_is_no_number(guided: bool) -> None:
         Case(guidance).written(model, TextBackend.vllm)
 
 
-def test_an_engine_without_room_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    little = {"kv_cache_memory_bytes": 1 << 10, "enforce_eager": True}
-    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda _: little)
+@pytest.mark.parametrize("memory", [1 << 10, 1 << 60])
+def test_an_engine_without_room_says_so(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"kv_cache_memory_bytes": memory, "enforce_eager": True}
+    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda _: wrong)
     vllm_engine.release()
     with pytest.raises(OutOfMemory, match=r"generation\.memory_mb"):
         Case().written(policy_model(), TextBackend.vllm)
+
+
+def test_an_engine_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/some/folder")  # an import of vLLM adds to it
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    vllm_engine.release()
+    torch.set_num_threads(1)
+    variables, threads, random = dict(os.environ), torch.set_num_threads, torch.get_rng_state()
+    Case().written(policy_model(), TextBackend.vllm)
+    assert dict(os.environ) == variables
+    assert torch.set_num_threads is threads
+    assert torch.get_num_threads() == 1
+    assert torch.equal(torch.get_rng_state(), random)
+    addresses = {one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN}
+    assert addresses <= {"127.0.0.1"}
+    assert [one for one in tmp_path.iterdir() if not one.name.startswith("torchinductor")] == []
+    assert vllm_engine.release()
+    assert not torch.distributed.is_initialized()
 
 
 def test_an_engine_gives_its_memory_back() -> None:

@@ -239,7 +239,7 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         tokens = self._take(logits.index_select(0, chosen), requests, steps)
         if self._stops is not None and self._end is not None:
             ended = self._stops.complete(texts.ends(self._stops.reach))
-            ended = ended if order is None else ended[order]
+            ended = (ended if order is None else ended[order]) & (np.array(steps) > 0)
             tokens = tokens.masked_fill(torch.from_numpy(ended).to(tokens.device), self._end)
         logits[at] = -torch.inf
         logits[chosen, tokens] = 0.0

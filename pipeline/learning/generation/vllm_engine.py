@@ -6,16 +6,19 @@ the weights are replaced.
 
 import importlib
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 from weakref import ref
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
@@ -40,11 +43,11 @@ ON_CPU_MB = 256
 """Memory for keys and values on a CPU if `generation.memory_mb` is not set."""
 _NO_ROOM = (
     *("no available memory for the cache blocks", "free memory on device", "larger than the maximum"),
-    "larger than the available",
+    *("larger than the available", "less than requested memory"),
 )
 _REMEDY = (
-    "Give it more of the GPU by generation.memory_mb, ask for shorter completions by generation.max_new_tokens, "
-    "or use generation.backend=own."
+    "Give it more memory, or less than there is, by generation.memory_mb, ask for shorter completions by "
+    "generation.max_new_tokens, or use generation.backend=own."
 )
 
 
@@ -73,12 +76,22 @@ class Engine:
         if same and not _is_trained(model):  # fused optimizers change weights without a new version
             return
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
+        self.llm.apply_model(_tied_again)
         self.llm.reset_prefix_cache()
         self.weights, self.versions = ref(model), versions
 
 
 def _is_trained(model: nn.Module) -> bool:
     return any(weight.requires_grad for weight in model.parameters())
+
+
+def _tied_again(model: Any) -> None:
+    """Have layers whose weights are tied compute with the new ones: on CPUs each keeps a copy in another order."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for layer in model.modules():
+        if isinstance(layer, VocabParallelEmbedding):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 _kept: list[Engine] = []
@@ -96,6 +109,37 @@ def release() -> bool:
 
         layerwise.LAYERWISE_INFO.clear()  # in vLLM 0.32 its values refer to its keys, so that weights stay
     return had_one
+
+
+_ALONE = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",  # on GPUs it would tell its makers
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+"""Variables of the environment for an engine that is in this process and speaks to no other machine."""
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Leave a process as it was, although vLLM is imported and an engine starts in it.
+
+    A changed environment would replace the worker after the job. The process group is of this process alone; that
+    of vLLM would leave a file behind when a worker is killed.
+    """
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    variables = {"VLLM_LOGGING_LEVEL": "ERROR"} | os.environ | _ALONE
+    with (
+        patch.dict(os.environ, variables),
+        patch.object(torch, "set_num_threads", set_threads),  # vLLM sets it on CPUs, and takes away the function
+        torch.random.fork_rng(),
+    ):
+        if not dist.is_initialized():
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            set_threads(threads)
 
 
 class VLLMBackend:
@@ -214,21 +258,17 @@ class VLLMBackend:
         return _kept[0]
 
     def _started(self, wanted: dict[str, Any], started_with: object) -> Engine:
-        # vLLM reads these at import: a single process with a fixed order of work, and batch-invariant results.
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        vllm, threads = importlib.import_module("vllm"), torch.get_num_threads()
-        from pipeline.learning.generation.vllm_draws import Draws
-
-        name = type(self._model).__name__
-        if name not in vllm.ModelRegistry.get_supported_archs() or "transformers" in str(
-            vllm.ModelRegistry.models[name]
-        ):
-            # It would run transformers' own classes, and change them for this process.
-            raise JobError(f"vLLM {vllm.__version__} has no {name} of its own; use generation.backend=own")
-
         with ExitStack() as after:
-            after.callback(torch.set_num_threads, threads)  # on CPUs an engine sets it for all that comes later
+            after.enter_context(_as_before())
+            vllm = importlib.import_module("vllm")
+            from pipeline.learning.generation.vllm_draws import Draws
+
+            name = type(self._model).__name__
+            if name not in vllm.ModelRegistry.get_supported_archs() or "transformers" in str(
+                vllm.ModelRegistry.models[name]
+            ):
+                # It would run transformers' own classes, and change them for this process.
+                raise JobError(f"vLLM {vllm.__version__} has no {name} of its own; use generation.backend=own")
             folder = self._model.name_or_path
             if not wanted["trust_remote_code"]:
                 folder = after.enter_context(TemporaryDirectory(prefix="config-", dir=cache.scratch_folder()))

@@ -140,21 +140,21 @@ def merged(
 def whole_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield weights by their names in the checkpoint that they come from, adapters added; changes nothing.
 
-    Sums are in float32, rounded once to the type of the weight. Tied weights come under each of their names, as
-    vLLM needs them on CPUs, where an output layer has a copy of its own.
+    Sums are in float32, rounded once to the type of the weight.
 
     Args:
         model: A model on one device, possibly with adapters inside (`inner_model`).
     """
     layers: dict[str, Any] = {name: one for name, one in model.named_modules() if hasattr(one, "get_delta_weight")}
-    adapters = tuple(f"{name}.lora_" for name in layers)
+    adapters, seen = tuple(f"{name}.lora_" for name in layers), set[int]()
     above = {
         id(getattr(layer.get_base_layer(), getattr(layer, "parameter_name", "weight"))): layer
         for layer in layers.values()
     }
     state: dict[str, Tensor] = {}
     for name, weight in model.state_dict(keep_vars=True).items():
-        if not name.startswith(adapters):
+        if not name.startswith(adapters) and id(weight) not in seen:  # a checkpoint has tied weights once
+            seen.add(id(weight))
             state[name.replace(_BELOW, "")] = _with_adapters(weight.detach(), above.get(id(weight)))
     named: dict[str, Tensor] = revert_weight_conversion(model, state)
     del state
