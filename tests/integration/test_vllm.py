@@ -194,6 +194,14 @@ def test_tied_weights_are_replaced_as_well(seed: int) -> None:
     assert_as_own(with_random_weights(GPT2LMHeadModel(config), seed), Case())
 
 
+def test_an_engine_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_engine, "whole_weights", lambda _: iter([]))
+    vllm_engine.release()
+    with pytest.raises(JobError, match="other probabilities"):
+        Case().written(policy_model(), TextBackend.vllm)
+    vllm_engine.release()
+
+
 def test_an_engine_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     model = policy_model()
     first, _ = Case().written(model, TextBackend.vllm)

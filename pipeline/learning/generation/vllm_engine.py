@@ -17,11 +17,13 @@ from weakref import ref
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from transformers import PreTrainedModel
 
 from pipeline.errors import JobError
+from pipeline.learning.generation import sampling
 from pipeline.learning.generation.decode import DecodeSettings, DecodingWork, Guidance
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
 from pipeline.learning.models import batch_size, cache
@@ -39,6 +41,8 @@ TURNS = 8
 """Number of batches to hand over: fewer batches mean rarer progress reports."""
 FEW_TOKENS = 2048
 """Sequences beyond which a step's limit of tokens, at least this in all versions of vLLM, must be raised."""
+ROUNDING = 0.5
+"""Mean difference of log-probabilities, at temperature 1, that 16 bits do not explain."""
 ON_CPU_MB = 256
 """Memory for keys and values on a CPU if `generation.memory_mb` is not set."""
 _NO_ROOM = (
@@ -169,7 +173,7 @@ class VLLMBackend:
         """Complete prompts, the shortest first, in batches small enough to report progress."""
         waiting = [prompt * work.samples + sample for prompt in work.queue for sample in range(work.samples)]
         streams = np.full(len(work.tokens), LIKELIEST) if keys is None else keys.reshape(-1)
-        at_once = TURNS * self._settings.batch_size
+        at_once, compared = TURNS * self._settings.batch_size, False
         if waiting:
             engine, ends = self._engine(int((work.lengths + work.budgets).max())), self._ends
             engine.draws.begin(
@@ -183,7 +187,28 @@ class VLLMBackend:
                 kl, num_read, logprobs = engine.draws.told(at).first(len(tokens))
                 positions = work.lengths[prompt] + 1 + np.arange(len(tokens))
                 work.finish(at, tokens, kl, np.array([num_read.sum(), (num_read * positions).sum()]), logprobs)
+                if not compared and len(tokens):
+                    self._compare(work.prompts[prompt], tokens, logprobs)
+                    compared = True
         work.count(self._model, None if self._guidance is None else self._guidance.model)
+
+    def _compare(self, prompt: Sequence[int], tokens: Sequence[int], found: NDArray[np.float32]) -> None:
+        """Refuse an engine whose class, or whose new weights, compute something else than the policy's model.
+
+        Raises:
+            JobError: Log-probabilities of a completion differ by more than rounding.
+        """
+        ids = torch.tensor([[*prompt, *tokens]], device=self._model.device)
+        temperature = self._settings.sampling.temperature
+        with torch.inference_mode():
+            logits = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            logprobs = sampling.policy_logprobs(logits, temperature).gather(-1, ids[0, len(prompt) :, None])
+        apart = float(np.abs(logprobs.squeeze(-1).cpu().numpy() - found).mean()) * temperature
+        if apart > ROUNDING:
+            raise JobError(
+                f"vLLM computes other probabilities than {type(self._model).__name__} of transformers: the "
+                f"log-probabilities of a completion differ by {apart:.1f} a token; use generation.backend=own"
+            )
 
     def _drawn(self, engine: Engine, work: DecodingWork, part: Sequence[int], keys: Keys) -> list[list[int]]:
         """Return completions of samples."""
