@@ -195,10 +195,12 @@ def test_tied_weights_are_replaced_as_well(seed: int) -> None:
 
 
 def test_an_engine_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = policy_model()
+    model.get_output_embeddings().get_parameter("weight").mul_(4)
     monkeypatch.setattr(vllm_engine, "whole_weights", lambda _: iter([]))
     vllm_engine.release()
     with pytest.raises(JobError, match="other probabilities"):
-        Case().written(policy_model(), TextBackend.vllm)
+        Case().written(model, TextBackend.vllm)
     vllm_engine.release()
 
 
