@@ -174,7 +174,7 @@ def test_rows_may_be_preempted_and_prompts_read_in_parts(
     vllm_engine.release()
 
 
-def test_other_weights_take_the_place_of_those_before() -> None:
+def test_other_weights_take_the_place_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = policy_model(), policy_model(5)
     assert_as_own(first, Case())
     (engine,) = vllm_engine._kept
@@ -183,6 +183,10 @@ def test_other_weights_take_the_place_of_those_before() -> None:
         second.get_input_embeddings().get_parameter("weight").mul_(1.5)  # as a training does
     assert_as_own(second, Case())
     assert vllm_engine._kept == [engine]
+    emptied: list[bool] = []
+    monkeypatch.setattr(engine.llm, "reset_prefix_cache", lambda: emptied.append(True))
+    assert_as_own(second, Case())
+    assert emptied, "the same policy again: what it has read must not depend on earlier jobs"
     assert_as_own(policy_model(5, num_hidden_layers=1), Case())
     assert vllm_engine._kept != [engine]
 

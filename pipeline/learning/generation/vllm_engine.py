@@ -77,12 +77,11 @@ class Engine:
         """Take the weights of a model, unless they are what it has."""
         versions = sum(weight._version for weight in model.parameters())
         same = self.weights is not None and self.weights() is model and self.versions == versions
-        if same and not _is_trained(model):  # fused optimizers change weights without a new version
-            return
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
-        self.llm.apply_model(_tied_again)
-        self.llm.reset_prefix_cache()
-        self.weights, self.versions = ref(model), versions
+        if not same or _is_trained(model):  # fused optimizers change weights without a new version
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
+            self.llm.apply_model(_tied_again)
+            self.weights, self.versions = ref(model), versions
+        self.llm.reset_prefix_cache()  # what is computed must not depend on earlier jobs of the worker
 
 
 def _is_trained(model: nn.Module) -> bool:
