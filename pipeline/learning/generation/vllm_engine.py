@@ -6,6 +6,7 @@ the weights are replaced.
 
 import importlib
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ def _as_before() -> Iterator[None]:
         patch.dict(os.environ, variables),
         patch.object(torch, "set_num_threads", set_threads),  # vLLM sets it on CPUs, and takes away the function
         torch.random.fork_rng(),
+        warnings.catch_warnings(action="ignore", category=FutureWarning),  # of its own code
     ):
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
