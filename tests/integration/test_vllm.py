@@ -164,7 +164,7 @@ def test_rows_may_be_preempted_and_prompts_read_in_parts(
     monkeypatch.setattr(Scheduler, "schedule", scheduled)
     few = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 64, "block_size": 32, "enforce_eager": True}
     small = {**few, "kv_cache_memory_bytes": 1 << 25}
-    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda _: small)
+    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda *_: small)
     vllm_engine.release()
     guidance = None if head is None else guided_by(head, Others.offset_zero)
     prompts = np.random.default_rng(0).integers(1, 9, (32, 36)).tolist()
@@ -239,7 +239,7 @@ def test_nothing_is_drawn_from_what_is_no_number(guided: bool) -> None:
 @pytest.mark.parametrize("memory", [1 << 10, 1 << 60])
 def test_an_engine_without_room_says_so(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = {"kv_cache_memory_bytes": memory, "enforce_eager": True}
-    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda _: wrong)
+    monkeypatch.setattr(vllm_engine.VLLMBackend, "_memory", lambda *_: wrong)
     vllm_engine.release()
     with pytest.raises(OutOfMemory, match=r"generation\.memory_mb"):
         Case().written(policy_model(), TextBackend.vllm)

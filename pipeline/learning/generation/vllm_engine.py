@@ -27,6 +27,7 @@ from pipeline.errors import JobError
 from pipeline.learning.generation import sampling
 from pipeline.learning.generation.decode import DecodeSettings, DecodingWork, Guidance
 from pipeline.learning.generation.sampling import LIKELIEST, Keys
+from pipeline.learning.memory.shape import cached_numbers
 from pipeline.learning.models import batch_size, cache
 from pipeline.learning.training.lora import whole_weights
 
@@ -44,8 +45,10 @@ FEW_TOKENS = 2048
 """Sequences beyond which a step's limit of tokens, at least this in all versions of vLLM, must be raised."""
 ROUNDING = 0.5
 """Mean difference of log-probabilities, at temperature 1, that 16 bits do not explain."""
-ON_CPU_MB = 256
-"""Memory for keys and values on a CPU if `generation.memory_mb` is not set."""
+ON_CPU_MB = (256, 4096)
+"""Least and most memory for keys and values on a CPU if `generation.memory_mb` is not set."""
+CPU_BLOCK = 128
+"""Tokens of a block of keys and values on a CPU."""
 _NO_ROOM = (
     *("no available memory for the cache blocks", "free memory on device", "larger than the maximum"),
     *("larger than the available", "less than requested memory"),
@@ -303,7 +306,7 @@ class VLLMBackend:
                 config.save_pretrained(folder)
             llm = vllm.LLM(
                 **wanted,
-                **self._memory(),
+                **self._memory(wanted["max_model_len"], wanted["dtype"]),
                 model=folder,
                 load_format="dummy",  # weights come from memory
                 seed=0,
@@ -313,10 +316,13 @@ class VLLMBackend:
             )
         return Engine(started_with, llm, Draws.made)
 
-    def _memory(self) -> dict[str, Any]:
-        """Return the arguments that limit the memory of an engine."""
+    def _memory(self, longest: int, dtype: str) -> dict[str, Any]:
+        """Return the arguments that limit the memory of an engine for texts of a type of numbers."""
         if self._settings.device == "cpu":  # compiled steps are slower there
-            return {"kv_cache_memory_bytes": (self._memory_mb or ON_CPU_MB) * MIB, "enforce_eager": True}
+            tokens = self._settings.batch_size * -(-longest // CPU_BLOCK) * CPU_BLOCK
+            cached = cached_numbers(self._model.config.get_text_config()) * getattr(torch, dtype).itemsize
+            usual = min(max(tokens * cached // MIB, ON_CPU_MB[0]), ON_CPU_MB[1])
+            return {"kv_cache_memory_bytes": (self._memory_mb or usual) * MIB, "enforce_eager": True}
         free, total = torch.cuda.mem_get_info()
         usual = min(free * SHARE, total * BESIDE_TRAINING) if _is_trained(self._model) else free * SHARE
         taken = usual if self._memory_mb is None else self._memory_mb * MIB

@@ -67,20 +67,25 @@ def shape_of_config(config: Any, name: str) -> ModelShape:
     """
     model = _without_numbers(config, name)
     text = config.get_text_config()
-    # A model with only state-space layers has no heads.
-    layers, heads = text.num_hidden_layers, getattr(text, "num_attention_heads", None) or 0
-    of_head = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
     return ModelShape(
         name=name,
         parameters=_count(model),
-        layers=layers,
+        layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,
         largest_unit=_largest_unit(model),
-        cached=2 * layers * (getattr(text, "num_key_value_heads", None) or heads) * of_head,
+        cached=cached_numbers(text),
         widths=tuple(split_widths(config.to_dict())),
         lora_width=_lora_width(model),  # the last, as it changes the model
     )
+
+
+def cached_numbers(text: Any) -> int:
+    """Return how many numbers a model caches for each token, from its text configuration."""
+    # A model with only state-space layers has no heads.
+    heads = getattr(text, "num_attention_heads", None) or 0
+    of_head = getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
+    return int(2 * text.num_hidden_layers * (getattr(text, "num_key_value_heads", None) or heads) * of_head)
 
 
 def _without_numbers(config: Any, name: str) -> Any:
