@@ -17,7 +17,15 @@ import psutil
 import pytest
 import torch
 from numpy.typing import NDArray
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+)
 
 from pipeline.config.schema import GenerationConfig, TextBackend
 from pipeline.errors import JobError, OutOfMemory
@@ -206,6 +214,21 @@ def test_an_engine_that_computes_something_else_is_refused(monkeypatch: pytest.M
     with pytest.raises(JobError, match="other probabilities"):
         Case().written(model, TextBackend.vllm)
     vllm_engine.release()
+
+
+def test_experts_are_replaced() -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "head_dim": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
+    config = MixtralConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=64, eos_token_id=END, bos_token_id=1, **sizes, **heads
+    )
+    first, second = (MixtralForCausalLM(config).eval().requires_grad_(False) for _ in range(2))
+    for seed, model in enumerate((first, second)):
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+    for model in (first, second, first):
+        assert_as_own(model, Case())
 
 
 def test_an_engine_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ class Draws(LogitsProcessor, SlotProcessor):  # type: ignore[misc] # vLLM is not
         if guidance is not None:
             self._guide = row_models.guide_of(guidance.model, self._slots, self._width, pad_id)
             if not self._guide.joins:
-                kind = guidance.model.config.model_type
+                kind = guidance.model.backbone.config.model_type
                 raise JobError(
                     f"rows of a value model of the family {kind} begin together, and those of vLLM come and go; "
                     "use generation.backend=own"

@@ -78,11 +78,24 @@ class Engine:
     versions: int = 0
 
     def load(self, model: PreTrainedModel) -> None:
-        """Take the weights of a model, unless they are what it has."""
+        """Take the weights of a model, unless they are what it has.
+
+        Raises:
+            JobError: vLLM knows no weight of such a name.
+        """
         versions = sum(weight._version for weight in model.parameters())
         same = self.weights is not None and self.weights() is model and self.versions == versions
         if not same or _is_trained(model):  # fused optimizers change weights without a new version
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
+            kernels = self.llm.apply_model(_without_kernels)[0]
+            try:
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": whole_weights(model)})
+            except (KeyError, ValueError) as error:
+                raise JobError(
+                    f"vLLM does not take the weights of {type(model).__name__} by their names "
+                    f"({str(error)[:200]}); use generation.backend=own"
+                ) from error
+            for experts, kernel in kernels:
+                experts.moe_kernel = experts.moe_kernel or kernel
             self.llm.apply_model(_tied_again)
             self.weights, self.versions = ref(model), versions
         self.llm.reset_prefix_cache()  # what is computed must not depend on earlier jobs of the worker
@@ -90,6 +103,16 @@ class Engine:
 
 def _is_trained(model: nn.Module) -> bool:
     return any(weight.requires_grad for weight in model.parameters())
+
+
+def _without_kernels(model: Any) -> list[tuple[Any, Any]]:
+    """Take the kernels of experts away on a CPU, where vLLM packs weights only for a new one; return both."""
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    methods: list[Any] = [getattr(layer, "quant_method", None) for layer in model.modules()] if on_cpu else []
+    found = [(one, one.moe_kernel) for one in methods if getattr(one, "moe_kernel", None) is not None]
+    for experts, _ in found:
+        experts.moe_kernel = None
+    return found
 
 
 def _tied_again(model: Any) -> None:
