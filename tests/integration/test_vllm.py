@@ -6,8 +6,9 @@ import gc
 import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +19,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from transformers import (
+    AutoModelForCausalLM,
+    Cohere2Config,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
-    MixtralForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 
@@ -216,13 +219,19 @@ def test_an_engine_that_computes_something_else_is_refused(monkeypatch: pytest.M
     vllm_engine.release()
 
 
-def test_experts_are_replaced() -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 48, "head_dim": 32, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
-    config = MixtralConfig(
-        vocab_size=VOCABULARY, max_position_embeddings=64, eos_token_id=END, bos_token_id=1, **sizes, **heads
-    )
-    first, second = (MixtralForCausalLM(config).eval().requires_grad_(False) for _ in range(2))
+@pytest.mark.parametrize(
+    "config",
+    [
+        partial(MixtralConfig, num_local_experts=4, head_dim=32),  # experts, which vLLM packs on CPUs
+        partial(Cohere2Config, sliding_window=16, pad_token_id=0),  # a window that vLLM counts otherwise
+    ],
+    ids=["experts", "window"],
+)
+def test_families_that_vllm_reads_otherwise_write_as_own(config: Callable[..., PreTrainedConfig]) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": END}
+    shape = config(vocab_size=VOCABULARY, **sizes, **heads)
+    first, second = (AutoModelForCausalLM.from_config(shape).eval().requires_grad_(False) for _ in range(2))
     for seed, model in enumerate((first, second)):
         torch.manual_seed(seed)
         for parameter in model.parameters():

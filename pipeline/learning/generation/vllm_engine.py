@@ -326,6 +326,8 @@ class VLLMBackend:
                 folder = after.enter_context(TemporaryDirectory(prefix="config-", dir=cache.scratch_folder()))
                 config = type(self._model.config).from_dict(self._model.config.to_dict())
                 config.architectures = [name]
+                if config.model_type == "cohere2":
+                    config.sliding_window -= 1  # vLLM 0.32 adds one to it, transformers none
                 config.save_pretrained(folder)
             llm = vllm.LLM(
                 **wanted,
