@@ -43,8 +43,8 @@ TURNS = 8
 """Number of batches to hand over: fewer batches mean rarer progress reports."""
 FEW_TOKENS = 2048
 """Sequences beyond which a step's limit of tokens, at least this in all versions of vLLM, must be raised."""
-ROUNDING = 0.5
-"""Mean difference of log-probabilities, at temperature 1, that 16 bits do not explain."""
+ROUNDING = {torch.float32: 0.02, torch.bfloat16: 0.5, torch.float16: 0.5}
+"""Mean differences of log-probabilities, at temperature 1, that rounding does not explain."""
 ON_CPU_MB = (256, 4096)
 """Least and most memory for keys and values on a CPU if `generation.memory_mb` is not set."""
 CPU_BLOCK = 128
@@ -214,7 +214,7 @@ class VLLMBackend:
                 kl, num_read, logprobs = engine.draws.told(at).first(len(tokens))
                 positions = work.lengths[prompt] + 1 + np.arange(len(tokens))
                 work.finish(at, tokens, kl, np.array([num_read.sum(), (num_read * positions).sum()]), logprobs)
-                if not compared and len(tokens):
+                if len(tokens) and (not compared or at == waiting[-1]):  # a short text and a long one
                     self._compare(work.prompts[prompt], tokens, logprobs)
                     compared = True
         work.count(self._model, None if self._guidance is None else self._guidance.model)
@@ -231,10 +231,10 @@ class VLLMBackend:
             logits = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
             logprobs = sampling.policy_logprobs(logits, temperature).gather(-1, ids[0, len(prompt) :, None])
         apart = float(np.abs(logprobs.squeeze(-1).cpu().numpy() - found).mean()) * temperature
-        if apart > ROUNDING:
+        if apart > ROUNDING[self._dtype]:
             raise JobError(
                 f"vLLM computes other probabilities than {type(self._model).__name__} of transformers: the "
-                f"log-probabilities of a completion differ by {apart:.1f} a token; use generation.backend=own"
+                f"log-probabilities of a completion differ by {apart:.2g} a token; use generation.backend=own"
             )
 
     def _drawn(self, engine: Engine, work: DecodingWork, part: Sequence[int], keys: Keys) -> list[list[int]]:
@@ -275,6 +275,13 @@ class VLLMBackend:
             ids.append(written.stop_reason if isinstance(written.stop_reason, int) else self._ends[0])
         return ids
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        """Type of numbers to compute in; weights of a policy in training may be of another one."""
+        kind = self._model.device.type
+        autocast: torch.dtype = torch.get_autocast_dtype(kind)
+        return autocast if torch.is_autocast_enabled(kind) else self._model.dtype
+
     def _engine(self, longest: int) -> Engine:
         """Return the running engine with the weights of the policy, or replace it.
 
@@ -285,10 +292,8 @@ class VLLMBackend:
 
         # A power of two, so that jobs of nearly the same length share an engine.
         context, room = context_length(self._model), 1 << max(0, longest - 1).bit_length()
-        kind = self._model.device.type  # a policy in training has weights of another type than it computes in
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self._model.dtype
         wanted = {
-            "dtype": str(dtype).removeprefix("torch."),
+            "dtype": str(self._dtype).removeprefix("torch."),
             "max_num_seqs": self._settings.batch_size,
             "max_model_len": room if context is None else max(longest, min(room, context)),
             "trust_remote_code": type(self._model).__module__.startswith("transformers_modules"),
