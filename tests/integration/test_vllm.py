@@ -53,8 +53,14 @@ KEYS = sample_keys(0, "test", np.arange(len(PROMPTS)), SAMPLES)
 
 
 def policy_model(seed: int = 0, **shape: Any) -> PreTrainedModel:
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2} | shape
-    config = LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=64, eos_token_id=END, **sizes)
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    } | shape
+    config = LlamaConfig(max_position_embeddings=64, eos_token_id=END, **sizes)
     return with_random_weights(LlamaForCausalLM(config), seed)
 
 
@@ -143,6 +149,10 @@ def test_a_value_model_guides_inside_an_engine(head: HeadType, others: Others, g
     guided = assert_as_own(policy_model(), Case(guided_by(head, others), greedy))
     plain, _ = Case(greedy=greedy).written(policy_model(), TextBackend.own)
     assert guided.tokens != plain.tokens
+
+
+def test_a_policy_may_have_tokens_that_its_guide_lacks() -> None:
+    assert_as_own(policy_model(vocab_size=VOCABULARY + 8), Case(guided_by(HeadType.q, Others.kept)))
 
 
 def test_guidance_knows_nuclei_and_stops() -> None:

@@ -227,8 +227,9 @@ class VLLMBackend:
         """
         ids = torch.tensor([[*prompt, *tokens]], device=self._model.device)
         temperature = self._settings.sampling.temperature
+        known = None if self._guidance is None else self._guidance.model.vocabulary  # tokens that are drawn from
         with torch.inference_mode():
-            logits = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            logits = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1, :known]
             logprobs = sampling.policy_logprobs(logits, temperature).gather(-1, ids[0, len(prompt) :, None])
         apart = float(np.abs(logprobs.squeeze(-1).cpu().numpy() - found).mean()) * temperature
         if apart > ROUNDING[self._dtype]:
@@ -286,6 +287,7 @@ class VLLMBackend:
         """Return the running engine with the weights of the policy, or replace it.
 
         Raises:
+            JobError: vLLM does not know the policy's class, or its weights.
             OutOfMemory: The engine does not fit.
         """
         from pipeline.learning.models.load import context_length
