@@ -125,15 +125,17 @@ class Objects:
         return data
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the names and sizes, in bytes, of the objects in a folder."""
+        """Return the names and sizes, in bytes, of the objects in a folder that are whole."""
         listing = self._ask("find", folder, detail=True) or {}
-        return {path.rpartition("/")[2]: int(info["size"]) for path, info in listing.items()}
+        sizes = {path.rpartition("/")[2]: int(info["size"]) for path, info in listing.items()}
+        return {name: size for name, size in sizes.items() if not name.startswith(".")}
 
     def create(self, name: str, data: bytes) -> bool:
         """Create an object that becomes visible whole; return False, without any change, if the name exists."""
         if not self._is_folder:
             return self._ask("pipe_file", name, data, mode="create") is not False
-        temporary = f"{name}.{secrets.token_hex(8)}"
+        folder, slash, _ = name.rpartition("/")
+        temporary = f"{folder}{slash}.{secrets.token_hex(8)}"  # `sizes` leaves it out
         self._ask("pipe_file", temporary, data)
         try:
             os.link(f"{self._root}/{temporary}", f"{self._root}/{name}")

@@ -149,6 +149,13 @@ def test_objects_are_made_read_listed_and_removed(objects: Objects, tmp_path: Pa
     assert objects.sizes("a") == {}
 
 
+def test_an_object_that_is_being_made_is_not_listed(objects: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    listings: list[dict[str, int]] = []
+    monkeypatch.setattr("os.link", lambda *_: listings.append(objects.sizes("a")))
+    objects.create("a/b", b"x")
+    assert not any(listings)
+
+
 def test_of_many_who_make_an_object_at_once_one_does(objects: Objects) -> None:
     makers = [str(number).encode() for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
