@@ -469,6 +469,7 @@ def _run_missing(
         slots=layout.slots,
         workers=layout.workers,
         load_s=timed.seconds.get(graph.WORKER_LOAD, graph.WORKER_LOAD_S),
+        timed=timed.jobs,
     )
     gpus = screen.GpuLog()
     with screen.shown_on(console) as redraw, progress.ProgressFile(run) as progress_file:

@@ -9,7 +9,8 @@ percentage is shown.
 
 The pace of jobs is their actual time over the planned time. For each kind it comes from finished jobs, else from
 the progress of a running one, else from all other jobs if these are much of the plan. The remaining time is that
-of the longest path at this pace, or of all work divided among the workers, whichever is larger.
+of the longest path at this pace, or of all work divided among the workers, whichever is larger. It is told once
+kinds that were timed, in this run or an earlier one, are most of the planned work.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _AT_LEAST = 0.1
 """Least remaining fraction of a job that reports no progress."""
 _PRIOR = 0.5
 """Fraction of the planned work with which the planned pace counts, for kinds without measurements."""
+_KNOWN = 0.5
+"""Fraction of the planned work that jobs of timed kinds have at least where an estimate is told."""
 _JOBS_PER_S = 2000
 """Jobs of a plan per second between estimates: large plans are estimated rarely, so that it takes hardly any time.
 """
@@ -58,7 +61,7 @@ class Progress:
 
     Attributes:
         part: Fraction of the work that is done, from 0 to 1.
-        remaining_s: Estimate of the seconds left; None while everything is loading.
+        remaining_s: Estimate of the seconds left; None while too little was timed for one. `part` is none then.
         samples_per_s: Samples drawn or judged per second, recently.
         tokens_per_s: Tokens drawn and trained on per second, recently.
         stopping: Message when the run was asked to stop, or "".
@@ -128,13 +131,19 @@ class LiveRun:
         tokens_per_s: Tokens drawn and trained on per second, recently.
         part: Fraction of the work that is done, from 0 to 1.
         remaining_s: Estimate of the seconds left.
-        has_worked: Whether a job has reported progress, so that the estimate is not only that of the plan.
+        is_known: Whether enough of the work is of timed kinds for the estimate to be told.
         stopping: Message when the run was asked to stop, or "".
         shared_store: Message on the connection to its shared store, or "".
     """
 
     def __init__(
-        self, plan: Plan, stored: Collection[str], slots: int = 1, workers: int = 1, load_s: float = WORKER_LOAD_S
+        self,
+        plan: Plan,
+        stored: Collection[str],
+        slots: int = 1,
+        workers: int = 1,
+        load_s: float = WORKER_LOAD_S,
+        timed: Collection[str] = (),
     ) -> None:
         """Begin before the first event.
 
@@ -144,12 +153,13 @@ class LiveRun:
             slots: Workers on each device.
             workers: Number of workers, until they report.
             load_s: Seconds until a worker's first job.
+            timed: Kinds of jobs, by `duration_name`, whose planned seconds follow from earlier runs.
         """
         self.view = RunView(plan.jobs.values(), stored)
         self.now = self.part = self.remaining_s = 0.0
         self.samples_per_s = self.tokens_per_s = 0.0
-        self.has_worked, self.stopping, self.shared_store = False, "", ""
-        self._plan, self._workers, self._load_s = plan, workers, load_s
+        self.is_known, self.stopping, self.shared_store = False, "", ""
+        self._plan, self._workers, self._load_s, self._timed = plan, workers, load_s, set(timed)
         self._kinds = {job.id: duration_name(job) for job in plan.jobs.values()}
         self._places = {job.id: job.devices * slots if job.devices > 1 else 1 for job in plan.jobs.values()}
         """Job -> workers whose places it takes."""
@@ -172,7 +182,7 @@ class LiveRun:
         same = ("part", "samples_per_s", "tokens_per_s", "stopping", "shared_store")
         return Progress(
             **{name: getattr(self, name) for name in same},
-            remaining_s=self.remaining_s if self.has_worked else None,
+            remaining_s=self.remaining_s if self.is_known else None,
             running=tuple(_progress_event(job_id, attempt) for job_id, attempt in self.view.running().items()),
             time=self.now,
         )
@@ -191,7 +201,6 @@ class LiveRun:
                 self._loaded_s[job.id] = 0.0
             case "JobProgress":
                 attempt = job.attempts[-1]
-                self.has_worked = self.has_worked or attempt.part > 0
                 loaded_s = self._loaded_s.get(job.id, 0.0)
                 self._loaded_s[job.id] = loaded_s + self.view.last * (did_load - attempt.loading)
             case "JobFinished":
@@ -200,7 +209,6 @@ class LiveRun:
             self.part = 0.0  # its work must be done again
 
     def _finished(self, event: Event, job_id: str, attempt: AttemptView) -> None:
-        self.has_worked = True
         self._warm.add(attempt.worker)
         self._samples += self._samples_of(job_id, event["samples"])
         self._tokens += event["tokens"]
@@ -238,14 +246,19 @@ class LiveRun:
         """Estimate how much is done, and the remaining time, from the time that all jobs still take."""
         running, left_s, work_s, spent_s = self.view.running(), dict[str, float](), 0.0, self._spent_s
         paces, others = self._paces(running)
+        planned_s = known_s = 0.0
         for job in self._plan.jobs.values():
             whole_s = 0.0
             if not self.view.jobs[job.id].settled:
-                whole_s = job.seconds * paces.get(self._kinds[job.id], others)
+                kind, places = self._kinds[job.id], self._places[job.id]
+                whole_s = job.seconds * paces.get(kind, others)
+                planned_s += job.seconds * places
+                known_s += job.seconds * places * (kind in paces or kind in self._timed)
             attempt = running.get(job.id)
             left_s[job.id] = whole_s if attempt is None else self._left_s(job.id, attempt, whole_s)
             work_s += left_s[job.id] * self._places[job.id]
             spent_s += max(0.0, whole_s - left_s[job.id]) * self._places[job.id]
+        self.is_known = known_s >= _KNOWN * planned_s
         workers = sum(worker.status != "quarantined" for worker in self.view.workers.values()) or self._workers
         longest_s = max(self._plan.longest_paths(left_s).values(), default=0.0)
         self.remaining_s = max(0.0, longest_s, work_s / workers)
@@ -272,7 +285,7 @@ class LiveRun:
         worked_s = self._worked_s(job_id, attempt)
         if attempt.part >= _TELLING:
             return worked_s * (1 - attempt.part) / attempt.part
-        return max(whole_s - worked_s, _AT_LEAST * whole_s)
+        return max(whole_s - worked_s, _AT_LEAST * max(whole_s, worked_s))
 
     def _worked_s(self, job_id: str, attempt: AttemptView) -> float:
         """Return the seconds since it began, without those of loading."""

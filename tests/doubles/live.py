@@ -33,7 +33,7 @@ def live_run(
     """
     run = LiveRun(Plan([], []), ())
     run.now, run.part, run.remaining_s = START + elapsed_s, part, remaining_s
-    run.samples_per_s, run.tokens_per_s, run.has_worked = samples_per_s, tokens_per_s, True
+    run.samples_per_s, run.tokens_per_s, run.is_known = samples_per_s, tokens_per_s, True
     view = run.view
     view.started, view.cells = START, dict(cells or {})
     view.total = sum(cell.total for cell in view.cells.values())

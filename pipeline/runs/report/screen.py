@@ -43,12 +43,13 @@ def jobs_done(counts: JobCounts) -> str:
 
 
 def how_far(counts: JobCounts, progress: Progress) -> list[str]:
-    """Return texts such as ``37 %`` and ``about 2 h left``; no time before any progress is known."""
-    parts = [percent(progress.part)]
+    """Return texts such as ``37 %`` and ``about 2 h left``; neither before enough was timed to tell."""
+    parts = [] if progress.remaining_s is None else [percent(progress.part)]
     if progress.stopping and (counts.left or counts.running):
         parts.append("stopping")
-    elif progress.remaining_s is not None and (counts.left or counts.running):
-        parts.append(f"about {words.roughly(progress.remaining_s)} left")
+    elif counts.left or counts.running:
+        remaining_s = progress.remaining_s
+        parts.append("time left unknown" if remaining_s is None else f"about {words.roughly(remaining_s)} left")
     return parts
 
 

@@ -1,7 +1,7 @@
 """How far a run is: the same for those who hear its engine and for those who look from another terminal."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console, Group
 
-from pipeline.plan.graph import Job, Plan
+from pipeline.plan.graph import Job, Plan, duration_name
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.progress import LiveRun, ProgressFile
 from pipeline.runs.report.screen import PlainLines, headline, live_screen, worker_table
@@ -133,14 +133,16 @@ def test_what_a_run_waits_for_and_a_store_that_is_away_are_said_wherever_it_is_l
 class Told:
     """A run of four jobs of 2 s on two workers, the last of which reads the first; a test tells what happens."""
 
-    def __init__(self, *stored: str, load_s: float = 0.0, plan: Plan | None = None) -> None:
+    def __init__(
+        self, *stored: str, load_s: float = 0.0, plan: Plan | None = None, timed: Collection[str] = ()
+    ) -> None:
         self.now = 0.0
         jobs = [
             Job(id=str(i), key=str(i), entry="m:f", payload={}, samples=10, seconds=2, algo="A") for i in range(4)
         ]
         plan = plan or Plan(jobs, [("0", "3")])
         jobs_left = len(plan.jobs) - len(stored)
-        self.run = LiveRun(plan, stored, workers=2, load_s=load_s)
+        self.run = LiveRun(plan, stored, workers=2, load_s=load_s, timed=timed)
         self.tell("RunStarted", jobs=len(plan.jobs), unsettled=jobs_left, pid=1, host="here")
         for index in range(2):
             self.run.take({"event": "WorkerStarting", "worker": index})
@@ -178,7 +180,29 @@ def test_no_time_left_is_told_while_everything_still_loads() -> None:
     told.progress("0", 1)
     assert told.at(5.0).progress.remaining_s == told.run.remaining_s > 0
     told.tell("AttemptFailed", job="0", attempt=1, worker=0, kind="bug", reason="no")
-    assert told.at(6.0).progress.remaining_s
+    assert told.at(6.0).progress.remaining_s is None  # nothing is known of that kind any more
+
+
+def test_no_time_left_is_told_before_most_of_the_work_is_of_kinds_that_were_timed() -> None:
+    jobs = [
+        Job(id=stage, key=stage, entry="m:f", payload={}, seconds=seconds, algo="A", stage=stage)
+        for stage, seconds in (("train", 2.0), ("generate", 3.0), ("metrics", 1.0))
+    ]
+    plan = Plan(jobs, [("train", "generate"), ("generate", "metrics")])
+    told = Told(plan=plan)
+    told.begin("train")
+    # A first job that takes a hundred times the guess, and tells nothing of how far it is.
+    for now in (1.0, 2.0, 200.0):
+        shown = told.at(now).progress
+        assert shown.remaining_s is None
+        assert not {"%", "left"} & set(" ".join(headline(told.run.view, shown)).replace("left unknown", "").split())
+    told.finish("train")
+    assert told.at(200.0).progress.remaining_s is None  # the other kinds may have another pace
+    told.begin("generate")
+    told.progress("generate", 5)
+    assert told.at(210.0).progress.remaining_s is not None
+    known = Told(plan=plan, timed=[duration_name(jobs[0]), duration_name(jobs[1])])
+    assert known.at(0.0).progress.remaining_s == pytest.approx(6.0)
 
 
 def test_what_a_job_says_that_it_loads_is_no_work_however_long_it_takes() -> None:
