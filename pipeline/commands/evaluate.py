@@ -143,7 +143,7 @@ def _of_run(output_dir: Path, experiment: str, asked: _Extension) -> Config:
         raise explain(error) from error
     plain |= {
         "output_dir": str(output_dir),
-        "dry_run": bool(plain.get("dry_run")) and "dry_run=true" in asked.settings,
+        "dry_run": any(word.startswith("dry_run=") for word in asked.settings) and plain["dry_run"],
     }
     section, algos = plain["evaluation"], plain["algos"]
     if not isinstance(kept := section.get("on", []), list):

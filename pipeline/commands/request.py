@@ -22,7 +22,7 @@ from pipeline.engine.keeper import Keeper
 from pipeline.engine.run_jobs import read_durations
 from pipeline.engine.store.shared import SharedStore, check_address
 from pipeline.engine.store.store import NOT_STORED, Store
-from pipeline.errors import ConfigError, StoreError, has_package, install_command
+from pipeline.errors import ConfigError, DeviceError, StoreError, has_package, install_command
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.registry import CHECK, PREPARE
 from pipeline.machine import memory
@@ -39,7 +39,7 @@ from pipeline.plan.models import (
     read_sources,
 )
 from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS
-from pipeline.runs.report.format import count, duration
+from pipeline.runs.report.format import count
 from pipeline.runs.report.tables import plan_table
 from pipeline.terminal.console import say
 
@@ -66,6 +66,8 @@ class Request:
     """Dataset -> rows of each split, as far as they are known."""
     shared: SharedStore | None = None
     """The store that other machines share, while it is in use."""
+    is_elsewhere: bool = False
+    """Whether the devices are planned for and not of this machine; only in a dry run."""
 
     @property
     def execution(self) -> ExecutionConfig:
@@ -78,6 +80,11 @@ class Request:
     def used_devices(self) -> list[inventory.Device]:
         """The devices that jobs run on: this very process is on the first."""
         return self.devices[:1] if self.execution.backend is Backend.inline else self.devices
+
+    @property
+    def gpu(self) -> str:
+        """Name of the GPUs that jobs run on, for their recorded times; "" for CPU cores."""
+        return _gpu_of(self.devices)
 
     @property
     def layout(self) -> select.Layout:
@@ -140,7 +147,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     rewards.check_tokenizers(config)
     rewards.check_pairs(config)
     rewards.check_chat_templates(config)
-    devices = _devices(config)
+    devices, is_elsewhere = _devices(config)
     jobs, on_cpu = config.execution.jobs_per_device, all(device.kind == "cpu" for device in devices)
     if isinstance(jobs, int) and jobs > 1 and on_cpu:
         raise ConfigError(f"execution.jobs_per_device={jobs}: CPU slots take one job each. Use execution.workers")
@@ -155,11 +162,11 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
     plan = build.build_plan(
         config,
-        read_durations(store.root),
+        read_durations(store.root, _gpu_of(devices)),
         sources,
         models,
         weights=weights,
-        gpu=next((device.name for device in devices if device.kind == "cuda"), None),
+        gpu=_gpu_of(devices) or None,
         plain_attention=plain,
         rows=lambda name, key: rows.setdefault(name, count(name, key)),
     )
@@ -178,6 +185,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
         warnings=(*(note for note in notes if note is not None), *idle),
         given=tuple(given),
         rows=rows,
+        is_elsewhere=is_elsewhere,
     )
 
 
@@ -220,13 +228,25 @@ def on_cluster(config: Config) -> bool:
     return config.system.use_parallel_execution and config.execution.backend is Backend.ray
 
 
-def _devices(config: Config) -> list[inventory.Device]:
+def _gpu_of(devices: Sequence[inventory.Device]) -> str:
+    return next((device.name for device in devices if device.kind == "cuda"), "")
+
+
+def _devices(config: Config) -> tuple[list[inventory.Device], bool]:
+    """Return the devices of a request, and whether a dry run plans for them though they are not here."""
     execution = config.execution
     if on_cluster(config):
         from pipeline.engine.workers.on_ray import cluster_devices  # most runs have no use for it
 
-        return cluster_devices(config.device, execution, config.system.cpu_threads, config.distributed.num_gpus)
-    return select.devices_of(config.device, execution.workers, config.distributed).best()
+        gpus = config.distributed.num_gpus
+        return cluster_devices(config.device, execution, config.system.cpu_threads, gpus), False
+    try:
+        return select.devices_of(config.device, execution.workers, config.distributed).best(), False
+    except DeviceError:
+        planned = select.planned_gpus(config.distributed, execution.workers)
+        if not config.dry_run or not planned:
+            raise
+        return planned, True
 
 
 def _check_ray(config: Config) -> None:
@@ -432,32 +452,25 @@ def _print_need(request: Request, stored: Stored, console: Console) -> None:
 
 
 @memory.no_garbage_collection()
-def print_plan(request: Request, stored: Stored, console: Console) -> None:
-    """Print the plan per round, with what is stored and what the rest would take."""
-    rows = graph.summarize(request.plan, stored.missing)
+def print_plan(request: Request, stored: Stored, timed: Collection[str], console: Console) -> None:
+    """Print the plan per round, with what is stored and what the rest would take.
+
+    Args:
+        request: The request.
+        stored: What is stored of it.
+        timed: Ids of the jobs to run whose kind was timed.
+        console: Console to print to.
+    """
+    rows = graph.summarize(request.plan, stored.missing, timed)
     console.print(plan_table(rows))
     datasets = request.config.datasets
     trained_on = {name: rows for name, rows in request.rows.items() if datasets[name].trained_on}
     for line in fewer_rows(trained_on, request.config.data_collection.prompts_per_round):
         say(console, line)
-    say(console, f"{in_short(request, stored)}. Nothing was started.")
+    total, missing = len(request.plan.jobs), len(stored.missing)
+    text = f"{count(total, 'job')}: {total - missing:,} stored{stored.in_shared}, {missing:,} to run on "
+    say(console, f"{text}{count(request.layout.workers, 'worker')}. Nothing was started.")
     _print_need(request, stored, console)
-
-
-def in_short(request: Request, stored: Stored) -> str:
-    """Say how many jobs there are, are stored, and are to run, and about how long that takes."""
-    plan, missing, workers = request.plan, stored.missing, request.layout.workers
-    text = f"{count(len(plan.jobs), 'job')}: {len(plan.jobs) - len(missing):,} stored"
-    text += f"{stored.in_shared}, {len(missing):,} to run on "
-    text += count(workers, "worker")
-    if not missing:
-        return text
-    timed = read_durations(request.store.root)
-    seconds = graph.estimated_makespan(plan, missing, workers) + graph.estimated_load(
-        plan, missing, workers, timed.seconds
-    )
-    kinds = {graph.WORKER_LOAD, *(graph.duration_name(plan.jobs[job_id]) for job_id in missing)}
-    return f"{text}, about {duration(seconds)}{how_sure([*map(timed.knows, kinds)])}"
 
 
 def fewer_rows(rows: Mapping[str, Mapping[str, int]], wanted: int) -> list[str]:
@@ -473,10 +486,3 @@ def fewer_rows(rows: Mapping[str, Mapping[str, int]], wanted: int) -> list[str]:
         for name, splits in rows.items()
         if 0 < (train := splits.get("train", wanted)) < wanted
     ]
-
-
-def how_sure(timed: Sequence[bool]) -> str:
-    """Return a suffix for an estimate: whether each kind of job was timed."""
-    if not any(timed):
-        return " (a guess, until the first run)"
-    return "" if all(timed) else " (in part a guess: some of it has not run here yet)"

@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands import listeners, multirun, results, sharing, start
+from pipeline.commands import forecast, listeners, measure, multirun, results, sharing, start
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config.plain import to_plain
-from pipeline.config.schema import Backend, Config, StageChoice
+from pipeline.config.schema import Backend, Config, DryRun, StageChoice
 from pipeline.engine.devices.select import LeaseSet, devices_of
 from pipeline.engine.journal import Event, Journal, Listener
 from pipeline.engine.keeper import Keeper, keys_of_weights, tell_needs
@@ -90,7 +91,15 @@ def run_experiment(
         stored = requests.look_up(request, lambda key: store.problem(key, checksums=False), there)
         _tried(request, stored, console)
         check(stored)
-        requests.print_plan(request, stored, console)
+        if config.dry_run is DryRun.measure and stored.missing:
+            if code := _measured(request, stored, console):
+                return code
+            planned = requests.prepare(config, given).plan
+            request = replace(request, plan=planned if chains is None else planned.up_to(request.plan.jobs))
+        told = forecast.forecast(request, stored.missing)
+        requests.print_plan(request, stored, told.timed, console)
+        if stored.missing:
+            forecast.tell_time(request, told, console)
         return 0
 
     # A run that is refused leaves no folder of a store; where there is one, what it holds is looked at first.
@@ -117,6 +126,27 @@ def run_experiment(
             return carry_out(replace(request, devices=lease.devices), stored, verified, console)
 
 
+def _measured(request: Request, stored: Stored, console: Console) -> int:
+    """Measure the jobs to run on the request's devices; the exit code.
+
+    Raises:
+        PipelineError: The devices are not here, or others hold them.
+    """
+    if request.is_elsewhere or requests.on_cluster(request.config):
+        raise ConfigError(
+            "dry_run=measure runs jobs, so it needs the devices here: dry_run=true plans without them"
+        )
+    with (
+        leased(request.config, console) as lease,
+        TemporaryDirectory(prefix="pipeline-measure-") as folder,
+        logged_to(Path(folder) / "run.log"),
+        StopSignals() as signals,
+    ):
+        leased_to = replace(request, devices=lease.devices)
+        ended = measure.measure(leased_to, stored.missing, Path(folder), signals, console)
+    return start.INTERRUPTED_BY[ended] if ended else 0
+
+
 def _check_arithmetic(request: Request) -> None:
     """See that jobs which run in this process find its arithmetic pinned.
 
@@ -124,7 +154,11 @@ def _check_arithmetic(request: Request) -> None:
         ConfigError: A library that has to know was imported before.
     """
     config = request.config
-    if not config.system.portable or request.execution.backend is not Backend.inline or config.dry_run:
+    if (
+        not config.system.portable
+        or request.execution.backend is not Backend.inline
+        or config.dry_run is DryRun.true
+    ):
         return
     if late := arithmetic.imported_unpinned():
         raise ConfigError(
@@ -462,7 +496,8 @@ def _run_missing(
             journal.write("RunStarted", jobs=len(request.plan.jobs), unsettled=0)
             journal.write("RunFinished", interrupted=None, stored=len(request.plan.jobs))
         return None
-    layout, timed = request.layout, read_durations(request.store.root)
+    layout, timed = request.layout, read_durations(request.store.root, request.gpu)
+    told = forecast.forecast(request, stored.missing)
     live = progress.LiveRun(
         request.plan,
         set(request.plan.jobs) - set(stored.not_here),
@@ -509,6 +544,6 @@ def _run_missing(
         )
     gpus.conclude()
     # Beside the store, for later plans.
-    update_durations(request.store.root, outcome.durations(request.plan, graph.duration_name))
+    update_durations(request.store.root, outcome.durations(request.plan, graph.duration_name), request.gpu)
     update_peaks(request.store.root, outcome.peaks_mb)
-    return outcome
+    return forecast.compared(request, told, outcome)

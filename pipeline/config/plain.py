@@ -126,8 +126,9 @@ def _converted(value: Any, hint: Any, default: Any, path: Path, refuse: Refuse) 
                 return kind(value)
         if kind is bool and isinstance(value, str) and value.lower() in _TRUTH:
             return _TRUTH[value.lower()]
-        if isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
-            return kind[str(value)]
+        name = str(value).lower() if type(value) is bool else str(value)
+        if isinstance(kind, type) and issubclass(kind, Enum) and name in kind.__members__:
+            return kind[name]
     raise ValueError
 
 

@@ -929,6 +929,13 @@ class DistributedConfig:
     """Exactly these GPUs: positions in CUDA_VISIBLE_DEVICES, or in the list of all GPUs if that is not set."""
     gpu_list: list[int] | None = number(None, at_least=0, at_most=1023, affects_result=False, keyed=ENABLED)
     """Another name of `gpu_ids`: `distributed.gpu_list=0,1,2,3`."""
+    planned_gpu: str | None = hint(None)
+    """GPU of a profile, as `A100 80GB`: `dry_run=true` plans for `num_gpus` of them if this machine has too few,
+    by times recorded on GPUs whose names have these words. Has no other effect."""
+    planned_gpu_gib: float | None = number(
+        None, at_least=1, at_most=100_000, hint=", or null", affects_result=False
+    )
+    """Memory of such a GPU in GiB."""
     enabled: bool = False
     """Let one training use all GPUs of `num_gpus` or `gpu_ids`. False gives each training `training.gpus_per_job`
     GPUs, one by default, and runs several at the same time."""
@@ -954,6 +961,18 @@ class StageChoice(Enum):
     prepare = "prepare"  # only the preparation of datasets
 
 
+class DryRun(Enum):
+    """Whether only the plan is printed."""
+
+    true = "true"  # and its time from the recorded times of such jobs
+    false = "false"  # no, it is carried out
+    measure = "measure"  # and its time from a short measurement of each kind of job, on the devices
+
+    def __bool__(self) -> bool:
+        """Return whether nothing of the plan is carried out."""
+        return self is not DryRun.false
+
+
 @dataclass(kw_only=True)
 class Config:
     """The whole request."""
@@ -962,8 +981,8 @@ class Config:
     stage: StageChoice = hint(StageChoice.all)
     rounds_of_training: int = number(2, at_least=1, at_most=1_000_000)
     """Rounds of generate, train and evaluate, each based on the results of earlier rounds."""
-    dry_run: bool = hint(False)
-    """Print the plan and what is already stored, and stop."""
+    dry_run: DryRun = hint(DryRun.false)
+    """Print the plan, what is already stored and how long the rest takes, and stop."""
     device: DeviceChoice = hint(DeviceChoice.auto)
     output_dir: str = file_or_folder("outputs", affects_result=False)
     """Folder of all runs: each has its own folder in `output_dir/NAME/`, and outputs are shared in `.store`."""

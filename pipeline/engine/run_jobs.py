@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -203,39 +203,82 @@ def free_timeout_s(execution: ExecutionConfig) -> float:
 
 
 # -- measured ----------------------------------------------------------------------------------------------------
-# Measurements of earlier runs, kept beside the outputs: duration and device memory of jobs.
+# Measurements of earlier runs, kept beside the outputs: duration and device memory of jobs, and predicted times.
 
 
 DURATIONS = "durations.json"
 PEAKS = ".hints/memory.json"
+FORECASTS = ".hints/forecasts.json"
+_ON = " @ "
+"""Between a name and the GPU that it was timed on; names of CPU cores have none."""
+_MOST_FORECASTS = 50
 _MOST_MIB = 1 << 30
 _Mebibytes = Annotated[int, Meta(ge=0, le=_MOST_MIB)]
+_Positive = Annotated[float, Meta(gt=0, le=LONGEST_S)]
 
 
-def read_durations(store: Path) -> Durations:
-    """Return the measured durations of jobs and of loading; empty if there are none or the file cannot be used."""
+def read_durations(store: Path, gpu: str = "") -> Durations:
+    """Return the measured durations of jobs and of loading; empty if there are none or the file cannot be used.
+
+    Args:
+        store: Folder of the store.
+        gpu: Name of the GPU that they are of, or words of it, as `A100 80GB`; "" for CPU cores.
+    """
     # This file is used only for estimates: without it the algorithms' own rough figures are used.
-    durations = recall(store / DURATIONS, dict[str, Seconds | Timed]) or {}
+    every = recall(store / DURATIONS, dict[str, Seconds | Timed]) or {}
+    parts = {name: name.partition(_ON) for name in every}
+    device = _recorded_as(gpu, [on for _, _, on in parts.values()])
+    own = {name: every[whole] for whole, (name, _, on) in parts.items() if on == device}
     return Durations(
-        jobs={name: timed for name, timed in durations.items() if isinstance(timed, Timed)},
-        seconds={name: seconds for name, seconds in durations.items() if not isinstance(seconds, Timed)},
+        jobs={name: timed for name, timed in own.items() if isinstance(timed, Timed)},
+        seconds={name: seconds for name, seconds in own.items() if not isinstance(seconds, Timed)},
     )
 
 
-def update_durations(store: Path, measured: Durations) -> None:
-    """Save new measurements over older ones of the same name."""
+def _recorded_as(gpu: str, recorded: Iterable[str]) -> str:
+    """Return the recorded device that a GPU is, by its name or by all words of it."""
+    names = {*recorded}
+    like = (name for name in sorted(names) if gpu and all(word in name for word in gpu.split()))
+    return gpu if gpu in names else next(like, gpu)
+
+
+def update_durations(store: Path, measured: Durations, gpu: str = "") -> None:
+    """Save new measurements over older ones of the same name; `gpu` as for `read_durations`."""
 
     def is_sound(*seconds: float) -> bool:
         return all(0 <= value <= LONGEST_S for value in seconds)
 
-    sound = Durations(
-        {name: timed for name, timed in measured.jobs.items() if is_sound(timed.size_s, timed.took_s)},
-        {name: seconds for name, seconds in measured.seconds.items() if is_sound(seconds)},
-    )
-    if sound.jobs or sound.seconds:
-        every = read_durations(store).updated(sound)
-        jobs = {name: asdict(timed) for name, timed in every.jobs.items()}
-        remember(store / DURATIONS, {**every.seconds, **jobs})
+    new: dict[str, object] = {
+        name: asdict(timed) for name, timed in measured.jobs.items() if is_sound(timed.size_s, timed.took_s)
+    }
+    new |= {name: seconds for name, seconds in measured.seconds.items() if is_sound(seconds)}
+    if new:
+        old = recall(store / DURATIONS, dict[str, Seconds | Timed]) or {}
+        plain = {name: asdict(timed) if isinstance(timed, Timed) else timed for name, timed in old.items()}
+        remember(store / DURATIONS, plain | {f"{name}{_ON}{gpu}" if gpu else name: new[name] for name in new})
+
+
+def read_forecasts(store: Path, gpu: str = "") -> list[float]:
+    """Return real over predicted time of earlier runs whose jobs had all been timed, the oldest first.
+
+    Args:
+        store: Folder of the store.
+        gpu: As for `read_durations`.
+    """
+    every = _forecasts(store)
+    return [took_s / said_s for said_s, took_s in every.get(_recorded_as(gpu, every), [])]
+
+
+def add_forecast(store: Path, predicted_s: float, took_s: float, gpu: str = "") -> None:
+    """Save what a run was predicted to take, and took, for the range of later predictions."""
+    if 0 < predicted_s <= LONGEST_S and 0 < took_s <= LONGEST_S:
+        every = _forecasts(store)
+        newest = [*every.get(gpu, []), (predicted_s, took_s)][-_MOST_FORECASTS:]
+        remember(store / FORECASTS, {**every, gpu: newest})
+
+
+def _forecasts(store: Path) -> dict[str, list[tuple[float, float]]]:
+    return recall(store / FORECASTS, dict[str, list[tuple[_Positive, _Positive]]]) or {}
 
 
 def read_peaks(store: Path) -> dict[str, int]:

@@ -469,10 +469,6 @@ class Durations:
         """Predict the seconds of a job of a kind and size; its size if nothing was measured."""
         return self.jobs[kind].expected_s(size_s) if kind in self.jobs else size_s
 
-    def updated(self, newer: Durations) -> Durations:
-        """Return these durations, updated with newer ones of the same name."""
-        return Durations({**self.jobs, **newer.jobs}, {**self.seconds, **newer.seconds})
-
 
 def typical(timed: Sequence[Timed]) -> Timed:
     """Return the measurement of median pace among the large jobs; the first job of a kind takes longer."""
@@ -496,7 +492,7 @@ class PlanRow:
         jobs: Number of jobs.
         missing: Number of jobs that must run.
         samples: Samples over all of its jobs.
-        seconds: Estimated seconds of the jobs that must run, one after the other.
+        seconds: Estimated seconds of the jobs that must run, one after the other; None if not all were timed.
         devices: Devices that each job takes at once.
     """
 
@@ -506,18 +502,19 @@ class PlanRow:
     jobs: int
     missing: int
     samples: int
-    seconds: float
+    seconds: float | None
     devices: int = 1
 
 
-def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
+def summarize(plan: Plan, missing: Collection[str], timed: Collection[str]) -> list[PlanRow]:
     """Summarise a plan's jobs, in plan order within each round.
 
     Args:
         plan: The plan.
         missing: Ids of the jobs that must run.
+        timed: Ids of those among them whose kind was timed.
     """
-    waiting = set(missing)
+    waiting, known = set(missing), set(timed)
     grouped: dict[tuple[int, str, str], list[str]] = {}
     for number, jobs in plan.rounds().items():
         for job in jobs:
@@ -530,7 +527,9 @@ def summarize(plan: Plan, missing: Collection[str]) -> list[PlanRow]:
             jobs=len(ids),
             missing=sum(job_id in waiting for job_id in ids),
             samples=sum(plan.jobs[job_id].samples for job_id in ids),
-            seconds=sum(plan.jobs[job_id].seconds for job_id in ids if job_id in waiting),
+            seconds=sum(plan.jobs[job_id].seconds for job_id in ids if job_id in waiting)
+            if known.issuperset(waiting.intersection(ids))
+            else None,
             devices=plan.jobs[ids[0]].devices,
         )
         for (number, chain, stage), ids in grouped.items()

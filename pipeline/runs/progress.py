@@ -44,7 +44,7 @@ _AT_LEAST = 0.1
 """Least remaining fraction of a job that reports no progress."""
 _PRIOR = 0.5
 """Fraction of the planned work with which the planned pace counts, for kinds without measurements."""
-_KNOWN = 0.5
+_KNOWN = 0.9
 """Fraction of the planned work that jobs of timed kinds have at least where an estimate is told."""
 _JOBS_PER_S = 2000
 """Jobs of a plan per second between estimates: large plans are estimated rarely, so that it takes hardly any time.

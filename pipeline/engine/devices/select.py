@@ -521,6 +521,23 @@ def devices_of(
     return candidates(request, os.environ, workers=workers)
 
 
+def planned_gpus(distributed: DistributedConfig, workers: int | None = None) -> list[inventory.Device]:
+    """Return the GPUs that a request is planned for where they need not be here; none if it names no kind.
+
+    Args:
+        distributed: Their number, the kind and its memory.
+        workers: Number of workers, if fewer are to be used.
+    """
+    name, gib = distributed.planned_gpu, distributed.planned_gpu_gib
+    count = distributed.num_gpus or 1
+    if name is None or gib is None or distributed.ids is not None or (workers or count) > count:
+        return []
+    return [
+        inventory.Device(kind="cuda", index=index, uuid=None, name=name, memory_total_bytes=int(gib * 2**30))
+        for index in range(workers or count)
+    ]
+
+
 # -- layout ------------------------------------------------------------------------------------------------------
 # The devices of a run as places for jobs: how many jobs each device runs at once, and how much memory they may
 # take.

@@ -90,6 +90,7 @@ class Makespan:
         work_s: Sum of measured durations, each multiplied by the number of devices of the job.
         devices: Number of devices, or of job slots where each device has several.
         slots: Job slots on each device.
+        predicted_s: What `actual_s` was predicted to be; None if it was not, or if the run ended before its plan.
         load_s: Time spent starting workers, also replacements, and loading models.
         dependency_s: Time idle while other jobs were still to start.
         retry_s: Time of attempts that gave no result.
@@ -106,6 +107,7 @@ class Makespan:
     retry_s: float
     tail_s: float
     slots: int = 1
+    predicted_s: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -123,7 +125,8 @@ class Makespan:
             f"loading {self.load_s:.1f} s, waiting for inputs {self.dependency_s:.1f} s, "
             f"failed or stopped attempts {self.retry_s:.1f} s, idle at the end {self.tail_s:.1f} s"
         )
-        return f"took {self.actual_s:.1f} s; {best}. {unit.capitalize()} time not used for work: {lost}"
+        said = "" if self.predicted_s is None else f", predicted were {self.predicted_s:.1f} s"
+        return f"took {self.actual_s:.1f} s{said}; {best}. {unit.capitalize()} time not used for work: {lost}"
 
 
 def account(

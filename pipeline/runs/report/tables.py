@@ -630,6 +630,10 @@ def _budget_table(
 _LEAST_CHAIN = 16
 
 
+def _estimate(row: PlanRow) -> str:
+    return "" if not row.missing else "-" if row.seconds is None else duration(row.seconds)
+
+
 def plan_table(rows: Iterable[PlanRow]) -> FittedTable:
     """Return jobs per round, chain and stage with stored ones, and devices if any job takes several."""
     rows = list(rows)
@@ -646,7 +650,7 @@ def plan_table(rows: Iterable[PlanRow]) -> FittedTable:
         (number_column("devices", 6), lambda row: f"{row.devices}" if row.devices > 1 else ""),
         (number_column("stored", 5), lambda row: str(row.jobs - row.missing) if row.missing < row.jobs else ""),
         (number_column("samples", EXTRA), lambda row: f"{row.samples:,}" if row.samples else ""),
-        (number_column("estimate", 4), lambda row: duration(row.seconds) if row.missing else ""),
+        (number_column("estimate", 4), _estimate),
     ]
     if all(row.devices == 1 for row in rows):
         columns = [(column, cell) for column, cell in columns if column.heading != "devices"]

@@ -72,8 +72,9 @@ def test_estimate_is_the_path_or_the_work_whichever_is_more() -> None:
 def test_summary_counts_jobs_of_a_stage() -> None:
     where = {"algo": "X", "dataset": "d", "model": "m", "seed": 0, "round": 1, "stage": "generate"}
     plan = Plan([job("g0", 2, samples=10, **where), job("g1", 2, samples=5, **where)], [])
-    (row,) = summarize(plan, ["g1"])
+    (row,) = summarize(plan, ["g1"], timed=["g1"])
     assert (row.jobs, row.missing, row.samples, row.seconds) == (2, 1, 15, 2)
+    assert summarize(plan, ["g0", "g1"], timed=["g1"])[0].seconds is None
 
 
 SIZES = st.floats(0, 1e5)

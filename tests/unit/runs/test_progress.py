@@ -195,7 +195,9 @@ def test_no_time_left_is_told_before_most_of_the_work_is_of_kinds_that_were_time
     for now in (1.0, 2.0, 200.0):
         shown = told.at(now).progress
         assert shown.remaining_s is None
-        assert not {"%", "left"} & set(" ".join(headline(told.run.view, shown)).replace("left unknown", "").split())
+        assert not {"%", "left"} & set(
+            " ".join(headline(told.run.view, shown)).replace("left unknown", "").split()
+        )
     told.finish("train")
     assert told.at(200.0).progress.remaining_s is None  # the other kinds may have another pace
     told.begin("generate")
