@@ -125,12 +125,13 @@ class Stored:
         return f" ({len(self.elsewhere):,} of them in the shared store, to be fetched)" if self.elsewhere else ""
 
 
-def prepare(config: Config, given: Sequence[str] = ()) -> Request:
+def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.Device] | None = None) -> Request:
     """Check a request and plan it; reads files, writes none.
 
     Args:
         config: The request.
         given: Settings of the command line, as for `run_experiment`.
+        devices: The devices, if they are chosen already.
 
     Raises:
         PipelineError: The request is wrong.
@@ -147,7 +148,7 @@ def prepare(config: Config, given: Sequence[str] = ()) -> Request:
     rewards.check_tokenizers(config)
     rewards.check_pairs(config)
     rewards.check_chat_templates(config)
-    devices, is_elsewhere = _devices(config)
+    devices, is_elsewhere = _devices(config) if devices is None else (devices, False)
     jobs, on_cpu = config.execution.jobs_per_device, all(device.kind == "cpu" for device in devices)
     if isinstance(jobs, int) and jobs > 1 and on_cpu:
         raise ConfigError(f"execution.jobs_per_device={jobs}: CPU slots take one job each. Use execution.workers")

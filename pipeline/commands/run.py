@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from pipeline import arithmetic
-from pipeline.commands import forecast, listeners, measure, multirun, results, sharing, start
+from pipeline.commands import forecast, listeners, measure, multirun, results, sharing, start, steering
 from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config.plain import to_plain
@@ -394,16 +394,19 @@ def _carry_out(
     with logged_to(run.log):
         try:
             _begin(request, stored, run, console)
+            there = request.plan.jobs.keys() - set(stored.not_here)
             rounds = listeners.TrialRounds(request, run.path)
             keeper = requests.keeper_of(request, stored.not_here, verified.folder)
             keeper.remove_unneeded()  # what an earlier run of the same has left may be room that this one needs
             with listeners.tracked(run, config.tracking, console, signals) as hear:
-                outcome = _run_missing(request, stored, verified, run, console, signals, hear, rounds, keeper)
+                outcome, request, keeper = _run_missing(
+                    request, stored, verified, run, console, signals, hear, rounds, keeper
+                )
                 rounds.conclude()
                 keeper.remove_unneeded()
                 if outcome is not None:  # what another run has made meanwhile
-                    linked = {job for job in stored.not_here if outcome.jobs.get(job) is state.JobStatus.stored}
-                    _link_stored(request, run, linked)
+                    found = {job for job in request.plan.jobs if outcome.jobs.get(job) is state.JobStatus.stored}
+                    _link_stored(request, run, found - there)
                 code = _end(request, outcome, verified, run, console)
                 if sharing.uploaded_before_end(request, signals, console):
                     keeper.remove_unneeded()  # what was not to be removed before it was uploaded
@@ -490,28 +493,35 @@ def _run_missing(
     hear: Callable[[], None],
     rounds: listeners.TrialRounds,
     keeper: Keeper,
-) -> Outcome | None:
+) -> tuple[Outcome | None, Request, Keeper]:
+    """Run what is missing; return what came of it, and the request and keeper by then: a run can be changed."""
     if not stored.missing:
         with closing(Journal(run.journal)) as journal:  # no worker is started for it
             journal.write("RunStarted", jobs=len(request.plan.jobs), unsettled=0)
             journal.write("RunFinished", interrupted=None, stored=len(request.plan.jobs))
-        return None
-    layout, timed = request.layout, read_durations(request.store.root, request.gpu)
-    told = forecast.forecast(request, stored.missing)
-    live = progress.LiveRun(
-        request.plan,
-        set(request.plan.jobs) - set(stored.not_here),
-        slots=layout.slots,
-        workers=layout.workers,
-        load_s=timed.seconds.get(graph.WORKER_LOAD, graph.WORKER_LOAD_S),
-        timed=timed.jobs,
-    )
-    gpus = screen.GpuLog()
+        return None, request, keeper
+    timed, told = read_durations(request.store.root, request.gpu), forecast.forecast(request, stored.missing)
+    events: list[Event] = []
+
+    def followed(request: Request, stored: Stored) -> progress.LiveRun:
+        return progress.LiveRun(
+            request.plan,
+            request.plan.jobs.keys() - set(stored.not_here),
+            slots=request.layout.slots,
+            workers=request.layout.workers,
+            load_s=timed.seconds.get(graph.WORKER_LOAD, graph.WORKER_LOAD_S),
+            timed=timed.jobs,
+        )
+
+    live, gpus = followed(request, stored), screen.GpuLog()
     with screen.shown_on(console) as redraw, progress.ProgressFile(run) as progress_file:
 
         def take(event: Event) -> None:
-            live.take({**event, "time": time.time()})
+            event = {**event, "time": time.time()}
+            live.take(event)
             keeper.take(event)
+            if event["event"] not in ("JobProgress", "Heartbeat"):
+                events.append(event)
 
         def show() -> None:
             live.tick(time.time())
@@ -528,6 +538,15 @@ def _run_missing(
                 say(console, text, "yellow")
             show()
 
+        def change(now: Request, stored: Stored) -> None:
+            nonlocal live, keeper
+            live, keeper = followed(now, stored), requests.keeper_of(now, stored.not_here, verified.folder)
+            with suppress(StoreError):
+                tell_needs(now.store, verified.folder, keys_of_weights(now.plan.jobs.values()))
+            for event in events:
+                live.take(event)
+
+        steered = steering.Steered(request, run, verified, change)
         outcome = run_jobs(
             request.plan,
             request.store,
@@ -541,9 +560,13 @@ def _run_missing(
             listener=Listener(on_event=take, on_tick=show, on_stop=stop),
             signals=signals,
             shared=request.shared,
+            steering=steered,
         )
     gpus.conclude()
     # Beside the store, for later plans.
-    update_durations(request.store.root, outcome.durations(request.plan, graph.duration_name), request.gpu)
+    durations = outcome.durations(steered.request.plan, graph.duration_name)
+    update_durations(request.store.root, durations, request.gpu)
     update_peaks(request.store.root, outcome.peaks_mb)
-    return forecast.compared(request, told, outcome)
+    if steered.request is request:  # else it was predicted for other jobs
+        outcome = forecast.compared(request, told, outcome)
+    return outcome, steered.request, keeper

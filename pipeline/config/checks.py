@@ -205,7 +205,37 @@ def _test_sets(config: Config) -> Iterator[str]:
         yield f"no dataset is left to train on: datasets.{only[0]}.trained_on=false. Choose one with dataset=NAME"
 
 
+def _continued(config: Config) -> Iterator[str]:
+    """Yield problems of algorithms that go on from a round of another one, and of chains that end early."""
+    enabled = {name: algo for name, algo in config.algos.items() if algo.enabled}
+
+    def class_of(name: str) -> str:
+        return (enabled[name].class_path or ALGORITHMS.get(name, name)).replace(":", ".")
+
+    for name, algo in enabled.items():
+        if algo.continues is None:
+            continue
+        (source, last), key = schema.continued_from(algo), f"algos.{name}.continues={algo.continues}"
+        seen, before = {name}, source
+        while before in enabled and before not in seen:
+            seen.add(before)
+            before = schema.continued_from(enabled[before])[0]
+        if source is None or not 1 <= last < config.rounds_of_training:
+            yield f"{key}: must be ALGORITHM@ROUND, with a round before the last, {config.rounds_of_training}"
+        elif source not in enabled:
+            yield f"{key}: {unknown_name('algorithm of the run', source, enabled)}"
+        elif before in seen:
+            yield f"{key}: it would begin with what comes out of itself"
+        elif class_of(name) != class_of(source):
+            yield f"{key}: {source} is a {class_of(source)} and {name} a {class_of(name)}; both must be the same"
+    for name in config.experiment.last_rounds:
+        if "/" not in name and name not in enabled:
+            key = f"experiment.last_rounds={brief(config.experiment.last_rounds)}"
+            yield f"{key}: {unknown_name('algorithm of the run', name, enabled)} Or name a chain, as in the plan."
+
+
 def _joined(config: Config) -> Iterator[str]:
+    yield from _continued(config)
     for table in TABLES:
         for name, section in getattr(config, table).items():
             yield from _of_section(f"{table}.{name}", section, config)

@@ -248,6 +248,9 @@ class AlgoConfig(Settings):
     """Peak learning rate of AdamW; see training.warmup_steps and training.schedule."""
     epochs: int = number(4, at_least=1, at_most=1_000_000)
     """Passes over the data of a round."""
+    continues: str | None = hint(None, keyed="as the rounds that it shares")
+    """Algorithm of the same class, and the last of its rounds that this one shares with it, as `DPO@2`: it goes on
+    from there with its own settings. Null begins with the reference; `pipeline clone` sets it."""
     options: dict[str, Any] = field(default_factory=dict)
     """Free-form settings of an algorithm of your own."""
     front: dict[str, Any] = hint({}, keyed="as its points have settings of their own")
@@ -346,6 +349,12 @@ class SamplingConfig(Settings):
         """Report several samples of a greedy policy."""
         if self.is_greedy and (self.num_samples or 1) > 1:
             yield f"{key}.num_samples={self.num_samples}: greedy samples (temperature=0) are all the same; use 1"
+
+
+def continued_from(algo: AlgoConfig) -> tuple[str | None, int]:
+    """Return the algorithm whose first rounds a method shares, and how many; None and 0 if it shares none."""
+    name, _, number = (algo.continues or "").rpartition("@")
+    return (name, int(number)) if name and number.isdecimal() else (None, 0)
 
 
 @dataclass(kw_only=True)
@@ -745,6 +754,9 @@ class ExperimentConfig:
     """Name of the experiment's folder under `output_dir`: letters, digits, '.', '_' and '-'."""
     seeds: list[int] = number([0], at_least=0, at_most=LARGEST_SEED)
     """One chain runs for each algorithm, dataset, model and seed."""
+    last_rounds: dict[str, int] = number({}, at_least=0, at_most=1_000_000, affects_result=False)
+    """Chain, or algorithm, that ends before `rounds_of_training` -> its last round, as
+    `{DPO: 1, addition/tiny/s0/PITA: 2}`; `pipeline stop` sets it."""
 
 
 @dataclass(kw_only=True)

@@ -57,7 +57,7 @@ are recorded in the journal alone: what failed and why, which devices are suspec
 
 
 _FIELDS: dict[str, Any] = {
-    "event device node host kind reason traceback root_cause": str,
+    "event device node host kind reason traceback root_cause request text by": str,
     "interrupted halted log": str | None,
     "job": _Id,
     "time": _Time | None,

@@ -20,7 +20,7 @@ from pipeline.engine.devices import inventory
 from pipeline.engine.devices.select import Layout, make_layout, plain_layout
 from pipeline.engine.journal import Journal, Listener
 from pipeline.engine.run_folder import RunFolder
-from pipeline.engine.scheduler.loop import run_plan
+from pipeline.engine.scheduler.loop import Steering, run_plan
 from pipeline.engine.scheduler.outcome import Outcome
 from pipeline.engine.scheduler.signals import StopSignals
 from pipeline.engine.store.shared import SharedStore
@@ -311,6 +311,7 @@ def run_jobs(
     listener: Listener | None = None,
     signals: StopSignals | None = None,
     shared: SharedStore | None = None,
+    steering: Steering | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
@@ -345,6 +346,7 @@ def run_jobs(
                 listener=listener,
                 signals=signals,
                 shared=shared,
+                steering=steering,
             )
     finally:
         for words in inventory.wait_until_free(devices, levels, free_timeout_s(execution)):

@@ -25,6 +25,7 @@ from pipeline.config.schema import (
     EvaluationPart,
     Keep,
     StageChoice,
+    continued_from,
     evaluation_on,
     evaluation_parts,
 )
@@ -36,7 +37,7 @@ from pipeline.learning.algos.base import DATASET, METRICS, PROMPTS, START_TRAIN,
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
-from pipeline.plan.contents import EVALUATE, PREPARING, REFERENCE, Chain, Contents, JobContents, chains
+from pipeline.plan.contents import EVALUATE, PREPARING, REFERENCE, Chain, Contents, JobContents, chains, last_round
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Durations, Job, Plan, ResultKeys, duration_kind, place_name
 
@@ -176,7 +177,9 @@ def build_plan(
             continue
         stages = registry.planned_stages(chain.kind, chain.config, config, chain.dataset)
         first = config.rounds_of_training if chain.kind.is_fixed else chain.rounds_from
-        for number in range(first, config.rounds_of_training + 1):
+        if chain.config.continues is not None:
+            first = max(first, builder.share_rounds(chain) + 1)
+        for number in range(first, last_round(config, chain) + 1):
             builder.add_round(chain, number, stages)
     jobs, edges = builder.with_rows()
     plan = Plan(with_priorities(jobs, edges, config), edges)
@@ -246,6 +249,25 @@ class _Builder:
                 elif stage.name == METRICS.name:  # strengths of guidance were tried on the chain's own dataset
                     reads = tuple(read for read in stage.reads if read.stage == EVALUATE)
                     self.add_stage(replace(chain, on=on), number, replace(stage, reads=reads))
+
+    def share_rounds(self, chain: Chain) -> int:
+        """Let a chain have the first rounds of the one that it continues; return the last of these.
+
+        Raises:
+            ConfigError: That chain has no such round, or its rounds do not build on each other.
+        """
+        source, last = continued_from(chain.config)
+        of = (chain.model, chain.reference, chain.seed)
+        shared = {
+            (chain.algo, *address[1:]): job_ids
+            for address, job_ids in self._outputs.items()
+            if address[0] == source and address[2:5] == of and point_of(address[1])[0] == chain.dataset
+            if address[5] <= last
+        }
+        if chain.kind.is_fixed or all(address[5] < last for address in shared):
+            raise ConfigError(f"algos.{chain.algo}.continues={chain.config.continues}: {source} has no such round")
+        self._outputs |= shared
+        return last
 
     def _others(self, chain: Chain) -> list[str]:
         return [name for name in self._tests if name != chain.dataset]
@@ -353,7 +375,7 @@ class _Builder:
         if spec.algo == "self" and spec.stage in own - planned:
             return []
         if start := start_of(chain.config) if spec.algo == "start" else None:
-            last = self.config.rounds_of_training
+            last = last_round(self.config, replace(chain, algo=start, on=None))
             algo, rounds = start, range(last, last + 1)
         elif spec.algo != "self":
             algo, rounds = spec.algo, range(1)

@@ -14,6 +14,7 @@ from typing import Any
 
 from pipeline.config import schema
 from pipeline.config.plain import schema_path, to_plain
+from pipeline.config.schema import continued_from
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES, evaluated_on
 from pipeline.config.user_code import import_object, source_hash
 from pipeline.errors import ConfigError
@@ -24,7 +25,7 @@ from pipeline.learning.rewards.judge import keyed_options
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
 from pipeline.learning.rewards.traits import GRADING
 from pipeline.plan.compatibility import decodes_itself, with_attention
-from pipeline.plan.graph import determining, result_key
+from pipeline.plan.graph import chain_name, determining, result_key
 from pipeline.plan.models import FILES, REWARD_FILES
 
 # -- chains ------------------------------------------------------------------------------------------------------
@@ -64,6 +65,11 @@ class Chain:
         return 0 if self.algo in (REFERENCE, PREPARING) else 1
 
     @property
+    def name(self) -> str:
+        """Name of the chain, as in the ids of its jobs."""
+        return chain_name(self.dataset, self.model, self.named_reference, self.seed, self.algo)
+
+    @property
     def data(self) -> str:
         """The dataset whose rows its stages see."""
         return self.on or self.dataset
@@ -91,7 +97,12 @@ def chains(config: schema.Config) -> Iterator[Chain]:
                 f"algos.{name}.start={start_of(algo)}: no stage of {kind.__name__} reads it. Add START_TRAIN "
                 "to the reads of those that begin with a policy"
             )
-    enabled.sort(key=lambda each: len(starts_of(each[2], config.algos)))
+    before = {name: {*starts_of(algo, config.algos)[:1], continued_from(algo)[0]} for name, _, algo in enabled}
+
+    def depth(name: str) -> int:
+        return 1 + max((depth(other) for other in before[name] if other in before), default=0)
+
+    enabled.sort(key=lambda each: depth(each[0]))
     trained_on = [name for name, section in config.datasets.items() if section.trained_on]
     for dataset, (model, section) in product(trained_on, config.models.items()):
         several = len(section.references) > 1
@@ -99,6 +110,12 @@ def chains(config: schema.Config) -> Iterator[Chain]:
             for name, kind, algo in [(REFERENCE, Reference, schema.AlgoConfig()), *enabled]:
                 named = reference if several else None
                 yield Chain(name, dataset, model, reference, named, seed, kind, algo)
+
+
+def last_round(config: schema.Config, chain: Chain) -> int:
+    """Return the last round of a chain."""
+    of = config.experiment.last_rounds
+    return min(config.rounds_of_training, of.get(chain.name, of.get(chain.algo, config.rounds_of_training)))
 
 
 # -- versions ----------------------------------------------------------------------------------------------------

@@ -87,7 +87,11 @@ class LoadedRun:
     def refresh(self) -> None:
         """Read again a run in progress: its journal from the last position, and its results completely."""
         if "view" in self.__dict__:
+            answers = len(self.view.answers)
             self._follow(self.view)
+            if len(self.view.answers) > answers:  # it may have another plan
+                for name in ("config", "origin", "plan", "jobs", "view", "_reader"):
+                    self.__dict__.pop(name, None)
         for name in ("results", "compute"):
             self.__dict__.pop(name, None)
 

@@ -221,6 +221,25 @@ class Quarantine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A request to change the run.
+
+    Attributes:
+        request: Its id.
+        text: What was asked.
+        by: Who asked.
+        reason: Why it was refused, or "".
+        time: When it was done or refused.
+    """
+
+    request: str
+    text: str
+    by: str
+    reason: str
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Span:
     """A time during which a worker, and so its device, was taken by an attempt at a job.
 
@@ -267,6 +286,7 @@ class RunView:
         host: Machine of the engine, or "".
         total: Number of jobs.
         retries: Class of failure -> attempts that failed by it and were followed by another.
+        answers: Requests to change the run, in order.
     """
 
     def __init__(self, planned: Iterable[Job] = (), stored: Collection[str] = ()) -> None:
@@ -291,6 +311,8 @@ class RunView:
             if job.id in stored:
                 self._set(view, "stored")
         self.total = len(self.jobs)
+        self._planned = bool(self.jobs)  # then a job that only events name has left the plan
+        self.answers: list[Answer] = []
 
     # -- questions ---------------------------------------------------------------------------------------------
 
@@ -422,12 +444,17 @@ class RunView:
         name = str(event.get("event"))
         if "job" in event:
             job_id = str(event["job"])
-            self._job_event(name, event, self.jobs.get(job_id) or self._enter(JobView(id=job_id)))
+            if job := self.jobs.get(job_id) or (None if self._planned else self._enter(JobView(id=job_id))):
+                self._job_event(name, event, job)
         elif "worker" in event:
             self._worker_event(name, event, self._worker(int(event["worker"])))
         elif name == "RunStarted":
             self.started = self.last
             self.pid, self.host = event.get("pid"), str(event.get("host", ""))
+            self.total = int(event.get("jobs", self.total))
+        elif name == "RequestAnswered":
+            texts = {name: str(event.get(name, "")) for name in ("request", "text", "by", "reason")}
+            self.answers.append(Answer(**texts, time=self.last))
             self.total = int(event.get("jobs", self.total))
         elif name == "RunFinished":
             self.finished = event

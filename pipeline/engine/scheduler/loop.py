@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
 from pipeline.engine.devices.select import Layout, plain_layout
@@ -214,6 +215,46 @@ class Outside:
         return state.jobs[job_id].status in THERE and not self.store.has(key, checksums=False)
 
 
+# -- changes -----------------------------------------------------------------------------------------------------
+# A run goes on with another plan when its steering says so: first running jobs that this plan lacks are stopped,
+# as at the end of a run, while all others go on.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Answer to a request to change a run.
+
+    Attributes:
+        request: Id of the request.
+        text: What was asked, for people.
+        by: Who asked.
+        plan: The plan to go on with; None if the request is refused.
+        missing: Ids of its jobs whose outputs are needed and not there.
+        reason: Why the request is refused.
+    """
+
+    request: str
+    text: str
+    by: str
+    plan: Plan | None = None
+    missing: Collection[str] = ()
+    reason: str = ""
+
+
+class Steering(Protocol):
+    """Says how a run is to change. Both methods may read and write files; the run waits for them."""
+
+    def next_change(self, state: RunState) -> Change | None:
+        """Return the answer to the next request, if there is one; called several times a second."""
+
+    def begin(self) -> None:
+        """Write down that a plan is followed from now on.
+
+        Raises:
+            StoreError: It cannot be written, so the plan stays.
+        """
+
+
 TICK_S = 0.2
 _QUIET_TICK_S = 0.5
 _NOTHING = effects.OnDisk()
@@ -227,6 +268,9 @@ class Loop:
     outside: Outside
     scratch: Scratch
     signals: StopSignals
+    steering: Steering | None = None
+    change: Change | None = None
+    """The change that waits for jobs to stop."""
     start_s: float = field(init=False)
     next_tick_s: float = field(init=False)
     told_stop: bool = False
@@ -274,6 +318,7 @@ class Loop:
         state = self.run.state
         while state.unsettled and not self.signals.received and not self._halt():
             self._decide(reactions.release_due)
+            self._steer()
             self._start_jobs()
             if not state.unsettled:
                 break
@@ -294,6 +339,35 @@ class Loop:
         finally:
             self.outside.settle()
             self.scratch.close()
+
+    def _steer(self) -> None:
+        """Carry out the next request, once no job runs that the plan is to lack."""
+        state = self.run.state
+        if self.steering is None:
+            return
+        self.change = change = self.change or self.steering.next_change(state)
+        if change is None:
+            return
+        reason = change.reason
+        if change.plan is not None:
+            jobs = change.plan.jobs
+            leaving = [
+                job.id for job in state.plan.jobs.values() if job.id not in jobs or jobs[job.id].key != job.key
+            ]
+            self._decide(reactions.let_go, leaving)
+            if any(state.jobs[job_id].status is JobStatus.running for job_id in leaving):
+                return
+            try:
+                self.steering.begin()
+            except StoreError as error:
+                reason = str(error)
+                self._decide(reactions.keep_plan)
+            else:
+                self._decide(reactions.change_plan, change.plan, change.missing)
+        self.change = None
+        answer = {"request": change.request, "text": change.text, "by": change.by}
+        self.outside.record("RequestAnswered", **answer, reason=reason, jobs=len(state.jobs))
+        log.info("%s (asked by %s)%s", change.text, change.by, f": refused: {reason}" if reason else "")
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
@@ -417,6 +491,7 @@ def run_plan(
     listener: Listener | None = None,
     signals: StopSignals | None = None,
     shared: SharedStore | None = None,
+    steering: Steering | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker is alive and no unfinished output is left.
@@ -436,6 +511,7 @@ def run_plan(
         signals: Signal handling of the caller, who keeps it before and after the jobs; a signal received already
             ends the run.
         shared: The store shared with other machines, if there is one.
+        steering: Changes the plan while it is carried out.
         clock: Monotonic seconds.
 
     Raises:
@@ -478,4 +554,4 @@ def run_plan(
         verified=str(verified.folder.absolute()),
     )
     signals = signals or StopSignals()
-    return Loop(run=run, outside=outside, scratch=scratch, signals=signals).carry_out()
+    return Loop(run=run, outside=outside, scratch=scratch, signals=signals, steering=steering).carry_out()

@@ -232,14 +232,15 @@ class Outcome:
         """Return measured durations of jobs (without loading) and of loading, for the estimates of later runs."""
         timed: dict[str, list[Timed]] = {}
         for attempt in self.attempts:
-            if attempt.succeeded:
+            if attempt.succeeded and attempt.job_id in plan.jobs:  # a job may have left the plan
                 job = plan.jobs[attempt.job_id]
                 timed.setdefault(name_of(job), []).append(Timed(job.size_s, attempt.work_s))
         return Durations({name: typical(own) for name, own in timed.items()}, self.load_seconds(plan))
 
     def load_seconds(self, plan: Plan) -> dict[str, float]:
         """Return the measured seconds of loading, by the names of `pipeline.plan.graph`."""
-        done = [(attempt, plan.jobs[attempt.job_id]) for attempt in self.attempts if attempt.succeeded]
+        succeeded = [attempt for attempt in self.attempts if attempt.succeeded and attempt.job_id in plan.jobs]
+        done = [(attempt, plan.jobs[attempt.job_id]) for attempt in succeeded]
         starts = [attempt.start_s + attempt.load_s for attempt, _ in done if attempt.start_s is not None]
         later: dict[str, list[float]] = {}
         for attempt, job in done:

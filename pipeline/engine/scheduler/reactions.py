@@ -13,7 +13,7 @@ from pipeline.engine.scheduler import dispatch, recovery
 from pipeline.engine.scheduler.policy import Reserve, Start
 from pipeline.engine.scheduler.ready import Kind, Needs, kind_of
 from pipeline.engine.scheduler.run import Failure, OnDisk, ProcessOrder, ReleaseClaim, Run
-from pipeline.engine.scheduler.state import RunState, WorkerPhase
+from pipeline.engine.scheduler.state import THERE, RunState, WorkerPhase
 from pipeline.engine.workers import messages
 from pipeline.errors import PlanError
 from pipeline.plan.graph import Job, Plan
@@ -105,6 +105,37 @@ def kill_hanging(run: Run) -> None:
         run.do(ProcessOrder("abort", index))
 
 
+def let_go(run: Run, job_ids: Collection[str]) -> None:
+    """Let no more of some jobs start, and ask the workers of those that run to stop as at the end of a run.
+
+    Prefetched jobs and those whose devices are still being cleared are asked once they have begun.
+    """
+    for job_id in run.state.hold(job_ids):
+        leader = run.state.jobs[job_id].workers[0]
+        worker = run.state.workers[leader]
+        if worker.job_id == job_id and worker.begun and leader not in run.asked | run.doomed.keys():
+            run.asked.add(leader)
+            run.do(ProcessOrder("stop_job", leader))
+
+
+def keep_plan(run: Run) -> None:
+    """Let the jobs start again that were to leave the plan."""
+    change_plan(run, run.state.plan, [job_id for job_id, job in run.state.jobs.items() if job.status not in THERE])
+
+
+def change_plan(run: Run, plan: Plan, missing: Collection[str]) -> None:
+    """Go on with another plan, which has every job that runs.
+
+    Args:
+        run: State of the run.
+        plan: The plan.
+        missing: Ids of its jobs whose outputs are needed and not there.
+    """
+    run.delayed = {job_id: due_s for job_id, due_s in run.delayed.items() if job_id in plan.jobs}
+    for job_id in run.state.change_plan(plan, missing, run.delayed):
+        run.record("JobBlocked", job=job_id, root_cause=run.state.jobs[job_id].root_cause)
+
+
 def _distrust(run: Run, index: int, reason: str) -> None:
     """Handle an impossible message of a worker: its attempt fails, and nothing else."""
     run.say(f"worker {index}: {reason}; killing it")
@@ -152,7 +183,10 @@ def _handle_exit(run: Run, index: int, message: messages.WorkerExited) -> None:
             _note_stopped(run, job_id, index, begun=before.begun)
             run.state.retry(job_id)
         return
-    if job_id and not before.begun and not doom and not message.elsewhere:
+    if job_id and index in run.asked and not doom:
+        _note_stopped(run, job_id, index, begun=before.begun)
+        run.state.retry(job_id)
+    elif job_id and not before.begun and not doom and not message.elsewhere:
         # none of the job's code has run, so the job is not at fault
         _note_stopped(run, job_id, index, begun=False)
         _retry_stopped(run, job_id, index, f"ended once more before it had begun: {message.said}")
@@ -258,7 +292,7 @@ def _hand_on(
     # a job that ended on a device may show that the device works after all
     if run.state.workers[index].quarantined:
         recovery.review_devices(run)
-    if is_spoiled or message.spoils:
+    if is_spoiled or message.spoils or index in run.asked:
         dispatch.renew_idle(run, [index])
     dispatch.renew_places(run, workers[1:] and workers)
     dispatch.begin_ahead(run, index)
@@ -276,7 +310,7 @@ def _retry_stopped(run: Run, job_id: str, index: int, again: str) -> None:
 
     A limited number of times, if the engine goes on.
     """
-    run.excused[job_id] += not run.stopping
+    run.excused[job_id] += not run.stopping and index not in run.asked
     if run.excused[job_id] <= _MAX_EXCUSED:
         run.state.retry(job_id)
         return

@@ -184,7 +184,7 @@ class Send(Struct, frozen=True):
 class ProcessOrder(Struct, frozen=True):
     """Call the method of `Pool` with this name for the process of a worker."""
 
-    action: Literal["restart", "dismiss", "abort"]
+    action: Literal["restart", "dismiss", "abort", "stop_job"]
     worker: int
 
 
@@ -247,6 +247,7 @@ class Run:
         excused: Job -> number of attempts that ended through a foreign signal to the worker, or the loss of its
             machine.
         told_late: Workers and jobs of late messages, each reported once.
+        asked: Workers that are to end their job, which leaves the plan, and then their process.
         told_waiting: Jobs that were reported as being computed by another run.
         stopping: Whether workers are being ended.
         halted: Why no further job could succeed, or "".
@@ -273,6 +274,7 @@ class Run:
     took_s: dict[tuple[str, str], float] = field(default_factory=dict)
     excused: Counter[str] = field(default_factory=Counter)
     told_late: set[tuple[int, str]] = field(default_factory=set)
+    asked: set[int] = field(default_factory=set)
     told_waiting: set[str] = field(default_factory=set)
     stopping: bool = False
     halted: str = ""
@@ -310,6 +312,7 @@ class Run:
     def process_starts(self, index: int) -> None:
         """Note that a process starts for a worker."""
         self.state.workers[index].gone = False
+        self.asked.discard(index)
         self.present[index] = WorkerSpan(worker=index, started_s=self.now_s)
         self.spans.append(self.present[index])
         self.tell("WorkerStarting", worker=index)

@@ -245,6 +245,7 @@ class RunState:
         needs: Memory needs of the jobs.
         unsettled: Number of jobs that are neither done nor given up.
         running: Jobs that run.
+        held: Jobs that are not to start, as they are about to leave the plan.
     """
 
     def __init__(
@@ -273,11 +274,8 @@ class RunState:
             needs: Memory needs of the jobs; unknown if None.
             rows_early: Whether to have a first row of each method in the first half of the run.
         """
-        stored = set(stored)
         self.layout = plain_layout(num_workers) if layout is None else layout
         self.needs = Needs(self.layout) if needs is None else needs
-        self.plan = plan
-        self.jobs = {job.id: JobState(job) for job in plan.jobs.values()}
         self.workers = [WorkerState(index) for index in range(self.layout.workers)]
         # Contains all idle workers, and some that are not idle any more: every worker becomes idle through here.
         self._candidates: set[int] = set()
@@ -286,27 +284,77 @@ class RunState:
         # `needs.changes`.
         self._fitting: dict[Kind, tuple[list[int], int]] = {}
         self._changes = 0
-        left_s = {job.id: 0.0 if job.id in stored else job.seconds for job in plan.jobs.values()}
-        paths = paths_for_rows(plan, left_s, num_workers) if rows_early else plan.longest_paths(left_s)
+        self.blame = Blame(device_failures)
+        self._models_in_memory = models_in_memory
+        self._is_strict, self._rows_early = barrier is Barrier.round, rows_early
+        self._adopt(plan, {}, set(stored))
+
+    def _adopt(self, plan: Plan, known: dict[str, JobState], stored: set[str]) -> None:
+        """Take a plan, whose jobs begin in the known states; none of these is ready."""
+        self.plan, self.held = plan, set[str]()
+        self.jobs = {
+            job.id: replace(known[job.id], job=job) if job.id in known else JobState(job)
+            for job in plan.jobs.values()
+        }
+        settled = stored | {job_id for job_id, state in self.jobs.items() if state.status in SETTLED}
+        left_s = {job.id: 0.0 if job.id in settled else job.seconds for job in plan.jobs.values()}
+        early = self._rows_early
+        paths = paths_for_rows(plan, left_s, len(self.workers)) if early else plan.longest_paths(left_s)
         self.ready = ReadyQueue(plan, paths)
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
+        self._fitting.clear()
         self.reserved: dict[str, int] = {}
-        self.blame = Blame(device_failures)
-        self.unsettled = len(self.jobs)
-        self.running = 0
-        self._models_in_memory = models_in_memory
-        self._is_strict = barrier is Barrier.round
         # Unsettled jobs of each round, and jobs that wait only for their round.
-        self._open, self._for_round = Counter(job.round for job in plan.jobs.values()), list[str]()
-        self._enter(stored)
-
-    def _enter(self, stored: set[str]) -> None:
-        for job_id in sorted(stored & set(self.jobs)):
+        self._open, self._for_round = Counter[int](), list[str]()
+        self.unsettled = self.running = 0
+        for state in self.jobs.values():
+            self._open[state.job.round] += state.status not in SETTLED
+            self.unsettled += state.status not in SETTLED
+            self.running += state.status is JobStatus.running
+        for job_id in sorted(stored & self.jobs.keys() - known.keys()):
             self._set(self.jobs[job_id], JobStatus.stored)
+        waiting = [state for state in self.jobs.values() if state.status is JobStatus.pending]
         for state in self.jobs.values():
             state.waits_for = self._count_missing(state.job.id)
-        self._release([state.job.id for state in self.jobs.values() if state.waits_for == 0])
+        self._release([state.job.id for state in waiting if state.waits_for == 0])
+
+    def hold(self, job_ids: Iterable[str]) -> list[str]:
+        """Let no more of some jobs start; return those that run."""
+        for state in map(self.jobs.__getitem__, set(job_ids) - self.held):
+            if state.status is JobStatus.ready:
+                self._unqueue(state)
+                self._set(state, JobStatus.pending)
+            self.held.add(state.job.id)
+        return [job_id for job_id in self.held if self.jobs[job_id].status is JobStatus.running]
+
+    def change_plan(self, plan: Plan, missing: Collection[str], delayed: Collection[str] = ()) -> list[str]:
+        """Go on with another plan; a job with the same id and key in both goes on where it is.
+
+        Args:
+            plan: The plan. Every job that runs is in it.
+            missing: Ids of the jobs in it whose outputs are needed and not there, as the store says.
+            delayed: Ids of the jobs that something else releases.
+
+        Returns:
+            Ids of the jobs that are newly blocked, as they need a job that has failed.
+        """
+        needed, known = set(missing), dict[str, JobState]()
+        for job_id, state in self.jobs.items():
+            same = job_id in plan.jobs and plan.jobs[job_id].key == state.job.key
+            assert same or state.status is not JobStatus.running
+            if same and state.status in (JobStatus.running, JobStatus.failed):
+                known[job_id] = state
+            elif same and job_id in needed:
+                known[job_id] = replace(state, status=JobStatus.pending, reason="", root_cause="")
+            elif same and state.status is JobStatus.done:
+                known[job_id] = state
+        self._adopt(plan, known, plan.jobs.keys() - needed)
+        for job_id in delayed:
+            if job_id in needed:
+                self.wait(job_id)
+        failed = [job_id for job_id, state in self.jobs.items() if state.status is JobStatus.failed]
+        return [blocked for job_id in failed for blocked in self._block_below(job_id)]
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -555,6 +603,11 @@ class RunState:
         state = self.jobs[job_id]
         state.reason = reason
         self._set(state, JobStatus.failed)
+        blocked = self._block_below(job_id)
+        self._release(())
+        return blocked
+
+    def _block_below(self, job_id: str) -> list[str]:
         blocked = []
         frontier = self.plan.readers(job_id)
         while frontier:
@@ -564,7 +617,6 @@ class RunState:
                 self._set(below, JobStatus.blocked)
                 blocked.append(below.job.id)
                 frontier += self.plan.readers(below.job.id)
-        self._release(())
         return blocked
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -616,7 +668,7 @@ class RunState:
         for state in map(self.jobs.__getitem__, waiting):
             if first is not None and state.job.round > first:
                 self._for_round.append(state.job.id)
-            elif state.status is JobStatus.pending and not state.waits_for:
+            elif state.status is JobStatus.pending and not state.waits_for and state.job.id not in self.held:
                 self._set(state, JobStatus.ready)
                 if self.blame.failed_on(state.job.id) or state.must_be_exclusive:
                     self.retries[state.job.id] = None

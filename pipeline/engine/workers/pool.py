@@ -216,6 +216,15 @@ class Pool:
         self._slots[index].dismissed = True
         self._slots[index].worker.kill()
 
+    def stop_job(self, index: int) -> None:
+        """Ask a worker to let its job finish or save a checkpoint, and to exit; after a while it is killed.
+
+        It is replaced.
+        """
+        slot = self._slots[index]
+        slot.deadline = self._clock() + self._stop_grace_s
+        slot.worker.ask_to_stop()
+
     def interrupt(self) -> None:
         """Ask a job that runs in this thread to stop; the second call interrupts it. For signal handlers."""
         for slot in self._slots:

@@ -1,0 +1,175 @@
+"""Change a run from any terminal: end or resume a chain, add to the run, clone a chain, order chains.
+
+While the run goes on its engine is asked; a run that is over is carried out again with the other settings.
+"""
+
+import shlex
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pipeline.commands import request as requests
+from pipeline.commands import steering, typed
+from pipeline.commands.run import run_experiment
+from pipeline.commands.steering import LEVELS, Asked
+from pipeline.config.load import config_from_plain
+from pipeline.config.schema import Config
+from pipeline.engine.journal import JournalReader
+from pipeline.errors import ConfigError, PipelineError, unknown_name
+from pipeline.runs.loaded import LoadedRun, choose_run, load_planned
+from pipeline.runs.report.format import command as command_text
+from pipeline.terminal.console import make_console, say
+
+app = typer.Typer()
+PATIENCE_S = 120.0
+"""Seconds to wait for an engine, which makes the new plan before it answers."""
+
+Chain = Annotated[str, typer.Argument(help="A chain, as in `status`, or an algorithm for all of its chains.")]
+Words = Annotated[list[str] | None, typer.Argument(help="Settings, KEY=VALUE.")]
+
+
+@app.command(epilog=typed.examples("pipeline stop first_run DPO", "pipeline stop first_run s1/PITA --after-round"))
+def stop(
+    name: typed.Experiment,
+    chain: Chain,
+    after_round: Annotated[bool, typer.Option(help="Let it end the round that it has begun.")] = False,
+    output_dir: typed.OutputDir = typed.OUTPUTS,
+) -> int:
+    """End a chain after its last finished round; its running jobs save what they can, and devices go to others."""
+    return _ask(name, output_dir, Asked(verb="stop", chain=chain, after_round=after_round))
+
+
+@app.command(epilog=typed.examples("pipeline resume first_run DPO"))
+def resume(name: typed.Experiment, chain: Chain, output_dir: typed.OutputDir = typed.OUTPUTS) -> int:
+    """Let a chain go on that was stopped."""
+    return _ask(name, output_dir, Asked(verb="resume", chain=chain))
+
+
+@app.command(
+    epilog=typed.examples(
+        "pipeline add first_run 'algos=[GRPO]' 'experiment.seeds=[1,2]'",
+        "pipeline add first_run rounds_of_training=3",
+    )
+)
+def add(name: typed.Experiment, words: Words = None, output_dir: typed.OutputDir = typed.OUTPUTS) -> int:
+    """Add algorithms, datasets, models, seeds, test sets or rounds: lists append, numbers are new totals."""
+    if not words:
+        raise ConfigError("say what to add: pipeline add NAME 'algos=[GRPO]' 'experiment.seeds=[1]'")
+    return _ask(name, output_dir, Asked(verb="add", words=words))
+
+
+@app.command(
+    epilog=typed.examples("pipeline clone first_run DPO --as DPO-weak algos.DPO-weak.beta=0.3 --from-round 1")
+)
+def clone(
+    name: typed.Experiment,
+    chain: Chain,
+    words: Words = None,
+    as_: Annotated[str, typer.Option("--as", help="Name of the clone.")] = "",
+    from_round: Annotated[int, typer.Option(min=0, help="Last round that it shares with the chain.")] = 0,
+    output_dir: typed.OutputDir = typed.OUTPUTS,
+) -> int:
+    """Add a chain like another one, with settings of its own, from the start or from a round of the other."""
+    if not as_:
+        raise ConfigError("name the clone: pipeline clone NAME CHAIN --as X algos.X.KEY=VALUE")
+    asked = Asked(verb="clone", chain=chain, words=words or [], name=as_, from_round=from_round)
+    return _ask(name, output_dir, asked)
+
+
+@app.command(epilog=typed.examples("pipeline priority first_run DPO high"))
+def priority(
+    name: typed.Experiment,
+    chain: Chain,
+    level: Annotated[str, typer.Argument(help=f"{', '.join(LEVELS)}.")],
+    output_dir: typed.OutputDir = typed.OUTPUTS,
+) -> int:
+    """Let jobs of a chain start before or after all others; results do not depend on it."""
+    if level not in LEVELS:
+        raise ConfigError(unknown_name("level", level, LEVELS))
+    return _ask(name, output_dir, Asked(verb="priority", chain=chain, words=[level]))
+
+
+@app.command(epilog=typed.examples("pipeline command first_run"))
+def command(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.OutputDir = typed.OUTPUTS) -> None:
+    """Print the one command that computes what a run is by now, with all that it was asked."""
+    line = LoadedRun(choose_run(output_dir, name, run)).origin.command_line
+    if not line:
+        raise ConfigError(f"{name} was not started from a command line, so no command repeats it")
+    say(make_console(), "", copy=line)
+
+
+def _ask(name: str, output_dir: Path, asked: Asked) -> int:
+    run, console = load_planned(choose_run(output_dir, name)), make_console()
+    if not run.origin.settings or run.origin.only_evaluates:
+        raise ConfigError(f"{name} was not started by a command with settings, which is what a request changes")
+    if run.state not in ("running", "unknown"):
+        return _afterwards(run, asked, console)
+    if asked.verb != "priority":
+        _after(run, asked)  # what is wrong with it is told here
+    answer = _answered(run, asked)
+    if answer["reason"]:
+        raise PipelineError(f"{asked}: {answer['reason']}")
+    say(console, f"{asked}: done; the run has {answer['jobs']:,} jobs. Its command by now:")
+    say(console, "", copy=command_text(f"command {name}", output_dir))
+    return 0
+
+
+def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
+    """Return configuration, settings and command of a run after a request.
+
+    Raises:
+        PipelineError: The request does not fit the run.
+    """
+    view, made = run.view, run.origin
+    there = {job.id for job in view.jobs.values() if job.status in ("done", "stored")}
+    rounds = steering.rounds_of(run.jobs, there, view.running().keys())
+    before = config_from_plain(run.read_config())
+    settings = steering.settings_after(asked, made.settings, before, run.jobs, rounds)
+    config = steering.composed(made.command, settings)
+    steering.check_unchanged(run.jobs, requests.prepare(config, settings).plan)
+    return config, settings, steering.command_after(made.command, made.settings, settings)
+
+
+def _afterwards(run: LoadedRun, asked: Asked, console: Console) -> int:
+    """Carry out a run that is over again, with what was asked."""
+    if asked.verb in ("stop", "priority"):
+        raise ConfigError(f"{asked.verb} is for a run that goes on, and {run.name} is {run.state}")
+    config, settings, command = _after(run, asked)
+    say(console, "The run is over; this goes on from it:", copy=shlex.join(command))
+    return run_experiment(config, console, given=settings, command=command)
+
+
+def _answered(run: LoadedRun, asked: Asked) -> dict[str, object]:
+    """Ask the engine of a run and wait for its answer.
+
+    Raises:
+        PipelineError: None comes, and nothing was changed.
+    """
+    reader = JournalReader(run.folder.journal)
+    for _ in reader.new_events():
+        pass
+    try:
+        path = steering.ask(run.folder, asked)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or run.folder.path}: {error.strerror}: nothing can be asked there"
+        ) from error
+    until = time.monotonic() + PATIENCE_S
+    try:
+        while True:
+            for event in reader.new_events():
+                if event["event"] == "RequestAnswered" and event.get("request") == path.stem:
+                    return event
+            over = LoadedRun(run.folder).state not in ("running", "unknown")
+            if over or time.monotonic() > until:
+                break
+            time.sleep(0.2)
+    finally:
+        with suppress(OSError):
+            path.unlink()  # an engine that has read it answers in its journal all the same
+    why = "the run has ended before it answered" if over else f"no answer within {PATIENCE_S:g} s"
+    raise PipelineError(f"{asked}: {why}; nothing was changed, unless `pipeline command {run.name}` says so")

@@ -1,0 +1,496 @@
+"""Change a run while it goes on: a request is a file in its folder, and its engine answers in the journal.
+
+    pipeline stop NAME CHAIN  -->  requests/ID.json  -->  engine: other settings, another plan  -->  RequestAnswered
+
+What a request changes are settings of the run, so one command says what a run has become: its command with these
+settings. `origin.json` has it, and is written before the plan is followed; a request is done if it is in there.
+"""
+
+import logging
+import os
+import pwd
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.commands import request as requests
+from pipeline.commands.request import Request, Stored
+from pipeline.config import load
+from pipeline.config.plain import brief, default_values, refuse_all, to_plain
+from pipeline.config.schema import AlgoConfig, Config
+from pipeline.config.tables import ALGORITHMS, choices_of, point_of
+from pipeline.engine.run_folder import RunFolder
+from pipeline.engine.run_jobs import read_peaks
+from pipeline.engine.scheduler import reactions
+from pipeline.engine.scheduler.loop import Change
+from pipeline.engine.scheduler.state import THERE, JobStatus, RunState
+from pipeline.engine.store.store import Verified
+from pipeline.errors import ConfigError, PipelineError, StoreError
+from pipeline.files import json_text, open_plain, write_whole
+from pipeline.foreign import SMALL, ForeignDataError, read_json
+from pipeline.plan import recorded
+from pipeline.plan.contents import PREPARING, REFERENCE
+from pipeline.plan.graph import Job, Plan
+from pipeline.runs import origin
+from pipeline.runs.loaded import find_named
+from pipeline.sweeps.command import overrides_of
+
+log = logging.getLogger("pipeline")
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+_FILE = re.compile(r"[0-9a-f-]{8,60}\.json")
+LEVELS = {"high": 1, "normal": 0, "low": -1}
+_LEVEL = 1e6
+"""Priority of a level, more than a function of the user's own gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Content of a request.
+
+    Attributes:
+        verb: ``stop``, ``resume``, ``add``, ``clone`` or ``priority``.
+        chain: A chain, or an algorithm for all chains that it has.
+        words: Settings, for `add` and `clone`; the level, for `priority`.
+        after_round: Whether to stop after the round that has begun.
+        name: Name of the clone.
+        from_round: Last round that the clone shares; 0 for none.
+    """
+
+    verb: str
+    chain: str = ""
+    words: list[str] = field(default_factory=list)
+    after_round: bool = False
+    name: str = ""
+    from_round: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.verb, self.chain, *self.words, "after its round" if self.after_round else ""]
+        parts += [
+            f"as {self.name}" if self.name else "",
+            f"from round {self.from_round}" if self.from_round else "",
+        ]
+        return " ".join(part for part in parts if part)
+
+
+def folder_of(run: RunFolder) -> Path:
+    """Return the folder of the requests to a run."""
+    return run.path / "requests"
+
+
+def ask(run: RunFolder, asked: Asked) -> Path:
+    """Leave a request for the engine of a run; return its file, which the engine removes."""
+    folder = folder_of(run)
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{time.time_ns():x}-{secrets.token_hex(4)}.json"
+    write_whole(path, json_text(asdict(asked)))
+    return path
+
+
+def _read(path: Path) -> tuple[Asked, str]:
+    """Return a request, and the user and machine that it is from.
+
+    Raises:
+        ForeignDataError: It is none.
+        OSError: It cannot be read.
+    """
+    with open_plain(path) as file:
+        about = os.fstat(file.fileno())
+        data = file.read(SMALL + 1)
+    try:
+        user = pwd.getpwuid(about.st_uid).pw_name
+    except KeyError:
+        user = f"user {about.st_uid}"
+    if about.st_uid not in (os.getuid(), 0):
+        raise ForeignDataError(f"{user} may not change this run; its user and root may")
+    if len(data) > SMALL:
+        raise ForeignDataError(f"it is larger than {SMALL:,} bytes")
+    return read_json(data, Asked), user
+
+
+# -- what a request means ----------------------------------------------------------------------------------------
+# A request as other settings of the same run. Pure but for composing the configuration.
+
+
+def chains_of(jobs: Iterable[Job]) -> dict[str, str]:
+    """Return chain -> algorithm of the chains that have rounds; evaluations on other test sets are theirs."""
+    return {
+        _chain_of(job): job.algo
+        for job in jobs
+        if job.round and job.seed is not None and job.algo not in (REFERENCE, PREPARING)
+    }
+
+
+def _chain_of(job: Job) -> str:
+    place, _, rest = job.chain.partition("/")
+    return f"{point_of(place)[0]}/{rest}"
+
+
+def rounds_of(jobs: Mapping[str, Job], there: Collection[str], running: Collection[str]) -> dict[str, list[int]]:
+    """Return chain -> its last finished round, and the last round that has begun.
+
+    Args:
+        jobs: The plan's jobs.
+        there: Ids of the jobs that are done or stored.
+        running: Ids of the jobs that run.
+    """
+    open_from, begun = dict[str, int](), dict[str, int]()
+    rounds = dict[str, int]()
+    for job in jobs.values():
+        chain = _chain_of(job)
+        rounds[chain] = max(rounds.get(chain, 0), job.round)
+        if job.id not in there:
+            open_from[chain] = min(open_from.get(chain, job.round), job.round)
+        if job.id in there or job.id in running:
+            begun[chain] = max(begun.get(chain, 0), job.round)
+    return {
+        chain: [max(0, open_from.get(chain, last + 1) - 1), begun.get(chain, 0)] for chain, last in rounds.items()
+    }
+
+
+def settings_after(
+    asked: Asked, settings: Sequence[str], config: Config, jobs: Mapping[str, Job], rounds: Mapping[str, list[int]]
+) -> list[str]:
+    """Return the settings of a run after a request.
+
+    Args:
+        asked: The request.
+        settings: Those before.
+        config: What they make.
+        jobs: The jobs that they make.
+        rounds: See `rounds_of`.
+
+    Raises:
+        ConfigError: The request does not fit the run.
+    """
+    match asked.verb:
+        case "stop" | "resume":
+            stops = _stops(asked, config, chains_of(jobs.values()), rounds)
+            return _with(settings, {"experiment.last_rounds": stops})
+        case "add":
+            return _added(settings, config, asked.words)
+        case "clone":
+            return _cloned(asked, settings, config, chains_of(jobs.values()))
+    raise ConfigError(f"{asked.verb[:80]!r} is nothing that a run can be asked")
+
+
+def matching(typed: str, chains: Mapping[str, str]) -> list[str]:
+    """Return the chains that a user means: all of an algorithm, or one.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    algos = {*chains.values(), *(point_of(algo)[0] for algo in chains.values())}
+    if typed in algos:
+        return [chain for chain, algo in chains.items() if typed in (algo, point_of(algo)[0])]
+    return [find_named(list(chains), typed, "chain")]
+
+
+def _stops(
+    asked: Asked, config: Config, chains: Mapping[str, str], rounds: Mapping[str, list[int]]
+) -> dict[str, int]:
+    last_rounds, total = dict(config.experiment.last_rounds), config.rounds_of_training
+    if asked.verb == "resume":
+        stopped = {name: name for name in last_rounds}
+        names = [name for name in stopped if name == asked.chain or name.rpartition("/")[2] == asked.chain]
+        if not names:
+            names = [find_named(list(stopped), asked.chain, "stopped chain")] if stopped else []
+        if not names:
+            raise ConfigError(f"resume {asked.chain}: no chain of this run was stopped")
+        return {name: last for name, last in last_rounds.items() if name not in names}
+    changed = False
+    for chain in matching(asked.chain, chains):
+        done, begun = rounds.get(chain, [0, 0])
+        before = last_rounds.get(chain, last_rounds.get(chains[chain], total))
+        last = begun if asked.after_round else done
+        if last < before:
+            last_rounds[chain], changed = last, True
+    if not changed:
+        raise ConfigError(f"stop {asked.chain}: nothing of it is left to do, or it is stopped already")
+    return last_rounds
+
+
+_SETTING = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
+_TOTALS = ("rounds_of_training",)
+_GROWS = ("evaluation.num_prompts", "evaluation.num_samples")
+
+
+def _key(word: str) -> str:
+    match = _SETTING.fullmatch(word)
+    return match[1].lstrip("+") if match else ""
+
+
+def _with(settings: Sequence[str], values: Mapping[str, Any]) -> list[str]:
+    """Return settings with other values; an empty table is left out."""
+    kept = [word for word in settings if _key(word) not in values]
+    return [*kept, *overrides_of({key: value for key, value in values.items() if value != {}})]
+
+
+def _added(settings: Sequence[str], config: Config, words: Sequence[str]) -> list[str]:
+    good, faults = load.read_settings(load.as_meant(words))
+    refuse_all(faults)
+    values: dict[str, Any] = {}
+    others: list[str] = []
+    for word in good:
+        key, value = _key(word), _SETTING.fullmatch(word)
+        if not key or value is None:
+            raise ConfigError(f"add {brief(word)}: settings are written KEY=VALUE")
+        if key in _GROWS:
+            raise ConfigError(
+                f"add {key}: `pipeline evaluate NAME --prompts N --samples N` lets an evaluation grow"
+            )
+        new = yaml.safe_load(value[2]) if key in ("algos", "dataset", "model") or value[2][:1] == "[" else None
+        before = _value(config, key)
+        if isinstance(before, list) and new is not None:
+            more = [one for one in (new if isinstance(new, list) else [new]) if one not in before]
+            if not more:
+                raise ConfigError(f"add {word}: the run has that already")
+            values[key] = [*before, *more]
+            continue
+        if key in _TOTALS and isinstance(before, int):
+            total = yaml.safe_load(value[2])
+            if not isinstance(total, int) or total <= before:
+                raise ConfigError(f"add {word}: a new total, and the run has {before} already")
+        others.append(word)
+    kept = [word for word in settings if _key(word) not in {_key(other) for other in others}]
+    return [*_with(kept, values), *others]
+
+
+def _value(config: Config, key: str) -> Any:
+    """Return the plain value of a setting; for a group the chosen files."""
+    if key == "algos":
+        own = {name: algo for name, algo in config.algos.items() if algo.enabled and algo.class_path is None}
+        return list(dict.fromkeys(point_of(name)[0] for name in own))
+    if key in ("dataset", "model"):
+        sections: Mapping[str, Any] = config.datasets if key == "dataset" else config.models
+        files = choices_of(key)
+        return [name for name, own in sections.items() if name in files and getattr(own, "trained_on", True)]
+    value: Any = to_plain(config)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _cloned(asked: Asked, settings: Sequence[str], config: Config, chains: Mapping[str, str]) -> list[str]:
+    chosen = matching(asked.chain, chains)
+    source, name = chains[chosen[0]], asked.name
+    taken = [*config.algos, *ALGORITHMS]
+    if name in taken or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", name):
+        raise ConfigError(f"clone --as {brief(name)}: give it a plain name that no algorithm has")
+    algo = config.algos[source]
+    own = {
+        f"algos.{name}.{key}": value
+        for key, value in _leaves(_differing(algo)).items()
+        if key not in ("enabled", "class_path", "continues")
+    }
+    path = algo.class_path or ALGORITHMS[point_of(source)[0]]
+    own = {f"algos.{name}.class_path": path.replace(":", "."), **own}
+    if asked.from_round:
+        own[f"algos.{name}.continues"] = f"{source}@{asked.from_round}"
+    stops = dict(config.experiment.last_rounds)
+    for chain, of in chains.items():
+        if of == source and chain not in chosen:
+            stops[f"{chain.rpartition('/')[0]}/{name}"] = 0
+    wrong = [word for word in asked.words if not _key(word).startswith(f"algos.{name}.")]
+    if wrong:
+        raise ConfigError(
+            f"clone {brief(wrong[0])}: a clone has settings of its own alone, as algos.{name}.KEY=VALUE"
+        )
+    typed = {_key(word) for word in asked.words}
+    return [
+        *_with(settings, {key: value for key, value in own.items() if key not in typed}),
+        *([] if stops == config.experiment.last_rounds else overrides_of({"experiment.last_rounds": stops})),
+        *asked.words,
+    ]
+
+
+def _differing(algo: AlgoConfig) -> dict[str, Any]:
+    default = default_values(type(algo))
+    return {key: value for key, value in to_plain(algo).items() if value != default.get(key)}
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a table by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict) and value and all(re.fullmatch(r"[A-Za-z_]\w*", str(one)) for one in value):
+            found |= _leaves(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def composed(command: Sequence[str], settings: Sequence[str]) -> Config:
+    """Compose the configuration of a command's run with other settings.
+
+    Raises:
+        ConfigError: The settings are wrong.
+    """
+    own = [*settings]
+    if "--config-dir" in command[:-1]:
+        folder = Path(command[command.index("--config-dir") + 1]).absolute()
+        own += overrides_of({"hydra.searchpath": [f"file://{folder}"]})
+    return load.load_config(own)
+
+
+def command_after(command: Sequence[str], before: Sequence[str], settings: Sequence[str]) -> list[str]:
+    """Return the words of the one command that computes what a run has become."""
+    return [*(word for word in command if word not in before), *settings]
+
+
+def check_unchanged(before: Mapping[str, Job], plan: Plan) -> None:
+    """Refuse a plan that would compute something else under the name of a job.
+
+    Raises:
+        ConfigError: It would.
+    """
+    changed = [job for job in plan.jobs.values() if job.id in before and before[job.id].key != job.key]
+    if changed:
+        raise ConfigError(
+            f"this would change {changed[0].id}, and {len(changed):,} jobs in all: by settings, data or code, "
+            "which may have been edited since the run began. Start an experiment of another name for that"
+        )
+
+
+def missing_of(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
+    """See what of a plan must run; what only a shared store has is made here."""
+    return requests.look_up(request, problem_of)
+
+
+# -- the engine's side -------------------------------------------------------------------------------------------
+
+
+class Steered:
+    """Answers the requests to a run in the process of its engine.
+
+    Attributes:
+        request: The request that the run carries out by now.
+    """
+
+    def __init__(
+        self, request: Request, run: RunFolder, verified: Verified, on_change: Callable[[Request, Stored], None]
+    ) -> None:
+        """Begin with what the run was started for.
+
+        Args:
+            request: That request.
+            run: Folder of the run.
+            verified: Notes on which outputs are intact.
+            on_change: Called once another plan is written, and before it is followed.
+        """
+        self.request = request
+        self._run, self._verified, self._on_change = run, verified, on_change
+        self._levels: dict[str, int] = {}
+        self._next: tuple[Request, Stored, dict[str, int]] | None = None
+        self._done: set[str] = set()
+
+    def next_change(self, state: RunState) -> Change | None:
+        """Return the answer to the oldest request."""
+        try:
+            names = sorted(entry.name for entry in os.scandir(folder_of(self._run)))
+        except OSError:
+            return None
+        name = next((name for name in names if _FILE.fullmatch(name) and name not in self._done), None)
+        if name is None:
+            return None
+        self._done.add(name)  # even if it cannot be removed
+        path = folder_of(self._run) / name
+        by = text = ""
+        try:
+            asked, by = _read(path)
+            text = str(asked)
+            change = self._answer(Change(request=path.stem, text=text, by=by), asked, state)
+        except (PipelineError, ForeignDataError, OSError) as error:
+            change = Change(request=path.stem, text=text or "a request", by=by or "unknown", reason=str(error))
+        except Exception as error:  # a request must not end the run
+            log.exception("this is a fault of the program, not of the request; please report it")
+            change = Change(request=path.stem, text=text, by=by, reason=f"{type(error).__name__}: {error}")
+        with suppress(OSError):
+            path.unlink()
+        return change
+
+    def _answer(self, change: Change, asked: Asked, state: RunState) -> Change:
+        before, jobs, levels = self.request, state.plan.jobs, dict(self._levels)
+        if asked.verb == "priority":
+            if asked.words[:1] and asked.words[0] in LEVELS:
+                levels |= dict.fromkeys(matching(asked.chain, chains_of(jobs.values())), LEVELS[asked.words[0]])
+            else:
+                raise ConfigError(f"priority {asked.chain}: must be one of {', '.join(LEVELS)}")
+            request = before
+        else:
+            there = {job_id for job_id, one in state.jobs.items() if one.status in THERE}
+            running = {job_id for job_id, one in state.jobs.items() if one.status is JobStatus.running}
+            rounds = rounds_of(jobs, there, running)
+            settings = settings_after(asked, before.given, before.config, jobs, rounds)
+            request = _prepared(before, settings)
+            check_unchanged(jobs, request.plan)
+        stored = missing_of(request, self._verified.problem)
+        there_now = request.plan.jobs.keys() - set(stored.missing)
+        reactions.check_runnable(request.plan, request.layout, there_now, read_peaks(request.store.root))
+        self._next = request, stored, levels
+        return replace(change, plan=_leveled(request.plan, levels), missing=stored.missing)
+
+    def begin(self) -> None:
+        """Write down what the run carries out from now on."""
+        assert self._next is not None
+        request, stored, levels = self._next
+        if request is not self.request:
+            try:
+                write_request(self._run, request, stored)
+            except OSError as error:
+                raise StoreError(f"{error.strerror}: {error.filename or self._run.path}") from error
+        self.request, self._levels, self._next = request, levels, None
+        self._on_change(request, stored)
+
+
+def _prepared(before: Request, settings: Sequence[str]) -> Request:
+    """Return a request with other settings on the devices of the one before.
+
+    Raises:
+        PipelineError: The settings are wrong, or the run cannot be changed.
+    """
+    if not before.command or not before.given:
+        raise ConfigError("this run was not started by a command with settings, which is what a request changes")
+    request = requests.prepare(composed(before.command, settings), settings, devices=before.devices)
+    return replace(
+        request,
+        warnings=tuple(dict.fromkeys([*before.warnings, *request.warnings])),
+        label=before.label,
+        command=tuple(command_after(before.command, before.given, settings)),
+        given=tuple(settings),
+        on_begin=before.on_begin,
+        shared=before.shared,
+    )
+
+
+def _leveled(plan: Plan, levels: Mapping[str, int]) -> Plan:
+    """Return a plan in which chains have priorities."""
+    if not levels:
+        return plan
+    jobs = [
+        replace(job, priority=job.priority + _LEVEL * levels.get(_chain_of(job), 0)) for job in plan.jobs.values()
+    ]
+    return Plan(jobs, plan.edges())
+
+
+def write_request(run: RunFolder, request: Request, stored: Stored) -> None:
+    """Write the plan, the configuration and at last the origin of a run that goes on with another request.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    there = request.plan.jobs.keys() - set(stored.not_here)
+    write_whole(run.plan, recorded.plan_text(request.plan, stored=there, keep=request.config.execution.keep))
+    write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
+    made = origin.read_origin(run.path)
+    origin.write_origin(run.path, replace(made, command=list(request.command), settings=list(request.given)))
+    origin.link_stored(run, request.store, [request.plan.jobs[job_id] for job_id in there])
