@@ -1,6 +1,6 @@
 """Change a run while it goes on: a request is a file in its folder, and its engine answers in the journal.
 
-    pipeline stop NAME CHAIN  -->  requests/ID.json  -->  engine: other settings, another plan  -->  RequestAnswered
+    pipeline stop NAME CHAIN  -->  requests/ID.json  -->  engine: other settings and plan  -->  RequestAnswered
 
 What a request changes are settings of the run, so one command says what a run has become: its command with these
 settings. `origin.json` has it, and is written before the plan is followed; a request is done if it is in there.

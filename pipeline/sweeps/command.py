@@ -126,7 +126,7 @@ def _setting(value: Any) -> str:
             return f"[{','.join(map(_setting, value))}]"
         case dict():
             return "{" + ",".join(f"{_setting(str(key))}:{_setting(item)}" for key, item in value.items()) + "}"
-        case str() if not re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./-]*", value) or value.lower() in _WORDS:
+        case str() if not re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./@-]*", value) or value.lower() in _WORDS:
             from hydra.core.override_parser.types import Quote, QuotedString
 
             return QuotedString(value, Quote.single).with_quotes()
