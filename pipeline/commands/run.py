@@ -6,6 +6,7 @@ What is missing is run, while the store, devices and notes are held; what came o
 import logging
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -326,7 +327,9 @@ def tell_notes(
     store, jobs = request.store, request.plan.jobs.values()
     short = origin.short_of_rows(store, jobs, config.evaluation, request.warnings)
     failed = origin.failed_rewards(store, jobs, run)
-    for text in [*origin.several_makers(makers), *short, *failed, *origin.collect_notes(store, jobs, config)]:
+    stopped = origin.stopped_chains(config.experiment.last_rounds, config.rounds_of_training)
+    of_jobs = origin.collect_notes(store, jobs, config)
+    for text in [*origin.several_makers(makers), *stopped, *short, *failed, *of_jobs]:
         note(console, text, mark="note: ")
     if has_rows:
         split = config.evaluation.split
@@ -387,7 +390,7 @@ def carry_out(request: Request, stored: Stored, verified: Verified, console: Con
 def _carry_out(
     request: Request, stored: Stored, verified: Verified, console: Console, signals: StopSignals
 ) -> int:
-    config = request.config
+    config, begun = request.config, request
     run = create_run_folder(Path(config.output_dir).absolute(), config.experiment.name)
     if request.on_begin is not None:
         request.on_begin(run.path)
@@ -408,6 +411,8 @@ def _carry_out(
                     found = {job for job in request.plan.jobs if outcome.jobs.get(job) is state.JobStatus.stored}
                     _link_stored(request, run, found - there)
                 code = _end(request, outcome, verified, run, console)
+                if request.command != begun.command:
+                    say(console, "the run was changed; its command by now:", copy=shlex.join(request.command))
                 if sharing.uploaded_before_end(request, signals, console):
                     keeper.remove_unneeded()  # what was not to be removed before it was uploaded
                 requests.tell_removed(keeper, console)

@@ -4,6 +4,7 @@ While the run goes on its engine is asked; a run that is over is carried out aga
 """
 
 import shlex
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ from pipeline.errors import ConfigError, PipelineError, unknown_name
 from pipeline.runs.loaded import LoadedRun, choose_run, load_planned
 from pipeline.runs.report.format import command as command_text
 from pipeline.terminal.console import make_console, say
+from pipeline.terminal.streams import printable
 
 app = typer.Typer()
 PATIENCE_S = 120.0
@@ -99,7 +101,7 @@ def command(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.O
     line = LoadedRun(choose_run(output_dir, name, run)).origin.command_line
     if not line:
         raise ConfigError(f"{name} was not started from a command line, so no command repeats it")
-    say(make_console(), "", copy=line)
+    sys.stdout.write(f"{printable(line)}\n")
 
 
 def _ask(name: str, output_dir: Path, asked: Asked) -> int:
@@ -113,8 +115,8 @@ def _ask(name: str, output_dir: Path, asked: Asked) -> int:
     answer = _answered(run, asked)
     if answer["reason"]:
         raise PipelineError(f"{asked}: {answer['reason']}")
-    say(console, f"{asked}: done; the run has {answer['jobs']:,} jobs. Its command by now:")
-    say(console, "", copy=command_text(f"command {name}", output_dir))
+    more = command_text(f"command {name}", output_dir)
+    say(console, f"{asked}: done; the run has {answer['jobs']:,} jobs. What it has become:", copy=more)
     return 0
 
 

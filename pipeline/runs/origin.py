@@ -263,6 +263,17 @@ def collect_notes(store: Store, jobs: Iterable[Job], config: Config) -> list[str
     return [*notes, *_of_texts(store, ordered, config), *_of_pairs(config), *_of_judges(store, ordered)]
 
 
+def stopped_chains(last_rounds: Mapping[str, int], rounds: int) -> list[str]:
+    """Return a note on the chains that ended before the last of the rounds, and what may be said of them."""
+    if not last_rounds:
+        return []
+    named = ", ".join(f"{name} after round {last}" for name, last in last_rounds.items())
+    return [
+        f"stopped: {named} of {rounds}. They are not shown to be worse at the end, and later rounds of a method "
+        "rest on the seeds that went on"
+    ]
+
+
 def prepared_rows(store: Store, jobs: Iterable[Job]) -> dict[str, formats.PreparedRows]:
     """Return what became of the rows of each dataset that is read rather than made."""
     by_dataset: dict[str, formats.PreparedRows] = {}

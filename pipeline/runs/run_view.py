@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from pipeline.engine.journal import Event
 from pipeline.engine.workers.messages import GpuLoad
@@ -237,6 +238,10 @@ class Answer:
     by: str
     reason: str
     time: float
+
+    def __str__(self) -> str:
+        refused = f"; refused: {self.reason}" if self.reason else ""
+        return f"{datetime.fromtimestamp(self.time):%H:%M:%S} {self.by} asked: {self.text}{refused}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from pipeline.outputs.formats import FIELDS, Sample, by_training
 from pipeline.plan.graph import Job
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
-from pipeline.runs.origin import failed_rewards, slurm_in_words
+from pipeline.runs.origin import failed_rewards, slurm_in_words, stopped_chains
 from pipeline.runs.record import FrontRow, PooledRow, ResultRow, Results, by_method, cells_of, primary_metric
 from pipeline.runs.report import format as words
 from pipeline.runs.report.html import page_table, points_each, thinned
@@ -152,7 +152,10 @@ def _facts(run: LoadedRun) -> list[tuple[str, str]]:
 
 
 def _unfinished(run: LoadedRun) -> Iterator[str]:
-    """Yield notes on a run that is not over or lacks something, including outputs that later runs made."""
+    """Yield notes on a run that was changed, is not over or lacks something that no later run made either."""
+    experiment, rounds = run.config.get("experiment") or {}, run.config.get("rounds_of_training", 0)
+    yield from stopped_chains(experiment.get("last_rounds") or {}, rounds)
+    yield from map(str, run.view.answers)
     state, views = run.state, run.view.jobs
     if state == "done":
         return

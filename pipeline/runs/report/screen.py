@@ -66,9 +66,12 @@ def headline(view: RunView, progress: Progress | None) -> list[str]:
     return [f"{part}," for part in parts[:-1]] + parts[-1:]
 
 
+_ANSWERS = 3
+
+
 def notices(view: RunView, progress: LiveRun | Progress | None) -> list[str]:
-    """Return notices on what delays the run: other runs, or an unreachable shared store or cluster."""
-    lines = []
+    """Return notices: the last requests to change the run, and what delays it, such as other runs."""
+    lines = [str(answer) for answer in view.answers[-_ANSWERS:]]
     for job_id, reason in list(view.waiting.items())[:1]:
         others = len(view.waiting) - 1
         more = f"; and for {count(others, 'more job')} of others" if others else ""

@@ -83,8 +83,6 @@ def test_however_a_stopped_job_ends_its_device_goes_on(end: str) -> None:
     assert not paper.run.state.unsettled
 
 
-
-
 def test_a_job_of_another_key_is_another_job() -> None:
     paper = OnPaper(A, B, workers=1)
     paper.start()
