@@ -1,0 +1,208 @@
+"""A run that is changed while it goes on, from another terminal, and the one command that computes the same."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from pipeline.commands import steer, steering
+from pipeline.commands.steering import Asked
+from pipeline.engine.run_folder import RunFolder
+from tests.doubles.small_runs import command, events, results, run, run_here, wait_for
+
+BASE = ["algos=[PITA,DPO]", "algos.DPO.epochs=1", "rounds_of_training=2", "execution.workers=2", "device=cpu"]
+
+
+def say(*words: str, output: Path, code: int = 0) -> str:
+    done = CliRunner().invoke(app, [*words, "--output-dir", str(output)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def started(output: Path, *settings: str) -> "subprocess.Popen[str]":
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process: Any = subprocess.Popen(command(output, *BASE, *settings), cwd=output.parent, **told)
+    wait_for(
+        lambda: (
+            (output / "t" / "latest" / "journal.jsonl").exists()
+            and bool(events(output, "RunStarted", key="event"))
+        )
+    )
+    return process  # type: ignore[no-any-return]
+
+
+def ended(process: "subprocess.Popen[str]", code: int = 0) -> str:
+    told, _ = process.communicate(timeout=800)
+    assert process.returncode == code, told
+    assert "Traceback" not in told
+    return told
+
+
+def typed_command(output: Path, to: Path) -> list[str]:
+    """Settings of the command that a run has become, for another folder."""
+    words = shlex.split(say("command", "t", output=output))
+    return [word for word in words[2:] if not word.startswith(("experiment.name=", "output_dir="))]
+
+
+def plan_of(output: Path) -> dict[str, str]:
+    plan = json.loads((output / "t" / "latest" / "plan.json").read_text())
+    return {job["id"]: job["key"] for job in plan["jobs"]}
+
+
+def leave(output: Path, name: str, content: bytes) -> None:
+    folder = steering.folder_of(RunFolder((output / "t" / "latest").resolve()))
+    folder.mkdir(exist_ok=True)
+    (folder / ".new").write_bytes(content)
+    (folder / ".new").rename(folder / name)
+
+
+def test_a_stopped_cloned_and_extended_run_has_the_bytes_of_the_command_that_it_prints(tmp_path: Path) -> None:
+    output = tmp_path / "outputs"
+    process = started(output)
+    try:
+        say("add", "t", "experiment.seeds=[1]", output=output)
+        say("clone", "t", "PITA", "--as", "Weak", "algos.Weak.eta=3.0", "--from-round", "1", output=output)
+        say("stop", "t", "s1/DPO", output=output)
+        say("priority", "t", "s0/PITA", "high", output=output)
+        before = plan_of(output)
+        for words, named in (
+            (["stop", "t", "s1/DPO"], "stop"),  # twice
+            (["stop", "t", "nope"], "no chain fits"),
+            (["resume", "t", "PITA"], "PITA"),
+            (["add", "t", "experiment.seeds=[1]"], "has that already"),
+            (["add", "t", "rounds_of_training=1"], "new total"),
+            (["add", "t", "algos.PITA.eta=0.1"], "would change addition/tiny/s0/PITA/r1"),
+            (["add", "t", "nonsense"], "KEY=VALUE"),
+            (["clone", "t", "PITA", "--as", "DPO"], "no algorithm has"),
+            (["clone", "t", "PITA", "--as", "X", "--from-round", "2"], "before the last"),
+            (["clone", "t", "PITA", "--as", "X", "rounds_of_training=3"], "settings of its own alone"),
+        ):
+            assert named in " ".join(say(*words, output=output, code=2).split())
+        # Of what others leave there nothing is done, and all of it is told.
+        leave(output, "00000000-a.json", b'{"verb": "stop", "chain": "PI')
+        leave(output, "00000000-b.json", b'{"verb": "\\u001b[2Jformat", "chain": "../../x", "words": [1]}')
+        leave(output, "00000000-c.json", b'{"verb": "erase"}')
+        leave(output, "00000000-d.json", b" " * (2 << 20))
+        os.symlink("/etc/passwd", output / "t" / "latest" / "requests" / "00000000-e.json")
+        wait_for(lambda: events(output, "RequestAnswered", key="request").count("00000000-e") == 1)
+        assert plan_of(output) == before
+        wait_for(lambda: "addition/tiny/s0/PITA/r1/metrics" in events(output, "JobFinished"))
+        told = ended(process)
+    finally:
+        process.kill()
+    answers = events(output, "RequestAnswered", key="reason")
+    assert answers[:4] == ["", "", "", ""]
+    assert all(answers[4:])
+    assert len(answers) == 9
+    assert "\x1b" not in told
+    assert not list((output / "t" / "latest" / "requests").iterdir())
+    rows = {(row["algo"], row["seed"], row["round"]) for row in json.loads(results(output)[0])["rows"]}
+    assert {("Weak", 0, 2), ("Weak", 1, 2), ("PITA", 1, 2), ("DPO", 0, 2)} <= rows
+    assert not {("Weak", 0, 1), ("DPO", 1, 1)} & rows
+
+    again = tmp_path / "again"
+    run_here(again, *typed_command(output, again))
+    assert plan_of(again) == plan_of(output)
+    assert results(again) == results(output)
+
+
+def test_a_chain_is_stopped_after_its_round_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
+    output = tmp_path / "outputs"
+    process = started(output, "algos.PITA.epochs=30", "rounds_of_training=3")
+    try:
+        wait_for(lambda: "addition/tiny/s0/PITA/r1/train" in events(output, "JobStarted"))
+        say("stop", "t", "PITA", "--after-round", output=output)
+        stopped = [job for job in plan_of(output) if "/PITA/" in job]
+        assert {job.split("/")[4] for job in stopped} == {"r1"}
+        wait_for(lambda: "addition/tiny/s0/PITA/r1/train" in events(output, "JobFinished"))
+        say("resume", "t", "PITA", output=output)
+        say("stop", "t", "DPO", output=output)
+        ended(process)
+    finally:
+        process.kill()
+    assert events(output, "JobFinished").count("addition/tiny/s0/PITA/r3/metrics") == 1
+    # Over, it goes on in this very process.
+    say("resume", "t", "DPO", output=output)
+    assert {"addition/tiny/s0/DPO/r3/metrics"} <= {*events(output, "JobFinished")}
+    assert "goes on" in say("stop", "t", "DPO", output=output, code=2)
+    calm = tmp_path / "calm"
+    run(calm, *BASE, "algos.PITA.epochs=30", "rounds_of_training=3")
+    assert results(calm) == results(output)
+
+
+def test_a_running_job_of_a_stopped_chain_ends_and_its_device_goes_on(tmp_path: Path) -> None:
+    output = tmp_path / "outputs"
+    process = started(output, "algos.PITA.epochs=4000", "execution.workers=1", "execution.stop_grace_s=1")
+    try:
+        wait_for(lambda: "addition/tiny/s0/PITA/r1/train" in events(output, "JobStarted"))
+        say("stop", "t", "PITA", output=output)
+        ended(process)
+    finally:
+        process.kill()
+    assert events(output, "JobStopped") == ["addition/tiny/s0/PITA/r1/train"]
+    assert "addition/tiny/s0/DPO/r2/metrics" in events(output, "JobFinished")
+    assert not [job for job in plan_of(output) if "/PITA/" in job]
+
+
+@pytest.mark.parametrize("moment", ["plan", "origin", "answer"])
+def test_a_request_is_done_once_or_not_at_all_if_the_engine_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Killed while it writes the plan, or between the origin, which is the last file, and the answer."""
+    output = tmp_path / "outputs"
+    monkeypatch.setenv("KILLED_AT", moment)
+    killed = [
+        "import os, signal, sys; from pipeline.commands import steering, start; from pipeline.runs import origin",
+        "write, write_origin, at = steering.write_whole, origin.write_origin, os.environ['KILLED_AT']",
+        "end = lambda *_: os.kill(os.getpid(), signal.SIGKILL)",
+        "steering.write_whole = lambda path, text: (write(path, text), at == 'plan' and end())",
+        "def last(*a):",
+        "    at == 'origin' and end()",
+        "    write_origin(*a)",
+        "    steering.origin.link_stored = end",
+        "def began(*a): steering.origin.write_origin = last",
+        "steering.Steered.next_change = (lambda real: lambda self, state: (began(), real(self, state))[1])(steering.Steered.next_change)",
+        "start.start('pipeline.cli:main', sys.argv[1:])",
+    ]
+    words = command(output, *BASE, "execution.stop_grace_s=1")[2:]
+    process = subprocess.Popen(
+        ["python", "-c", "\n".join(killed), *words],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(
+        lambda: (
+            (output / "t" / "latest" / "journal.jsonl").exists()
+            and bool(events(output, "RunStarted", key="event"))
+        )
+    )
+    folder = RunFolder((output / "t" / "latest").resolve())
+    steering.ask(folder, Asked(verb="add", words=["experiment.seeds=[7]"]))
+    assert process.wait(300) == -signal.SIGKILL
+    assert ("7" in say("command", "t", output=output)) == (moment == "answer")
+    assert events(output, "RequestAnswered") == []
+
+
+def test_an_engine_that_is_gone_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "outputs"
+    process = started(output)
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        monkeypatch.setattr(steer, "PATIENCE_S", 1.0)
+        assert "nothing was changed" in " ".join(
+            say("add", "t", "experiment.seeds=[1]", output=output, code=2).split()
+        )
+        assert not list((output / "t" / "latest" / "requests").iterdir())
+        os.kill(process.pid, signal.SIGCONT)
+        os.kill(process.pid, signal.SIGINT)
+        ended(process, 130)
+    finally:
+        process.kill()
