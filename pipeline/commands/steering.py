@@ -199,23 +199,21 @@ def _stops(
     asked: Asked, config: Config, chains: Mapping[str, str], rounds: Mapping[str, list[int]]
 ) -> dict[str, int]:
     last_rounds, total = dict(config.experiment.last_rounds), config.rounds_of_training
+    stopped = [name for name in last_rounds if f"/{name}".endswith(f"/{asked.chain.strip('/')}")]
     if asked.verb == "resume":
-        stopped = {name: name for name in last_rounds}
-        names = [name for name in stopped if name == asked.chain or name.rpartition("/")[2] == asked.chain]
-        if not names:
-            names = [find_named(list(stopped), asked.chain, "stopped chain")] if stopped else []
-        if not names:
+        if not last_rounds:
             raise ConfigError(f"resume {asked.chain}: no chain of this run was stopped")
+        names = stopped or [find_named(list(last_rounds), asked.chain, "stopped chain")]
         return {name: last for name, last in last_rounds.items() if name not in names}
     changed = False
-    for chain in matching(asked.chain, chains):
+    for chain in [] if stopped and asked.chain not in chains.values() else matching(asked.chain, chains):
         done, begun = rounds.get(chain, [0, 0])
         before = last_rounds.get(chain, last_rounds.get(chains[chain], total))
         last = begun if asked.after_round else done
         if last < before:
             last_rounds[chain], changed = last, True
     if not changed:
-        raise ConfigError(f"stop {asked.chain}: nothing of it is left to do, or it is stopped already")
+        raise ConfigError(f"stop {asked.chain}: nothing of it is left to do, or it was stopped already")
     return last_rounds
 
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def test_a_stopped_cloned_and_extended_run_has_the_bytes_of_the_command_that_it_
         leave(output, "00000000-b.json", b'{"verb": "\\u001b[2Jformat", "chain": "../../x", "words": [1]}')
         leave(output, "00000000-c.json", b'{"verb": "erase"}')
         leave(output, "00000000-d.json", b" " * (2 << 20))
-        os.symlink("/etc/passwd", output / "t" / "latest" / "requests" / "00000000-e.json")
+        (output / "t" / "latest" / "requests" / "00000000-e.json").symlink_to("/etc/passwd")
         wait_for(lambda: events(output, "RequestAnswered", key="request").count("00000000-e") == 1)
         assert plan_of(output) == before
         wait_for(lambda: "addition/tiny/s0/PITA/r1/metrics" in events(output, "JobFinished"))
@@ -168,12 +169,13 @@ def test_a_request_is_done_once_or_not_at_all_if_the_engine_is_killed(
         "    write_origin(*a)",
         "    steering.origin.link_stored = end",
         "def began(*a): steering.origin.write_origin = last",
-        "steering.Steered.next_change = (lambda real: lambda self, state: (began(), real(self, state))[1])(steering.Steered.next_change)",
+        "real = steering.Steered.next_change",
+        "steering.Steered.next_change = lambda self, state: (began(), real(self, state))[1]",
         "start.start('pipeline.cli:main', sys.argv[1:])",
     ]
     words = command(output, *BASE, "execution.stop_grace_s=1")[2:]
     process = subprocess.Popen(
-        ["python", "-c", "\n".join(killed), *words],
+        [sys.executable, "-c", "\n".join(killed), *words],
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
