@@ -55,7 +55,8 @@ def test_a_chain_ends_after_the_round_that_is_done_or_has_begun() -> None:
 
 def test_rounds_are_told_by_their_jobs() -> None:
     def job(name: str, number: int, dataset: str = "d") -> Job:
-        return Job(id=name, key=name, entry="", payload={}, algo="A", dataset=dataset, model="m", seed=0, round=number)
+        of = {"algo": "A", "dataset": dataset, "model": "m", "seed": 0, "round": number}
+        return Job(id=name, key=name, entry="", payload={}, **of)  # type: ignore[arg-type]
 
     jobs = {name: job(name, int(name[1])) for name in ("r1", "r2", "r3")} | {"x1": job("x1", 1, "d@other")}
     assert rounds_of(jobs, {"r1", "x1"}, {"r2"}) == {"d/m/s0/A": [1, 2]}
