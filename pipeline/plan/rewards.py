@@ -86,10 +86,11 @@ def row_problems(config: Config, facts: Mapping[str, Any]) -> Iterator[str]:
             continue
         for name, (without, number) in facts["unanswered"].items():
             who = "its rows have" if without == number else f"{without:,} of its first {number:,} rows have"
+            others = f"; others are named by datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}"
             yield (
                 f"algos.{algo} imitates the completions of a dataset: datasets.{name}: {who} none. Rows need the "
-                "columns prompt and completion, messages, or chosen, which is then imitated; others are named by "
-                f"datasets.{name}.columns={{prompt: COLUMN, completion: COLUMN}}"
+                "columns prompt and completion, messages, or chosen, which is then imitated"
+                f"{others if hasattr(config.datasets.get(name), 'columns') else ''}"
             )
         for name in facts["texts"] if settings.assistant_only_loss else ():
             yield (
