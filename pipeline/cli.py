@@ -1,7 +1,8 @@
 """The main command: compose the configuration with Hydra, carry out the request, answer with an exit code.
 
 0 every job done; 1 some failed, the rest finished, or what a dry run was to show could not be written; 2 the
-request was wrong and nothing started; 130 and 143 interrupted by SIGINT and SIGTERM.
+request was wrong and nothing started; 3 the budget ended before the plan; 130 and 143 interrupted by SIGINT and
+SIGTERM.
 """
 
 from __future__ import annotations

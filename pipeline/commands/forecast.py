@@ -108,6 +108,10 @@ def tell_time(request: Request, told: Forecast, console: Console) -> None:
         on = " on such a machine" if request.is_elsewhere else ""
         line += f" dry_run=measure{on} measures each kind for some seconds."
     say(console, line)
+    if (limit := request.config.experiment.budget.device_hours) is not None and told.is_whole:
+        jobs = [request.plan.jobs[job_id] for job_id in told.timed]
+        hours = sum(job.seconds * job.devices for job in jobs) / 3600
+        say(console, f"Its jobs take about {hours:.3g} device hours, of experiment.budget={limit:g}.")
     if request.is_elsewhere:
         _tell_memory(request.config, request.devices[0].memory_total_bytes, number, console)
 

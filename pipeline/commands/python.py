@@ -56,7 +56,7 @@ def run(settings: Sequence[str]) -> Run:
             ``--num-gpus 2``, ``--gpu-ids 0 2`` and ``--device cpu``, a word each.
 
     Returns:
-        The run. Its `exit_code` is 0 where every job is done, and 1 where some failed.
+        The run. Its `exit_code` is 0 where every job is done, 1 where some failed, 3 where its budget was spent.
 
     Raises:
         ConfigError: The request is wrong; nothing was started.

@@ -41,7 +41,7 @@ from pipeline.plan import graph, models, recorded, rewards
 from pipeline.runs import origin, progress
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report import screen, tables
-from pipeline.runs.report.format import count, logs_command, shown_path
+from pipeline.runs.report.format import count, logs_command, shown_path, typed_command
 from pipeline.terminal.console import say
 from pipeline.terminal.streams import never_waiting, printable
 
@@ -70,7 +70,7 @@ def run_experiment(
         chains: Algorithms for which anything is computed; None for all.
 
     Returns:
-        The exit code: 0 every job done, 1 some failed, 130 or 143 interrupted.
+        The exit code: 0 every job done, 1 some failed, 3 the budget was spent, 130 or 143 interrupted.
 
     Raises:
         PipelineError: The request is wrong. Nothing was started.
@@ -280,6 +280,10 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
         say(console, f"failed: {job_id}: {reason}", "red")
     for line in incomplete_chains(request.plan, outcome):
         note(console, line)
+    if outcome.is_spent:
+        note(console, f"{outcome.halted}. With a new budget the same command goes on from here:")
+        say(console, "", copy=typed_command(request.command))
+        return SOME_FAILED if outcome.failures() else start.BUDGET_SPENT
     if outcome.halted:
         advice = "" if outcome.halted.endswith(AGAIN) else ". Mend that, then run the same command."
         note(console, f"the run was ended early: {outcome.halted}{advice}", "red", logging.ERROR, "error: ")
@@ -296,13 +300,17 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
 
 
 def incomplete_chains(plan: graph.Plan, outcome: Outcome) -> list[str]:
-    """Return one line per chain that lacks results because jobs failed: what is missing, and the root cause."""
+    """Return one line per chain that lacks results because jobs failed or the budget was spent.
+
+    Each says what is missing, and the root cause.
+    """
     missing: dict[str, tuple[set[int], set[str]]] = {}
     for job_id, status in outcome.jobs.items():
-        if status in (state.JobStatus.failed, state.JobStatus.blocked):
+        is_failed = status in (state.JobStatus.failed, state.JobStatus.blocked)
+        if is_failed or (outcome.is_spent and status not in state.THERE):
             rounds, causes = missing.setdefault(plan.jobs[job_id].chain, (set(), set()))
             rounds.add(plan.jobs[job_id].round)
-            causes.add(outcome.root_causes.get(job_id, job_id))
+            causes.add(outcome.root_causes.get(job_id, job_id) if is_failed else "experiment.budget")
 
     def what(rounds: set[int]) -> str:
         return f"round {min(rounds)}" + (f" to {max(rounds)}" if len(rounds) > 1 else "")
@@ -566,6 +574,7 @@ def _run_missing(
             signals=signals,
             shared=request.shared,
             steering=steered,
+            budget=request.config.experiment.budget,
         )
     gpus.conclude()
     # Beside the store, for later plans.

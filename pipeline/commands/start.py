@@ -24,6 +24,7 @@ INTERRUPTED = 130
 BUG = 1
 NOT_WRITTEN = 1
 WRONG_REQUEST = 2
+BUDGET_SPENT = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _started = False
 _PLEASE_REPORT = (

@@ -92,6 +92,8 @@ def _experiment(config: Config) -> Iterator[str]:
         yield f"experiment.name={brief(name)} is not a plain name, as it becomes a folder: {allowed}"
     if not config.experiment.seeds:
         yield "experiment.seeds is empty: give at least one, for example experiment.seeds=[0]"
+    if config.experiment.budget and config.execution.priority is not None:
+        yield "experiment.budget orders the jobs itself: leave execution.priority out"
     if "" in config.generation.stop:
         yield "generation.stop holds an empty text, which would end every completion at once: leave it out"
 

@@ -747,8 +747,24 @@ class Schedule(Enum):
 
 
 @dataclass(kw_only=True)
+class BudgetConfig:
+    """What one command may spend on jobs; the limit that is reached first counts."""
+
+    device_hours: float | None = number(
+        None, above=0, at_most=1e9, hint=", or null for no limit", affects_result=False
+    )
+    """Hours in jobs, summed over the devices of each job; lost attempts count too."""
+    flops: float | None = number(None, above=0, at_most=1e36, hint=", or null for no limit", affects_result=False)
+    """FLOPs of finished jobs, as far as they count them."""
+
+    def __bool__(self) -> bool:
+        """Return whether there is a limit."""
+        return self.device_hours is not None or self.flops is not None
+
+
+@dataclass(kw_only=True)
 class ExperimentConfig:
-    """Name of the experiment, and its seeds."""
+    """Name of the experiment, its seeds, and what it may spend."""
 
     name: str = hint(MISSING)
     """Name of the experiment's folder under `output_dir`: letters, digits, '.', '_' and '-'."""
@@ -757,6 +773,10 @@ class ExperimentConfig:
     last_rounds: dict[str, int] = number({}, at_least=0, at_most=1_000_000, affects_result=False)
     """Chain, or algorithm, that ends before `rounds_of_training` -> its last round, as
     `{DPO: 1, addition/tiny/s0/PITA: 2}`; `pipeline stop` sets it."""
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    """What this command may spend, as `{device_hours: 8}` or `{flops: 1e18}`. Jobs are ordered so that there is a
+    table whenever it ends: round by round, and in a round chain by chain with its evaluation. Once it is spent no
+    job starts, running ones may end, and the same command goes on with a new budget."""
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from msgspec import Meta
 
 from pipeline import arithmetic
-from pipeline.config.schema import Backend, ExecutionConfig
+from pipeline.config.schema import Backend, BudgetConfig, ExecutionConfig
 from pipeline.engine.devices import inventory
 from pipeline.engine.devices.select import Layout, make_layout, plain_layout
 from pipeline.engine.journal import Journal, Listener
@@ -312,6 +312,7 @@ def run_jobs(
     signals: StopSignals | None = None,
     shared: SharedStore | None = None,
     steering: Steering | None = None,
+    budget: BudgetConfig | None = None,
 ) -> Outcome:
     """Run jobs of a plan on the given devices; the journal and the jobs' logs go to `run_dir`."""
     execution = execution or ExecutionConfig()
@@ -347,6 +348,7 @@ def run_jobs(
                 signals=signals,
                 shared=shared,
                 steering=steering,
+                budget=budget,
             )
     finally:
         for words in inventory.wait_until_free(devices, levels, free_timeout_s(execution)):

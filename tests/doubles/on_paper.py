@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.schema import ExecutionConfig, RetryConfig
+from pipeline.config.schema import BudgetConfig, ExecutionConfig, RetryConfig
 from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.policy import Reserve, next_actions
@@ -66,6 +66,7 @@ class OnPaper:
         retry: RetryConfig | None = None,
         visible: str = "",
         nodes: Sequence[str] = (),
+        budget: BudgetConfig | None = None,
         **settings: Any,
     ) -> None:
         retry, layout = retry or RetryConfig(), layout or plain_layout(workers)
@@ -76,6 +77,7 @@ class OnPaper:
             device_failures=retry.device_failures,
             layout=layout,
             needs=Needs(layout, peaks),
+            rows_first=bool(budget),
         )
         root = Path("/run")
         self.run = Run(
@@ -85,6 +87,7 @@ class OnPaper:
             store=str(root / "store"),
             scratch=str(root / "scratch"),
             verified=str(root / "verified"),
+            budget=budget or BudgetConfig(),
         )
         self.effects: list[Effect] = []
         self.view = RunView(state.plan.jobs.values(), set(stored))
@@ -119,6 +122,9 @@ class OnPaper:
 
     def start(self, on_disk: OnDisk = NOTHING) -> list[str]:
         """Start what the policy says."""
+        self.run.check_budget()
+        if self.run.spent:
+            return self.decided()
         give_up_too_wide(self.run)
         for action in next_actions(self.run.state, self.run.now_s) or orders_ahead(self.run):
             if isinstance(action, Reserve):

@@ -21,6 +21,7 @@ def simulate(
     peaks_mb: Mapping[str, int] | None = None,
     *,
     rows_early: bool = False,
+    rows_first: bool = False,
 ) -> list[Attempt]:
     """Every attempt with its times, in the order in which they end.
 
@@ -33,9 +34,19 @@ def simulate(
         layout: The devices; `workers` of them with one worker each if None.
         peaks_mb: True peaks of device memory by job, which are measured when it finishes; half of it stays held.
         rows_early: As in the real engine.
+        rows_first: Likewise.
     """
     workers = layout.workers if layout else workers
-    state = RunState(plan, (), workers, barrier=barrier, models_in_memory=2, layout=layout, rows_early=rows_early)
+    state = RunState(
+        plan,
+        (),
+        workers,
+        barrier=barrier,
+        models_in_memory=2,
+        layout=layout,
+        rows_early=rows_early,
+        rows_first=rows_first,
+    )
     for index in range(workers):
         state.worker_ready(index, "cpu")
     now, attempts = 0.0, []

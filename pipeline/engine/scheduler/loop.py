@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from pipeline.config.schema import Backend, Barrier, ExecutionConfig, Keep
+from pipeline.config.schema import Backend, Barrier, BudgetConfig, ExecutionConfig, Keep
 from pipeline.engine.devices.select import Layout, plain_layout
 from pipeline.engine.journal import FOLLOWS_FROM_STORE, Event, Journal, Listener
 from pipeline.engine.run_folder import RunFolder
@@ -380,7 +380,7 @@ class Loop:
 
     def _start_jobs(self) -> None:
         """Give jobs to idle workers as the policy says, until none can start."""
-        if not self.run.state.can_start:
+        if not self.run.state.can_start or self.run.spent:
             return
         self._decide(reactions.give_up_too_wide)
         # A job may turn out to need no worker, which leaves a worker idle for the next job.
@@ -418,6 +418,10 @@ class Loop:
     # -- what else there is to do ------------------------------------------------------------------------------
 
     def _halt(self) -> bool:
+        was_spent = self.run.spent
+        self._decide(effects.Run.check_budget)
+        if self.run.spent != was_spent and (jobs := [job.job.id for job in self.run.running()]):
+            self.outside.listener.on_stop(f"experiment.budget is spent; may still end: {', '.join(jobs)}")
         self.run.halted = self.run.halted or self.outside.broken
         return bool(self.run.halted)
 
@@ -458,6 +462,7 @@ class Loop:
             # A signal that came when nothing was left to do has not interrupted anything.
             interrupted=self.signals.received if state.unsettled else None,
             halted=self.run.halted,
+            is_spent=bool(self.run.spent and self.run.halted),
             makespan=account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
             peaks_mb=state.needs.seen,
         )
@@ -492,6 +497,7 @@ def run_plan(
     signals: StopSignals | None = None,
     shared: SharedStore | None = None,
     steering: Steering | None = None,
+    budget: BudgetConfig | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Outcome:
     """Carry out a plan. When this returns or raises, no worker is alive and no unfinished output is left.
@@ -512,6 +518,7 @@ def run_plan(
             ends the run.
         shared: The store shared with other machines, if there is one.
         steering: Changes the plan while it is carried out.
+        budget: What the run may spend; None for no limit.
         clock: Monotonic seconds.
 
     Raises:
@@ -542,6 +549,7 @@ def run_plan(
         layout=layout,
         needs=Needs(layout, peaks),
         # With a barrier the rows of a round are done before the next round.
+        rows_first=bool(budget),
         rows_early=(settings.keep, settings.priority, settings.barrier) == (Keep.all, None, Barrier.none),
     )
     run = effects.Run(
@@ -552,6 +560,7 @@ def run_plan(
         store=str(store.root.absolute()),
         scratch=str(scratch.path.absolute()),
         verified=str(verified.folder.absolute()),
+        budget=budget or BudgetConfig(),
     )
     signals = signals or StopSignals()
     return Loop(run=run, outside=outside, scratch=scratch, signals=signals, steering=steering).carry_out()

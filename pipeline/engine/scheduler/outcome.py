@@ -203,7 +203,8 @@ class Outcome:
         attempts: Every attempt, by the time of its end.
         workers: Every worker that was started.
         interrupted: ``SIGINT``, ``SIGTERM``, ``SIGHUP`` or ``SIGUSR2`` if that ended the run.
-        halted: Why no further job could have succeeded, for example a full disk, or "".
+        halted: Why the run ended before its plan, for example a full disk, or "".
+        is_spent: Whether that is its budget.
         makespan: The account of device time, or None if no attempt succeeded.
         peaks_mb: Highest measured peaks of device memory, by `Job.memory_kind`.
     """
@@ -215,6 +216,7 @@ class Outcome:
     workers: Sequence[WorkerSpan] = ()
     interrupted: str | None = None
     halted: str = ""
+    is_spent: bool = False
     makespan: Makespan | None = None
     peaks_mb: Mapping[str, int] = field(default_factory=dict)
 

@@ -231,6 +231,7 @@ def _handle_start(run: Run, index: int, message: messages.JobStarted) -> None:
 def _handle_finish(run: Run, index: int, message: messages.JobFinished) -> None:
     state, job_id = run.state, message.job_id
     run.end_attempt(job_id, index, "done", message.load_s)
+    run.flops += sum(message.flops.values())
     run.record(
         "JobFinished",
         job=job_id,
@@ -475,7 +476,7 @@ def orders_ahead(run: Run) -> list[Start]:
     Some jobs stay for each other worker.
     """
     state = run.state
-    if not state.ready or state.retries or run.delayed or state.reserved or run.gathering:
+    if not state.ready or state.retries or run.delayed or state.reserved or run.gathering or run.budget:
         return []
     if run.settings.backend is not Backend.local or not state.is_plain or state.idle_workers():
         return []

@@ -76,16 +76,18 @@ class ReadyQueue:
         alike: Kind -> jobs of this kind.
     """
 
-    def __init__(self, plan: Plan, path_s: Mapping[str, float]) -> None:
+    def __init__(self, plan: Plan, path_s: Mapping[str, float], ranks: Mapping[str, int] | None = None) -> None:
         """Make an empty queue for the jobs of a plan.
 
         Args:
             plan: The plan.
             path_s: Job id -> seconds of the longest path from it to the end.
+            ranks: Job id -> its place in an order that replaces priorities, the first 0; None for priorities.
         """
         # Floats summed in another order differ in the last bits; equal jobs must not differ by that.
         self.urgency = {
-            job_id: (plan.jobs[job_id].priority, round(seconds, 6)) for job_id, seconds in path_s.items()
+            job_id: (plan.jobs[job_id].priority if ranks is None else -ranks[job_id], round(seconds, 6))
+            for job_id, seconds in path_s.items()
         }
         self.alike: dict[Kind, Buckets] = {}
 
@@ -169,6 +171,30 @@ def _after_s(
             after_s[row] = whole_s - max(SOON * whole_s, earliest_s)
             needed = with_it
     return after_s
+
+
+# -- budget ------------------------------------------------------------------------------------------------------
+# Order of jobs under a budget, which may end at any job. A pure function of the plan, not of estimates.
+
+
+def ranks_of_rows(plan: Plan) -> dict[str, int]:
+    """Return job id -> the place of the first row of results that needs it; of jobs for no row, the last.
+
+    Rows are those of the reference, then of the first round, and so on; in a round those of the first seed come
+    first, otherwise as planned. So a row is finished before the next one is begun.
+    """
+    rows = list(filter(measures, plan.jobs.values()))
+    seeds = list(dict.fromkeys(row.seed for row in rows))
+    rows.sort(key=lambda row: (row.round, seeds.index(row.seed)))
+    ranks: dict[str, int] = {}
+    for rank, row in enumerate(rows):
+        pending = [row.id]
+        while pending:
+            job_id = pending.pop()
+            if job_id not in ranks:
+                ranks[job_id] = rank
+                pending += plan.inputs(job_id)
+    return {job_id: ranks.get(job_id, len(rows)) for job_id in plan.jobs}
 
 
 # -- memory needs ------------------------------------------------------------------------------------------------

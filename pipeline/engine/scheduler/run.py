@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from pipeline.config.schema import ExecutionConfig, RetryConfig
+from pipeline.config.schema import BudgetConfig, ExecutionConfig, RetryConfig
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.scheduler.outcome import Attempt, WorkerSpan
-from pipeline.engine.scheduler.state import RunState
+from pipeline.engine.scheduler.state import JobState, RunState
 from pipeline.engine.workers.messages import FailureKind, RunJob
 
 # -- retry -------------------------------------------------------------------------------------------------------
@@ -251,6 +251,10 @@ class Run:
         told_waiting: Jobs that were reported as being computed by another run.
         stopping: Whether workers are being ended.
         halted: Why no further job could succeed, or "".
+        budget: What it may spend.
+        spent_s: Device-seconds of the attempts that have ended.
+        flops: FLOPs of finished jobs.
+        spent: How much was spent when the budget ended, in words; "" before.
         now_s: Monotonic seconds at the event being handled.
         effects: Effects to execute for it, in this order.
     """
@@ -278,6 +282,10 @@ class Run:
     told_waiting: set[str] = field(default_factory=set)
     stopping: bool = False
     halted: str = ""
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    spent_s: float = 0.0
+    flops: float = 0.0
+    spent: str = ""
     now_s: float = 0.0
     effects: list[Effect] = field(default_factory=list)
 
@@ -353,4 +361,27 @@ class Run:
             outcome=outcome,
         )
         self.attempts.append(attempt)
+        self.spent_s += attempt.total_s * job.job.devices
         return attempt
+
+    # -- budget ------------------------------------------------------------------------------------------------
+
+    def running(self) -> list[JobState]:
+        """Return the jobs that workers have begun, or were sent."""
+        assigned = (worker.job_id for worker in self.state.workers if worker.job_id and not worker.lent)
+        return [self.state.jobs[job_id] for job_id in assigned if job_id not in self.gathering]
+
+    def check_budget(self) -> None:
+        """Note whether the budget is spent; then no job starts, and the run ends after those that run."""
+        if self.budget and not self.spent:
+            spent_s = self.spent_s + sum((self.now_s - job.sent_s) * job.job.devices for job in self.running())
+            used = {"device hours": spent_s / 3600, "FLOPs": self.flops}
+            limits = {"device hours": self.budget.device_hours, "FLOPs": self.budget.flops}
+            over = [name for name, limit in limits.items() if limit is not None and used[name] >= limit]
+            if over:
+                self.spent = " and ".join(f"{used[name]:.3g} of {limits[name]:g} {name}" for name in over)
+                names = [job.job.id for job in self.running()]
+                still = f"; may still end: {', '.join(names)}" if names else ""
+                self.say(f"experiment.budget is spent, {self.spent}: no further job starts{still}")
+        if self.spent and not self.state.running:
+            self.halted = self.halted or f"experiment.budget is spent, {self.spent}"

@@ -10,7 +10,15 @@ from enum import Enum
 
 from pipeline.config.schema import Barrier
 from pipeline.engine.devices.select import Layout, plain_layout
-from pipeline.engine.scheduler.ready import EXCLUSIVE, Kind, Needs, ReadyQueue, kind_of, paths_for_rows
+from pipeline.engine.scheduler.ready import (
+    EXCLUSIVE,
+    Kind,
+    Needs,
+    ReadyQueue,
+    kind_of,
+    paths_for_rows,
+    ranks_of_rows,
+)
 from pipeline.engine.workers.messages import FailureKind
 from pipeline.plan.graph import Job, Plan
 
@@ -260,6 +268,7 @@ class RunState:
         layout: Layout | None = None,
         needs: Needs | None = None,
         rows_early: bool = False,
+        rows_first: bool = False,
     ) -> None:
         """Set up the state before the first event.
 
@@ -273,6 +282,7 @@ class RunState:
             layout: Device of each worker; one worker per device if None.
             needs: Memory needs of the jobs; unknown if None.
             rows_early: Whether to have a first row of each method in the first half of the run.
+            rows_first: Whether to finish row by row and round by round, as a budget may end the run at any job.
         """
         self.layout = plain_layout(num_workers) if layout is None else layout
         self.needs = Needs(self.layout) if needs is None else needs
@@ -286,7 +296,8 @@ class RunState:
         self._changes = 0
         self.blame = Blame(device_failures)
         self._models_in_memory = models_in_memory
-        self._is_strict, self._rows_early = barrier is Barrier.round, rows_early
+        self._is_strict = rows_first or barrier is Barrier.round
+        self._rows_early, self._rows_first = rows_early and not rows_first, rows_first
         self._adopt(plan, {}, set(stored))
 
     def _adopt(self, plan: Plan, known: dict[str, JobState], stored: set[str]) -> None:
@@ -297,10 +308,12 @@ class RunState:
             for job in plan.jobs.values()
         }
         settled = stored | {job_id for job_id, state in self.jobs.items() if state.status in SETTLED}
-        left_s = {job.id: 0.0 if job.id in settled else job.seconds for job in plan.jobs.values()}
+        # The order under a budget does not depend on what was timed.
+        whole_s = {job.id: job.size_s if self._rows_first else job.seconds for job in plan.jobs.values()}
+        left_s = {job_id: 0.0 if job_id in settled else seconds for job_id, seconds in whole_s.items()}
         early = self._rows_early
         paths = paths_for_rows(plan, left_s, len(self.workers)) if early else plan.longest_paths(left_s)
-        self.ready = ReadyQueue(plan, paths)
+        self.ready = ReadyQueue(plan, paths, ranks_of_rows(plan) if self._rows_first else None)
         self.retries: dict[str, None] = {}
         self._kinds = list({kind_of(job): job for job in plan.jobs.values()}.values())
         self._fitting.clear()

@@ -32,7 +32,7 @@ _COLORS: Mapping[str, str] = {
 _HINTS = {
     "killed": "The engine is gone without having ended the run; the same command goes on from here.",
     "interrupted": "The same command goes on from here.",
-    "halted": "Mend that, then run the same command.",
+    "halted": "Mend that, then run the same command; a budget begins anew.",
     "not started": "It ended before its first job; see its log.",
     "unknown": "Its engine is on another machine, or this file system has no locks: it may still run.",
 }
