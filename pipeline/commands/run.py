@@ -281,8 +281,9 @@ def conclude(request: Request, outcome: Outcome | None, run: RunFolder, console:
     for line in incomplete_chains(request.plan, outcome):
         note(console, line)
     if outcome.is_spent:
-        note(console, f"{outcome.halted}. With a new budget the same command goes on from here:")
-        say(console, "", copy=typed_command(request.command))
+        log.warning("%s", outcome.halted)
+        again = f"{outcome.halted}. The same command goes on from here, with a new budget:"
+        say(console, again, "bold", copy=typed_command(request.command))
         return SOME_FAILED if outcome.failures() else start.BUDGET_SPENT
     if outcome.halted:
         advice = "" if outcome.halted.endswith(AGAIN) else ". Mend that, then run the same command."

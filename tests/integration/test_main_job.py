@@ -99,6 +99,26 @@ def test_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
     assert not output_dir.exists()
 
 
+def test_a_budget_ends_a_run_with_its_table_and_the_same_command_goes_on(calm: Path, tmp_path: Path) -> None:
+    """Costs of the calm run say how much reaches into the first round: whatever they are, it is so."""
+    output_dir = tmp_path / "outputs"
+    costs = json.loads((calm / "t" / "latest" / "compute.json").read_bytes())["rows"]
+    flops = [sum(row["flops"] or 0 for row in costs if row["round"] == number) for number in (0, 1)]
+    budget = flops[0] + 0.7 * flops[1]
+    printed = run_here(output_dir, f"experiment.budget={{flops: {budget}}}", code=3)
+    there = {(row["algo"], row["round"]) for row in json.loads(results(output_dir)[0])["rows"]}
+    assert ("reference", 0) in there
+    assert 1 < len(there) < 5
+    assert not [job for job in events(output_dir, "JobStarted") if "/r2/" in job]
+    missing = {("PITA", 1), ("PITA", 2), ("QSharp", 1), ("QSharp", 2)} - there
+    lines = [line for line in printed.splitlines() if line.startswith("incomplete: ")]
+    assert len(lines) == len({algo for algo, _ in missing})
+    assert f"experiment.budget={{flops: {budget}}}" in printed.splitlines()[-1]
+    for again in ("experiment.budget={flops: 1e36, device_hours: 1e6}", "experiment.budget={flops: 1}"):
+        run_here(output_dir, again)  # the second has nothing to run, so that any budget suffices
+        assert results(output_dir) == results(calm)
+
+
 def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     output_dir = tmp_path / "outputs"
     printed = run_here(output_dir, "device=cuda", code=2)

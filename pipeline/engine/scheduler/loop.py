@@ -421,7 +421,7 @@ class Loop:
         was_spent = self.run.spent
         self._decide(effects.Run.check_budget)
         if self.run.spent != was_spent and (jobs := [job.job.id for job in self.run.running()]):
-            self.outside.listener.on_stop(f"experiment.budget is spent; may still end: {', '.join(jobs)}")
+            self.outside.listener.on_stop(f"{effects.SPENT}; may still end: {', '.join(jobs)}")
         self.run.halted = self.run.halted or self.outside.broken
         return bool(self.run.halted)
 

@@ -20,6 +20,9 @@ from pipeline.engine.scheduler.outcome import Attempt, WorkerSpan
 from pipeline.engine.scheduler.state import JobState, RunState
 from pipeline.engine.workers.messages import FailureKind, RunJob
 
+SPENT = "experiment.budget is spent"
+"""Beginning of the reason for which a run ended that had a budget."""
+
 # -- retry -------------------------------------------------------------------------------------------------------
 # Judge a failed attempt: a pure rule.
 
@@ -382,6 +385,6 @@ class Run:
                 self.spent = " and ".join(f"{used[name]:.3g} of {limits[name]:g} {name}" for name in over)
                 names = [job.job.id for job in self.running()]
                 still = f"; may still end: {', '.join(names)}" if names else ""
-                self.say(f"experiment.budget is spent, {self.spent}: no further job starts{still}")
+                self.say(f"{SPENT}, {self.spent}: no further job starts{still}")
         if self.spent and not self.state.running:
-            self.halted = self.halted or f"experiment.budget is spent, {self.spent}"
+            self.halted = self.halted or f"{SPENT}, {self.spent}"

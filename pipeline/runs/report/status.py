@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from pipeline.config.schema import Backend
+from pipeline.engine.scheduler.run import SPENT
 from pipeline.outputs.manifest import REMOVED, why_removed
 from pipeline.plan.recorded import causes
 from pipeline.runs.loaded import LoadedRun, log_path, lost_outputs, removed_by, removed_weights
@@ -32,7 +33,7 @@ _COLORS: Mapping[str, str] = {
 _HINTS = {
     "killed": "The engine is gone without having ended the run; the same command goes on from here.",
     "interrupted": "The same command goes on from here.",
-    "halted": "Mend that, then run the same command; a budget begins anew.",
+    "halted": "Mend that, then run the same command.",
     "not started": "It ended before its first job; see its log.",
     "unknown": "Its engine is on another machine, or this file system has no locks: it may still run.",
 }
@@ -149,8 +150,9 @@ def run_headline(run: LoadedRun, now: float, engine: bool | None) -> Text:
     text.append("\n" + ", ".join(parts + [f"{number:,} {what}" for what, number in rest.items() if number]))
     if saved and saved.shared_store:
         text.append(f"\n{printable(saved.shared_store)}", style="yellow")
-    if state in _HINTS:
-        text.append(f"\n{_HINTS[state]}", style="bold")
+    hint = "interrupted" if view.halted.startswith(SPENT) else state
+    if hint in _HINTS:
+        text.append(f"\n{_HINTS[hint]}", style="bold")
     return text
 
 
