@@ -90,7 +90,8 @@ def forecast(request: Request, missing: Collection[str]) -> Forecast:
 
 def compared(request: Request, told: Forecast, outcome: Outcome) -> Outcome:
     """Return the outcome of a run with its predicted time, and record both, if it did all of its jobs."""
-    is_done = all(status in THERE for status in outcome.jobs.values())
+    is_as_planned = outcome.jobs.keys() == request.plan.jobs.keys()  # it may be changed while it runs
+    is_done = is_as_planned and all(status in THERE for status in outcome.jobs.values())
     if outcome.makespan is None or not (is_done and told.is_whole):
         return outcome
     add_forecast(request.store.root, told.seconds, outcome.makespan.actual_s, request.gpu)
