@@ -462,7 +462,7 @@ class Loop:
             # A signal that came when nothing was left to do has not interrupted anything.
             interrupted=self.signals.received if state.unsettled else None,
             halted=self.run.halted,
-            is_spent=bool(self.run.spent and self.run.halted),
+            is_spent=self.run.halted.startswith(effects.SPENT),
             makespan=account(state.plan, attempts, spans, len(state.workers), self.start_s, state.layout.slots),
             peaks_mb=state.needs.seen,
         )
