@@ -230,10 +230,14 @@ def _continued(config: Config) -> Iterator[str]:
             yield f"{key}: it would begin with what comes out of itself"
         elif class_of(name) != class_of(source):
             yield f"{key}: {source} is a {class_of(source)} and {name} a {class_of(name)}; both must be the same"
-    for name in config.experiment.last_rounds:
-        if "/" not in name and name not in enabled:
-            key = f"experiment.last_rounds={brief(config.experiment.last_rounds)}"
-            yield f"{key}: {unknown_name('algorithm of the run', name, enabled)} Or name a chain, as in the plan."
+    if config.experiment.looks and config.evaluation.grown_from:
+        yield "experiment.looks and evaluation.grown_from: an extended evaluation has all prompts; leave one out"
+    for setting in ("last_rounds", "looks"):
+        of: dict[str, object] = getattr(config.experiment, setting)
+        for name in of:
+            if "/" not in name and name not in enabled:
+                unknown = unknown_name("algorithm of the run", name, enabled)
+                yield f"experiment.{setting}={brief(of)}: {unknown} Or name a chain, as in the plan."
 
 
 def _joined(config: Config) -> Iterator[str]:

@@ -773,6 +773,9 @@ class ExperimentConfig:
     last_rounds: dict[str, int] = number({}, at_least=0, at_most=1_000_000, affects_result=False)
     """Chain, or algorithm, that ends before `rounds_of_training` -> its last round, as
     `{DPO: 1, addition/tiny/s0/PITA: 2}`; `pipeline stop` sets it."""
+    looks: dict[str, list[int]] = number({}, at_least=1, at_most=1_000_000_000, affects_result=False)
+    """Chain, or algorithm, that is evaluated on fewer prompts than `evaluation.num_prompts` -> the number in each
+    round, the first prompts of its own dataset; all of them in rounds that are not named. A race sets it."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     """What this command may spend, as `{device_hours: 8}` or `{flops: 1e18}`. Jobs are ordered so that there is a
     table whenever it ends: round by round, and in a round chain by chain with its evaluation. Once it is spent no

@@ -37,7 +37,17 @@ from pipeline.learning.algos.base import DATASET, METRICS, PROMPTS, START_TRAIN,
 from pipeline.learning.algos.policy_config import start_of
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
-from pipeline.plan.contents import EVALUATE, PREPARING, REFERENCE, Chain, Contents, JobContents, chains, last_round
+from pipeline.plan.contents import (
+    EVALUATE,
+    PREPARING,
+    REFERENCE,
+    Chain,
+    Contents,
+    JobContents,
+    chains,
+    evaluated_prompts,
+    last_round,
+)
 from pipeline.plan.estimates import NOTING_S, guess_reference, guess_seconds, scale_of
 from pipeline.plan.graph import Durations, Job, Plan, ResultKeys, duration_kind, place_name
 
@@ -188,6 +198,18 @@ def build_plan(
     return plan
 
 
+def _needed_of_references(config: Config) -> dict[tuple[str, str, int | None, int], float]:
+    """Return dataset, model, reference and seed -> prompts that a chain there is evaluated on at most."""
+    needed: dict[tuple[str, str, int | None, int], float] = {}
+    if config.experiment.looks:
+        for chain in chains(config):
+            at, last = (chain.dataset, chain.model, chain.reference, chain.seed), last_round(config, chain)
+            if chain.algo != REFERENCE and last:
+                prompts = [evaluated_prompts(config, chain, number) for number in range(1, last + 1)]
+                needed[at] = max(needed.get(at, 0), *prompts)
+    return needed
+
+
 class _Builder:
     """Collects jobs; a result that several chains need is planned once, under the name of the first."""
 
@@ -212,6 +234,7 @@ class _Builder:
             for model in config.models
         }
         self._tests = config.evaluation.on
+        self._needed = _needed_of_references(config)
         self._counted = rows or (lambda _name, _key: {})
         self._rows: dict[str, Mapping[str, int]] = {}
         self.jobs: dict[str, Job] = {}
@@ -330,7 +353,7 @@ class _Builder:
                 {name: [ids[shard or 0]] if name in alike else ids for name, ids in read.items()},
                 part,
             )
-            for shard, rows, part in self._shards(chain, stage)
+            for shard, rows, part in self._shards(chain, number, stage)
         ]
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
@@ -349,10 +372,10 @@ class _Builder:
         }
 
     def _shards(
-        self, chain: Chain, stage: Stage
+        self, chain: Chain, number: int, stage: Stage
     ) -> Iterator[tuple[int | None, tuple[int, int], EvaluationPart | None]]:
         """Yield number and prompts of each shard of a stage, and what it draws of an evaluation."""
-        size, number = self.config.execution.shard_size, 0
+        size, shard = self.config.execution.shard_size, 0
         if stage.shards is None:
             yield None, (0, 0), None
         elif stage.shards == "train":
@@ -363,10 +386,20 @@ class _Builder:
         else:
             # What is chosen by a sweep, and so what is evaluated, stays as an evaluation is extended.
             parts = evaluation_parts(evaluation_on(self.config, chain.data))
+            most = self._prompts(chain, number) if stage.name == EVALUATE else math.inf
             for part in parts if stage.name == EVALUATE else parts[:1]:
-                for start in range(*part.prompts, size):
-                    yield number, (start, min(part.prompts[1], start + size)), part
-                    number += 1
+                stop = int(min(part.prompts[1], most))
+                for start in range(part.prompts[0], stop, size):
+                    yield shard, (start, min(stop, start + size)), part
+                    shard += 1
+
+    def _prompts(self, chain: Chain, number: int) -> float:
+        """Return how many prompts a round is evaluated on at most: the reference on as many as any chain needs."""
+        if chain.on is not None:
+            return math.inf
+        if chain.algo == REFERENCE:
+            return self._needed.get((chain.dataset, chain.model, chain.reference, chain.seed), math.inf)
+        return evaluated_prompts(self.config, chain, number)
 
     def _read(self, chain: Chain, number: int, stage: Stage, spec: Read) -> list[str]:
         algo, rounds = chain.algo, range(number, number + 1)
@@ -392,6 +425,9 @@ class _Builder:
             if address not in self._outputs:
                 raise _no_such_stage(chain, stage, spec)
             found += self._outputs[address]
+        if stage.name == METRICS.name and spec.stage == EVALUATE:  # others may have been asked more prompts
+            most = self._prompts(chain, number)
+            return [job_id for job_id in found if self.jobs[job_id].determined_by["rows"][0] < most]
         return found
 
     def _add(

@@ -118,6 +118,13 @@ def last_round(config: schema.Config, chain: Chain) -> int:
     return min(config.rounds_of_training, of.get(chain.name, of.get(chain.algo, config.rounds_of_training)))
 
 
+def evaluated_prompts(config: schema.Config, chain: Chain, number: int) -> int:
+    """Return how many prompts of its own dataset a round of a chain is evaluated on, counted from the first."""
+    of, every = config.experiment.looks, config.evaluation.num_prompts
+    looks = of.get(chain.name, of.get(chain.algo, []))
+    return min(every, looks[number - 1]) if 1 <= number <= len(looks) else every
+
+
 # -- versions ----------------------------------------------------------------------------------------------------
 # Versions of the code that ships, as part of keys. A stored output is reused for a job with the same key, so a key
 # must change whenever the code would make other bytes. Algorithms, datasets and their base classes have a

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.checks import check_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, PlanError
 from pipeline.plan.build import build_plan, check_size
@@ -183,3 +184,42 @@ def test_a_checkpoint_is_evaluated_once_whatever_the_rounds(tmp_path: Any) -> No
     evaluated = [{key for job_id, key in found.items() if "/mine/" in job_id} for found in (one, three)]
     assert evaluated[0] == evaluated[1]
     assert len(evaluated[0]) == 5
+
+
+LOOKS = ["algos=[PITA,DPO]", "evaluation.num_prompts=100", "execution.shard_size=25", "rounds_of_training=2"]
+
+
+def looked(*overrides: str) -> Plan:
+    return build_plan(quick_config(["experiment.name=t", *LOOKS, *overrides]))
+
+
+def prompts_of(plan: Plan, algo: str, number: int) -> list[list[int]]:
+    return [
+        job.determined_by["rows"]
+        for job in plan.jobs.values()
+        if (job.algo, job.round, job.stage) == (algo, number, "evaluate")
+    ]
+
+
+def test_fewer_prompts_of_a_chain_are_the_first_ones_and_jobs_of_the_whole_evaluation() -> None:
+    whole, plan = looked(), looked("experiment.looks={DPO: [25, 50], addition/tiny/s0/PITA: [75, 25]}")
+    assert prompts_of(plan, "DPO", 2) == [[0, 25], [25, 50]]
+    assert prompts_of(plan, "PITA", 1) == [[0, 25], [25, 50], [50, 75]]
+    assert prompts_of(plan, "reference", 0) == prompts_of(plan, "PITA", 1)  # as many as any chain needs
+    drawn = {job.id: job.key for job in plan.jobs.values() if job.stage != "metrics"}
+    assert drawn.items() < {job.id: job.key for job in whole.jobs.values()}.items()
+
+
+def test_metrics_of_fewer_prompts_read_the_same_prompts_of_others_whatever_these_have_besides() -> None:
+    plan, more = looked("experiment.looks={DPO: [75, 50]}"), looked("experiment.looks={DPO: [75, 50], PITA: [50]}")
+    metrics = next(job for job in plan.jobs.values() if (job.algo, job.round, job.stage) == ("DPO", 2, "metrics"))
+    assert {name: len(keys) for name, keys in metrics.inputs.items()} == dict.fromkeys(metrics.inputs, 2)
+    assert {"evaluate", "evaluate@previous", "reference.evaluate"} == metrics.inputs.keys()
+    assert more.jobs[metrics.id].key == metrics.key
+    assert prompts_of(more, "PITA", 2) == prompts_of(looked(), "PITA", 2)  # a round that is not named has all
+
+
+def test_looks_of_no_chain_are_refused_and_more_than_all_prompts_are_all() -> None:
+    assert looked("experiment.looks={DPO: [1000, 100]}").jobs == looked().jobs
+    with pytest.raises(ConfigError, match=r"experiment\.looks.*DPA"):
+        check_config(quick_config(["experiment.name=t", *LOOKS, "experiment.looks={DPA: [25]}"]))
