@@ -145,6 +145,7 @@ def _of_run(output_dir: Path, experiment: str, asked: _Extension) -> Config:
         "output_dir": str(output_dir),
         "dry_run": any(word.startswith("dry_run=") for word in asked.settings) and plain["dry_run"],
     }
+    plain["experiment"] = {**plain["experiment"], "race": None}  # what it has decided are settings of their own
     section, algos = plain["evaluation"], plain["algos"]
     if not isinstance(kept := section.get("on", []), list):
         raise ConfigError(f"evaluation.on={brief(kept)}: must be a list, as 'evaluation.on=[gsm8k]'")

@@ -38,6 +38,7 @@ from pipeline.plan.models import (
     read_models,
     read_sources,
 )
+from pipeline.runs.race import Standing, with_saved
 from pipeline.runs.record import METRICS_STAGE, PRIMARY_METRICS
 from pipeline.runs.report.format import count
 from pipeline.runs.report.tables import plan_table
@@ -68,6 +69,10 @@ class Request:
     """The store that other machines share, while it is in use."""
     is_elsewhere: bool = False
     """Whether the devices are planned for and not of this machine; only in a dry run."""
+    standing: Standing | None = None
+    """What its race has decided so far, if it is one."""
+    asked: Config | None = None
+    """The configuration without what the race has decided."""
 
     @property
     def execution(self) -> ExecutionConfig:
@@ -137,6 +142,7 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
         PipelineError: The request is wrong.
     """
     check_config(config)
+    asked = config
     if (shared := config.execution.shared_store) is not None:
         check_address(shared)
     _check_ray(config)
@@ -161,16 +167,24 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name.removeprefix("models."): count_weights(model) for name, model in all_models(config).items()}
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
-    plan = build.build_plan(
-        config,
-        read_durations(store.root, _gpu_of(devices)),
-        sources,
-        models,
+    planned = partial(
+        build.build_plan,
+        durations=read_durations(store.root, _gpu_of(devices)),
+        sources=sources,
+        models=models,
         weights=weights,
         gpu=_gpu_of(devices) or None,
         plain_attention=plain,
         rows=lambda name, key: rows.setdefault(name, count(name, key)),
     )
+    plan, standing = planned(config), None
+    if config.experiment.race is not None:
+        from pipeline.runs import racing  # statistics, which take time to load
+
+        everything, standing = plan, racing.stand(config, plan, store, rows)
+        config = standing.applied(config)
+        plan = planned(config, racing=standing.racing)
+        standing = with_saved(standing, everything, plan)
     notes = (
         warning,
         compatibility.said_of_attention(plain),
@@ -187,6 +201,8 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
         given=tuple(given),
         rows=rows,
         is_elsewhere=is_elsewhere,
+        standing=standing,
+        asked=asked,
     )
 
 

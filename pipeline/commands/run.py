@@ -38,7 +38,7 @@ from pipeline.files import write_whole
 from pipeline.learning.algos.registry import with_bounded_kl
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.plan import graph, models, recorded, rewards
-from pipeline.runs import origin, progress
+from pipeline.runs import origin, progress, race
 from pipeline.runs.record import METRICS_STAGE
 from pipeline.runs.report import screen, tables
 from pipeline.runs.report.format import count, logs_command, shown_path, typed_command
@@ -443,6 +443,7 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
     there = set(request.plan.jobs) - set(stored.not_here)
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
     write_whole(run.plan, recorded.plan_text(request.plan, stored=there, keep=request.config.execution.keep))
+    steering.write_standing(run, request)
     made = origin.this_origin(
         request.command,
         request.given,
@@ -458,6 +459,11 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
         log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, aside)
     _link_stored(request, run, there)
     announce(request, stored, run, console)
+    if request.config.experiment.race is not None and stored.missing:
+        from pipeline.runs import racing  # statistics, which take time to load
+
+        for text in racing.expected(request.config.experiment.race, request.config):
+            note(console, text, "", logging.INFO)
     pinned = arithmetic.PINS if request.config.system.portable else ("numpy",)
     if stored.missing and (passed_over := arithmetic.overridden(*pinned)):
         log.warning("workers do not get %s, which would change results", ", ".join(passed_over))
@@ -487,6 +493,9 @@ def _end(request: Request, outcome: Outcome | None, verified: Verified, run: Run
         for warning in request.warnings:  # those of the beginning are out of sight behind a live view
             say(console, f"warning: {warning}", "bold")
     tell_notes(request, makers, run, console, has_rows=bool(written.rows))
+    if request.standing is not None:
+        for line in race.told(request.standing):
+            note(console, line, "", logging.INFO)
     for line in unreadable:
         note(console, line, "bold red", logging.ERROR)
     return conclude(request, outcome, run, console) or (SOME_FAILED if unreadable else 0)

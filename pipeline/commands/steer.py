@@ -98,9 +98,14 @@ def priority(
 @app.command(epilog=typed.examples("pipeline command first_run"))
 def command(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.OutputDir = typed.OUTPUTS) -> None:
     """Print the one command that computes what a run is by now, with all that it was asked."""
-    line = LoadedRun(choose_run(output_dir, name, run)).origin.command_line
+    loaded = LoadedRun(choose_run(output_dir, name, run))
+    line, made = loaded.origin.command_line, loaded.origin
     if not line:
         raise ConfigError(f"{name} was not started from a command line, so no command repeats it")
+    if made.settings and (experiment := loaded.config.get("experiment") or {}).get("race"):
+        decided = {f"experiment.{key}": experiment.get(key) or {} for key in ("looks", "last_rounds")}
+        settings = steering.without_race(made.settings, decided)
+        line = shlex.join(steering.command_after(made.command, made.settings, settings))
     sys.stdout.write(f"{printable(line)}\n")
 
 

@@ -38,7 +38,7 @@ from pipeline.foreign import SMALL, ForeignDataError, read_json
 from pipeline.plan import recorded
 from pipeline.plan.contents import PREPARING, REFERENCE
 from pipeline.plan.graph import Job, Plan
-from pipeline.runs import origin
+from pipeline.runs import origin, race
 from pipeline.runs.loaded import find_named
 from pipeline.sweeps.command import overrides_of
 
@@ -233,6 +233,12 @@ def _with(settings: Sequence[str], values: Mapping[str, Any]) -> list[str]:
     return [*kept, *overrides_of({key: value for key, value in values.items() if value != {}})]
 
 
+def without_race(settings: Sequence[str], decided: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a race as plain ones, which say what it has decided."""
+    kept = [word for word in settings if not _key(word).startswith("experiment.race")]
+    return [*_with(kept, decided), "experiment.race=null"]
+
+
 def _added(settings: Sequence[str], config: Config, words: Sequence[str]) -> list[str]:
     good, faults = load.read_settings(load.as_meant(words))
     refuse_all(faults)
@@ -390,9 +396,38 @@ class Steered:
         self._levels: dict[str, int] = {}
         self._next: tuple[Request, Stored, dict[str, int]] | None = None
         self._done: set[str] = set()
+        self._raced: Request | None = None
+        self._number = 0
+        self._looks: list[list[str]] = []
 
     def next_change(self, state: RunState) -> Change | None:
-        """Return the answer to the oldest request."""
+        """Return the answer to the oldest request, or what a race decides."""
+        return self._requested(state) or self._decided(state)
+
+    def _decided(self, state: RunState) -> Change | None:
+        """Return what a race decides once all outputs of a look are there."""
+        before, standing = self.request, self.request.standing
+        if standing is None or not standing.racing:
+            return None
+        if self._raced is not before:
+            self._raced, self._looks = before, standing.waits_for(before.plan)
+        ready = [jobs for jobs in self._looks if all(state.jobs[job_id].status in THERE for job_id in jobs)]
+        if not ready:
+            return None
+        self._looks = [jobs for jobs in self._looks if jobs not in ready]  # each is judged once
+        change = Change(request=f"race-{self._number}", text="look", by="race")
+        self._number += 1
+        try:
+            request = _prepared(before)
+            assert request.standing is not None
+            if (request.standing.looks, request.standing.racing) == (standing.looks, standing.racing):
+                return None  # an output that cannot be read; the next run makes it again
+            change = replace(change, text=request.standing.since(standing))
+            return self._with(change, request, state)
+        except PipelineError as error:
+            return replace(change, reason=str(error))
+
+    def _requested(self, state: RunState) -> Change | None:
         try:
             names = sorted(entry.name for entry in os.scandir(folder_of(self._run)))
         except OSError:
@@ -430,7 +465,14 @@ class Steered:
             rounds = rounds_of(jobs, there, running)
             settings = settings_after(asked, before.given, before.config, jobs, rounds)
             request = _prepared(before, settings)
-            check_unchanged(jobs, request.plan)
+        return self._with(change, request, state, levels)
+
+    def _with(
+        self, change: Change, request: Request, state: RunState, levels: Mapping[str, int] | None = None
+    ) -> Change:
+        """Return a change to the plan of a request; `levels` are priorities of chains, if they change, too."""
+        levels = dict(self._levels if levels is None else levels)
+        check_unchanged(state.plan.jobs, request.plan)
         stored = missing_of(request, self._verified.problem)
         there_now = request.plan.jobs.keys() - set(stored.missing)
         reactions.check_runnable(request.plan, request.layout, there_now, read_peaks(request.store.root))
@@ -450,21 +492,27 @@ class Steered:
         self._on_change(request, stored)
 
 
-def _prepared(before: Request, settings: Sequence[str]) -> Request:
-    """Return a request with other settings on the devices of the one before.
+def _prepared(before: Request, settings: Sequence[str] | None = None) -> Request:
+    """Return a request again, with other settings if these are given, on the devices of the one before.
 
     Raises:
         PipelineError: The settings are wrong, or the run cannot be changed.
     """
-    if not before.command or not before.given:
-        raise ConfigError("this run was not started by a command with settings, which is what a request changes")
-    request = requests.prepare(composed(before.command, settings), settings, devices=before.devices)
+    given, command = before.given, before.command
+    config = before.asked or before.config
+    if settings is not None:
+        if not command or not given:
+            raise ConfigError(
+                "this run was not started by a command with settings, which is what a request changes"
+            )
+        config = composed(command, settings)
+        given, command = tuple(settings), tuple(command_after(command, given, settings))
+    request = requests.prepare(config, given, devices=before.devices)
     return replace(
         request,
         warnings=tuple(dict.fromkeys([*before.warnings, *request.warnings])),
         label=before.label,
-        command=tuple(command_after(before.command, before.given, settings)),
-        given=tuple(settings),
+        command=command,
         on_begin=before.on_begin,
         shared=before.shared,
     )
@@ -489,6 +537,17 @@ def write_request(run: RunFolder, request: Request, stored: Stored) -> None:
     there = request.plan.jobs.keys() - set(stored.not_here)
     write_whole(run.plan, recorded.plan_text(request.plan, stored=there, keep=request.config.execution.keep))
     write_whole(run.config, yaml.safe_dump(to_plain(request.config), sort_keys=False))
+    write_standing(run, request)
     made = origin.read_origin(run.path)
     origin.write_origin(run.path, replace(made, command=list(request.command), settings=list(request.given)))
     origin.link_stored(run, request.store, [request.plan.jobs[job_id] for job_id in there])
+
+
+def write_standing(run: RunFolder, request: Request) -> None:
+    """Write what a race has decided, if a request is one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if request.standing is not None:
+        race.write_standing(run, request.standing)

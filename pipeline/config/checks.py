@@ -242,6 +242,7 @@ def _continued(config: Config) -> Iterator[str]:
 
 def _joined(config: Config) -> Iterator[str]:
     yield from _continued(config)
+    yield from _of_section("experiment.race", config.experiment.race, config)
     for table in TABLES:
         for name, section in getattr(config, table).items():
             yield from _of_section(f"{table}.{name}", section, config)

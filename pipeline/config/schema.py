@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -746,6 +747,51 @@ class Schedule(Enum):
         return self not in (Schedule.constant, Schedule.constant_with_warmup, Schedule.inverse_sqrt)
 
 
+class Until(Enum):
+    """When a round of a race needs no further prompts."""
+
+    separated = "separated"  # every two of its policies are told apart
+    best = "best"  # one policy is shown better than all others
+    budget = "budget"  # all prompts are used
+
+
+@dataclass(kw_only=True)
+class RaceConfig(Settings):
+    """A race: policies are compared while they are evaluated; one that is shown worse is trained no further."""
+
+    metric: str = hint("pass@1")
+    """What is compared: pass@k or maj@k."""
+    alpha: float = number(0.05, above=0, below=1, affects_result=False)
+    """Probability that anything is false that the race says of the policies of one dataset, model, reference and
+    seed, in all rounds together."""
+    until: Until = hint(Until.separated)
+    look: int | None = number(
+        None, at_least=1, at_most=1_000_000_000, hint=", or null for execution.shard_size", affects_result=False
+    )
+    """Prompts of each policy between two looks at the results, in whole shards."""
+
+    def problems(self, key: str, config: Config) -> Iterator[str]:
+        """Report what no race can be with."""
+        size, evaluation = config.execution.shard_size, config.evaluation
+        match = re.fullmatch(r"(pass|maj)@([1-9]\d{0,5})", self.metric)
+        trained_on = [name for name, own in config.datasets.items() if own.trained_on]
+        least = min((evaluation_on(config, name).num_samples for name in trained_on), default=1)
+        if match is None or int(match[2]) > least:
+            within = f"pass@k or maj@k with k of at most {least}, the completions of a prompt"
+            yield f"{key}.metric={self.metric[:80]!r}: a race needs bounds of what it compares: {within}"
+        if self.look is not None and self.look % size:
+            yield f"{key}.look={self.look}: must be whole shards, a multiple of execution.shard_size={size}"
+        if config.execution.keep is not Keep.all:
+            yield f"{key}: execution.keep={config.execution.keep.name} removes weights of later looks; use all"
+        if evaluation.grown_from or config.experiment.looks:
+            settings = "evaluation.grown_from and experiment.looks"
+            yield f"{key} decides on how many prompts to evaluate: leave out {settings}"
+        if not evaluation.on_own:
+            yield f"{key} judges by the dataset that is trained on: set evaluation.on_own=true"
+        if len(set(config.algos) - set(evaluation.also)) < 2:
+            yield f"{key}: needs two algorithms or more"
+
+
 @dataclass(kw_only=True)
 class BudgetConfig:
     """What one command may spend on jobs; the limit that is reached first counts."""
@@ -776,6 +822,9 @@ class ExperimentConfig:
     looks: dict[str, list[int]] = number({}, at_least=1, at_most=1_000_000_000, affects_result=False)
     """Chain, or algorithm, that is evaluated on fewer prompts than `evaluation.num_prompts` -> the number in each
     round, the first prompts of its own dataset; all of them in rounds that are not named. A race sets it."""
+    race: RaceConfig | None = hint(None)
+    """A race, as `{metric: pass@1, alpha: 0.05, until: separated, look: 250}`: see docs/evaluation.md. Null trains
+    and evaluates every policy in full."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     """What this command may spend, as `{device_hours: 8}` or `{flops: 1e18}`. Jobs are ordered so that there is a
     table whenever it ends: round by round, and in a round chain by chain with its evaluation. Once it is spent no

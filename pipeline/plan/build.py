@@ -143,6 +143,8 @@ def _priority(owner: str, function: Callable[..., Any], job: Job, config: Config
     return number
 
 
+_LOOKS = 1e5
+"""Priority of evaluations that a race waits for."""
 _OF_ROWS = (registry.PREPARE, registry.CHECK)
 ENTRY = "pipeline.learning.algos.stage_entry:run_stage"
 
@@ -158,6 +160,7 @@ def build_plan(
     gpu: str | None = None,
     plain_attention: Collection[str] = (),
     rows: Callable[[str, str], Mapping[str, int]] | None = None,
+    racing: Mapping[str, int] | None = None,
 ) -> Plan:
     """Build the plan of a request.
 
@@ -172,6 +175,8 @@ def build_plan(
         plain_attention: Models without an alternative to plain attention; see `plan.compatibility`.
         rows: Given a dataset and the key of its preparation ("" if it makes its rows), returns the rows of each
             split as far as known; used for estimates, and to leave out empty shards.
+        racing: Chain in a race that goes on -> the first of its rounds that may yet be evaluated on more prompts,
+            which has no metrics so far; rounds after it that `experiment.looks` does not name have no evaluation.
 
     Raises:
         ConfigError: An algorithm cannot be loaded, two datasets are the same, or `execution.priority` is wrong.
@@ -180,7 +185,7 @@ def build_plan(
     check_size(config)
     source_hash.cache_clear()  # in a notebook files may have been edited since the last plan
     contents = JobContents(config, sources or {}, models or {}, plain_attention)
-    builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows)
+    builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows, racing or {})
     for chain in chains(config):
         if chain.algo == REFERENCE:
             builder.add_reference(chain)
@@ -192,18 +197,25 @@ def build_plan(
         for number in range(first, last_round(config, chain) + 1):
             builder.add_round(chain, number, stages)
     jobs, edges = builder.with_rows()
-    plan = Plan(with_priorities(jobs, edges, config), edges)
+    jobs = with_priorities(jobs, edges, config)
+    if racing:  # what a look needs may end chains
+        jobs = [replace(job, priority=job.priority + _LOOKS) if job.id in builder.looks else job for job in jobs]
+    plan = Plan(jobs, edges)
     if config.stage is StageChoice.prepare:
         return plan.up_to([job.id for job in plan.jobs.values() if job.algo == PREPARING])
     return plan
 
 
-def _needed_of_references(config: Config) -> dict[tuple[str, str, int | None, int], float]:
+def _needed_of_references(
+    config: Config, racing: Mapping[str, int]
+) -> dict[tuple[str, str, int | None, int], float]:
     """Return dataset, model, reference and seed -> prompts that a chain there is evaluated on at most."""
     needed: dict[tuple[str, str, int | None, int], float] = {}
     if config.experiment.looks:
         for chain in chains(config):
             at, last = (chain.dataset, chain.model, chain.reference, chain.seed), last_round(config, chain)
+            if chain.name in racing:
+                last = min(last, len(config.experiment.looks.get(chain.name, ())))
             if chain.algo != REFERENCE and last:
                 prompts = [evaluated_prompts(config, chain, number) for number in range(1, last + 1)]
                 needed[at] = max(needed.get(at, 0), *prompts)
@@ -221,6 +233,7 @@ class _Builder:
         weights: Mapping[str, int],
         gpu: str | None,
         rows: Callable[[str, str], Mapping[str, int]] | None,
+        racing: Mapping[str, int],
     ) -> None:
         self.config = config
         self.durations = durations
@@ -234,11 +247,13 @@ class _Builder:
             for model in config.models
         }
         self._tests = config.evaluation.on
-        self._needed = _needed_of_references(config)
+        self._racing = racing
+        self._needed = _needed_of_references(config, racing)
         self._counted = rows or (lambda _name, _key: {})
         self._rows: dict[str, Mapping[str, int]] = {}
         self.jobs: dict[str, Job] = {}
         self.edges: list[tuple[str, str]] = []
+        self.looks: set[str] = set()
         self._empty: set[str] = set()
         self._keys = ResultKeys()
         self._by_key: dict[str, str] = {}
@@ -263,7 +278,7 @@ class _Builder:
         """Plan a round of a chain, with its evaluation on every test set."""
         evaluates = self.config.evaluation.on_own or chain.dataset in self._tests
         for stage in stages:
-            if evaluates or stage.name not in (EVALUATE, METRICS.name):
+            if (evaluates or stage.name not in (EVALUATE, METRICS.name)) and not self._waits(chain, number, stage):
                 self.add_stage(chain, number, stage)
         for on in self._others(chain):
             for stage in stages:
@@ -272,6 +287,17 @@ class _Builder:
                 elif stage.name == METRICS.name:  # strengths of guidance were tried on the chain's own dataset
                     reads = tuple(read for read in stage.reads if read.stage == EVALUATE)
                     self.add_stage(replace(chain, on=on), number, replace(stage, reads=reads))
+
+    def _waits(self, chain: Chain, number: int, stage: Stage) -> bool:
+        """Return whether a stage waits for what a race decides."""
+        if chain.algo == REFERENCE:  # its metrics wait for the last chain
+            place = chain.name.rpartition("/")[0]
+            return stage.name == METRICS.name and any(name.rpartition("/")[0] == place for name in self._racing)
+        undecided = self._racing.get(chain.name, math.inf)
+        named = len(self.config.experiment.looks.get(chain.name, ()))
+        return (stage.name == METRICS.name and number >= undecided) or (
+            stage.name == EVALUATE and chain.name in self._racing and number > named
+        )
 
     def share_rounds(self, chain: Chain) -> int:
         """Let a chain have the first rounds of the one that it continues; return the last of these.
@@ -355,6 +381,8 @@ class _Builder:
             )
             for shard, rows, part in self._shards(chain, number, stage)
         ]
+        if stage.name == EVALUATE and chain.on is None and self._racing.get(chain.name) == number:
+            self.looks |= {*self._outputs[address]}
 
     def _prepared_inputs(self, chain: Chain, stage: Stage) -> dict[str, list[str]]:
         """Return what a stage reads of the preparation: rows if it sees the dataset, prompts if it decodes."""

@@ -316,9 +316,9 @@ class Loop:
 
     def _work(self) -> None:
         state = self.run.state
-        while state.unsettled and not self.signals.received and not self._halt():
+        while not self.signals.received and not self._halt():
             self._decide(reactions.release_due)
-            self._steer()
+            self._steer()  # once more when nothing is left to do, as its answer may be more work
             self._start_jobs()
             if not state.unsettled:
                 break

@@ -1,0 +1,165 @@
+"""Standing of a race: pairs that are settled, chains that end early, and what that saves; its file, and words."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+
+from pipeline.config.schema import Config
+from pipeline.engine.run_folder import RunFolder
+from pipeline.files import json_text, write_whole
+from pipeline.foreign import ForeignDataError, read_json_file
+from pipeline.plan.contents import EVALUATE
+from pipeline.plan.graph import Plan
+
+FILE = "race.json"
+_LIMIT = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What is known of a pair after some prompts: first minus second, and an interval.
+
+    The intervals of all pairs, rounds and looks hold together.
+    """
+
+    prompts: int
+    difference: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two chains after a round.
+
+    Attributes:
+        place: Dataset, model, reference and seed, as in names of chains.
+        round: The round.
+        first: An algorithm.
+        second: Another.
+        better: Which is shown better; "" while that is open.
+        looks: All looks at both, in order.
+    """
+
+    place: str
+    round: int
+    first: str
+    second: str
+    better: str
+    looks: list[Look]
+
+    def __str__(self) -> str:
+        look, name = self.looks[-1], f"{self.place}: round {self.round}"
+        order = f"{self.first} and {self.second}"
+        if self.better:
+            order = f"{self.better} above {self.second if self.better == self.first else self.first}"
+        interval = f"{self.first} - {self.second} = {look.difference:.3f} [{look.low:.3f}, {look.high:.3f}]"
+        return f"{name}, {look.prompts:,} prompts: {order}: {interval}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Standing of a race.
+
+    Attributes:
+        settings: Metric, alpha and when a round is over, in words.
+        num_prompts: Largest number of prompts.
+        looks: Chain -> prompts wanted so far in each round.
+        racing: Chain -> its first round that is not decided; empty once the race is over.
+        stopped: Chain -> the last round of one that is shown worse then, and trained no further.
+        pairs: All pairs of all rounds so far.
+        saved: ``prompts`` and ``rounds`` that are not evaluated and trained, and the ``seconds`` of a device that
+            these would have taken, by estimates.
+    """
+
+    settings: str
+    num_prompts: int
+    looks: dict[str, list[int]] = field(default_factory=dict)
+    racing: dict[str, int] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+    pairs: list[Pair] = field(default_factory=list)
+    saved: dict[str, float] = field(default_factory=dict)
+
+    def applied(self, config: Config) -> Config:
+        """Return the request with the settings that say what the race has decided."""
+        last_rounds = config.experiment.last_rounds | self.stopped
+        experiment = replace(config.experiment, looks=self.looks, last_rounds=last_rounds)
+        return replace(config, experiment=experiment)
+
+    def waits_for(self, plan: Plan) -> list[list[str]]:
+        """Return the jobs of the looks that are not judged yet, one list for each place."""
+        found: dict[str, list[str]] = {}
+        for job in plan.jobs.values():
+            if job.stage == EVALUATE and self.racing.get(job.chain) == job.round:
+                found.setdefault(job.chain.rpartition("/")[0], []).append(job.id)
+        return list(found.values())
+
+    def since(self, before: Standing) -> str:
+        """Say what was decided since an earlier standing."""
+        known = {(pair.place, pair.round, pair.first, pair.second) for pair in before.pairs if pair.better}
+        told = [
+            str(pair)
+            for pair in self.pairs
+            if pair.better and (pair.place, pair.round, pair.first, pair.second) not in known
+        ]
+        told += [
+            f"{chain} ends after round {last}"
+            for chain, last in self.stopped.items()
+            if before.stopped.get(chain) != last
+        ]
+        grown = [
+            f"{chain} in round {len(looks)} on {looks[-1]:,} prompts"
+            for chain, looks in self.looks.items()
+            if looks and looks != before.looks.get(chain)
+        ]
+        told += [f"evaluate {', '.join(grown)}"] if grown else []
+        return "; ".join(told) or "nothing more to look at"
+
+
+def with_saved(standing: Standing, everything: Plan, plan: Plan) -> Standing:
+    """Return a standing with what a plan leaves out of everything."""
+    gone = [job for job in everything.jobs.values() if job.id not in plan.jobs]
+    rows = [job.determined_by["rows"] for job in gone if job.stage == EVALUATE and job.chain in standing.looks]
+    saved = {
+        "prompts": sum(stop - start for start, stop in rows),
+        "rounds": len({(job.chain, job.round) for job in gone if job.stage == "train"}),
+        "seconds": round(sum(job.seconds * job.devices for job in gone), 1),
+    }
+    return replace(standing, saved=saved)
+
+
+def write_standing(run: RunFolder, standing: Standing) -> None:
+    """Write the standing into the folder of a run.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    write_whole(run.path / FILE, json_text(asdict(standing), indent=1) + "\n")
+
+
+def read_standing(run: RunFolder) -> Standing | None:
+    """Read the standing of a run; None if it has none that can be read."""
+    try:
+        return read_json_file(run.path / FILE, Standing, _LIMIT)
+    except (OSError, ForeignDataError):
+        return None
+
+
+def told(standing: Standing) -> list[str]:
+    """Return the section of a race for people, line by line."""
+    lines = [f"race: {standing.settings}, at most {standing.num_prompts:,} prompts"]
+    lines += [f"  {pair}{'' if pair.better else ' (not told apart)'}" for pair in standing.pairs]
+    lines += [
+        f"  stopped, not shown worse at the end: {chain}, shown worse after round {last}"
+        for chain, last in standing.stopped.items()
+    ]
+    if standing.racing:
+        lines.append(
+            f"  undecided: {', '.join(f'{name} from round {of}' for name, of in standing.racing.items())}"
+        )
+    if saved := standing.saved:
+        lines.append(
+            f"  saved: {saved['prompts']:,.0f} prompts of evaluation, {saved['rounds']:,.0f} rounds of training; "
+            f"by estimates some {saved['seconds']:,.0f} s of a device"
+        )
+    return lines

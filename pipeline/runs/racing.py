@@ -1,0 +1,282 @@
+"""Judge a race: which chains are evaluated on how many prompts, and which end early, by what is stored.
+
+    plan of everything, stored outcomes  -->  standing: looks, chains that end, pairs  -->  plan of what is wanted
+
+A standing depends on outcomes alone, never on time: each look is judged once all chains that are left have it, and
+rounds in order. So a run that was killed, or is repeated, decides alike.
+
+Each two chains of one dataset, model, reference and seed are a pair, and all pairs and rounds are one family: a
+pair is settled once its interval at level 1 - alpha / (pairs x rounds) leaves out 0. All rounds see the same
+prompts in the same order, which is why evidence is not pooled over rounds or pairs: the union bound holds all the
+same. Claims are about other prompts like these, as those of the tables are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.config.schema import Config, RaceConfig, Until, continued_from
+from pipeline.engine.store.store import Store
+from pipeline.errors import JobError
+from pipeline.foreign import ForeignDataError
+from pipeline.learning.algos.base import REFERENCE
+from pipeline.learning.algos.policy_config import starts_of
+from pipeline.learning.evaluation import anytime, metrics
+from pipeline.learning.evaluation.statistics import Floats
+from pipeline.plan.contents import EVALUATE
+from pipeline.plan.graph import Job, Plan
+from pipeline.runs.race import Look, Pair, Standing
+
+SMALL = 0.03
+"""A difference of shares that people ask of a race."""
+DISCORDANT = 0.2
+"""Assumed share of prompts that only one of two policies answers rightly."""
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------
+
+
+Outcomes = Callable[[str, int], Floats]
+"""Given a chain and a round: the outcome of each prompt that it has answered, in the order of the prompts, up to
+the first gap; NaN for one that is not judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Rules of a race between chains of one dataset, model, reference and seed.
+
+    Attributes:
+        look: Prompts between two looks.
+        num_prompts: Largest number of prompts.
+        until: When a round is over.
+        alpha: Probability of any false claim.
+        num_rounds: Number of rounds of which claims may be made, fixed before.
+        kept: Chains that are never stopped, as others start from them.
+    """
+
+    look: int
+    num_prompts: int
+    until: Until
+    alpha: float
+    num_rounds: int
+    kept: Collection[str] = ()
+
+
+def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outcomes: Outcomes) -> Standing:
+    """Judge the chains of one dataset, model, reference and seed by all outcomes so far.
+
+    Args:
+        place: Name of these, see `Pair`.
+        rounds: Chain -> its rounds; all chains of the race.
+        rules: The rules.
+        outcomes: The outcomes. Those beyond the looks that are decided change nothing.
+    """
+    found = Standing(settings="", num_prompts=rules.num_prompts)
+    level = rules.alpha / (rules.num_rounds * max(1, math.comb(len(rounds), 2)))
+    for number in range(1, rules.num_rounds + 1):
+        left = [name for name in rounds if number in rounds[name] and number <= found.stopped.get(name, number)]
+        for name in left:  # rounds before its own first one are another chain's
+            found.looks.setdefault(name, [rules.look] * (number - 1)).append(rules.num_prompts)
+        if len(left) < 2:
+            continue
+        beaten = _decide_round(found, place, number, left, level, rules, outcomes)
+        later = [name for name in rounds if any(own > number for own in rounds[name])]
+        if beaten is None:
+            alive = {name: number + 1 for name in later if name not in found.stopped}
+            found.racing.update({**alive, **found.racing})
+            return found
+        found.stopped.update({name: number for name in later if name in beaten and name not in rules.kept})
+    return found
+
+
+def _decide_round(
+    found: Standing,
+    place: str,
+    number: int,
+    left: Sequence[str],
+    level: float,
+    rules: Rules,
+    outcomes: Outcomes,
+) -> set[str] | None:
+    """Add a round to a standing, look by look; return the chains that are shown worse, or None if it goes on."""
+    values = {name: outcomes(name, number) for name in left}
+    tests = {(one, two): _Test(values[one], values[two], level) for one, two in combinations(left, 2)}
+    looks: dict[tuple[str, str], list[int]] = {pair: [] for pair in tests}
+    active, at, is_over = list(left), 0, False
+    beaten: set[str] = set()
+    while not is_over:
+        upto = min(at + rules.look, rules.num_prompts)
+        for name in active:
+            found.looks[name][-1] = upto
+        if any(len(values[name]) < upto for name in active):
+            found.racing.update(dict.fromkeys(active, number))
+            break
+        at = upto
+        for pair, seen in looks.items():
+            if {*pair} <= {*active}:
+                seen.append(at)
+        better = {pair: tests[pair].better(seen[-1]) for pair, seen in looks.items()}
+        beaten = {name for pair, sign in better.items() if sign for name in (pair[1] if sign > 0 else pair[0],)}
+        busy = {
+            Until.separated: {name for pair, sign in better.items() if not sign for name in pair},
+            Until.best: set(left) - beaten,
+            Until.budget: set(left),
+        }[rules.until]
+        active = [name for name in active if name in busy]
+        is_over = at >= rules.num_prompts or len(active) < 2
+    for (one, two), seen in looks.items():
+        if seen:
+            test, algos = tests[one, two], [name.rpartition("/")[2] for name in (one, two)]
+            sign = test.better(seen[-1])
+            found.pairs.append(
+                Pair(
+                    place=place,
+                    round=number,
+                    first=algos[0],
+                    second=algos[1],
+                    better="" if not sign else algos[sign < 0],
+                    looks=[test.look(prompts) for prompts in seen],
+                )
+            )
+    return beaten if is_over else None
+
+
+class _Test:
+    """A pair of chains at any number of prompts."""
+
+    def __init__(self, first: Floats, second: Floats, level: float) -> None:
+        shared = min(len(first), len(second))
+        # A prompt that one has no outcome for says nothing of the two.
+        self._differences = np.nan_to_num(first[:shared] - second[:shared])
+        self._level = level
+        self._evidence = [np.maximum.accumulate(of) for of in anytime.e_values(self._differences)]
+
+    def better(self, prompts: int) -> int:
+        """Return the sign of the difference; 0 while it is open."""
+        up, down = (of[: min(prompts, len(of))][-1] >= 2 / self._level for of in self._evidence)
+        return int(up) - int(down)
+
+    def look(self, prompts: int) -> Look:
+        seen = self._differences[:prompts]
+        low, high = _interval(seen.tobytes(), self._level)
+        return Look(prompts=len(seen), difference=float(seen.mean()), low=low, high=high)
+
+
+@lru_cache(maxsize=10_000)
+def _interval(differences: bytes, level: float) -> tuple[float, float]:
+    low, high = anytime.confidence_sequence(np.frombuffer(differences, np.float64), level)
+    return float(low[-1]), float(high[-1])
+
+
+# -- of a plan ---------------------------------------------------------------------------------------------------
+
+
+def stand(config: Config, plan: Plan, store: Store, rows: Mapping[str, Mapping[str, int]]) -> Standing:
+    """Judge a race by what is stored.
+
+    Args:
+        config: The request.
+        plan: What it asks for without the race.
+        store: The store.
+        rows: Dataset -> rows of each split, as far as they are known.
+    """
+    race = config.experiment.race
+    assert race is not None
+    shards: dict[str, dict[int, list[Job]]] = {}
+    for job in _evaluations(config, plan):
+        shards.setdefault(job.chain, {}).setdefault(job.round, []).append(job)
+    everything = config.evaluation.num_prompts
+    rules = Rules(
+        look=race.look or config.execution.shard_size,
+        num_prompts=everything,
+        until=race.until,
+        alpha=race.alpha,
+        num_rounds=config.rounds_of_training,
+    )
+    others = {of for algo in config.algos.values() if algo.enabled for of in starts_of(algo, config.algos)[:1]}
+    others |= {continued_from(algo)[0] or "" for algo in config.algos.values() if algo.enabled}
+
+    def outcomes(name: str, number: int) -> Floats:
+        found = [np.zeros(0)]
+        for job in sorted(shards[name][number], key=lambda job: job.shard or 0):
+            try:
+                found.append(_outcomes(store.root, job.key, race.metric))
+            except (JobError, ForeignDataError, OSError):  # not stored, or not whole
+                return np.concatenate(found)
+        values = np.concatenate(found)
+        return np.concatenate([values, np.full(max(0, everything - len(values)), np.nan)])
+
+    parts = []
+    for place in dict.fromkeys(name.rpartition("/")[0] for name in shards):
+        own = {name: rounds for name, rounds in shards.items() if name.rpartition("/")[0] == place}
+        kept = [name for name in own if name.rpartition("/")[2] in others]
+        there = rows.get(place.partition("/")[0], {}).get(config.evaluation.split, everything)
+        parts.append(decide(place, own, replace(rules, kept=kept, num_prompts=min(everything, there)), outcomes))
+    return Standing(
+        settings=f"{race.metric}, alpha {race.alpha:g}, until {race.until.name}",
+        num_prompts=everything,
+        looks={name: of for part in parts for name, of in part.looks.items()},
+        racing={name: of for part in parts for name, of in part.racing.items()},
+        stopped={name: of for part in parts for name, of in part.stopped.items()},
+        pairs=[pair for part in parts for pair in part.pairs],
+    )
+
+
+def _evaluations(config: Config, plan: Plan) -> Iterable[Job]:
+    """Return the jobs that evaluate chains of the race on their own dataset."""
+    return (
+        job
+        for job in plan.jobs.values()
+        if job.stage == EVALUATE
+        and job.algo not in (REFERENCE, *config.evaluation.also)
+        and config.datasets.get(job.dataset) is not None
+    )
+
+
+@lru_cache(maxsize=100_000)
+def _outcomes(root: Path, key: str, metric: str) -> Floats:
+    """Return the outcomes of a shard in the order of its prompts.
+
+    Raises:
+        JobError: It is malformed.
+        OSError: It is not stored, or not whole.
+    """
+    store = Store(root)
+    if (problem := store.problem(key)) is not None:
+        raise OSError(problem)
+    samples = metrics.read_samples([store.path(key)])
+    measured = metrics.measure(samples)
+    above, below = measured.sums.get(metric, (np.zeros(len(measured.rows)), np.zeros(len(measured.rows))))
+    values = np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
+    order = list(dict.fromkeys(sample.row for sample in samples))
+    return np.asarray(values[np.searchsorted(measured.rows, order)])
+
+
+def expected(race: RaceConfig, config: Config) -> list[str]:
+    """Say what a race can settle, with a warning where the test set is too small for a small difference."""
+    prompts, look = config.evaluation.num_prompts, race.look or config.execution.shard_size
+    chains = sum(algo.enabled for name, algo in config.algos.items() if name not in config.evaluation.also)
+    hypotheses = 2 * math.comb(chains, 2) * config.rounds_of_training
+    needed = partial(anytime.prompts_needed, hypotheses=hypotheses, alpha=race.alpha, discordant=DISCORDANT)
+    told = ", ".join(f"{size:g} at some {needed(size) or math.inf:,}" for size in (0.1, 0.05, SMALL))
+    lines = [
+        f"race: prompts that settle a difference of {race.metric}: {told}, if {DISCORDANT:.0%} of the prompts "
+        f"tell two policies apart; evaluation.num_prompts={prompts:,}, looks of {look:,}"
+    ]
+    if (least := needed(SMALL)) is None or least > prompts:
+        lines.append(
+            f"warning: evaluation.num_prompts={prompts:,} are too few to settle a difference of {SMALL:g}; such "
+            "chains go on, and are evaluated on all prompts"
+        )
+    if look >= prompts:
+        lines.append(
+            f"warning: the only look is at all {prompts:,} prompts: set execution.shard_size to what a look takes"
+        )
+    return lines

@@ -1,0 +1,136 @@
+"""A race decides by outcomes alone: looks grow, pairs settle, and chains that are shown worse end."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from pipeline.config.schema import Until
+from pipeline.learning.evaluation.statistics import Floats
+from pipeline.runs.race import Standing
+from pipeline.runs.racing import Rules, decide
+
+PLACE = "addition/tiny/s0"
+RULES = Rules(look=100, num_prompts=1000, until=Until.separated, alpha=0.05, num_rounds=2)
+
+
+def answers(*shares: float, seed: int = 0) -> dict[str, Floats]:
+    """Right or wrong answers of policies with these shares, to the same prompts."""
+    luck = np.random.default_rng(seed).random(1000)
+    noise = np.random.default_rng(seed + 1).random((len(shares), 1000))
+    return {
+        f"{PLACE}/{'ABCDEFGH'[place]}": (0.7 * luck + 0.3 * noise[place] < share).astype(np.float64)
+        for place, share in enumerate(shares)
+    }
+
+
+def judged(
+    *rounds: Mapping[str, Floats], there: int = 1000, rules: Rules = RULES, chains: int | None = None
+) -> Standing:
+    """Judge rounds of which `there` prompts are answered."""
+    names = list(rounds[0])[:chains]
+    nothing = np.zeros(0)
+
+    def outcomes(name: str, number: int) -> Floats:
+        return rounds[number - 1].get(name, nothing)[:there] if number <= len(rounds) else nothing
+
+    return decide(PLACE, dict.fromkeys(names, (1, 2)), rules, outcomes)
+
+
+def carried_out(*rounds: Mapping[str, Floats], rules: Rules = RULES) -> list[Standing]:
+    """Play a race: after each standing what it wants is answered, and nothing else."""
+    standings: list[Standing] = []
+    nothing = np.zeros(0)
+    has: dict[tuple[str, int], int] = {}
+    while not standings or standings[-1].racing:
+        standing = decide(
+            PLACE,
+            dict.fromkeys(rounds[0], (1, 2)),
+            rules,
+            lambda name, number: rounds[number - 1].get(name, nothing)[: has.get((name, number), 0)],
+        )
+        assert standing not in standings
+        standings.append(standing)
+        has = {
+            (name, number): prompts
+            for name, looks in standing.looks.items()
+            for number, prompts in enumerate(looks, 1)
+        }
+    return standings
+
+
+CLEAR = answers(0.8, 0.4, 0.78)
+
+
+def test_it_begins_with_the_first_look_of_all_chains_at_the_first_round() -> None:
+    standing = judged(CLEAR, CLEAR, there=0)
+    assert set(standing.looks.values().__iter__().__next__()) == {100}
+    assert standing.racing == dict.fromkeys(CLEAR, 1)
+    assert not (standing.pairs or standing.stopped)
+
+
+def test_a_chain_that_is_shown_worse_leaves_and_ends_after_its_round() -> None:
+    standings = carried_out(CLEAR, CLEAR)
+    last, (a, b, c) = standings[-1], CLEAR
+    assert last.stopped == {b: 1}
+    assert len(last.looks[b]) == 1 < len(last.looks[a]) == len(last.looks[c])
+    assert last.looks[b][0] < 1000 == last.looks[a][0]  # A and C are not told apart
+    better = {(pair.round, pair.first, pair.second): pair.better for pair in last.pairs}
+    assert better == {(1, "A", "B"): "A", (1, "A", "C"): "", (1, "B", "C"): "C", (2, "A", "C"): ""}
+    for pair in last.pairs:
+        assert all(look.low <= look.difference <= look.high for look in pair.looks)
+        assert bool(pair.better) == (not pair.looks[-1].low <= 0 <= pair.looks[-1].high)
+        assert [look.prompts for look in pair.looks] == list(range(100, pair.looks[-1].prompts + 1, 100))
+
+
+def test_what_is_decided_stays_however_much_more_is_stored() -> None:
+    """A run that was killed, a repeated one, and one beside a whole evaluation decide alike."""
+    standings = carried_out(CLEAR, CLEAR)
+    assert judged(CLEAR, CLEAR) == standings[-1]
+    for before, after in zip(standings, standings[1:], strict=False):
+        for name, looks in before.looks.items():
+            decided = [n for number, n in enumerate(looks, 1) if number < before.racing.get(name, 9)]
+            assert after.looks[name][: len(decided)] == decided
+        assert before.stopped.items() <= after.stopped.items()
+
+
+def test_no_look_is_judged_before_all_chains_that_are_left_have_it() -> None:
+    late = {**CLEAR, f"{PLACE}/C": CLEAR[f"{PLACE}/C"][:100]}
+    waiting = judged(late, CLEAR)
+    assert waiting.looks[f"{PLACE}/C"] == [200]
+    assert waiting.racing[f"{PLACE}/C"] == 1
+
+
+@pytest.mark.parametrize("until", Until)
+def test_when_a_round_is_over(until: Until) -> None:
+    policies = answers(0.9, 0.5, 0.48)
+    last = carried_out(policies, policies, rules=Rules(**{**vars(RULES), "until": until}))[-1]
+    prompts = {name[-1]: looks[0] for name, looks in last.looks.items()}
+    if until is Until.best:
+        assert prompts["A"] == prompts["B"] == prompts["C"] < 1000
+    elif until is Until.separated:
+        assert prompts["A"] < prompts["B"] == prompts["C"] == 1000
+    else:
+        assert set(prompts.values()) == {1000}
+    assert {name[-1] for name in last.stopped} == {"B", "C"}
+    assert last.looks[f"{PLACE}/A"][1] == 1000  # alone: nothing is compared, and nothing saved
+
+
+def test_a_policy_that_others_start_from_is_never_stopped() -> None:
+    kept = Rules(**{**vars(RULES), "kept": [f"{PLACE}/B"]})
+    last = carried_out(CLEAR, CLEAR, rules=kept)[-1]
+    assert not last.stopped
+    assert len(last.looks[f"{PLACE}/B"]) == 2
+
+
+def test_prompts_that_nothing_judges_say_nothing() -> None:
+    empty = {name: np.full(1000, np.nan) for name in CLEAR}
+    assert not any(pair.better for pair in judged(empty, empty).pairs)
+
+
+def test_equal_policies_are_seldom_told_apart() -> None:
+    false, rules = 0, Rules(**{**vars(RULES), "look": 500})
+    for seed in range(20):
+        equal = answers(0.6, 0.6, seed=seed)
+        false += bool(judged(equal, equal, rules=rules).stopped)
+    assert false <= 3
