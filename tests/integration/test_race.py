@@ -1,0 +1,111 @@
+"""A race whole: looks grow, a chain that is shown worse ends early, and kills change nothing that comes out."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from pipeline.__main__ import app
+from tests.doubles.small_runs import command, events, results, run_here, wait_for
+
+RACER = "tests.doubles.racers.Racer"
+SHARES = {"Good": 0.9, "Like": 0.88, "Poor": 0.3}
+BASE = [
+    "algos=[]",
+    *(f"algos.{name}.class_path={RACER}" for name in SHARES),
+    *(f"algos.{name}.options.share={share}" for name, share in SHARES.items()),
+    "evaluation.num_prompts=100",
+    "rounds_of_training=2",
+    "execution.stop_grace_s=1",
+    "device=cpu",
+]
+RACE = "experiment.race={metric: pass@1, alpha: 0.1}"
+POOR = "addition/tiny/s0/Poor"
+
+
+def say(*words: str, output: Path) -> str:
+    done = CliRunner().invoke(app, [*words, "--output-dir", str(output)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def left_in(output: Path, name: str) -> Any:
+    return json.loads((output / "t" / "latest" / name).read_text())
+
+
+def keys_in(output: Path) -> dict[str, str]:
+    return {job["id"]: job["key"] for job in left_in(output, "plan.json")["jobs"]}
+
+
+def decided_of(standing: dict[str, Any]) -> dict[str, Any]:
+    """What a race has decided, without estimates of time, which grow better."""
+    return {**standing, "saved": {**standing["saved"], "seconds": 0}}
+
+
+def decided(output: Path) -> dict[str, Any]:
+    return decided_of(left_in(output, "race.json"))
+
+
+def test_a_chain_that_is_shown_worse_ends_and_the_plain_command_has_the_same_bytes(tmp_path: Path) -> None:
+    output, again = tmp_path / "outputs", tmp_path / "again"
+    run_here(output, *BASE, RACE)
+    standing = left_in(output, "race.json")
+    assert standing["stopped"] == {POOR: 1}
+    assert standing["racing"] == {}
+    assert standing["looks"][POOR][0] < 100 == standing["looks"]["addition/tiny/s0/Good"][0]
+    assert standing["saved"]["prompts"] > 100
+    jobs = events(output, "JobFinished")
+    assert f"{POOR}/r1/metrics" in jobs
+    assert not [job for job in jobs if job.startswith(f"{POOR}/r2/evaluate")]
+    assert set(events(output, "RequestAnswered", key="by")) == {"race"}
+    assert not any(events(output, "RequestAnswered", key="reason"))
+    rows = {(row["algo"], row["round"], row["metric"]): row for row in left_in(output, "results.json")["rows"]}
+    assert rows["Poor", 1, "pass@1"]["n"] == standing["looks"][POOR][0]
+    assert rows["Poor", 1, "pass@1/vs_reference"]["n"] == standing["looks"][POOR][0]
+    assert ("Poor", 2, "pass@1") not in rows
+
+    # Repeated, it decides alike and computes nothing.
+    before = results(output)
+    run_here(output, *BASE, RACE)
+    assert events(output, "JobFinished") == []
+    assert results(output) == before
+    assert decided(output) == decided_of(standing)
+
+    words = shlex.split(say("command", "t", output=output))
+    typed = [word for word in words[2:] if not word.startswith(("experiment.name=", "output_dir="))]
+    assert "experiment.race=null" in typed
+    run_here(again, *[word for word in typed if "=" in word])
+    assert keys_in(again) == keys_in(output)
+    assert results(again) == before
+
+
+def test_killed_at_any_moment_it_ends_alike(tmp_path: Path) -> None:
+    output, calm = tmp_path / "outputs", tmp_path / "calm"
+    asked = [*BASE, RACE, "algos.Poor.options.train_s=3", "execution.workers=2"]
+    for moment in (1, 2, 4, None):
+        told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process: Any = subprocess.Popen(command(output, *asked), cwd=tmp_path, **told)
+        try:
+            journal = output / "t" / "latest" / "journal.jsonl"
+            if moment is not None:
+                wait_for(
+                    lambda moment=moment: (
+                        process.poll() is not None
+                        or (journal.exists() and len(events(output, "RequestAnswered", key="by")) >= moment)
+                    )
+                )
+                os.kill(process.pid, signal.SIGKILL)
+            said, _ = process.communicate(timeout=800)
+            assert "Traceback" not in said
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    run_here(calm, *[word for word in asked if not word.startswith("execution.workers")])
+    assert decided(output)["stopped"] == {POOR: 1}
+    assert decided(output) == decided(calm)
+    assert results(output) == results(calm)
