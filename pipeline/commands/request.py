@@ -167,7 +167,7 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
     sources, models = read_sources(config, store.hints), read_models(config, store.hints)
     weights = {name.removeprefix("models."): count_weights(model) for name, model in all_models(config).items()}
     count, rows = known_rows(config, store.path), dict[str, Mapping[str, int]]()
-    planned = partial(
+    plan_of = partial(
         build.build_plan,
         durations=read_durations(store.root, _gpu_of(devices)),
         sources=sources,
@@ -177,13 +177,13 @@ def prepare(config: Config, given: Sequence[str] = (), devices: list[inventory.D
         plain_attention=plain,
         rows=lambda name, key: rows.setdefault(name, count(name, key)),
     )
-    plan, standing = planned(config), None
+    plan, standing = plan_of(config), None
     if config.experiment.race is not None:
         from pipeline.runs import racing  # statistics, which take time to load
 
         everything, standing = plan, racing.stand(config, plan, store, rows)
         config = standing.applied(config)
-        plan = planned(config, racing=standing.racing)
+        plan = plan_of(config, racing=standing.racing)
         standing = with_saved(standing, everything, plan)
     notes = (
         warning,

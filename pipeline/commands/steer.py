@@ -137,7 +137,9 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
     before = config_from_plain(run.read_config())
     settings = steering.settings_after(asked, made.settings, before, run.jobs, rounds)
     config = steering.composed(made.command, settings)
-    steering.check_unchanged(run.jobs, requests.prepare(config, settings).plan)
+    request = requests.prepare(config, settings)
+    steering.check_unchanged(run.jobs, request.plan)
+    steering.check_resumed(asked, before, request.config)
     return config, settings, steering.command_after(made.command, made.settings, settings)
 
 

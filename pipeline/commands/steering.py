@@ -365,6 +365,19 @@ def check_unchanged(before: Mapping[str, Job], plan: Plan) -> None:
         )
 
 
+def check_resumed(asked: Asked, before: Config, after: Config) -> None:
+    """Refuse to resume a chain that a race stops again.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if asked.verb == "resume" and before.experiment.last_rounds == after.experiment.last_rounds:
+        raise ConfigError(
+            f"resume {asked.chain}: the race has stopped it, and would again. `pipeline command` prints a command "
+            "without the race, in which experiment.last_rounds can leave it out"
+        )
+
+
 def missing_of(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
     """See what of a plan must run; what only a shared store has is made here."""
     return requests.look_up(request, problem_of)
@@ -465,6 +478,7 @@ class Steered:
             rounds = rounds_of(jobs, there, running)
             settings = settings_after(asked, before.given, before.config, jobs, rounds)
             request = _prepared(before, settings)
+            check_resumed(asked, before.config, request.config)
         return self._with(change, request, state, levels)
 
     def _with(

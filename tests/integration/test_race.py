@@ -84,27 +84,33 @@ def test_a_chain_that_is_shown_worse_ends_and_the_plain_command_has_the_same_byt
     assert results(again) == before
 
 
+def killed_at(decisions: int | None, output: Path, asked: list[str]) -> int:
+    """Kill a run after this number of decisions, or let it end; return its exit code."""
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process: Any = subprocess.Popen(command(output, *asked), cwd=output.parent, **told)
+    journal = output / "t" / "latest" / "journal.jsonl"
+
+    def is_there() -> bool:
+        decided = journal.exists() and len(events(output, "RequestAnswered", key="by"))
+        return process.poll() is not None or decided >= (decisions or 0)
+
+    try:
+        if decisions is not None:
+            wait_for(is_there)
+            os.kill(process.pid, signal.SIGKILL)
+        said, _ = process.communicate(timeout=800)
+        assert "Traceback" not in said
+    finally:
+        process.kill()
+    return int(process.returncode)
+
+
 def test_killed_at_any_moment_it_ends_alike(tmp_path: Path) -> None:
     output, calm = tmp_path / "outputs", tmp_path / "calm"
     asked = [*BASE, RACE, "algos.Poor.options.train_s=3", "execution.workers=2"]
-    for moment in (1, 2, 4, None):
-        told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process: Any = subprocess.Popen(command(output, *asked), cwd=tmp_path, **told)
-        try:
-            journal = output / "t" / "latest" / "journal.jsonl"
-            if moment is not None:
-                wait_for(
-                    lambda moment=moment: (
-                        process.poll() is not None
-                        or (journal.exists() and len(events(output, "RequestAnswered", key="by")) >= moment)
-                    )
-                )
-                os.kill(process.pid, signal.SIGKILL)
-            said, _ = process.communicate(timeout=800)
-            assert "Traceback" not in said
-        finally:
-            process.kill()
-    assert process.returncode == 0
+    for moment in (1, 2, 4):
+        killed_at(moment, output, asked)
+    assert killed_at(None, output, asked) == 0
     run_here(calm, *[word for word in asked if not word.startswith("execution.workers")])
     assert decided(output)["stopped"] == {POOR: 1}
     assert decided(output) == decided(calm)

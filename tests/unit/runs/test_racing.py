@@ -1,6 +1,7 @@
 """A race decides by outcomes alone: looks grow, pairs settle, and chains that are shown worse end."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -42,13 +43,12 @@ def carried_out(*rounds: Mapping[str, Floats], rules: Rules = RULES) -> list[Sta
     standings: list[Standing] = []
     nothing = np.zeros(0)
     has: dict[tuple[str, int], int] = {}
+
+    def outcomes(name: str, number: int) -> Floats:
+        return rounds[number - 1].get(name, nothing)[: has.get((name, number), 0)]
+
     while not standings or standings[-1].racing:
-        standing = decide(
-            PLACE,
-            dict.fromkeys(rounds[0], (1, 2)),
-            rules,
-            lambda name, number: rounds[number - 1].get(name, nothing)[: has.get((name, number), 0)],
-        )
+        standing = decide(PLACE, dict.fromkeys(rounds[0], (1, 2)), rules, outcomes)
         assert standing not in standings
         standings.append(standing)
         has = {
@@ -64,9 +64,10 @@ CLEAR = answers(0.8, 0.4, 0.78)
 
 def test_it_begins_with_the_first_look_of_all_chains_at_the_first_round() -> None:
     standing = judged(CLEAR, CLEAR, there=0)
-    assert set(standing.looks.values().__iter__().__next__()) == {100}
+    assert standing.looks == {name: [100] for name in CLEAR}
     assert standing.racing == dict.fromkeys(CLEAR, 1)
-    assert not (standing.pairs or standing.stopped)
+    assert not standing.pairs
+    assert not standing.stopped
 
 
 def test_a_chain_that_is_shown_worse_leaves_and_ends_after_its_round() -> None:
@@ -87,7 +88,7 @@ def test_what_is_decided_stays_however_much_more_is_stored() -> None:
     """A run that was killed, a repeated one, and one beside a whole evaluation decide alike."""
     standings = carried_out(CLEAR, CLEAR)
     assert judged(CLEAR, CLEAR) == standings[-1]
-    for before, after in zip(standings, standings[1:], strict=False):
+    for before, after in pairwise(standings):
         for name, looks in before.looks.items():
             decided = [n for number, n in enumerate(looks, 1) if number < before.racing.get(name, 9)]
             assert after.looks[name][: len(decided)] == decided
