@@ -1,13 +1,16 @@
 """Guidance in `vllm serve`: the reference of an exported value model, guided at the strength of each request.
 
-    vllm serve my_model/reference --logits-processors pipeline.vllm:Guided
+    vllm serve my_model/reference --served-model-name guided --logits-processors pipeline.vllm:Guided
 
-A request says ``"vllm_xargs": {"eta": 0.3}``. Its temperature and top_p apply to the reference, before guidance.
+Its log says by what it is guided. A request says ``"vllm_xargs": {"eta": 0.3}``. Its temperature and top_p apply
+to the reference, before guidance.
 """
 
+import logging
 import math
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.config import meaning, schema
+from pipeline.config import schema
+from pipeline.config.plain import brief
 from pipeline.errors import ConfigError, unknown_name
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.generation import sampling, vllm_draws
@@ -28,19 +32,19 @@ from pipeline.plan.compatibility import HEADS_ON_CPU
 
 _REFUSED = (
     *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words"),
-    *("allowed_token_ids", "structured_outputs", "thinking_token_budget", "logprobs", "prompt_logprobs"),
+    *(
+        "min_tokens",
+        "allowed_token_ids",
+        "structured_outputs",
+        "thinking_token_budget",
+        "logprobs",
+        "prompt_logprobs",
+    ),
 )
 """Settings of a request that would change the guided policy, or tell of another one."""
 _OF_VLLM = ("kv_transfer_params", "ec_transfer_params", "session_id")
 """Names that vLLM itself puts among the extra arguments."""
-
-
-@dataclass(kw_only=True)
-class _Asked:
-    """What a request may ask for besides settings of vLLM."""
-
-    eta: float | None = schema.number(None, at_least=schema.SMALLEST_DIVISOR, infinite=True)
-    seed: int | None = schema.number(None, at_least=0, at_most=schema.LARGEST_SEED)
+_log = logging.getLogger("vllm.pipeline")  # vLLM shows what is told below its own name
 
 
 @dataclass(eq=False, kw_only=True)
@@ -75,10 +79,9 @@ class Guided(vllm_draws.Draws):
         extra = {name: value for name, value in (sampling_params.extra_args or {}).items() if name not in _OF_VLLM}
         if unknown := extra.keys() - {"eta"}:
             raise ValueError(unknown_name("vllm_xargs", min(unknown), ["eta"]))
-        try:
-            meaning.settings_of(_Asked, {**extra, "seed": sampling_params.seed})
-        except ConfigError as error:
-            raise ValueError(str(error)) from error
+        _eta(sampling_params, math.inf)
+        if (sampling_params.seed or 0) < 0:
+            raise ValueError(f"seed={sampling_params.seed}: must be at least 0")
 
     def __init__(self, vllm_config: Any, device_or_state: Any, is_pin_memory: bool = False) -> None:
         """Load the value model; for arguments see `Draws`.
@@ -91,7 +94,8 @@ class Guided(vllm_draws.Draws):
         super().__init__(vllm_config, device_or_state, is_pin_memory)
         settings, folder = vllm_config.model_config, _folder(vllm_config)
         usage, saved = _read(folder)
-        system = schema.SystemConfig(dtype=schema.DType(str(settings.dtype).removeprefix("torch.")))
+        dtype = str(settings.dtype).removeprefix("torch.")
+        system = schema.SystemConfig(dtype=schema.DType(dtype))
         with load.without_progress_bars():
             model = load.load_value(folder, system, device)
         context = load.context_length(model.backbone)
@@ -104,6 +108,11 @@ class Guided(vllm_draws.Draws):
         self._greedy = formats.Sampling(**usage.drawing.options())
         self.begin(Guidance(model, SavedGuide(model=model, settings=saved).tilt(1.0)), None, None, pad_id=0)
         self._reserve()
+        if dtype != usage.drawing.dtype:
+            told = "--dtype %s: the run computed in %s, so texts may differ from its own"
+            _log.warning(told, dtype, usage.drawing.dtype)
+        told = f"guided by {folder.resolve().name} ({usage.chain}, round {usage.round})"
+        _log.info("%s, eta %g unless a request asks for another", told, self._usual_eta)
 
     @torch.inference_mode()
     def _reserve(self) -> None:
@@ -137,8 +146,7 @@ class Guided(vllm_draws.Draws):
     def _request(
         self, params: Any, prompt: Sequence[int] | None = None, output: list[int] | None = None
     ) -> vllm_draws.Request:
-        asked: _Asked = meaning.settings_of(_Asked, {"eta": (params.extra_args or {}).get("eta")})
-        eta = self._usual_eta if asked.eta is None else asked.eta
+        eta = _eta(params, self._usual_eta)
         if params.temperature == 0:  # vLLM has forgotten the nucleus
             key, drawn = sampling.LIKELIEST, self._greedy
         else:
@@ -154,6 +162,23 @@ class Guided(vllm_draws.Draws):
         etas = [request.eta for request in requests if isinstance(request, _Request)]
         column = torch.tensor(etas, device=self._guidance.model.device)[:, None]
         return replace(tilt, offset=replace(tilt.offset, eta=column))
+
+
+def _eta(params: Any, usual: float) -> float:
+    """Return the strength that a request asks for, or the usual one.
+
+    Raises:
+        ValueError: It is no number in range. vLLM itself makes a 1 of true.
+    """
+    given = (params.extra_args or {}).get("eta", usual)
+    if type(given) in (int, float, str) and "_" not in str(given):
+        with suppress(ValueError, OverflowError):
+            if (eta := float(given)) >= schema.SMALLEST_DIVISOR:
+                return eta
+    raise ValueError(
+        f'vllm_xargs eta={brief(given)}: must be a number of at least {schema.SMALLEST_DIVISOR:g}, or "inf" for '
+        "the plain reference; without it, the eta of the run holds"
+    )
 
 
 def _check(vllm_config: Any, device: str) -> None:
@@ -180,7 +205,7 @@ def _folder(vllm_config: Any) -> Path:
     folder = Path(named).expanduser() if named else served.resolve().parent
     if not (folder / formats.GUIDANCE).is_file():
         raise ConfigError(
-            f"{folder} has no {formats.GUIDANCE}, so it is no exported value model. Serve the reference in one "
+            f"{folder} is no exported value model (it has no {formats.GUIDANCE}): serve the reference in one "
             '(`vllm serve my_model/reference`), or name it: --additional-config \'{"guide": "my_model"}\''
         )
     return folder

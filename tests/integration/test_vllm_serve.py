@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import re
 import shlex
@@ -55,18 +56,16 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Run the command of the card, on a free port, and yield the address; no process is left."""
-    (command,) = re.findall(r"^vllm serve .*", (folder / "README.md").read_text(), re.MULTILINE)
-    words = shlex.split(command)[2:]
+    """Run the command of the card for CPUs, on a free port, and yield the address; no process is left."""
+    (command,) = re.findall(r"^VLLM_CPU_.*", (folder / "README.md").read_text(), re.MULTILINE)
+    _, _, *words = shlex.split(command)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # As `vllm serve`, which vllm-cpu lacks.
-    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", *words, "--port", str(port)]
     address = f"http://127.0.0.1:{port}"
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            [*program, "--enforce-eager", "--max-num-seqs", "16"],
+            [sys.executable, *words, "--port", str(port), "--max-num-seqs", "16"],
             stdout=log,
             stderr=log,
             cwd=folder,
@@ -101,7 +100,7 @@ def with_all_children(session: int) -> None:
 
 def reply(address: str, **asked: Any) -> tuple[int, Any]:
     """Status and body."""
-    body = json.dumps({"model": "reference", "prompt": PROMPTS[0], "max_tokens": 4} | asked).encode()
+    body = json.dumps({"model": "guided", "prompt": PROMPTS[0], "max_tokens": 4} | asked).encode()
     request = urllib.request.Request(f"{address}/v1/completions", body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=300) as answer:
@@ -142,8 +141,12 @@ def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: 
         several = texts(address, seed=5, n=3, **at(0.1))
         assert several == [own(PROMPTS[0], 0.1, seed=seed)[0] for seed in (5, 6, 7)]
         assert len({*texts(address, prompt=PROMPTS, n=4)}) > 1
+        assert texts(address, prompt=PROMPTS[:2], seed=5, **at(0.1)) == [
+            own(p, 0.1, seed=5)[0] for p in PROMPTS[:2]
+        ]
+        assert texts(address, seed=7, eta=0.001) == texts(address, seed=7)  # vLLM reads it in vllm_xargs alone
         refused: list[Mapping[str, Any]] = [
-            *(at(eta) for eta in (0, -1, "much", "nan", [1])),
+            *(at(eta) for eta in (0, -1, "much", "nan", "1_0", [1])),
             {"vllm_xargs": {"ate": 1}},
             {"seed": -2},
             *({"top_k": 5}, {"min_p": 0.1}, {"presence_penalty": 1}, {"repetition_penalty": 1.1}),
@@ -153,6 +156,7 @@ def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: 
                 {"logit_bias": {"3": 5}},
                 {"use_beam_search": True, "n": 2},
             ),
+            {"min_tokens": 2, "stop_token_ids": [1]},
             *({"structured_outputs": {"choice": ["1"]}}, {"allowed_token_ids": [1]}, {"bad_words": ["1"]}),
         ]
         for asked in refused:
@@ -161,11 +165,12 @@ def test_requests_of_many_strengths_at_once_get_the_texts_of_generate(exported: 
         stopped = texts(address, temperature=0, stop=[greedy[0].result()[0][1:]], **at(ETAS[0]))
         assert all(len(text) < 4 for text in stopped)
         assert is_up(address)
+    assert f"guided by {name} (" in (exported / name / "server.log").read_text()
 
 
-def served_model(folder: Path, length: int = 64, head: int = 32) -> Any:
+def served_model(folder: Path, length: int = 64, head: int = 32, dtype: str = "float32") -> Any:
     return SimpleNamespace(
-        model=str(folder), max_model_len=length, dtype="torch.float32", get_head_size=lambda: head
+        model=str(folder), max_model_len=length, dtype=f"torch.{dtype}", get_head_size=lambda: head
     )
 
 
@@ -200,3 +205,19 @@ def test_what_a_value_model_cannot_follow_is_refused_at_the_start(exported: Path
     with pytest.raises(ConfigError, match="no exported value model"):
         Guided(settings(elsewhere), "cpu")
     Guided(settings(elsewhere, additional_config={"guide": str(exported / "QSharp")}), "cpu")
+
+
+def test_another_dtype_than_that_of_the_run_is_told(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from pipeline.vllm import Guided
+
+    reference = exported / "QSharp" / "reference"
+    log = logging.getLogger("vllm.pipeline")
+    caplog.set_level("INFO", logger=log.name)
+    log.addHandler(caplog.handler)
+    try:
+        for dtype, levels in {"float32": {"INFO"}, "bfloat16": {"WARNING", "INFO"}}.items():
+            caplog.clear()
+            Guided(settings(reference, model_config=served_model(reference, dtype=dtype)), "cpu")
+            assert {record.levelname for record in caplog.records} == levels
+    finally:
+        log.removeHandler(caplog.handler)

@@ -21,6 +21,13 @@ METRICS = ("pass@1", "reward", "regularized_reward", "kl_per_sequence", "kl_per_
 AGAINST = "vs_reference"
 HERE = "."
 """The folder of the card, in its examples: whoever has been given it may have it anywhere."""
+SERVED = "guided"
+"""Name of the model on a server: one that guides nothing has no such model."""
+ON_GPU, ON_CPU = (
+    "vllm serve",
+    "VLLM_CPU_KVCACHE_SPACE=1 python -m vllm.entrypoints.openai.api_server --enforce-eager --model",
+)
+"""Beginnings of commands that serve a model; vLLM's build for CPUs has no `vllm serve`, and needs the GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,8 +168,14 @@ def _guided(card: Card) -> Iterator[str]:
     )
     yield "`model.logits_processor()` is the same guidance for `model.model.generate` of transformers."
     if card.guidance is not None and card.guidance.offset is not None:
-        yield "Or serve it with vLLM (the extra `vllm`) by the OpenAI protocol, with `eta` in each request:"
-        yield _block([_served(card), _asked(card, eta / 2)], "")
+        yield "Or serve it with vLLM (the extra `vllm`) by the OpenAI protocol:"
+        yield _block([f"{ON_GPU} {_served(card)}"], "")
+        yield "On a CPU, with `vllm-cpu`:"
+        yield _block([f"{ON_CPU} {_served(card)}"], "")
+        yield "Its log says `guided by`; without `--logits-processors` vLLM ignores every eta. A request:"
+        yield _block([_asked(card, eta)], "")
+        usual = "the plain reference" if card.guidance.eta is None else f"eta {eta:g}"
+        yield f"Without `vllm_xargs` it gets {usual}. An eta in another place is ignored."
     yield f"Evaluate it, guided, with the {_HARNESS}, here on one task:"
     guided = ["python", "-m", "pipeline.harness", "run", "--model", "pipeline", "--model_args", f"folder={HERE}"]
     limit = json.dumps({"max_gen_toks": card.usage.drawing.max_new_tokens})
@@ -171,18 +184,19 @@ def _guided(card: Card) -> Iterator[str]:
 
 def _served(card: Card) -> str:
     reference = card.usage.reference
-    words = ["vllm", "serve", "reference"]
+    words = ["reference"]
     if reference is not None and reference.hub is not None:
-        words = ["vllm", "serve", reference.hub, "--revision", str(reference.commit), "--served-model-name"]
-        words += ["reference", "--tokenizer", HERE, "--generation-config", HERE]
+        words = [reference.hub, "--revision", str(reference.commit)]
+        words += ["--tokenizer", HERE, "--generation-config", HERE]
         words += ["--additional-config", json.dumps({"guide": HERE})]
-    words += ["--logits-processors", "pipeline.vllm:Guided", "--dtype", card.usage.drawing.dtype]
+    words += ["--served-model-name", SERVED, "--logits-processors", "pipeline.vllm:Guided"]
+    words += ["--dtype", card.usage.drawing.dtype]
     return shlex.join([*words, "--host", "127.0.0.1"])
 
 
 def _asked(card: Card, eta: float) -> str:
     drawing, prompting = card.usage.drawing, card.usage.prompting
-    asked: dict[str, Any] = {"model": "reference"}
+    asked: dict[str, Any] = {"model": SERVED}
     if prompting.chat:
         system = [] if prompting.system_prompt is None else [("system", prompting.system_prompt)]
         asked["messages"] = [{"role": role, "content": text} for role, text in (*system, ("user", card.prompt))]

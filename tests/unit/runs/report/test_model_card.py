@@ -1,5 +1,6 @@
 """The card of an exported model: what the hub reads of it, and that nothing in it can pass for something else."""
 
+import json
 import re
 import shlex
 from dataclasses import replace
@@ -7,9 +8,18 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from pipeline.outputs.formats import Drawing, Prompting, Usage
+from pipeline.outputs.formats import Drawing, GuidanceSettings, Prompting, Usage
 from pipeline.runs.record import ResultRow
-from pipeline.runs.report.model_card import Card, card_text, command_for_all, settings_for_all
+from pipeline.runs.report.model_card import (
+    ON_CPU,
+    ON_GPU,
+    SERVED,
+    Card,
+    card_text,
+    command_for_all,
+    settings_for_all,
+)
+from tests.doubles.small_runs import ROOT
 
 
 def row(metric: str, value: float | None, algo: str = "DPO") -> ResultRow:
@@ -73,6 +83,22 @@ def test_a_policy_of_conversations_is_asked_by_its_chat_template() -> None:
     assert "--system_instruction 'be '\"'\"'kind'\"'\"'' --gen_kwargs '{\"max_gen_toks\": 7}'" in text
     assert "without `--apply_chat_template` the harness" in text
     assert "apply_chat_template" not in card_text(POLICY)
+
+
+def test_a_guided_model_is_served_as_the_page_shows() -> None:
+    guidance = GuidanceSettings(algo="PITA", eta=0.25, offset="eta", top_k=5, min_p=0.0, others="kept")
+    card = replace(POLICY, algo="PITA", usage=replace(POLICY.usage, kind="value"), guidance=guidance)
+    text, page = card_text(card), (ROOT / "docs" / "using-models.md").read_text()
+    for begins in (ON_GPU, ON_CPU):
+        assert (
+            f"\n{begins} reference --served-model-name {SERVED} --logits-processors pipeline.vllm:Guided " in text
+        )
+        assert f"\n    {begins} my_model/reference" in page
+    (request,) = re.findall("^curl .*", text, re.MULTILINE)
+    asked = json.loads(shlex.split(request)[-1])
+    assert (asked["model"], asked["max_tokens"], asked["vllm_xargs"]) == (SERVED, 7, {"eta": 0.25})
+    assert f'"model": "{SERVED}"' in page
+    assert f"--served-model-name {SERVED} " in page
 
 
 def test_foreign_text_stays_in_its_block() -> None:
