@@ -6,6 +6,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from tests.doubles.small_runs import command, events, results, run, run_here, wa
 
 BASE = ["algos=[PITA,DPO]", "algos.DPO.epochs=1", "rounds_of_training=2", "execution.workers=2", "device=cpu"]
 
+LONG = ["algos=[QSharp,DPO]"]  # it trains on every completion, right or wrong
+
 
 def say(*words: str, output: Path, code: int = 0) -> str:
     done = CliRunner().invoke(app, [*words, "--output-dir", str(output)])
@@ -27,7 +31,9 @@ def say(*words: str, output: Path, code: int = 0) -> str:
     return done.output
 
 
-def started(output: Path, *settings: str) -> "subprocess.Popen[str]":
+@contextmanager
+def started(output: Path, *settings: str) -> Iterator["subprocess.Popen[str]"]:
+    """A run that has begun, which is killed at the end if it has not ended."""
     told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     process: Any = subprocess.Popen(command(output, *BASE, *settings), cwd=output.parent, **told)
     wait_for(
@@ -36,7 +42,11 @@ def started(output: Path, *settings: str) -> "subprocess.Popen[str]":
             and bool(events(output, "RunStarted", key="event"))
         )
     )
-    return process  # type: ignore[no-any-return]
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def ended(process: "subprocess.Popen[str]", code: int = 0) -> str:
@@ -64,10 +74,16 @@ def leave(output: Path, name: str, content: bytes) -> None:
     (folder / ".new").rename(folder / name)
 
 
+def ask(output: Path, **asked: Any) -> None:
+    """As the commands do, and sooner: they take longer than a small round."""
+    path = steering.ask(RunFolder((output / "t" / "latest").resolve()), Asked(**asked))
+    wait_for(lambda: path.stem in events(output, "RequestAnswered", key="request"))
+    assert events(output, "RequestAnswered", key="reason")[-1] == ""
+
+
 def test_a_stopped_cloned_and_extended_run_has_the_bytes_of_the_command_that_it_prints(tmp_path: Path) -> None:
     output = tmp_path / "outputs"
-    process = started(output)
-    try:
+    with started(output) as process:
         say("add", "t", "experiment.seeds=[1]", output=output)
         say("clone", "t", "PITA", "--as", "Weak", "algos.Weak.eta=3.0", "--from-round", "1", output=output)
         say("stop", "t", "s1/DPO", output=output)
@@ -96,8 +112,6 @@ def test_a_stopped_cloned_and_extended_run_has_the_bytes_of_the_command_that_it_
         assert plan_of(output) == before
         wait_for(lambda: "addition/tiny/s0/PITA/r1/metrics" in events(output, "JobFinished"))
         told = ended(process)
-    finally:
-        process.kill()
     answers = events(output, "RequestAnswered", key="reason")
     assert answers[:4] == ["", "", "", ""]
     assert all(answers[4:])
@@ -116,40 +130,36 @@ def test_a_stopped_cloned_and_extended_run_has_the_bytes_of_the_command_that_it_
 
 def test_a_chain_is_stopped_after_its_round_and_goes_on_when_it_is_resumed(tmp_path: Path) -> None:
     output = tmp_path / "outputs"
-    process = started(output, "algos.PITA.epochs=30", "rounds_of_training=3")
-    try:
-        wait_for(lambda: "addition/tiny/s0/PITA/r1/train" in events(output, "JobStarted"))
-        say("stop", "t", "PITA", "--after-round", output=output)
-        stopped = [job for job in plan_of(output) if "/PITA/" in job]
+    with started(output, *LONG, "algos.QSharp.epochs=100", "rounds_of_training=3") as process:
+        ask(output, verb="stop", chain="DPO")
+        wait_for(lambda: "addition/tiny/s0/QSharp/r1/train" in events(output, "JobStarted"))
+        ask(output, verb="stop", chain="QSharp", after_round=True)
+        stopped = [job for job in plan_of(output) if "/QSharp/" in job]
         assert {job.split("/")[4] for job in stopped} == {"r1"}
-        wait_for(lambda: "addition/tiny/s0/PITA/r1/train" in events(output, "JobFinished"))
-        say("resume", "t", "PITA", output=output)
-        say("stop", "t", "DPO", output=output)
+        wait_for(lambda: "addition/tiny/s0/QSharp/r1/train" in events(output, "JobFinished"))
+        ask(output, verb="resume", chain="QSharp")
         ended(process)
-    finally:
-        process.kill()
-    assert events(output, "JobFinished").count("addition/tiny/s0/PITA/r3/metrics") == 1
+    assert events(output, "JobFinished").count("addition/tiny/s0/QSharp/r3/metrics") == 1
     # Over, it goes on in this very process.
     say("resume", "t", "DPO", output=output)
     assert {"addition/tiny/s0/DPO/r3/metrics"} <= {*events(output, "JobFinished")}
     assert "goes on" in say("stop", "t", "DPO", output=output, code=2)
     calm = tmp_path / "calm"
-    run(calm, *BASE, "algos.PITA.epochs=30", "rounds_of_training=3")
+    run(calm, *BASE, *LONG, "algos.QSharp.epochs=100", "rounds_of_training=3")
     assert results(calm) == results(output)
 
 
 def test_a_running_job_of_a_stopped_chain_ends_and_its_device_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "outputs"
-    process = started(output, "algos.PITA.epochs=4000", "execution.workers=1", "execution.stop_grace_s=1")
-    try:
-        wait_for(lambda: "addition/tiny/s0/PITA/r1/train" in events(output, "JobStarted"))
-        say("stop", "t", "PITA", output=output)
+    with started(
+        output, *LONG, "algos.QSharp.epochs=4000", "execution.workers=1", "execution.stop_grace_s=1"
+    ) as process:
+        wait_for(lambda: "addition/tiny/s0/QSharp/r1/train" in events(output, "JobStarted"))
+        ask(output, verb="stop", chain="QSharp")
         ended(process)
-    finally:
-        process.kill()
-    assert events(output, "JobStopped") == ["addition/tiny/s0/PITA/r1/train"]
+    assert events(output, "JobStopped") == ["addition/tiny/s0/QSharp/r1/train"]
     assert "addition/tiny/s0/DPO/r2/metrics" in events(output, "JobFinished")
-    assert not [job for job in plan_of(output) if "/PITA/" in job]
+    assert not [job for job in plan_of(output) if "/QSharp/" in job]
 
 
 @pytest.mark.parametrize("moment", ["plan", "origin", "answer"])
@@ -195,8 +205,7 @@ def test_a_request_is_done_once_or_not_at_all_if_the_engine_is_killed(
 
 def test_an_engine_that_is_gone_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "outputs"
-    process = started(output)
-    try:
+    with started(output) as process:
         os.kill(process.pid, signal.SIGSTOP)
         monkeypatch.setattr(steer, "PATIENCE_S", 1.0)
         assert "nothing was changed" in " ".join(
@@ -206,5 +215,3 @@ def test_an_engine_that_is_gone_changes_nothing(tmp_path: Path, monkeypatch: pyt
         os.kill(process.pid, signal.SIGCONT)
         os.kill(process.pid, signal.SIGINT)
         ended(process, 130)
-    finally:
-        process.kill()
