@@ -748,16 +748,16 @@ class Schedule(Enum):
 
 
 class Until(Enum):
-    """When a round of a race needs no further prompts."""
+    """When a round of a race needs no further prompts, and what becomes of chains."""
 
-    separated = "separated"  # every two of its policies are told apart
-    best = "best"  # one policy is shown better than all others
-    budget = "budget"  # all prompts are used
+    separated = "separated"  # every two of its policies are told apart; every chain is trained to the end
+    best = "best"  # one policy is shown better than all others; a chain that is shown worse is trained no further
+    budget = "budget"  # all prompts are used; every chain is trained to the end
 
 
 @dataclass(kw_only=True)
 class RaceConfig(Settings):
-    """A race: policies are compared while they are evaluated; one that is shown worse is trained no further."""
+    """A race: policies are compared while they are evaluated, on no more prompts than that takes."""
 
     metric: str = hint("pass@1")
     """What is compared: pass@k or maj@k."""

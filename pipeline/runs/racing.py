@@ -92,7 +92,8 @@ def decide(place: str, rounds: Mapping[str, Collection[int]], rules: Rules, outc
             alive = {name: number + 1 for name in later if name not in found.stopped}
             found.racing.update({**alive, **found.racing})
             return found
-        found.stopped.update({name: number for name in later if name in beaten and name not in rules.kept})
+        if rules.until is Until.best:
+            found.stopped.update({name: number for name in later if name in beaten and name not in rules.kept})
     return found
 
 

@@ -24,7 +24,7 @@ BASE = [
     "execution.stop_grace_s=1",
     "device=cpu",
 ]
-RACE = "experiment.race={metric: pass@1, alpha: 0.1}"
+RACE = "experiment.race={metric: pass@1, alpha: 0.1, until: best}"
 POOR = "addition/tiny/s0/Poor"
 
 
