@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from pipeline.commands import typed
 from pipeline.engine.run_folder import RunFolder
 from pipeline.errors import ConfigError, PipelineError
-from pipeline.runs import loaded, origin, record
+from pipeline.runs import loaded, origin, race, record
 from pipeline.runs.loaded import LoadedRun, choose_run, find_job, load_planned, logs_of, runs_before, runs_of
 from pipeline.runs.report import screen, tables
 from pipeline.runs.report import status as standing
@@ -42,6 +42,9 @@ def show(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.Outp
     if not folder.results_json.is_file():
         raise PipelineError(f"{folder.path} has no results yet")
     tables.print_results(console, record.read_results(folder.results_json), folder)
+    if known := race.read_standing(folder):
+        for line in race.told(known):
+            say(console, line)
     with suppress(PipelineError):  # results are all that is left of it
         state = LoadedRun(folder).state
         if state != "done":

@@ -279,7 +279,7 @@ class Group:
 
 # -- family ------------------------------------------------------------------------------------------------------
 # Tests of which methods differ: one family, declared before the run. The primary metric after the last round, each
-# method against the reference, then each pair; over the chains and prompts that all methods share.
+# method against the reference, then each pair; over the chains that all share, and the prompts of each two.
 
 
 Pair = tuple[Group, Group]
@@ -298,15 +298,18 @@ def compared(places: Sequence[tuple[list[Group], Group]], confidence: float) -> 
         metric = record.primary_metric(group.stack.sums for group in groups if group.stack)
         if reference.stack is None or len(groups) < 2 or metric is None:
             continue
-        stacks = dict(zip(groups, aligned([group.stack for group in groups if group.stack]), strict=True))
-        if not len(stacks[reference].grid):
+        whole = [group.stack for group in groups if group.stack]
+        grid = whole_grid(set.intersection(*(set(one.grid.cells) for one in whole)))
+        if not len(grid):
             continue
+        stacks = {group: one.part(grid, one.rows) for group, one in zip(groups, whole, strict=True)}
         tested = groups[:-1]
         for known, pairs in (
             (first, [(group, reference) for group in tested]),
             (second, list(combinations(tested, 2))),
         ):
-            found = {pair: difference_of(stacks[pair[0]], stacks[pair[1]], metric) for pair in pairs}
+            # Where methods had different numbers of prompts, as in a race.
+            found = {pair: difference_of(*aligned([stacks[one] for one in pair]), metric) for pair in pairs}
             known |= {pair: one for pair, one in found.items() if one is not None}
     return [comparison for known in (first, second) for comparison in _corrected(known, confidence)]
 

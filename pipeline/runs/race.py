@@ -145,21 +145,30 @@ def read_standing(run: RunFolder) -> Standing | None:
         return None
 
 
-def told(standing: Standing) -> list[str]:
-    """Return the section of a race for people, line by line."""
-    lines = [f"race: {standing.settings}, at most {standing.num_prompts:,} prompts"]
-    lines += [f"  {pair}{'' if pair.better else ' (not told apart)'}" for pair in standing.pairs]
-    lines += [
-        f"  stopped, not shown worse at the end: {chain}, shown worse after round {last}"
+def headline(standing: Standing) -> str:
+    """Return the rules of a race, and how many of its pairs are settled."""
+    settled = sum(bool(pair.better) for pair in standing.pairs)
+    of = f"{settled:,} of {len(standing.pairs):,} pairs settled"
+    return f"race: {standing.settings}, at most {standing.num_prompts:,} prompts: {of}"
+
+
+def outcome(standing: Standing) -> list[str]:
+    """Say which chains a race has stopped, what is undecided, and what was saved."""
+    lines = [
+        f"stopped, not shown worse at the end: {chain}, shown worse after round {last}"
         for chain, last in standing.stopped.items()
     ]
     if standing.racing:
-        lines.append(
-            f"  undecided: {', '.join(f'{name} from round {of}' for name, of in standing.racing.items())}"
-        )
+        lines.append(f"undecided: {', '.join(f'{name} from round {of}' for name, of in standing.racing.items())}")
     if saved := standing.saved:
         lines.append(
-            f"  saved: {saved['prompts']:,.0f} prompts of evaluation, {saved['rounds']:,.0f} rounds of training; "
+            f"saved: {saved['prompts']:,.0f} prompts of evaluation, {saved['rounds']:,.0f} rounds of training; "
             f"by estimates some {saved['seconds']:,.0f} s of a device"
         )
     return lines
+
+
+def told(standing: Standing) -> list[str]:
+    """Return the section of a race for people, line by line."""
+    pairs = [f"  {pair}{'' if pair.better else ' (not told apart)'}" for pair in standing.pairs]
+    return [headline(standing), *pairs, *(f"  {line}" for line in outcome(standing))]

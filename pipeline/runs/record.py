@@ -145,7 +145,7 @@ class Comparison:
         over: Scope of the interval and the test.
         references: Number of references that all methods have.
         seeds: Number of seeds that all methods have.
-        n: Number of prompts that all methods have.
+        n: Number of prompts that both have.
     """
 
     dataset: str

@@ -69,6 +69,12 @@ def test_a_chain_that_is_shown_worse_ends_and_the_plain_command_has_the_same_byt
     assert rows["Poor", 1, "pass@1/vs_reference"]["n"] == standing["looks"][POOR][0]
     assert ("Poor", 2, "pass@1") not in rows
 
+    told = json.loads(say("status", "t", "--json", output=output))["race"]
+    assert told == standing
+    say("show", "t", output=output)
+    page = (output / "t" / "latest" / "report.html").read_text()
+    assert '"better":"Good"' in page
+
     # Repeated, it decides alike and computes nothing.
     before = results(output)
     run_here(output, *BASE, RACE)

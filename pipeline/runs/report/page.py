@@ -17,6 +17,7 @@ from pipeline.foreign import ForeignDataError, read_plain
 from pipeline.learning.algos.base import REFERENCE
 from pipeline.outputs.formats import FIELDS, Sample, by_training
 from pipeline.plan.graph import Job
+from pipeline.runs import race
 from pipeline.runs.cost import Compute, ComputeRow, CostRow, total
 from pipeline.runs.loaded import LoadedRun
 from pipeline.runs.origin import failed_rewards, slurm_in_words, stopped_chains
@@ -109,6 +110,7 @@ def run_page(run: LoadedRun, name: str) -> Object:
         "anchors": _anchors(results),
         "fronts": [{"place": place_of(row), **vars(row)} for row in results.fronts],
         "spent": [{"place": place_of(row), **vars(row)} for row in _ordered(compute.costs)],
+        "race": _race(run),
         "stages": _stages(compute),
         "training": curves,
         "training_about": about_curves,
@@ -248,6 +250,18 @@ def _anchors(results: Results) -> dict[str, dict[str, dict[str, float]]]:
         if row.algo == REFERENCE and anchor in ANCHORS and row.value is not None:
             by_place.setdefault(place_of(row), {}).setdefault(anchor, {})[metric] = row.value
     return by_place
+
+
+def _race(run: LoadedRun) -> Object | None:
+    """Return the pairs of a race with their looks in columns, and what came of it in words."""
+    if (standing := race.read_standing(run.folder)) is None:
+        return None
+    pairs = [
+        {name: getattr(pair, name) for name in ("place", "round", "first", "second", "better")}
+        | {name: [getattr(look, name) for look in pair.looks] for name in ("prompts", "difference", "low", "high")}
+        for pair in standing.pairs
+    ]
+    return {"said": [race.headline(standing), *race.outcome(standing)], "pairs": pairs}
 
 
 def _stages(compute: Compute) -> list[Object]:

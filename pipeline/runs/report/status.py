@@ -13,6 +13,7 @@ from pipeline.config.schema import Backend
 from pipeline.engine.scheduler.run import SPENT
 from pipeline.outputs.manifest import REMOVED, why_removed
 from pipeline.plan.recorded import causes
+from pipeline.runs import race
 from pipeline.runs.loaded import LoadedRun, log_path, lost_outputs, removed_by, removed_weights
 from pipeline.runs.origin import slurm_in_words
 from pipeline.runs.report.format import count, duration, logs_command, shown_path
@@ -178,12 +179,15 @@ def _below_tables(run: LoadedRun) -> Iterator[tuple[str, str, Sequence[str]]]:
     removed, lost, by = removed_weights(run), lost_outputs(run), ", ".join(removed_by(run))
     kinds = ", ".join(f"{number} {kind}" for kind, number in view.retries.most_common())
     unreadable = f"{count(run.unreadable, 'line')} of journal.jsonl cannot be read; what they told is missing here"
+    standing = race.read_standing(folder)
+    of_race = [f"  {line}" for line in race.outcome(standing)] if standing else []
     parts: list[tuple[str, str, Sequence[str]]] = [
         (slurm_in_words(run.origin.slurm), "", ()),
         (place_in_words(run), "", ()),
         (f"failed: {count(len(failed), 'job')}" if failed else "", "bold red", failed),
         (f"blocked: {count(sum(map(len, blocked.values())), 'job')}" if blocked else "", "bold red", of_blocked),
         ("waiting" if waiting else "", "bold", waiting),
+        (race.headline(standing) if standing else "", "bold", of_race),
         ("asked while it ran" if view.answers else "", "bold", [f"  {answer}" for answer in view.answers]),
         ("devices that are used no more" if places else "", "bold red", places),
         (f"retries so far: {view.retries.total()} ({kinds})" if kinds else "", "", ()),
@@ -250,6 +254,7 @@ def run_json(run: LoadedRun, now: float) -> dict[str, Any]:
         "waiting_jobs": {job.id: text for job in view.having("pending") if (text := why_it_waits(job))},
         "quarantined": [asdict(aside) for aside in view.quarantined],
         "answers": [asdict(answer) for answer in view.answers],
+        "race": asdict(standing) if (standing := race.read_standing(run.folder)) else None,
         "retries": dict(view.retries),
         "unreadable_lines": run.unreadable,
         "weights_removed": removed_weights(run),

@@ -399,7 +399,7 @@ class _ResultTable:
         named = [cell[name].n for cell in self._cells.values() for name in ("length", *primary) if name in cell]
         if numbers and numbers[0] < (evaluated := max(named)):
             span = " to ".join(f"{number:,}" for number in dict.fromkeys((numbers[0], numbers[-1])))
-            reason = "the others have no score (n in results.json)"
+            reason = "the others have no score, or were not drawn (n in results.json)"
             yield f"{HEADINGS[primary[0]]}: of {span} of the {evaluated:,} prompts; {reason}."
         yield from _about_fewer(rests, map(_chains, rows.values()))
         with_ends = any(row.ci_low is not None for row in rows.values())

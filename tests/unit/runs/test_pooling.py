@@ -252,6 +252,21 @@ def test_tests_use_what_all_methods_have_in_common() -> None:
     assert apart == []
 
 
+def test_a_method_with_fewer_prompts_takes_none_from_tests_of_others() -> None:
+    few = {
+        place: PromptMeasures(one.rows[:20], {name: (a[:20], b[:20]) for name, (a, b) in one.sums.items()})
+        for place, one in method("C", 0.3, range(4)).items()
+    }
+    parts = [method(algo, level, range(4)) for algo, level in (("A", 0.9), ("B", 0.5), ("reference", 0.2))]
+    _, found = pool(*parts, few)
+    whole = len(next(iter(parts[0].values())).rows)
+    assert {(one.first, one.second): one.n for one in found} == {
+        **{(algo, "reference"): whole for algo in "AB"},
+        ("A", "B"): whole,
+        **dict.fromkeys([("C", "reference"), ("A", "C"), ("B", "C")], 20),
+    }
+
+
 def test_p_values_are_corrected_within_each_of_the_two_families() -> None:
     levels = {"A": 0.5, "B": 0.42, "C": 0.35}
     chains = {algo: method(algo, level, [0]) for algo, level in levels.items()}

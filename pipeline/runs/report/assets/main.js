@@ -30,6 +30,7 @@ top();
 sideBySide();
 eachRun();
 resultTables();
+race();
 curves();
 front();
 compute();

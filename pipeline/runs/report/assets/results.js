@@ -223,6 +223,39 @@ function anchorsOf(place, metric, rows) {
   return found;
 }
 
+// -- races ----------------------------------------------------------------------------------------------------
+
+function race() {
+  const all = runs.flatMap((run) => (run.race?.pairs ?? []).map((one) => ({ ...one, run })));
+  if (!runs.some((run) => run.race)) return;
+  const section = part("race", "Race", "Race", "How far one policy is above each other after each look, with intervals that all hold together. A pair is settled once its interval leaves out 0.");
+  for (const run of runs.filter((one) => one.race)) section.append(...run.race.said.map((said) => make("p", { class: "small" }, several ? `${run.name}: ${said}` : said)));
+  const at = ({ place, round }) => all.filter((one) => one.place === place && (!round || String(one.round) === round));
+  if (all.length) new Chart(section, "Differences of pairs by the prompts that both were evaluated on", [
+    { name: "place", label: "Chains", options: placesOf(all) },
+    { name: "round", label: "Round", options: ({ place }) => unique(at({ place }).map((one) => String(one.round))).map((one) => [one, one]) },
+    { name: "algo", label: "Above the others", options: (state) => unique(at(state).sort((a, b) => b.prompts.length - a.prompts.length).flatMap((one) => [nameIn(one.run, one.first), nameIn(one.run, one.second)])).map((one) => [one, one]), always: true },
+  ], (state) => drawRace(at(state), state.algo));
+}
+
+function drawRace(pairs, algo) {
+  const traces = [], rows = [], zero = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 0, y1: 0, line: { color: variable("--dim"), dash: "dot", width: 1 } };
+  for (const { run, first, second, better, prompts, difference, low, high } of pairs) {
+    const isFirst = nameIn(run, first) === algo, other = isFirst ? second : first, sign = isFirst ? 1 : -1;
+    if (!isFirst && nameIn(run, second) !== algo) continue;
+    const { colour, symbol } = lookOf(run, other), values = difference.map((one) => sign * one);
+    const [lows, highs] = isFirst ? [low, high] : [high, low].map((ends) => ends.map((one) => -one));
+    const name = nameIn(run, other), verdict = better ? `${better} is above` : "not told apart";
+    traces.push({
+      type: "scatter", mode: "lines+markers", name: label(`${shortName(name)} (${verdict})`), x: prompts, y: values, cliponaxis: false, error_y: errors(values, lows, highs, colour),
+      line: { color: colour, width: 1.4 }, marker: { color: colour, symbol: better ? symbol : "circle-open", size: 7 },
+      text: values.map((one, look) => label(`${algo} - ${name}: ${shown(one)} ${interval(lows[look], highs[look])}`)), hovertemplate: "%{text}, %{x} prompts<extra></extra>",
+    });
+    prompts.forEach((one, look) => rows.push([`${algo} - ${name}`, one, values[look], lows[look], highs[look], look + 1 === prompts.length ? verdict : ""]));
+  }
+  return { traces, rows, headings: ["pair", "prompts", "difference", "from", "to", "verdict"], layout: { shapes: [zero], xaxis: { title: "prompts that both were evaluated on", rangemode: "tozero" }, yaxis: { title: `${algo} above the others` } } };
+}
+
 // -- against compute ------------------------------------------------------------------------------------------
 
 const SPENT = { flops: "FLOPs of training, all rounds so far", answer: "FLOPs of an answer", device_s: "device seconds of training without loading, all rounds so far" };
