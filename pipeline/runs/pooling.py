@@ -308,9 +308,10 @@ def compared(places: Sequence[tuple[list[Group], Group]], confidence: float) -> 
             (first, [(group, reference) for group in tested]),
             (second, list(combinations(tested, 2))),
         ):
-            # Where methods had different numbers of prompts, as in a race.
-            found = {pair: difference_of(*aligned([stacks[one] for one in pair]), metric) for pair in pairs}
-            known |= {pair: one for pair, one in found.items() if one is not None}
+            for pair in pairs:
+                one, other = aligned([stacks[group] for group in pair])  # which may have different prompts
+                if (found := difference_of(one, other, metric)) is not None:
+                    known[pair] = found
     return [comparison for known in (first, second) for comparison in _corrected(known, confidence)]
 
 
