@@ -8,10 +8,11 @@ from pipeline.config.schema import Config
 from pipeline.engine.run_folder import RunFolder
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import ForeignDataError, read_json_file
-from pipeline.plan.contents import EVALUATE
 from pipeline.plan.graph import Plan
 
 FILE = "race.json"
+EVALUATE = "evaluate"
+"""`plan.contents.EVALUATE`, which takes long to import."""
 _LIMIT = 1 << 26
 
 
