@@ -219,6 +219,10 @@ def _stops(
 
 _SETTING = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
 _TOTALS = ("rounds_of_training",)
+_ADDS = (
+    *("algos", "dataset", "model", "experiment.seeds", "rounds_of_training"),
+    *("evaluation.on", "evaluation.also", "evaluation.num_"),
+)
 _GROWS = ("evaluation.num_prompts", "evaluation.num_samples")
 
 
@@ -248,12 +252,16 @@ def _added(settings: Sequence[str], config: Config, words: Sequence[str]) -> lis
         key, value = _key(word), _SETTING.fullmatch(word)
         if not key or value is None:
             raise ConfigError(f"add {brief(word)}: settings are written KEY=VALUE")
+        if not key.startswith(_ADDS):
+            raise ConfigError(
+                f"add {brief(word)}: add takes {', '.join(_ADDS)}...; other settings stay those of the run"
+            )
         if key in _GROWS:
             raise ConfigError(
                 f"add {key}: `pipeline evaluate NAME --prompts N --samples N` lets an evaluation grow"
             )
         new = yaml.safe_load(value[2]) if key in ("algos", "dataset", "model") or value[2][:1] == "[" else None
-        before = _value(config, key)
+        before = values.get(key, _value(config, key))
         if isinstance(before, list) and new is not None:
             more = [one for one in (new if isinstance(new, list) else [new]) if one not in before]
             if not more:

@@ -314,7 +314,9 @@ class _Builder:
             if address[5] <= last
         }
         if chain.kind.is_fixed or all(address[5] < last for address in shared):
-            raise ConfigError(f"algos.{chain.algo}.continues={chain.config.continues}: {source} has no such round")
+            other = replace(chain, algo=source or "").name
+            given = f"algos.{chain.algo}.continues={chain.config.continues}"
+            raise ConfigError(f"{given}: {other} has no round {last} in this run, or its rounds share nothing")
         self._outputs |= shared
         return last
 

@@ -41,7 +41,7 @@ def test_a_wrong_word_is_named_in_one_line(
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("st", ["status", "store"]),
+        ("st", ["status", "stop", "store"]),
         ("run algos.PITA.e", ["algos.PITA.enabled=", "algos.PITA.epochs=", "algos.PITA.eta="]),
         ("help training.grad_", ["training.grad_clip="]),
         ("show fi", ["first_run"]),

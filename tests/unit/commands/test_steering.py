@@ -24,6 +24,8 @@ def test_lists_append_and_numbers_are_totals() -> None:
     assert config.experiment.seeds == [0, 1, 4]
     assert config.rounds_of_training == 3
     assert len(settings) == len({word.partition("=")[0] for word in settings})
+    twice = after(Asked(verb="add", words=["algos=[SimPO]", "algos=[KTO]"]))
+    assert {"SimPO", "KTO"} <= {name for name, algo in load_config(twice).algos.items() if algo.enabled}
     again = after(Asked(verb="add", words=["rounds_of_training=4"]), settings)
     assert load_config(again).rounds_of_training == 4
 
@@ -63,6 +65,12 @@ def test_rounds_are_told_by_their_jobs() -> None:
     assert rounds_of(jobs, {"r1"}, set()) == {"d/m/s0/A": [0, 1]}  # its other test set is not done
     assert rounds_of(jobs, set(jobs), set()) == {"d/m/s0/A": [3, 3]}
     assert matching("A", chains_of(jobs.values())) == matching("s0/A", chains_of(jobs.values())) == ["d/m/s0/A"]
+
+
+@pytest.mark.parametrize("word", ["output_dir=x", "experiment.name=x", "dry_run=true", "execution.workers=1"])
+def test_what_is_not_of_the_experiment_cannot_be_added(word: str) -> None:
+    with pytest.raises(ConfigError, match="stay those of the run"):
+        after(Asked(verb="add", words=[word]))
 
 
 @pytest.mark.parametrize(
