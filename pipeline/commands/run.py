@@ -99,6 +99,7 @@ def run_experiment(
             request = replace(request, plan=planned if chains is None else planned.up_to(request.plan.jobs))
         told = forecast.forecast(request, stored.missing)
         requests.print_plan(request, stored, told.timed, console)
+        tell_race(request, console)
         if stored.missing:
             forecast.tell_time(request, told, console)
         return 0
@@ -322,6 +323,15 @@ def incomplete_chains(plan: graph.Plan, outcome: Outcome) -> list[str]:
     ]
 
 
+def tell_race(request: Request, console: Console) -> None:
+    """Say what the race of a request can settle, if it is one."""
+    if request.config.experiment.race is not None:
+        from pipeline.runs import racing  # statistics, which take time to load
+
+        for text in racing.expected(request.config.experiment.race, request.config):
+            note(console, text, "", logging.INFO)
+
+
 def note(console: Console, text: str, style: str = "bold", level: int = logging.WARNING, mark: str = "") -> None:
     """Say something on the terminal, behind a mark, and in the log."""
     log.log(level, "%s", text)
@@ -459,11 +469,8 @@ def _begin(request: Request, stored: Stored, run: RunFolder, console: Console) -
         log.warning("stored output %s is damaged (%s): set aside to %s", key, problem, aside)
     _link_stored(request, run, there)
     announce(request, stored, run, console)
-    if request.config.experiment.race is not None and stored.missing:
-        from pipeline.runs import racing  # statistics, which take time to load
-
-        for text in racing.expected(request.config.experiment.race, request.config):
-            note(console, text, "", logging.INFO)
+    if stored.missing:
+        tell_race(request, console)
     pinned = arithmetic.PINS if request.config.system.portable else ("numpy",)
     if stored.missing and (passed_over := arithmetic.overridden(*pinned)):
         log.warning("workers do not get %s, which would change results", ", ".join(passed_over))

@@ -231,7 +231,8 @@ def _continued(config: Config) -> Iterator[str]:
         elif class_of(name) != class_of(source):
             yield f"{key}: {source} is a {class_of(source)} and {name} a {class_of(name)}; both must be the same"
     if config.experiment.looks and config.evaluation.grown_from:
-        yield "experiment.looks and evaluation.grown_from: an extended evaluation has all prompts; leave one out"
+        fewer = "chains were evaluated on fewer prompts (experiment.looks, as a race sets it)"
+        yield f"evaluation.grown_from: an evaluation cannot grow in which {fewer}. Set one of them alone"
     for setting in ("last_rounds", "looks"):
         of: dict[str, object] = getattr(config.experiment, setting)
         for name in of:

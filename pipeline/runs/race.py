@@ -108,12 +108,15 @@ class Standing:
             for chain, last in self.stopped.items()
             if before.stopped.get(chain) != last
         ]
-        grown = [
-            f"{chain} in round {len(looks)} on {looks[-1]:,} prompts"
-            for chain, looks in self.looks.items()
-            if looks and looks != before.looks.get(chain)
+        grown: dict[tuple[str, int, int], list[str]] = {}
+        for chain, looks in self.looks.items():
+            if looks and looks != before.looks.get(chain):
+                place, _, algo = chain.rpartition("/")
+                grown.setdefault((place, len(looks), looks[-1]), []).append(algo)
+        told += [
+            f"{place}: round {number}: evaluate {', '.join(algos)} on {prompts:,} prompts"
+            for (place, number, prompts), algos in grown.items()
         ]
-        told += [f"evaluate {', '.join(grown)}"] if grown else []
         return "; ".join(told) or "nothing more to look at"
 
 

@@ -269,7 +269,8 @@ def expected(race: RaceConfig, config: Config) -> list[str]:
     told = ", ".join(f"{size:g} at some {needed(size) or math.inf:,}" for size in (0.1, 0.05, SMALL))
     lines = [
         f"race: prompts that settle a difference of {race.metric}: {told}, if {DISCORDANT:.0%} of the prompts "
-        f"tell two policies apart; evaluation.num_prompts={prompts:,}, looks of {look:,}"
+        f"tell two policies apart; evaluation.num_prompts={prompts:,}, looks of {look:,}; "
+        "the plan has the looks that are wanted so far"
     ]
     if (least := needed(SMALL)) is None or least > prompts:
         lines.append(

@@ -6,10 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from pipeline.config.checks import check_config
 from pipeline.config.schema import Until
+from pipeline.errors import ConfigError
 from pipeline.learning.evaluation.statistics import Floats
 from pipeline.runs.race import Standing
-from pipeline.runs.racing import Rules, decide
+from pipeline.runs.racing import Rules, decide, expected
+from tests.doubles.composing import quick_config
 
 PLACE = "addition/tiny/s0"
 RULES = Rules(look=100, num_prompts=1000, until=Until.best, alpha=0.05, num_rounds=2)
@@ -137,3 +140,32 @@ def test_equal_policies_are_seldom_told_apart() -> None:
         equal = answers(0.6, 0.6, seed=seed)
         false += bool(judged(equal, equal, rules=rules).stopped)
     assert false <= 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["experiment.race={metric: reward}"], r"race\.metric"),
+        (["experiment.race={metric: pass@3}"], r"race\.metric"),
+        (["experiment.race={look: 1500}"], r"race\.look"),
+        (["experiment.race={}", "execution.keep=last"], r"execution\.keep"),
+        (["experiment.race={}", "evaluation.grown_from=[[10,1]]"], r"evaluation\.grown_from"),
+        (["experiment.race={}", "experiment.looks={DPO: [1000]}"], r"experiment\.looks"),
+        (["experiment.race={}", "algos=[DPO]"], "two algorithms"),
+        (["experiment.race={alpha: 1}"], r"race\.alpha"),
+    ],
+    ids=["bounds", "k", "shards", "weights", "grown", "looks", "alone", "level"],
+)
+def test_what_no_race_can_be_with_is_refused(settings: list[str], key: str) -> None:
+    base = ["experiment.name=t", "algos=[PITA,DPO]", "evaluation.num_samples=2"]
+    check_config(quick_config([*base, "experiment.race={metric: pass@2, look: 2000}"]))
+    with pytest.raises(ConfigError, match=key):
+        check_config(quick_config([*base, *settings]))
+
+
+def test_what_a_race_can_settle_is_said_with_a_warning_where_that_is_little() -> None:
+    config = quick_config(["experiment.name=t", "algos=[PITA,DPO]", "experiment.race={}"])
+    assert config.experiment.race is not None
+    assert [text.startswith("warning") for text in expected(config.experiment.race, config)] == [False, True, True]
+    config.evaluation.num_prompts = 9000
+    assert not any(text.startswith("warning") for text in expected(config.experiment.race, config))
