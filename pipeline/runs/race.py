@@ -164,7 +164,7 @@ def outcome(standing: Standing) -> list[str]:
     ]
     if standing.racing:
         lines.append(f"undecided: {', '.join(f'{name} from round {of}' for name, of in standing.racing.items())}")
-    if saved := standing.saved:
+    elif saved := standing.saved:
         lines.append(
             f"saved: {saved['prompts']:,.0f} prompts of evaluation, {saved['rounds']:,.0f} rounds of training; "
             f"by estimates some {saved['seconds']:,.0f} s of a device"
