@@ -373,6 +373,19 @@ def check_unchanged(before: Mapping[str, Job], plan: Plan) -> None:
         )
 
 
+def check_kept(before: Iterable[Job], plan: Plan) -> None:
+    """Refuse a plan without some chain.
+
+    Raises:
+        ConfigError: A chain that the run has is missing.
+    """
+    chains = chains_of(plan.jobs.values())
+    if gone := [chain for chain in chains_of(before) if chain not in chains]:
+        raise ConfigError(
+            f"this would leave out {gone[0]}, and {len(gone):,} chains in all: `pipeline stop` ends one"
+        )
+
+
 def check_resumed(asked: Asked, before: Config, after: Config) -> None:
     """Refuse to resume a chain that a race stops again.
 
@@ -487,6 +500,8 @@ class Steered:
             settings = settings_after(asked, before.given, before.config, jobs, rounds)
             request = _prepared(before, settings)
             check_resumed(asked, before.config, request.config)
+            if asked.verb != "stop":
+                check_kept(jobs.values(), request.plan)
         return self._with(change, request, state, levels)
 
     def _with(

@@ -208,11 +208,11 @@ def _test_sets(config: Config) -> Iterator[str]:
 
 
 def _continued(config: Config) -> Iterator[str]:
-    """Yield problems of algorithms that go on from a round of another one, and of chains that end early."""
+    """Yield problems of algorithms that go on from a round of another one, and of looks at fewer prompts."""
     enabled = {name: algo for name, algo in config.algos.items() if algo.enabled}
 
     def class_of(name: str) -> str:
-        return (enabled[name].class_path or ALGORITHMS.get(name, name)).replace(":", ".")
+        return (enabled[name].class_path or ALGORITHMS.get(point_of(name)[0], name)).replace(":", ".")
 
     for name, algo in enabled.items():
         if algo.continues is None:
@@ -233,12 +233,6 @@ def _continued(config: Config) -> Iterator[str]:
     if config.experiment.looks and config.evaluation.grown_from:
         fewer = "chains were evaluated on fewer prompts (experiment.looks, as a race sets it)"
         yield f"evaluation.grown_from: an evaluation cannot grow in which {fewer}. Set one of them alone"
-    for setting in ("last_rounds", "looks"):
-        of: dict[str, object] = getattr(config.experiment, setting)
-        for name in of:
-            if "/" not in name and name not in enabled:
-                unknown = unknown_name("algorithm of the run", name, enabled)
-                yield f"experiment.{setting}={brief(of)}: {unknown} Or name a chain, as in the plan."
 
 
 def _joined(config: Config) -> Iterator[str]:

@@ -355,7 +355,7 @@ class SamplingConfig(Settings):
 def continued_from(algo: AlgoConfig) -> tuple[str | None, int]:
     """Return the algorithm whose first rounds a method shares, and how many; None and 0 if it shares none."""
     name, _, number = (algo.continues or "").rpartition("@")
-    return (name, int(number)) if name and number.isdecimal() else (None, 0)
+    return (name, int(number)) if name and re.fullmatch("[0-9]{1,7}", number) else (None, 0)
 
 
 @dataclass(kw_only=True)

@@ -45,6 +45,7 @@ from pipeline.plan.contents import (
     Contents,
     JobContents,
     chains,
+    check_chains,
     evaluated_prompts,
     last_round,
 )
@@ -183,6 +184,7 @@ def build_plan(
         PlanError: A stage reads one that does not exist, or there would be too many jobs.
     """
     check_size(config)
+    check_chains(config)
     source_hash.cache_clear()  # in a notebook files may have been edited since the last plan
     contents = JobContents(config, sources or {}, models or {}, plain_attention)
     builder = _Builder(config, durations or Durations(), contents, weights or {}, gpu, rows, racing or {})

@@ -10,14 +10,14 @@ A worker gets all of it.
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config import schema
-from pipeline.config.plain import schema_path, to_plain
+from pipeline.config.plain import brief, schema_path, to_plain
 from pipeline.config.schema import continued_from
-from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES, evaluated_on
+from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES, evaluated_on, point_of
 from pipeline.config.user_code import import_object, source_hash
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, unknown_name
 from pipeline.learning.algos.base import GENERATE, START_TRAIN, Algorithm, Stage
 from pipeline.learning.algos.policy_config import start_of, starts_of
 from pipeline.learning.algos.registry import PREPARE, Preparation, Reference, load_algorithm
@@ -36,6 +36,7 @@ REFERENCE = Reference.name
 PREPARING = Preparation.name
 EVALUATE = "evaluate"
 """Stage that is evaluation, by every algorithm."""
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -114,15 +115,38 @@ def chains(config: schema.Config) -> Iterator[Chain]:
 
 def last_round(config: schema.Config, chain: Chain) -> int:
     """Return the last round of a chain."""
-    of = config.experiment.last_rounds
-    return min(config.rounds_of_training, of.get(chain.name, of.get(chain.algo, config.rounds_of_training)))
+    return min(
+        config.rounds_of_training, _set_for(config.experiment.last_rounds, chain, config.rounds_of_training)
+    )
 
 
 def evaluated_prompts(config: schema.Config, chain: Chain, number: int) -> int:
     """Return how many prompts of its own dataset a round of a chain is evaluated on, counted from the first."""
-    of, every = config.experiment.looks, config.evaluation.num_prompts
-    looks = of.get(chain.name, of.get(chain.algo, []))
+    looks, every = _set_for(config.experiment.looks, chain, list[int]()), config.evaluation.num_prompts
     return min(every, looks[number - 1]) if 1 <= number <= len(looks) else every
+
+
+def _set_for(of: Mapping[str, _T], chain: Chain, default: _T) -> _T:
+    """Return the setting of a chain, else that of its algorithm, a front after its point."""
+    return next((of[name] for name in _names(chain) if name in of), default)
+
+
+def _names(chain: Chain) -> tuple[str, str, str]:
+    return chain.name, chain.algo, point_of(chain.algo)[0]
+
+
+def check_chains(config: schema.Config) -> None:
+    """Refuse settings of chains that the run does not have.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    names = dict.fromkeys(name for chain in chains(config) if chain.algo != REFERENCE for name in _names(chain))
+    for setting in ("last_rounds", "looks"):
+        of: dict[str, object] = getattr(config.experiment, setting)
+        for name in of:
+            if name not in names:
+                raise ConfigError(f"experiment.{setting}={brief(of)}: {unknown_name('chain', str(name), names)}")
 
 
 # -- versions ----------------------------------------------------------------------------------------------------

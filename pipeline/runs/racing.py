@@ -208,7 +208,7 @@ def stand(config: Config, plan: Plan, store: Store, rows: Mapping[str, Mapping[s
         found = [np.zeros(0)]
         for job in sorted(shards[name][number], key=lambda job: job.shard or 0):
             try:
-                found.append(_outcomes(store.root, job.key, race.metric))
+                found.append(shard_outcomes(store.root, job.key, race.metric))
             except (JobError, ForeignDataError, OSError):  # not stored, or not whole
                 return np.concatenate(found)
         values = np.concatenate(found)
@@ -242,7 +242,7 @@ def _evaluations(config: Config, plan: Plan) -> Iterable[Job]:
 
 
 @lru_cache(maxsize=100_000)
-def _outcomes(root: Path, key: str, metric: str) -> Floats:
+def shard_outcomes(root: Path, key: str, metric: str) -> Floats:
     """Return the outcomes of a shard in the order of its prompts.
 
     Raises:

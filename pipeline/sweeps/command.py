@@ -125,12 +125,17 @@ def _setting(value: Any) -> str:
         case list() | tuple():
             return f"[{','.join(map(_setting, value))}]"
         case dict():
-            return "{" + ",".join(f"{_setting(str(key))}:{_setting(item)}" for key, item in value.items()) + "}"
+            return "{" + ",".join(f"{_key(str(key))}:{_setting(item)}" for key, item in value.items()) + "}"
         case str() if not re.fullmatch(r"[A-Za-z_/][A-Za-z0-9_./@-]*", value) or value.lower() in _WORDS:
             from hydra.core.override_parser.types import Quote, QuotedString
 
             return QuotedString(value, Quote.single).with_quotes()
     return str(value)
+
+
+def _key(name: str) -> str:
+    """Return the key of a table, which Hydra takes without quotes alone."""
+    return re.sub(r"[\\()\[\]{}:=, \t]", r"\\\g<0>", name)
 
 
 _WORDS = {"true", "false", "null", "nan", "inf"}

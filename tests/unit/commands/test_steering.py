@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.commands.request import prepare
-from pipeline.commands.steering import Asked, chains_of, matching, rounds_of, settings_after
+from pipeline.commands.steering import Asked, chains_of, check_kept, matching, rounds_of, settings_after
 from pipeline.config.load import load_config
 from pipeline.errors import ConfigError
 from pipeline.plan.graph import Job
@@ -55,6 +55,29 @@ def test_a_chain_ends_after_the_round_that_is_done_or_has_begun() -> None:
         after(Asked(verb="stop", chain="s0/DPO", after_round=True), later, rounds)
 
 
+def test_points_of_a_front_are_stopped_and_cloned_as_chains() -> None:
+    settings = [*SETTINGS[:4], "algos.DPO.front={beta: [0.1, 0.3]}", "rounds_of_training=3"]
+    point = "addition/tiny/s0/DPO@beta=0.1"
+    one = after(Asked(verb="stop", chain=point), settings, {point: [1, 1]})
+    assert load_config(one).experiment.last_rounds == {point: 1}
+    assert {job.round for job in prepare(load_config(one)).plan.jobs.values() if job.chain == point} == {1}
+    both = load_config(after(Asked(verb="stop", chain="DPO"), settings)).experiment.last_rounds
+    assert len(both) == 4
+    named = prepare(load_config([*settings, "experiment.last_rounds={DPO: 1}"])).plan.jobs.values()
+    assert {job.round for job in named if job.algo.startswith("DPO")} == {1}
+    clone = Asked(verb="clone", chain="DPO@beta=0.1", name="X", words=["algos.X.epochs=2"], from_round=1)
+    assert {
+        job.round for job in prepare(load_config(after(clone, settings))).plan.jobs.values() if job.algo == "X"
+    } == {2, 3}
+
+
+def test_no_chain_is_lost_by_what_is_added() -> None:
+    jobs = prepare(load_config(SETTINGS)).plan.jobs.values()
+    with pytest.raises(ConfigError, match="leave out addition/tiny/s0/DPO, and 2 chains"):
+        check_kept(jobs, prepare(load_config([*SETTINGS, "algos.DPO.enabled=false"])).plan)
+    check_kept(jobs, prepare(load_config([*SETTINGS, "experiment.seeds=[0,1,2]"])).plan)
+
+
 def test_rounds_are_told_by_their_jobs() -> None:
     def job(name: str, number: int, dataset: str = "d") -> Job:
         of = {"algo": "A", "dataset": dataset, "model": "m", "seed": 0, "round": number}
@@ -81,6 +104,11 @@ def test_what_is_not_of_the_experiment_cannot_be_added(word: str) -> None:
         (["algos.DPO.continues=PITA"], "ALGORITHM@ROUND"),
         (["algos.DPO.continues=KTO@1"], "KTO"),
         (["experiment.last_rounds={KTO: 1}"], "KTO"),
+        (["experiment.last_rounds={addition/tiny/s9/DPO: 1}"], "s9/DPO"),
+        (["experiment.last_rounds={s0/DPO: 1}"], "s0/DPO"),
+        (["experiment.last_rounds={1: 1}"], "last_rounds"),
+        (["experiment.looks={s0/DPO: [5]}"], "looks"),
+        ([f"algos.DPO.continues=PITA@{'9' * 5000}"], "ALGORITHM@ROUND"),
         (["experiment.last_rounds={DPO: -1}"], "last_rounds"),
     ],
 )

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.checks import check_config
 from pipeline.config.schema import Config
 from pipeline.errors import ConfigError, PlanError
 from pipeline.plan.build import build_plan, check_size
@@ -222,4 +221,4 @@ def test_metrics_of_fewer_prompts_read_the_same_prompts_of_others_whatever_these
 def test_looks_of_no_chain_are_refused_and_more_than_all_prompts_are_all() -> None:
     assert looked("experiment.looks={DPO: [1000, 100]}").jobs == looked().jobs
     with pytest.raises(ConfigError, match=r"experiment\.looks.*DPA"):
-        check_config(quick_config(["experiment.name=t", *LOOKS, "experiment.looks={DPA: [25]}"]))
+        looked("experiment.looks={DPA: [25]}")
