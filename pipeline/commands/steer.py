@@ -137,6 +137,7 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
     before = config_from_plain(run.read_config())
     settings = steering.settings_after(asked, made.settings, before, run.jobs, rounds)
     config = steering.composed(made.command, settings)
+    config.output_dir = str(run.folder.path.parent.parent)  # wherever this command is typed
     request = requests.prepare(config, settings)
     steering.check_unchanged(run.jobs, request.plan)
     steering.check_resumed(asked, before, request.config)
