@@ -6,7 +6,7 @@ While the run goes on its engine is asked; a run that is over is carried out aga
 import shlex
 import sys
 import time
-from contextlib import suppress
+from contextlib import chdir, nullcontext, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from pipeline.config.load import config_from_plain
 from pipeline.config.schema import Config
 from pipeline.engine.journal import JournalReader
 from pipeline.errors import ConfigError, PipelineError, unknown_name
-from pipeline.runs.loaded import LoadedRun, choose_run, load_planned
+from pipeline.runs.loaded import LoadedRun, choose_run, load_planned, runs_of
 from pipeline.runs.report.format import command as command_text
 from pipeline.terminal.console import make_console, say
 from pipeline.terminal.streams import printable
@@ -110,9 +110,18 @@ def command(name: typed.Experiment, run: typed.Stamp = None, output_dir: typed.O
 
 
 def _ask(name: str, output_dir: Path, asked: Asked) -> int:
-    run, console = load_planned(choose_run(output_dir, name)), make_console()
-    if not run.origin.settings or run.origin.only_evaluates:
+    runs = [LoadedRun(folder) for folder in runs_of(output_dir.absolute(), name)]
+    run = next((each for each in reversed(runs) if not each.origin.only_evaluates), runs[-1])
+    load_planned(run.folder)
+    if not run.origin.settings:
         raise ConfigError(f"{name} was not started by a command with settings, which is what a request changes")
+    folder = Path(run.origin.folder)
+    # Files and code that settings name are looked for where the run was started.
+    with chdir(folder) if folder.is_dir() else nullcontext():
+        return _asked(run, asked, make_console())
+
+
+def _asked(run: LoadedRun, asked: Asked, console: Console) -> int:
     if run.state not in ("running", "unknown"):
         return _afterwards(run, asked, console)
     if asked.verb != "priority":
@@ -120,7 +129,7 @@ def _ask(name: str, output_dir: Path, asked: Asked) -> int:
     answer = _answered(run, asked)
     if answer["reason"]:
         raise PipelineError(f"{asked}: {answer['reason']}")
-    more = command_text(f"command {name}", output_dir)
+    more = command_text(f"command {run.name}", run.folder.path.parent.parent)
     say(console, f"{asked}: done; the run has {answer['jobs']:,} jobs. What it has become:", copy=more)
     return 0
 
@@ -141,6 +150,8 @@ def _after(run: LoadedRun, asked: Asked) -> tuple[Config, list[str], list[str]]:
     request = requests.prepare(config, settings)
     steering.check_unchanged(run.jobs, request.plan)
     steering.check_resumed(asked, before, request.config)
+    if asked.verb != "stop":
+        steering.check_kept(run.jobs.values(), request.plan)
     return config, settings, steering.command_after(made.command, made.settings, settings)
 
 

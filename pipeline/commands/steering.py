@@ -24,7 +24,7 @@ from pipeline.commands import request as requests
 from pipeline.commands.request import Request, Stored
 from pipeline.config import load
 from pipeline.config.plain import brief, default_values, refuse_all, to_plain
-from pipeline.config.schema import AlgoConfig, Config
+from pipeline.config.schema import AlgoConfig, Config, continued_from
 from pipeline.config.tables import ALGORITHMS, choices_of, point_of
 from pipeline.engine.run_folder import RunFolder
 from pipeline.engine.run_jobs import read_peaks
@@ -35,6 +35,7 @@ from pipeline.engine.store.store import Verified
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, open_plain, write_whole
 from pipeline.foreign import SMALL, ForeignDataError, read_json
+from pipeline.learning.algos.policy_config import start_of
 from pipeline.plan import recorded
 from pipeline.plan.contents import PREPARING, REFERENCE
 from pipeline.plan.graph import Job, Plan
@@ -211,10 +212,27 @@ def _stops(
         before = last_rounds.get(chain, last_rounds.get(chains[chain], total))
         last = begun if asked.after_round else done
         if last < before:
+            _refuse_needed(chain, chains, last, config)
             last_rounds[chain], changed = last, True
     if not changed:
         raise ConfigError(f"stop {asked.chain}: nothing of it is left to do, or it was stopped already")
     return last_rounds
+
+
+def _refuse_needed(chain: str, chains: Mapping[str, str], last: int, config: Config) -> None:
+    """Refuse to stop a chain whose rounds others of its place need.
+
+    Raises:
+        ConfigError: There are such.
+    """
+    place, own = chain.rpartition("/")[0], chains[chain]
+    for other, algo in chains.items():
+        source, shared = continued_from(config.algos[algo])
+        is_start = start_of(config.algos[algo]) == own and last == 0
+        if other.rpartition("/")[0] == place and ((source == own and last < shared) or is_start):
+            raise ConfigError(
+                f"stop {chain} after round {last}: {other} goes on from a later round of it; stop that first"
+            )
 
 
 _SETTING = re.compile(r"(\+{0,2}[A-Za-z_][\w.@/-]*)=(.*)", re.DOTALL)
@@ -296,7 +314,7 @@ def _cloned(asked: Asked, settings: Sequence[str], config: Config, chains: Mappi
     chosen = matching(asked.chain, chains)
     source, name = chains[chosen[0]], asked.name
     taken = [*config.algos, *ALGORITHMS]
-    if name in taken or not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,99}", name):
+    if name in taken or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,99}", name):
         raise ConfigError(f"clone --as {brief(name)}: give it a plain name that no algorithm has")
     algo = config.algos[source]
     own = {

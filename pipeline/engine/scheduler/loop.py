@@ -318,9 +318,9 @@ class Loop:
         state = self.run.state
         while not self.signals.received and not self._halt():
             self._decide(reactions.release_due)
-            self._steer()  # once more when nothing is left to do, as its answer may be more work
+            answered = self._steer()  # also when nothing is left to do, as its answer may be more work
             self._start_jobs()
-            if not state.unsettled:
+            if not (state.unsettled or answered):
                 break
             self.outside.settle()
             self._tick(self.next_tick_s)
@@ -340,14 +340,14 @@ class Loop:
             self.outside.settle()
             self.scratch.close()
 
-    def _steer(self) -> None:
-        """Carry out the next request, once no job runs that the plan is to lack."""
+    def _steer(self) -> bool:
+        """Carry out the next request, once no job runs that the plan is to lack; return whether there was one."""
         state = self.run.state
         if self.steering is None:
-            return
+            return False
         self.change = change = self.change or self.steering.next_change(state)
         if change is None:
-            return
+            return False
         reason = change.reason
         if change.plan is not None:
             jobs = change.plan.jobs
@@ -356,7 +356,7 @@ class Loop:
             ]
             self._decide(reactions.let_go, leaving)
             if any(state.jobs[job_id].status is JobStatus.running for job_id in leaving):
-                return
+                return True
             try:
                 self.steering.begin()
             except StoreError as error:
@@ -368,6 +368,7 @@ class Loop:
         answer = {"request": change.request, "text": change.text, "by": change.by}
         self.outside.record("RequestAnswered", **answer, reason=reason, jobs=len(state.jobs))
         log.info("%s (asked by %s)%s", change.text, change.by, f": refused: {reason}" if reason else "")
+        return True
 
     # -- decisions ---------------------------------------------------------------------------------------------
 

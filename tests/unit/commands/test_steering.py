@@ -78,6 +78,17 @@ def test_no_chain_is_lost_by_what_is_added() -> None:
     check_kept(jobs, prepare(load_config([*SETTINGS, "experiment.seeds=[0,1,2]"])).plan)
 
 
+def test_a_chain_that_others_go_on_from_is_not_stopped_before_them() -> None:
+    of_clone = after(Asked(verb="clone", chain="DPO", name="X", from_round=1))
+    for settings in (
+        of_clone,
+        [*SETTINGS, "algos.PITA.enabled=false", "algos=[DPO,GRPO]", "algos.GRPO.start=DPO"],
+    ):
+        with pytest.raises(ConfigError, match="a later round of it; stop that first"):
+            after(Asked(verb="stop", chain="s0/DPO"), settings)
+        assert after(Asked(verb="stop", chain="s0/DPO"), settings, {"addition/tiny/s0/DPO": [1, 1]})
+
+
 def test_rounds_are_told_by_their_jobs() -> None:
     def job(name: str, number: int, dataset: str = "d") -> Job:
         of = {"algo": "A", "dataset": dataset, "model": "m", "seed": 0, "round": number}
