@@ -336,11 +336,8 @@ def _cloned(asked: Asked, settings: Sequence[str], config: Config, chains: Mappi
             f"clone {brief(wrong[0])}: a clone has settings of its own alone, as algos.{name}.KEY=VALUE"
         )
     typed = {_key(word) for word in asked.words}
-    return [
-        *_with(settings, {key: value for key, value in own.items() if key not in typed}),
-        *([] if stops == config.experiment.last_rounds else overrides_of({"experiment.last_rounds": stops})),
-        *asked.words,
-    ]
+    own = {key: value for key, value in own.items() if key not in typed}
+    return [*_with(settings, {**own, "experiment.last_rounds": stops}), *asked.words]
 
 
 def _differing(algo: AlgoConfig) -> dict[str, Any]:
@@ -415,11 +412,6 @@ def check_resumed(asked: Asked, before: Config, after: Config) -> None:
             f"resume {asked.chain}: the race has stopped it, and would again. `pipeline command` prints a command "
             "without the race, in which experiment.last_rounds can leave it out"
         )
-
-
-def missing_of(request: Request, problem_of: Callable[[str], str | None]) -> Stored:
-    """See what of a plan must run; what only a shared store has is made here."""
-    return requests.look_up(request, problem_of)
 
 
 # -- the engine's side -------------------------------------------------------------------------------------------
@@ -528,7 +520,7 @@ class Steered:
         """Return a change to the plan of a request; `levels` are priorities of chains, if they change, too."""
         levels = dict(self._levels if levels is None else levels)
         check_unchanged(state.plan.jobs, request.plan)
-        stored = missing_of(request, self._verified.problem)
+        stored = requests.look_up(request, self._verified.problem)  # what a shared store has is made here
         there_now = request.plan.jobs.keys() - set(stored.missing)
         reactions.check_runnable(request.plan, request.layout, there_now, read_peaks(request.store.root))
         self._next = request, stored, levels

@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline.__main__ import app
+from pipeline.commands import run as run_commands
 from pipeline.commands import steer, steering
 from pipeline.commands.steering import Asked
 from pipeline.engine.run_folder import RunFolder
@@ -216,3 +217,21 @@ def test_an_engine_that_is_gone_changes_nothing(tmp_path: Path, monkeypatch: pyt
         os.kill(process.pid, signal.SIGCONT)
         os.kill(process.pid, signal.SIGINT)
         ended(process, 130)
+
+
+def test_requests_that_wait_when_nothing_is_left_to_do_are_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, real = tmp_path / "outputs", run_commands.create_run_folder
+    run_here(output, "algos=[DPO]", "rounds_of_training=1")
+
+    def with_requests(*where: Any) -> RunFolder:
+        folder = real(*where)
+        steering.ask(folder, Asked(verb="stop", chain="PITA"))  # all else is stored
+        steering.ask(folder, Asked(verb="add", words=["experiment.seeds=[1]"]))
+        return folder
+
+    monkeypatch.setattr(run_commands, "create_run_folder", with_requests)
+    run_here(output, "algos=[DPO,PITA]", "rounds_of_training=1")
+    assert events(output, "RequestAnswered", key="reason") == ["", ""]
+    assert "addition/tiny/s1/DPO/r1/metrics" in events(output, "JobFinished")
