@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pipeline.files import json_text as json_text
     from pipeline.learning.algos.base import REFERENCE_TRAIN as REFERENCE_TRAIN
     from pipeline.learning.algos.base import START_TRAIN as START_TRAIN
+    from pipeline.learning.algos.base import TEACHER_TRAIN as TEACHER_TRAIN
     from pipeline.learning.algos.base import TEXT as TEXT
     from pipeline.learning.algos.dpo import KTO as KTO
     from pipeline.learning.algos.dpo import ORPO as ORPO

@@ -35,7 +35,7 @@ from pipeline.engine.store.store import Verified
 from pipeline.errors import ConfigError, PipelineError, StoreError
 from pipeline.files import json_text, open_plain, write_whole
 from pipeline.foreign import SMALL, ForeignDataError, read_json
-from pipeline.learning.algos.policy_config import start_of
+from pipeline.learning.algos.policy_config import taken_from
 from pipeline.plan import recorded
 from pipeline.plan.contents import PREPARING, REFERENCE
 from pipeline.plan.graph import Job, Plan
@@ -228,8 +228,8 @@ def _refuse_needed(chain: str, chains: Mapping[str, str], last: int, config: Con
     place, own = chain.rpartition("/")[0], chains[chain]
     for other, algo in chains.items():
         source, shared = continued_from(config.algos[algo])
-        is_start = start_of(config.algos[algo]) == own and last == 0
-        if other.rpartition("/")[0] == place and ((source == own and last < shared) or is_start):
+        is_taken = own in taken_from(config.algos[algo]).values() and last == 0
+        if other.rpartition("/")[0] == place and ((source == own and last < shared) or is_taken):
             raise ConfigError(
                 f"stop {chain} after round {last}: {other} goes on from a later round of it; stop that first"
             )

@@ -34,7 +34,7 @@ from pipeline.config.user_code import ask, import_object, source_hash
 from pipeline.errors import ConfigError, PlanError, defined_at
 from pipeline.learning.algos import registry
 from pipeline.learning.algos.base import DATASET, METRICS, PROMPTS, START_TRAIN, Read, Stage
-from pipeline.learning.algos.policy_config import start_of
+from pipeline.learning.algos.policy_config import taken_from
 from pipeline.learning.datasets.base import load_dataset
 from pipeline.machine import memory
 from pipeline.plan.contents import (
@@ -439,9 +439,9 @@ class _Builder:
         planned = {each.name for each in registry.planned_stages(chain.kind, chain.config, self.config)}
         if spec.algo == "self" and spec.stage in own - planned:
             return []
-        if start := start_of(chain.config) if spec.algo == "start" else None:
-            last = last_round(self.config, replace(chain, algo=start, on=None))
-            algo, rounds = start, range(last, last + 1)
+        if other := taken_from(chain.config).get(spec.algo):
+            last = last_round(self.config, replace(chain, algo=other, on=None))
+            algo, rounds = other, range(last, last + 1)
         elif spec.algo != "self":
             algo, rounds = spec.algo, range(1)
         elif spec.rounds == "previous":

@@ -18,8 +18,8 @@ from pipeline.config.schema import continued_from
 from pipeline.config.tables import DATASETS, REWARD_MODEL, REWARD_NAMES, evaluated_on, point_of
 from pipeline.config.user_code import import_object, source_hash
 from pipeline.errors import ConfigError, unknown_name
-from pipeline.learning.algos.base import GENERATE, START_TRAIN, Algorithm, Stage
-from pipeline.learning.algos.policy_config import start_of, starts_of
+from pipeline.learning.algos.base import GENERATE, START_TRAIN, TEACHER_TRAIN, Algorithm, Stage
+from pipeline.learning.algos.policy_config import taken_from
 from pipeline.learning.algos.registry import PREPARE, Preparation, Reference, load_algorithm
 from pipeline.learning.rewards.judge import keyed_options
 from pipeline.learning.rewards.registry import package_versions, shipped_traits
@@ -84,21 +84,23 @@ class Chain:
 def chains(config: schema.Config) -> Iterator[Chain]:
     """Yield every chain of a request, each after the chains that it reads.
 
-    The reference of a dataset, model and seed comes first; a chain comes before those that start from its policy.
+    The reference of a dataset, model and seed comes first; a chain comes before those that use its last model.
 
     Raises:
-        ConfigError: An algorithm cannot be loaded, or does not read the policy that it should start from.
+        ConfigError: An algorithm cannot be loaded, or does not read the model that it should use.
     """
     enabled = [
         (name, load_algorithm(name, algo.class_path), algo) for name, algo in config.algos.items() if algo.enabled
     ]
     for name, kind, algo in enabled:
-        if start_of(algo) and not any(START_TRAIN in stage.reads for stage in kind.stages_with(algo)):
-            raise ConfigError(
-                f"algos.{name}.start={start_of(algo)}: no stage of {kind.__name__} reads it. Add START_TRAIN "
-                "to the reads of those that begin with a policy"
-            )
-    before = {name: {*starts_of(algo, config.algos)[:1], continued_from(algo)[0]} for name, _, algo in enabled}
+        for setting, other in taken_from(algo).items():
+            read = {"start": START_TRAIN, "teacher": TEACHER_TRAIN}[setting]
+            if not any(read in stage.reads for stage in kind.stages_with(algo)):
+                raise ConfigError(
+                    f"algos.{name}.{setting}={other}: no stage of {kind.__name__} reads it. Add "
+                    f"{setting.upper()}_TRAIN to the reads of those that use its model"
+                )
+    before = {name: {*taken_from(algo).values(), continued_from(algo)[0]} for name, _, algo in enabled}
 
     def depth(name: str) -> int:
         return 1 + max((depth(other) for other in before[name] if other in before), default=0)

@@ -17,7 +17,7 @@ from pipeline.config.tables import is_mean, point_of
 from pipeline.engine.store.store import ANSWERS, FLOPS, Store
 from pipeline.files import json_text, write_whole
 from pipeline.foreign import recall
-from pipeline.learning.algos.base import FIND, GENERATE, REFERENCE, START_TRAIN
+from pipeline.learning.algos.base import FIND, GENERATE, REFERENCE, START_TRAIN, TEACHER_TRAIN, Read
 from pipeline.outputs.formats import ANSWERING
 from pipeline.plan.graph import Job
 from pipeline.runs import record
@@ -240,14 +240,14 @@ _KL = "kl_per_sequence"
 
 
 def costs_of(
-    results: Iterable[record.ResultRow], compute: Iterable[ComputeRow], starts: Mapping[str, str]
+    results: Iterable[record.ResultRow], compute: Iterable[ComputeRow], *taken: Mapping[str, str]
 ) -> list[CostRow]:
     """Return the costs of every method up to each round; methods without known costs are left out.
 
     Args:
         results: Rows of all chains.
         compute: Costs of their stages.
-        starts: Method -> the method whose last policy it starts from, whose whole cost it includes.
+        *taken: Method -> a method whose last model it uses, whose whole cost it includes.
     """
     from pipeline.runs.pooling import whole_grid  # numpy too, which reading costs does not need
 
@@ -260,7 +260,7 @@ def costs_of(
         cells.setdefault((method, result.round), set()).add((record.place_of(result)[2], result.seed))
 
     def of_chain(method: _Method, cell: tuple[int, int], number: float) -> list[ComputeRow]:
-        """Return the rows of a chain up to a round: its own, those shared by seeds, and its start policy's."""
+        """Return the rows of a chain up to a round: its own, those shared by seeds, and of models that it uses."""
         (reference, seed), (dataset, model, algo) = cell, method
         trained_on, test_set = point_of(dataset)
         every = list(spent.get(method, ()))
@@ -273,7 +273,8 @@ def costs_of(
             and row.seed in (None, seed)
             and row.round <= number
         ]
-        before = of_chain((dataset, model, starts[algo]), cell, math.inf) if algo in starts else []
+        others = dict.fromkeys(of[algo] for of in taken if algo in of)
+        before = [row for other in others for row in of_chain((dataset, model, other), cell, math.inf)]
         return [*own, *(row for row in before if row.stage not in EVALUATION)]
 
     return [
@@ -380,7 +381,6 @@ def results_of(
     rows = record.collect_rows(store, jobs, tell)
     methods, comparisons = pooled(rows, record.prompt_reader(store, jobs, tell), last_round, settings.confidence)
     points, matched = fronts(methods, settings.matched_kl, settings.split)
-    made_by = {job.key: job.algo for job in jobs}
     return record.Results(
         rows=rows,
         pooled=methods,
@@ -392,13 +392,15 @@ def results_of(
         matched=matched,
         bounded=list(bounded),
         grown_from=settings.grown_from,
-        starts={
-            job.algo: made_by[key]
-            for job in jobs
-            for key in job.inputs.get(START_TRAIN.name, ())
-            if key in made_by
-        },
+        starts=_taken(jobs, START_TRAIN),
+        teachers=_taken(jobs, TEACHER_TRAIN),
     )
+
+
+def _taken(jobs: Sequence[Job], read: Read) -> dict[str, str]:
+    """Return the methods that read the model of another method, and that method."""
+    made_by = {job.key: job.algo for job in jobs}
+    return {job.algo: made_by[key] for job in jobs for key in job.inputs.get(read.name, ()) if key in made_by}
 
 
 def compute_of(store: Store, jobs: Iterable[Job], results: record.Results, budgets: Sequence[float]) -> Compute:
@@ -411,5 +413,5 @@ def compute_of(store: Store, jobs: Iterable[Job], results: record.Results, budge
         budgets: FLOPs of training at which methods are compared.
     """
     rows = collect_compute(store, jobs)
-    costs = costs_of(results.rows, rows, results.starts)
+    costs = costs_of(results.rows, rows, results.starts, results.teachers)
     return Compute(rows=rows, costs=costs, budgets=at_budgets(results.pooled, costs, budgets))

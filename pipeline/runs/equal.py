@@ -216,7 +216,7 @@ class _Stored:
         results, jobs = run.results, run.jobs.values()
         self._confidence, self._compared = results.confidence, compared
         self.places = record.by_method(row for row in results.pooled if not is_mean(row.dataset))
-        costs = costs_of(results.rows, run.compute.rows, results.starts)
+        costs = costs_of(results.rows, run.compute.rows, results.starts, results.teachers)
         self._costs = {(row.dataset, row.model, row.algo, row.round): row for row in costs}
         self._without_weights = {
             (job.dataset, job.model, job.algo, job.round)

@@ -27,7 +27,7 @@ from pipeline.engine.store.store import Store
 from pipeline.errors import JobError
 from pipeline.foreign import ForeignDataError
 from pipeline.learning.algos.base import REFERENCE
-from pipeline.learning.algos.policy_config import starts_of
+from pipeline.learning.algos.policy_config import taken_from
 from pipeline.learning.evaluation import anytime, metrics
 from pipeline.learning.evaluation.statistics import Floats
 from pipeline.plan.contents import EVALUATE
@@ -201,7 +201,7 @@ def stand(config: Config, plan: Plan, store: Store, rows: Mapping[str, Mapping[s
         alpha=race.alpha,
         num_rounds=config.rounds_of_training,
     )
-    others = {of for algo in config.algos.values() if algo.enabled for of in starts_of(algo, config.algos)[:1]}
+    others = {of for algo in config.algos.values() if algo.enabled for of in taken_from(algo).values()}
     others |= {continued_from(algo)[0] or "" for algo in config.algos.values() if algo.enabled}
 
     def outcomes(name: str, number: int) -> Floats:

@@ -256,6 +256,7 @@ class Results:
         matched: Rewards of fronts at common divergences.
         bounded: Algorithms whose KL divergence is an upper bound; for the others it is exact.
         starts: Algorithm -> the algorithm whose last policy it starts from; the others start from the reference.
+        teachers: Algorithm -> the algorithm whose last value model it uses.
         grown_from: Prompts and completions of each that the evaluation had before it was extended.
     """
 
@@ -269,6 +270,7 @@ class Results:
     matched: list[MatchedRow] = field(default_factory=list)
     bounded: list[str] = field(default_factory=list)
     starts: dict[str, str] = field(default_factory=dict)
+    teachers: dict[str, str] = field(default_factory=dict)
     grown_from: list[list[Count]] = field(default_factory=list)
 
     def bounded_among(self, algos: Iterable[str]) -> list[str]:

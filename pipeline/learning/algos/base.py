@@ -33,7 +33,7 @@ REFERENCE = "reference"
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors", "value_head.safetensors")
 """Files of a saved model that hold its weights, as patterns of their names."""
 Rounds = Literal["this", "previous", "so_far", "shard"]
-Owner = Literal["self", "reference", "dataset", "start"]
+Owner = Literal["self", "reference", "dataset", "start", "teacher"]
 Shards = Literal["train", "eval", None]
 Saves = Literal["", "policy", "value", "rewards"]
 Section = Literal["system", "training", "generation", "data_collection", "evaluation", "algo", "dataset", "model"]
@@ -55,8 +55,8 @@ class Read:
         rounds: ``this`` round, the ``previous`` one (omitted in round 1), or every round ``so_far``, including
             this one; of this round only the ``shard`` with the same rows.
         algo: ``self``, ``reference`` for the reference policy, or ``dataset`` for the preparation of the data; all
-            chains share the last two. ``start`` means the last round of the method that the setting `start` names,
-            and is omitted if it names none.
+            chains share the last two. ``start`` and ``teacher`` mean the last round of the method that the setting
+            of that name names, and are omitted if it names none.
     """
 
     stage: str
@@ -335,6 +335,8 @@ prepared."""
 
 REFERENCE_TRAIN = Read("train", algo="reference")
 START_TRAIN = Read("train", algo="start")
+TEACHER_TRAIN = Read("train", algo="teacher")
+"""Input with the value model of `teacher`."""
 REFERENCE_GREEDY = Read("evaluate", "shard", algo="reference")
 """Input with the reference's greedy completions of the same prompts."""
 

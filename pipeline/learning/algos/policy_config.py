@@ -1,4 +1,4 @@
-"""Settings of methods that train the policy: those of all of them, and those of methods that can draw online."""
+"""Settings of methods that train the policy, that can draw online, or that use the model of another method."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -82,6 +82,22 @@ class PolicyAlgoConfig(schema.AlgoConfig):
         yield from _of_start(key, self, config.algos)
 
 
+@dataclass(kw_only=True)
+class TaughtConfig(schema.AlgoConfig):
+    """Settings shared by methods that use the value model of another method of the run."""
+
+    teacher: str | None = schema.hint(None, keyed="by the value model that it names")
+    """A method of the run that guides, such as `QSharp`: use the value model of its last round."""
+
+    def problems(self, key: str, config: schema.Config) -> Iterator[str]:
+        """Report a `teacher` that does not exist."""
+        yield from super().problems(key, config)
+        teachers = [name for name, each in config.algos.items() if each.enabled and each.guides]
+        if self.enabled and self.teacher not in teachers:
+            given = "null" if self.teacher is None else self.teacher
+            yield f"{key}.teacher={given}: no method of the run that guides.{known_names(given, teachers)}"
+
+
 class Sampling(Enum):
     """When a method draws its training completions."""
 
@@ -155,6 +171,12 @@ class OnlineConfig(PolicyAlgoConfig):
 def start_of(settings: schema.AlgoConfig) -> str | None:
     """Return the method whose policy a method starts from; None for the reference."""
     return settings.start if isinstance(settings, PolicyAlgoConfig) else None
+
+
+def taken_from(settings: schema.AlgoConfig) -> dict[str, str]:
+    """Return the methods whose last models a method uses, by the setting that names them."""
+    teacher = settings.teacher if isinstance(settings, TaughtConfig) else None
+    return {setting: name for setting, name in (("start", start_of(settings)), ("teacher", teacher)) if name}
 
 
 def starts_of(settings: schema.AlgoConfig, algos: Mapping[str, schema.AlgoConfig]) -> list[str]:

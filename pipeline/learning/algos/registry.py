@@ -282,7 +282,7 @@ def _read(read: Read, place: int, names: list[str]) -> Iterator[str]:
 _SHARED: dict[str, type[Algorithm]] = {kind.name: kind for kind in (Reference, Preparation)}
 """Algorithms of round 0, whose work all chains share."""
 _TO_READ = {name: [stage.name for stage in kind.stages] for name, kind in _SHARED.items()}
-_TO_READ[base.START_TRAIN.algo] = [base.START_TRAIN.stage]
+_TO_READ |= {read.algo: [read.stage] for read in (base.START_TRAIN, base.TEACHER_TRAIN)}
 """Stages that an algorithm may read besides its own, by algorithm."""
 
 
@@ -291,7 +291,7 @@ def planned_stages(
 ) -> list[Stage]:
     """Return the stages of an algorithm in a request, with only the inputs that exist.
 
-    See `Algorithm.stages_with`, `Stage.only_with`, and ``start`` in `Read.algo`.
+    See `Algorithm.stages_with`, `Stage.only_with`, and ``start`` and ``teacher`` in `Read.algo`.
 
     Args:
         kind: The algorithm.
@@ -302,7 +302,7 @@ def planned_stages(
     stages = kind.stages_with(settings)
     if dataset is not None and asks_reference(config.datasets[dataset]):
         stages = tuple(map(_comparing, stages))
-    without = () if policy_config.start_of(settings) else ("start",)
+    without = {base.START_TRAIN.algo, base.TEACHER_TRAIN.algo} - policy_config.taken_from(settings).keys()
     return [
         replace(stage, reads=tuple(read for read in stage.reads if read.algo not in without))
         for stage in stages

@@ -129,6 +129,14 @@ def first_few(names: Iterable[str], what: str, between: str = ", ") -> str:
     return between.join([*every[:_MOST_FEW], *more])
 
 
+def _by_source(taken: Mapping[str, str], algos: Collection[str]) -> list[tuple[str, str]]:
+    """Return each method whose model others use, and the names of those of them that are shown."""
+    users: dict[str, list[str]] = {}
+    for name in sorted(taken.keys() & set(algos)):
+        users.setdefault(taken[name], []).append(name)
+    return [(source, first_few(names, "methods")) for source, names in users.items()]
+
+
 def about_bounds(bounded: list[str], shown: Collection[str], so: str = "") -> list[str]:
     """Return notes below numbers that depend on an upper bound of the KL divergence; empty if all are exact.
 
@@ -429,12 +437,10 @@ class _ResultTable:
             yield f"evaluation.etas: chosen on {where}, {'; '.join(chosen)}."
         yield from self._about_anchors(shown)
         algos = {algo for algo, _ in self._cells}
-        begun: dict[str, list[str]] = {}
-        for name in sorted(results.starts.keys() & algos):
-            begun.setdefault(results.starts[name], []).append(name)
-        for start, names in begun.items():
-            names_of = first_few(names, "methods")
-            yield f"{names_of}: from the last policy of {start}, whose costs count; KL is from the reference."
+        for start, names in _by_source(results.starts, algos):
+            yield f"{names}: from the last policy of {start}, whose costs count; KL is from the reference."
+        for teacher, names in _by_source(results.teachers, algos):
+            yield f"{names}: with the last value model of {teacher}, whose costs count."
         if "device s" in shown and (loading := [cost.load_s for cost in self._costs.values() if cost.load_s]):
             left_out = f"evaluation and loading, which took up to {max(loading):.1f} s (load_s in compute.json)"
             yield f"device s: of training, without {left_out}."

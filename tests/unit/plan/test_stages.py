@@ -8,9 +8,10 @@ import pytest
 
 from pipeline.config.checks import check_config
 from pipeline.errors import ConfigError
-from pipeline.learning.algos.base import JobContext
+from pipeline.learning.algos.base import METRICS, TEACHER_TRAIN, Algorithm, JobContext, Stage
 from pipeline.learning.algos.dpo import DPO
 from pipeline.learning.algos.grpo import GRPO
+from pipeline.learning.algos.policy_config import TaughtConfig
 from pipeline.learning.algos.registry import check_algorithm
 from pipeline.plan.build import build_plan
 from pipeline.plan.graph import Plan
@@ -68,6 +69,34 @@ def test_keys_follow_from_what_a_method_begins_with() -> None:
     assert not others[1] & (others[0] | others[2])
     first = [readers for name, readers in draws_of(plans[1]).items() if "/r1/" in name]
     assert sorted(map(sorted, first)) == [["DPO", "KTO"], ["RAFT"]]
+
+
+class Judged(Algorithm):
+    name = "Judged"
+    config_class = TaughtConfig
+    is_fixed = True
+    stages = (Stage("evaluate", shards="eval", reads=(TEACHER_TRAIN,)), METRICS)
+
+    def evaluate(self, ctx: JobContext) -> None: ...
+
+    def metrics(self, ctx: JobContext) -> None: ...
+
+
+def test_a_value_model_of_another_method_is_that_of_its_last_round_and_is_trained_once() -> None:
+    judged = f"algos.Judged={{class_path: {__name__}.Judged, enabled: true, teacher: QSharp}}"
+    alone, both = plan_of("rounds_of_training=2"), plan_of("rounds_of_training=2", judged)
+    new = {job.id: job for job in both.jobs.values() if job.key not in {one.key for one in alone.jobs.values()}}
+    assert {job.algo for job in new.values()} == {"Judged"}
+    (teacher,) = {key for job in new.values() for key in job.inputs.get(TEACHER_TRAIN.name, ())}
+    (last,) = (job.key for job in both.jobs.values() if (job.algo, job.stage, job.round) == ("QSharp", "train", 2))
+    assert teacher == last
+
+
+@pytest.mark.parametrize("teacher", ["null", "CD", "DPO"])
+def test_a_value_model_that_no_method_of_the_run_has_is_refused(teacher: str) -> None:
+    judged = f"algos.Judged={{class_path: {__name__}.Judged, enabled: true, teacher: {teacher}}}"
+    with pytest.raises(ConfigError, match=rf"algos.Judged.teacher={teacher}: .* Known: QSharp\."):
+        check_config(quick_config([*SMALL, judged]))
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def test_what_a_method_begins_with_counts_whole_but_for_its_evaluation() -> None
     compute = [*began, spent(0, "train", 10), spent(0, "train", 100, 2), spent(1, "train", 10)]
     starts = {"PITA": "SFT"}
     assert [row.flops for row in costs_of([result(0), result(0, 2)], compute, starts)] == [17, 117]
+    assert [row.flops for row in costs_of([result(0)], compute, starts, {"PITA": "SFT"})] == [17]
 
 
 def test_what_is_not_known_of_a_stage_is_not_known_of_its_method() -> None:
