@@ -333,8 +333,14 @@ def _loaded(
 @contextmanager
 def _reading(folder: str | Path) -> Iterator[None]:
     """Say of which folder it is that transformers cannot load."""
+    import torch
+
     try:
         yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"{folder} does not fit on the GPU beside what is there; device=cpu needs none"
+        ) from error
     except (OSError, ValueError, SafetensorError) as error:
         problem = " ".join(str(error).split())[:500] or type(error).__name__
         raise ConfigError(f"{folder} cannot be loaded: {problem}") from error

@@ -82,6 +82,7 @@ LATER = {
     "clone": ("steer", "Add a chain like another one, with other settings, from the start or from a round."),
     "priority": ("steer", "Let the jobs of a chain start before or after those of others."),
     "command": ("steer", "Print the one command that computes what a run has become."),
+    "chat": ("chat", "Talk with a trained policy in the terminal."),
     "export": ("export", "Take a trained model away: a folder that works alone, with a model card."),
     "store": ("store", "Check the store of finished outputs, measure it, clean it up."),
     "gpus": ("gpus", "Show the GPUs of this machine; `gpus fit` says how a model can be trained on them."),

@@ -82,7 +82,10 @@ class DecodingWork:
         logprobs: Log-probabilities of the tokens of samples under the policy, where the decoder gives them.
         candidates: Candidates that the value model has read for each sample, and the positions that they attended
             to; shape [N, 2].
+        on_tokens: Called with a sample and its tokens so far, whenever tokens are read back; None for nobody.
     """
+
+    on_tokens: Callable[[int, list[int]], None] | None = None
 
     def __init__(
         self,
@@ -605,6 +608,9 @@ class _Slots:
         if self.guide is not None and np.isnan(rows.kl[: rows.count]).any():
             raise sampling.no_number("value model")
         rows.grown[: rows.count] += kept
+        if self.work.on_tokens is not None:
+            for row, sample in enumerate(rows.sample[: rows.count].tolist()):
+                self.work.on_tokens(sample, rows.written[row, : rows.grown[row]].tolist())
         return self._drop(ended) if ended.any() else None
 
     def _drop(self, ended: NDArray[np.bool_]) -> NDArray[np.int64]:

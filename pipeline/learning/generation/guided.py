@@ -271,13 +271,19 @@ class Guided:
         return [completion.text for completion in self.complete(prompts, **options)]
 
     def complete(
-        self, prompts: Prompt | Sequence[Prompt], *, values: bool = False, **options: Unpack[Options]
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        values: bool = False,
+        on_text: Callable[[str], None] | None = None,
+        **options: Unpack[Options],
     ) -> list[Completion]:
         """Complete prompts as `generate`, with token ids and KL divergences.
 
         Args:
             prompts: As in `generate`.
             values: Whether to return the value model's prediction after each token.
+            on_text: Called with the text of a completion so far, as it grows.
             options: As in `generate`.
         """
         if values and self._guide is None:
@@ -286,6 +292,8 @@ class Guided:
         several = _several(prompts)
         dataset = _Prompts(several, self.prompting)
         policy = self._policy(dataset, settings)
+        if on_text is not None:
+            policy.on_tokens = lambda _, tokens: on_text(policy.text([tokens])[0])
         rows = [dataset.row(index) for index in range(len(several))]
         encoded = policy.encode(
             [row.prompt for row in rows], [chat.template_arguments(row.columns) for row in rows]

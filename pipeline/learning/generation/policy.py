@@ -92,9 +92,11 @@ class TextPolicy:
         eos_id: Main end token, or None.
         end_ids: All end tokens, `eos_id` first.
         stops: Stop strings; None without any.
+        on_tokens: Called by our own decoder, as `DecodingWork.on_tokens`.
     """
 
     is_greedy = False
+    on_tokens: Callable[[int, list[int]], None] | None = None
 
     def __init__(
         self,
@@ -277,6 +279,7 @@ class TextPolicy:
         begun = np.minimum(self.limit - limits, [len(prompt) for prompt in prompts])
         own_keys = None if self.is_greedy else keys
         work = decode.DecodingWork(prompts, limits, samples, begun, on_batch)
+        work.on_tokens = self.on_tokens
         if self._backend is not None:
             self._backend.complete(work, own_keys)
         else:

@@ -175,7 +175,8 @@ def _guided(card: Card) -> Iterator[str]:
         yield "Its log says `guided by`; without `--logits-processors` vLLM ignores every eta. A request:"
         yield _block([_asked(card, eta)], "")
         usual = "the plain reference" if card.guidance.eta is None else f"eta {eta:g}"
-        yield f"Without `vllm_xargs` it gets {usual}. An eta in another place is ignored."
+        yield f"Without `vllm_xargs` it gets {usual}. An eta in another place is ignored. To talk with it:"
+        yield _block([_talk(card)], "")
     yield f"Evaluate it, guided, with the {_HARNESS}, here on one task:"
     guided = ["python", "-m", "pipeline.harness", "run", "--model", "pipeline", "--model_args", f"folder={HERE}"]
     limit = json.dumps({"max_gen_toks": card.usage.drawing.max_new_tokens})
@@ -192,6 +193,14 @@ def _served(card: Card) -> str:
     words += ["--served-model-name", SERVED, "--logits-processors", "pipeline.vllm:Guided"]
     words += ["--dtype", card.usage.drawing.dtype]
     return shlex.join([*words, "--host", "127.0.0.1"])
+
+
+def _talk(card: Card) -> str:
+    """Return the command of vLLM that talks with what is served, in conversations or line by line."""
+    if not card.usage.prompting.chat:
+        return "vllm complete"
+    system = card.usage.prompting.system_prompt
+    return shlex.join(["vllm", "chat", *([] if system is None else ["--system-prompt", system])])
 
 
 def _asked(card: Card, eta: float) -> str:
@@ -216,6 +225,8 @@ def _as_policy(card: Card) -> Iterator[str]:
     yield _block(_with_transformers(card), "python")
     yield "Or with the package that made it, which makes prompts and draws texts as its evaluation did:"
     yield _generate(card)
+    yield "Or serve it with vLLM (the extra `vllm`) by the OpenAI protocol, and talk with it elsewhere:"
+    yield _block([f"{ON_GPU} {HERE} --dtype {card.usage.drawing.dtype} --host 127.0.0.1", _talk(card)], "")
     yield f"Evaluate it with the {_HARNESS}, here on one task:"
     yield _block(["pip install lm_eval", shlex.join(_harness(card))], "")
     if card.usage.prompting.chat:

@@ -82,7 +82,9 @@ def test_a_policy_of_conversations_is_asked_by_its_chat_template() -> None:
     assert "--tasks gsm8k --apply_chat_template" in text
     assert "--system_instruction 'be '\"'\"'kind'\"'\"'' --gen_kwargs '{\"max_gen_toks\": 7}'" in text
     assert "without `--apply_chat_template` the harness" in text
+    assert "\nvllm serve . --dtype float32 --host 127.0.0.1\nvllm chat --system-prompt 'be '" in text
     assert "apply_chat_template" not in card_text(POLICY)
+    assert "\nvllm complete\n" in card_text(POLICY)
 
 
 def test_a_guided_model_is_served_as_the_page_shows() -> None:
