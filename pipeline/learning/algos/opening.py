@@ -294,13 +294,26 @@ def adapted(
     ctx: JobContext, algo: PolicyAlgoConfig, dtype: schema.DType | None = None, device: str | None = None
 ) -> "PreTrainedModel | PeftModel":
     """Return the start weights of a training, with new adapters if the settings ask for them."""
-    # An optimizer's state is carried from round to round with its weights, here those of the adapters.
-    goes_on = algo.warm_start and algo.draws_to_train and algo.lora.rank
-    before = ctx.optional_input("train@previous") if goes_on else None
+    before = _adapters_before(ctx, algo)
     model = loaded(ctx, algo, previous=algo.warm_start and before is None, dtype=dtype, device=device)
     train_text(model)
     made = lora.with_adapters(model, algo.lora, seed=ctx.seed * 1000 + ctx.round)
     return made if before is None else lora.with_weights_of(made, adapter_folders(before)[-1])
+
+
+def _adapters_before(ctx: JobContext, algo: PolicyAlgoConfig) -> Path | None:
+    """Return the policy whose last adapters the training goes on with; None if it makes new ones, or has none."""
+    # An optimizer's state is carried from round to round with its weights, here those of the adapters.
+    goes_on = algo.warm_start and algo.draws_to_train and algo.lora.rank
+    return ctx.optional_input("train@previous") if goes_on else None
+
+
+def is_below_adapters(ctx: JobContext, algo: PolicyAlgoConfig, *, previous: bool) -> bool:
+    """Return whether the frozen weights below the trained adapters are those of `frozen_policy`."""
+    if not algo.lora.rank or ctx.ranks.is_sharded:
+        return False
+    goes_on = _adapters_before(ctx, algo) is not None
+    return started_from(ctx, previous=algo.warm_start and not goes_on) == started_from(ctx, previous=previous)
 
 
 def loaded(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -126,7 +127,7 @@ class PostTrainingAlgorithms(Algorithm):
     def train(self, ctx: JobContext) -> None:
         """Train, and save the policy (or its adapters) with its tokenizer."""
         algo = ctx.settings(PolicyAlgoConfig)
-        model = parts.opening.to_train(ctx, algo)
+        model = self._trained = parts.opening.to_train(ctx, algo)
         fitted = parts.fit_online if algo.draws_to_train else _fit_round
         about, tally = fitted(self, ctx, model, self._fitting(ctx))
         ctx.ranks.gather(model)
@@ -155,8 +156,23 @@ class PostTrainingAlgorithms(Algorithm):
             return parts.opening.reference_policy(ctx, dataset)
         return parts.opening.trained_policy(ctx, dataset, folder)
 
-    def anchor_model(self, ctx: JobContext, anchor: Anchor) -> parts.PreTrainedModel:
-        """Return the frozen anchor; the same model on every call if training draws online."""
+    def of_anchor(
+        self, ctx: JobContext, anchor: Anchor, data: parts.Sequences, of: Of, width: int | None = None
+    ) -> NDArray[np.float64]:
+        """Compute a function of the frozen anchor on sequences; see `values_of`.
+
+        Adapters are trained on frozen weights. If these are the anchor, no second copy of them is loaded.
+        """
+        algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
+        trained = self._trained if parts.opening.is_below_adapters(ctx, algo, previous=previous) else None
+        model = self._anchor(ctx, anchor) if trained is None else trained
+        parts.scoring.note_scored(data, model, trained=trained is None)
+        shared = nullcontext() if trained is None else parts.lora.without_adapters(trained)
+        with shared, parts.scoring.without_padding(model, ctx.config.training.padding_free):
+            return values_of(ctx, model, data, of, width=width)
+
+    def _anchor(self, ctx: JobContext, anchor: Anchor) -> parts.PreTrainedModel:
+        """Load the anchor, once if training draws online."""
         algo, previous = ctx.settings(PolicyAlgoConfig), anchor is Anchor.previous
         if not algo.draws_to_train:
             return parts.opening.frozen_policy(ctx, algo, previous=previous)
@@ -164,17 +180,9 @@ class PostTrainingAlgorithms(Algorithm):
             self._anchors[anchor] = parts.opening.frozen_policy(ctx, algo, previous=previous)
         return self._anchors[anchor]
 
-    def of_anchor(
-        self, ctx: JobContext, anchor: Anchor, data: parts.Sequences, of: Of, width: int | None = None
-    ) -> NDArray[np.float64]:
-        """Compute a function of the anchor on sequences; see `values_of`."""
-        model = self.anchor_model(ctx, anchor)
-        parts.scoring.note_scored(data, model)
-        with parts.scoring.without_padding(model, ctx.config.training.padding_free):
-            return values_of(ctx, model, data, of, width=width)
-
     def __init__(self) -> None:
         self._anchors: dict[Anchor, parts.PreTrainedModel] = {}
+        self._trained: parts.PreTrainedModel | None = None
 
     def _fitting(self, ctx: JobContext) -> parts.Fitting:
         algo = ctx.settings(PolicyAlgoConfig)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,6 +106,11 @@ class ModelCost:
     def forward(self, read: Pass) -> int:
         """Return the FLOPs of reading tokens."""
         return 2 * (self.body * read.tokens + self.head * read.outputs + self.attention * read.positions)
+
+    def frozen(self) -> ModelCost:
+        """Return the cost without the weights that are trained, such as adapters."""
+        body, head = self.body - self.trained_body, self.head - self.trained_head
+        return replace(self, body=body, head=head, trained_body=0, trained_head=0)
 
     def training(self, read: Pass) -> int:
         """Return the FLOPs of reading tokens and of all gradients."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,21 @@ def with_weights_of(model: PreTrainedModel | PeftModel, folder: Path) -> PreTrai
     if loaded.unexpected_keys:
         raise JobError(f"{folder}: adapters of other layers ({loaded.unexpected_keys[0]})")
     return model
+
+
+@contextmanager
+def without_adapters(model: PreTrainedModel | PeftModel) -> Iterator[None]:
+    """Let a model with adapters compute what the frozen weights below them do, bit for bit."""
+    from peft import PeftModel
+
+    assert isinstance(model, PeftModel)
+    training = model.training
+    model.eval()
+    try:
+        with model.disable_adapter():
+            yield
+    finally:
+        model.train(training)
 
 
 def _check_apart(adapted: PeftModel, settings: LoraSettings) -> None:

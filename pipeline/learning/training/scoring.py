@@ -546,9 +546,18 @@ _Parts = Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]
 """Rows, and their results."""
 
 
-def note_scored(data: Sequences, *models: nn.Module) -> None:
-    """Count the FLOPs of models that read sequences for their log-probabilities."""
-    flops.spend("scoring", sum(flops.model_cost(model).forward(passes_of(model, data)) for model in models))
+def note_scored(data: Sequences, *models: nn.Module, trained: bool = True) -> None:
+    """Count the FLOPs of models that read sequences for their log-probabilities.
+
+    Args:
+        data: The sequences.
+        models: The models.
+        trained: Whether weights that require gradients, such as adapters, are used.
+    """
+    costs = [flops.model_cost(model) for model in models]
+    costs = costs if trained else [cost.frozen() for cost in costs]
+    of_models = zip(costs, models, strict=True)
+    flops.spend("scoring", sum(cost.forward(passes_of(model, data)) for cost, model in of_models))
 
 
 def passes_of(model: nn.Module, data: Sequences) -> flops.Pass:

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.config.schema import SystemConfig
 from pipeline.errors import JobError
+from pipeline.learning.algos import opening
 from pipeline.learning.datasets.base import Row
 from pipeline.learning.datasets.shipped import Addition
 from pipeline.learning.models import load
@@ -168,3 +169,27 @@ def test_a_chain_begins_with_the_policy_of_another_method_and_is_held_to_that(tm
         assert load.load_policy(folder, SystemConfig(), "cpu", base=base).num_parameters() > 0
         with pytest.raises(JobError, match=r"holds adapters rather than a model; .*base=toolbox"):
             load.load_policy(folder, SystemConfig(), "cpu")
+
+
+def test_an_anchor_below_adapters_is_not_loaded_again_and_gives_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ("evaluation.num_prompts=2", "data_collection.prompts_per_round=12", "models.tiny.steps=2")
+    ranks = ("algos.DPO.lora.rank=2", "algos.GRPO.lora.rank=2", "algos.GRPO.batch_size=16", "algos.GRPO.beta=0.1")
+    settings = (*SETTINGS[4:], "algos=[DPO,GRPO]", "algos.DPO.reference=previous", *ranks, *few)
+    loaded = opening.frozen_policy
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("a second copy is loaded")
+
+    monkeypatch.setattr(opening, "frozen_policy", refused)
+    shared = Chains(tmp_path / "shared", *settings)
+    monkeypatch.setattr(opening, "frozen_policy", loaded)
+    monkeypatch.setattr(opening, "is_below_adapters", lambda *_, **__: False)
+    apart = Chains(tmp_path / "apart", *settings)
+    for algo in ("DPO", "GRPO"):
+        for each in (1, 2):
+            ((one,), (other,)) = (found.folders(algo, each, "train") for found in (shared, apart))
+            assert {path.name: path.read_bytes() for path in one.rglob("*.*") if path.is_file()} == {
+                path.name: path.read_bytes() for path in other.rglob("*.*") if path.is_file()
+            }
