@@ -118,6 +118,10 @@ class PostTrainingAlgorithms(Algorithm):
         drawn = parts.draw_groups(ctx, dataset, policy, algo.num_generations)
         replace(drawn, logprobs=parts.exact_logprobs(ctx, algo, policy, drawn)).save(ctx.out)
 
+    def __init__(self) -> None:
+        self._anchors: dict[Anchor, parts.PreTrainedModel] = {}
+        self._trained: parts.PreTrainedModel | None = None
+
     def score(self, ctx: JobContext) -> None:
         """Score the drawn completions."""
         groups = parts.score_shard(ctx)
@@ -179,10 +183,6 @@ class PostTrainingAlgorithms(Algorithm):
         if anchor not in self._anchors:
             self._anchors[anchor] = parts.opening.frozen_policy(ctx, algo, previous=previous)
         return self._anchors[anchor]
-
-    def __init__(self) -> None:
-        self._anchors: dict[Anchor, parts.PreTrainedModel] = {}
-        self._trained: parts.PreTrainedModel | None = None
 
     def _fitting(self, ctx: JobContext) -> parts.Fitting:
         algo = ctx.settings(PolicyAlgoConfig)
